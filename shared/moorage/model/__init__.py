@@ -1,0 +1,1 @@
+"""Messages and stored objects, one noun per module. Nothing here acts."""

@@ -1,0 +1,30 @@
+"""The registry of controllers: who is asked, how long, and what their silence means. Operators edit it while we run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .base import Message, Model
+
+Policy = Literal["required", "optional", "stale-ok"]
+
+
+class Controller(Model, kw_only=True):
+    name: str
+    deadline_ms: float = 500
+    policy: Policy = "optional"
+    weight: float = 1
+    placement: bool = True
+    actions: bool = False
+    kinds: dict[str, dict[str, Any]] = {}  # kinds of intent it brings → JSON Schema of their spec
+
+
+class Register(Message, kw_only=True):
+    """On `moorage.controllers.<name>.register`; the name is the subject's. What an operator set before stands."""
+
+    deadline_ms: float = 500
+    policy: Policy = "optional"
+    weight: float = 1
+    placement: bool = True
+    actions: bool = False
+    kinds: dict[str, dict[str, Any]] = {}

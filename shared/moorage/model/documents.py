@@ -1,0 +1,127 @@
+"""Documents as people write them. Unknown fields are refused here, naming the path; nothing is silently ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+API_VERSION = "moorage.dev/v1alpha1"
+
+
+class Strict(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Metadata(Strict, kw_only=True):
+    name: str
+    project: str = "default"
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class ObjectRef(Strict, kw_only=True, frozen=True):
+    api_version: str
+    kind: str
+    name: str
+
+
+class Need(Strict, kw_only=True):
+    """Allocatable (`resource` with requests or limits or both) or a node label (`label` with its value)."""
+
+    resource: str = ""
+    requests: int | float | str | None = None
+    limits: int | float | str | None = None
+    units: str = ""
+    label: str = ""
+    value: str | bool | int | float = ""
+    mandatory: bool | None = None
+    weight: int | None = None
+    name: str = ""
+
+
+class Consumer(Strict, kw_only=True):
+    object: ObjectRef
+    name: str = ""
+    container: str = ""
+    replicas: int | None = None
+    needs: list[Need] = []
+
+
+class Term(Strict, kw_only=True):
+    """One of the fields; a nested `anyOf` inside `allOf` means what it says."""
+
+    label: dict[str, str] = {}
+    cluster: str = ""
+    provider: str = ""
+    any_of: list[Term] = []
+    all_of: list[Term] = []
+
+
+class Placement(Strict, kw_only=True):
+    all_of: list[Term] = []
+    any_of: list[Term] = []
+
+
+class App(Strict, kw_only=True):
+    name: str
+    replicas: int | None = None
+    manifests: list[dict[str, Any]] | dict[str, Any] = []
+    placement: Placement | None = None
+    consumers: list[Consumer] = []
+
+
+class AffinityRule(Strict, kw_only=True):
+    together: list[str] = []
+    apart: list[str] = []
+    mandatory: bool = True
+
+
+class ApplicationSpec(Strict, kw_only=True):
+    apps: list[App]
+    affinity: list[AffinityRule] = []
+
+
+class Application(Strict, kw_only=True):
+    kind: str
+    metadata: Metadata
+    spec: ApplicationSpec
+    api_version: str = API_VERSION
+
+
+class HpaIntentSpec(Strict, kw_only=True):
+    group: str
+    app: str
+    consumers: list[Consumer] = []
+
+
+class PlacementSet(Strict, kw_only=True):
+    """`count` clusters out of those the terms select; 0 = every one of them."""
+
+    count: int = 1
+    all_of: list[Term] = []
+    any_of: list[Term] = []
+
+
+class PlacementIntentSpec(Strict, kw_only=True):
+    """Either a filter (`allOf`, `anyOf`) or several sets with counts."""
+
+    group: str
+    app: str
+    all_of: list[Term] = []
+    any_of: list[Term] = []
+    sets: list[PlacementSet] = []
+
+
+class AffinityIntentSpec(Strict, kw_only=True):
+    group: str
+    rules: list[AffinityRule] = []
+
+
+class IntentDocument(Strict, kw_only=True):
+    """An intent of its own (`HpaIntent`, `PlacementIntent`, `AffinityIntent`, or a registered kind), for `spec.group`."""
+
+    kind: str
+    metadata: Metadata
+    spec: dict[str, Any]
+    api_version: str = API_VERSION

@@ -1,0 +1,70 @@
+"""Names of groups and clusters, and how they become single tokens of NATS subjects and keys."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_ESCAPE = re.compile(r"=([0-9A-F]{2})")
+_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,126}[A-Za-z0-9])?", re.ASCII)
+
+
+@lru_cache(65536)
+def token(name: str) -> str:
+    """`v1.0` → `v1=2E0`: one token whatever the name holds, so no name can reach into its neighbour's subject."""
+    return _UNSAFE.sub(lambda m: b"=%02X" % m[0][0], name.encode()).decode()
+
+
+@lru_cache(65536)
+def untoken(part: str) -> str:
+    raw = _ESCAPE.sub(lambda m: chr(int(m[1], 16)), part)
+    return raw.encode("latin-1").decode("utf-8", "replace")
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+class GroupName(NamedTuple):
+    """`PROJECT/COMPOSITE-APP/VERSION/GROUP`; an Application `shop` of project `p` is `p/shop/v1/default`."""
+
+    project: str
+    app: str
+    version: str
+    group: str
+
+    @classmethod
+    def parse(cls, text: str, project: str = "default") -> GroupName:
+        parts = text.split("/")
+        if len(parts) == 1:
+            parts = [project, text, "v1", "default"]
+        if len(parts) != 4 or not all(is_name(p) for p in parts):
+            raise ValueError(f"{text!r} is neither NAME nor PROJECT/COMPOSITE-APP/VERSION/GROUP")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+    @property
+    def tokens(self) -> str:
+        """The four subject tokens of this group."""
+        return ".".join(token(p) for p in self)
+
+    @classmethod
+    def from_tokens(cls, tokens: str) -> GroupName:
+        return cls(*(untoken(p) for p in tokens.split(".")))
+
+
+def group_tokens(group: str) -> str:
+    return ".".join(token(p) for p in group.split("/"))
+
+
+def cluster_tokens(cluster: str) -> str:
+    """`lab/edge.1` → `lab.edge=2E1`."""
+    return ".".join(token(p) for p in cluster.split("/"))
+
+
+def cluster_from_tokens(provider: str, cluster: str) -> str:
+    return f"{untoken(provider)}/{untoken(cluster)}"

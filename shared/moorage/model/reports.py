@@ -1,0 +1,81 @@
+"""Reports: what sources in and beside a cluster say of its nodes and pods, in parts, with sequence numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .base import Message, Model
+
+
+class Taint(Model, kw_only=True, frozen=True):
+    key: str
+    effect: str
+    value: str = ""
+
+
+class CpuManager(Model, kw_only=True, frozen=True):
+    policy: str = "none"
+    exclusive_free: int = 0
+
+
+class NodeReport(Model, kw_only=True):
+    name: str
+    uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    taints: list[Taint] = []
+    ready: bool = True
+    unschedulable: bool = False
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    requested: dict[str, str] = {}
+    pod_count: int = 0
+    cpu_manager: CpuManager | None = None
+    zones: list[dict[str, Any]] = []
+    providers: list[dict[str, Any]] = []
+    devices: list[dict[str, Any]] = []
+    machines: list[dict[str, Any]] = []
+
+
+class ContainerReport(Model, kw_only=True):
+    name: str
+    state: str = ""
+    reason: str = ""
+
+
+class PodReport(Model, kw_only=True):
+    uid: str
+    namespace: str
+    name: str
+    node: str = ""
+    phase: str = "Pending"
+    deleting: bool = False
+    labels: dict[str, str] = {}
+    requests: dict[str, str] = {}
+    claim: str = ""
+    containers: list[ContainerReport] = []
+
+
+class Report(Message, kw_only=True):
+    """A delta names only rows that changed, each row whole; one with none is a heartbeat. `requested` includes the pods
+    that stand one by one."""
+
+    session: str
+    seq: int
+    part: tuple[int, int] = (0, 1)
+    kind: Literal["full", "delta"] = "delta"
+    as_of: float = 0
+    nodes: list[NodeReport] = []
+    nodes_gone: list[str] = []
+    pods: list[PodReport] = []
+    pods_gone: list[str] = []
+    labels: dict[str, str] | None = None  # of the cluster; None = as before
+
+
+class ReportReply(Model, kw_only=True):
+    """What inventory answers. `resync`: report in full; `refused`: another session owns this cluster's source."""
+
+    period_ms: int = 2000
+    resync: bool = False
+    refused: str = ""
+    generation: int = 0
