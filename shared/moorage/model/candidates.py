@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .base import Message, Model
+from .base import Message, Model, Value
 from .reasons import Reason, Warn
 from .shapes import Intent, ShapedApp
 
 
-class PackedSet(Model, kw_only=True, frozen=True):
+class PackedSet(Value, kw_only=True, frozen=True):
     """Dense cluster ids: the shorter of a roaring bitmap and bits packed most significant first."""
 
     format: Literal["roaring", "bits"]

@@ -20,7 +20,7 @@ class Metadata(Strict, kw_only=True):
     annotations: dict[str, str] = {}
 
 
-class ObjectRef(Strict, kw_only=True, frozen=True):
+class ObjectRef(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True, frozen=True):
     api_version: str
     kind: str
     name: str

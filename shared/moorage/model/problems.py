@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .base import Model
+from .base import Model, Value
 
 
-class Violation(Model, kw_only=True, frozen=True):
+class Violation(Value, kw_only=True, frozen=True):
     """One thing that is wrong, where (`spec.apps[0].consumers[1].needs[0].requests`), and what to do."""
 
     path: str

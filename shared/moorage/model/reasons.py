@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Model
+from .base import Model, Value
 
 CODES: dict[str, str] = {
     "ResourceShort": "No node of these clusters has enough of a resource free for one pod.",
@@ -54,6 +54,6 @@ class Reason(Model, kw_only=True):
             raise ValueError(f"unknown reason code {self.code!r}")
 
 
-class Warn(Model, kw_only=True, frozen=True):
+class Warn(Value, kw_only=True, frozen=True):
     code: str
     message: str

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .base import Message, Model
+from .base import Message, Model, Value
 
 
-class Taint(Model, kw_only=True, frozen=True):
+class Taint(Value, kw_only=True, frozen=True):
     key: str
     effect: str
     value: str = ""
 
 
-class CpuManager(Model, kw_only=True, frozen=True):
+class CpuManager(Value, kw_only=True, frozen=True):
     policy: str = "none"
     exclusive_free: int = 0
 

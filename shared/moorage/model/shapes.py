@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .base import Model
+from .base import Model, Value
 
 #: A resource of nodes whose CPU manager is static: whole cores that can be given exclusively. Nodes of clusters that
 #: report no CPU manager at all count as having any number (and the answer warns).
@@ -14,7 +14,7 @@ EXCLUSIVE = "moorage.dev/exclusive-cpu"
 PODS = "pods"
 
 
-class Requirement(Model, kw_only=True, frozen=True):
+class Requirement(Value, kw_only=True, frozen=True):
     """A Kubernetes node selector requirement: In, NotIn, Exists, DoesNotExist, Gt, Lt. Key `metadata.name` is the name."""
 
     key: str
@@ -22,14 +22,14 @@ class Requirement(Model, kw_only=True, frozen=True):
     values: tuple[str, ...] = ()
 
 
-class Toleration(Model, kw_only=True, frozen=True):
+class Toleration(Value, kw_only=True, frozen=True):
     key: str = ""
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
 
 
-class OptionalNeed(Model, kw_only=True, frozen=True):
+class OptionalNeed(Value, kw_only=True, frozen=True):
     """Never excludes a cluster; a cluster where all `count` pods can have it scores its weight."""
 
     consumer: str
@@ -39,7 +39,7 @@ class OptionalNeed(Model, kw_only=True, frozen=True):
     label: tuple[str, str] | None = None
 
 
-class NeedRef(Model, kw_only=True, frozen=True):
+class NeedRef(Value, kw_only=True, frozen=True):
     """Which consumer asked for how much of what: only for explanations. `container` is what the object already had."""
 
     consumer: str
