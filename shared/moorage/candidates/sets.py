@@ -1,0 +1,113 @@
+"""Sets of clusters on the wire: as short as they get from our own, plain names from outsiders, junk refused.
+
+Inside a process a set is a boolean mask over dense cluster ids.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyroaring
+from numpy.typing import NDArray
+
+from moorage.model.candidates import Level, PackedSet, WireSet
+
+Mask = NDArray[np.bool_]
+Scores = NDArray[np.float64]
+
+#: A score has at most this many levels: finer ones would only grow the answer.
+LEVELS = 16
+
+
+class Unpacked(NamedTuple):
+    mask: Mask
+    unknown: int  # names or ids that this process does not know: ignored, but counted
+
+
+def pack(mask: Mask) -> PackedSet:
+    """The shorter of a roaring bitmap and packed bits; at random density 0.5 the bits win, nearly empty or nearly full
+    sets are a few bytes of roaring."""
+    bits = np.packbits(mask).tobytes().rstrip(b"\0")
+    count = int(np.count_nonzero(mask))
+    runs = int(np.count_nonzero(mask[1:] & ~mask[:-1])) + 1 if count else 0
+    # Building a bitmap costs more than this estimate of its size (header of 8, then 8 a container).
+    if 16 + min(2 * count, 4 * runs) < len(bits):
+        bitmap = pyroaring.BitMap(array("I", np.flatnonzero(mask).astype(np.uint32).tobytes()))
+        bitmap.run_optimize()
+        data = bytes(bitmap.serialize())
+        if len(data) < len(bits):
+            return PackedSet(format="roaring", data=data)
+    return PackedSet(format="bits", data=bits)
+
+
+def _from_bits(data: bytes, size: int) -> Unpacked:
+    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8))
+    if bits.size >= size:
+        return Unpacked(bits[:size].astype(np.bool_), int(np.count_nonzero(bits[size:])))
+    mask = np.zeros(size, dtype=np.bool_)
+    mask[: bits.size] = bits
+    return Unpacked(mask, 0)
+
+
+def _from_roaring(data: bytes, size: int) -> Unpacked:
+    if not data:
+        raise ValueError("an empty roaring bitmap is not valid")
+    try:
+        bitmap = pyroaring.BitMap.deserialize(data)
+    except (ValueError, IndexError) as error:
+        raise ValueError("not a roaring bitmap") from error
+    # A run of a few bytes can hold four billion ids: cut before it becomes an array.
+    known = bitmap & pyroaring.BitMap(range(size)) if size else pyroaring.BitMap()
+    ids = np.frombuffer(known.to_array(), dtype=np.uint32)
+    if ids.size and (int(ids[-1]) >= size or np.any(ids[1:] <= ids[:-1])):
+        raise ValueError("a roaring bitmap whose containers are out of order")
+    mask = np.zeros(size, dtype=np.bool_)
+    mask[ids] = True
+    return Unpacked(mask, len(bitmap) - int(ids.size))
+
+
+def read(wire: WireSet, ids: Mapping[str, int], size: int) -> Unpacked:
+    """Strict: what is neither names nor a well-formed packed set raises ValueError. Ids of clusters that joined after
+    our newest row and names that nobody knows are left out and counted."""
+    if isinstance(wire, list):
+        mask = np.zeros(size, dtype=np.bool_)
+        found = [i for i in map(ids.get, wire) if i is not None and i < size]
+        mask[found] = True
+        return Unpacked(mask, len(wire) - len(found))
+    # An answerer may be ahead of us by many clusters, never by more than these.
+    if len(wire.data) > 65_536 + size:
+        raise ValueError(f"a set of {len(wire.data)} bytes for {size} clusters")
+    if wire.format == "bits":
+        return _from_bits(wire.data, size)
+    return _from_roaring(wire.data, size)
+
+
+def unpack(wire: WireSet, ids: Mapping[str, int], size: int) -> Mask:
+    return read(wire, ids, size).mask
+
+
+def pack_levels(scores: Scores) -> list[Level]:
+    """Absolute values in 0..1 as levels, zero left out. More than LEVELS distinct ones are rounded down to fifteenths."""
+    clipped = np.clip(scores, 0.0, 1.0)
+    values = np.unique(clipped[clipped > 0])
+    if values.size > LEVELS:
+        # The small addend keeps 3/15 itself from becoming 2/15.
+        clipped = np.floor(clipped * (LEVELS - 1) + 1e-9) / (LEVELS - 1)
+        values = np.unique(clipped[clipped > 0])
+    return [Level(value=float(v), clusters=pack(clipped == v)) for v in values]
+
+
+def unpack_levels(levels: list[Level], ids: Mapping[str, int], size: int) -> Scores:
+    """Clusters in no level score 0; in several, the highest counts. Values outside 0..1 are refused."""
+    if len(levels) > LEVELS:
+        raise ValueError(f"{len(levels)} levels of score; at most {LEVELS} are allowed")
+    scores = np.zeros(size, dtype=np.float64)
+    for level in levels:
+        if not 0.0 <= level.value <= 1.0:
+            raise ValueError(f"a score of {level.value} is outside 0..1")
+        mask = unpack(level.clusters, ids, size)
+        scores[mask] = np.maximum(scores[mask], level.value)
+    return scores
