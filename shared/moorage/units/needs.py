@@ -1,0 +1,64 @@
+"""What people write as a need: CPU in cores and memory in MB unless units say otherwise, and every Kubernetes quantity.
+A wrong one is refused with a sentence that says what to write instead."""
+
+from __future__ import annotations
+
+import math
+
+from .quantities import NEED_MAX, nanos
+
+_CPU_UNITS = {"cores": 10**9, "core": 10**9, "m": 10**6}
+_KUBERNETES = ("k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_BYTE_UNITS = {"B": 10**9} | {name: nanos("1" + name) for name in _KUBERNETES}
+_BYTE_UNITS |= {name + "B": factor for name, factor in list(_BYTE_UNITS.items()) if name != "B"}
+_BYTE_UNITS["KB"] = _BYTE_UNITS["kB"]
+_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+
+
+def _number(resource: str, value: str | float) -> tuple[str, bool]:
+    """The value as text, and whether it is a bare number (no suffix)."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{resource}: {value!r} is not a quantity; write a number or text like 500m or 1Gi")  # noqa: TRY004
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{resource}: {value!r} is not a quantity; write a finite number")
+    text = value.strip() if isinstance(value, str) else repr(value)
+    return text, text[-1:].isdigit() or text[-1:] == "."
+
+
+def _factor(resource: str, text: str, units: str) -> int:
+    """Nano units that one of `units` is."""
+    if resource == "cpu":
+        known, names = _CPU_UNITS, "cores or m"
+    elif resource.startswith(_BYTES):
+        known, names = _BYTE_UNITS, "B, kB, MB, GB, KiB, MiB, GiB or a Kubernetes suffix like Gi"
+    else:
+        raise ValueError(f"{resource}: {units!r} is not a unit of this resource, which is counted; leave units out")
+    if units not in known:
+        raise ValueError(f"{resource}: unknown units {units!r}; use {names}")
+    return known[units]
+
+
+def need_amount(resource: str, value: str | float, units: str = "") -> int:
+    """The amount that a need asks for: CPU in milli, all else whole units, rounded up. ValueError says what to do."""
+    if not resource:
+        raise ValueError("name the resource, like cpu, memory or nvidia.com/gpu")
+    text, bare = _number(resource, value)
+    try:
+        nano = nanos(text)
+    except ValueError as error:
+        raise ValueError(f"{resource}: {error}") from None
+    if units:
+        factor = _factor(resource, text, units)
+        if not bare:
+            raise ValueError(f"{resource}: {text!r} has a suffix and units {units!r} besides; use one of the two")
+        nano = -(-nano * factor // 10**9)
+    elif bare and resource == "memory":
+        nano *= 10**6
+    if nano <= 0:
+        raise ValueError(f"{resource}: {text!r} must be more than 0; leave the need out if there is none")
+    if resource != "cpu" and not resource.startswith(_BYTES) and nano % 10**9:
+        raise ValueError(f"{resource}: {text!r} must be an integer; parts of it cannot be requested")
+    amount = -(-nano // (10**6 if resource == "cpu" else 10**9))
+    if amount >= NEED_MAX:
+        raise ValueError(f"{resource}: {text!r} is more than any node can have; check its suffix")
+    return amount

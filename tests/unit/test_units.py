@@ -1,0 +1,138 @@
+"""Quantities mean exactly what Kubernetes means, and needs what people write."""
+
+from __future__ import annotations
+
+import json
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.units import CAPACITY_MAX, NEED_MAX, amount, canonical, cpu_milli, nanos, need_amount, show, whole
+
+
+@pytest.fixture(scope="module")
+def vectors() -> dict[str, Any]:
+    place = Path(os.environ.get("MOORAGE_VECTORS", "")) / "units" / "quantity.json"
+    if not os.environ.get("MOORAGE_VECTORS") or not place.is_file():
+        pytest.skip("MOORAGE_VECTORS does not name the directory with the upstream vectors")
+    found: dict[str, Any] = json.loads(place.read_text())
+    return found
+
+
+def test_upstream_vectors(vectors: dict[str, Any]) -> None:
+    for case in vectors["parse_valid"]:
+        if len(case["in"]) <= 64:
+            assert Decimal(nanos(case["in"])) / 10**9 == Decimal(case["value"]), case
+    for text in vectors["parse_invalid"]:
+        with pytest.raises(ValueError):
+            nanos(text)
+    for case in vectors["parse_canonical"]:
+        # Upstream keeps tenths of a nano where digits run out; ours are rounded up to a nano as its documents say.
+        if nanos(case["in"]) == Decimal(case["value"]) * 10**9:
+            assert canonical(case["in"]) == case["canonical"], case
+    for case in vectors["parse_emit"]:
+        assert canonical(case["in"]) == case["canonical"], case
+    for case in vectors["cmp"]:
+        a, b = nanos(case["a"]), nanos(case["b"])
+        assert (a > b) - (a < b) == case["cmp"], case
+
+
+def test_canonical_forms() -> None:
+    forms = {
+        "1024Mi": "1Gi", "1000M": "1G", ".001Ki": "1024m", "1.5Gi": "1536Mi", "0.5": "500m", "1000m": "1", "00": "0",
+        "1e9": "1e9", "1000e0": "1e3", "80e-3": "80e-3", "1E": "1E", "-9.01": "-9010m", "500Ki": "500Ki", "+1": "1",
+    }  # fmt: skip
+    assert {text: canonical(text) for text in forms} == forms
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "1.1.M", "1+1", "0.1mi", "1i", " 1", "1 ", "1e65", "1e-65", "1" * 65, "٣", "1K"]
+)
+def test_junk_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        nanos(text)
+
+
+def test_needs_round_up_and_capacity_down() -> None:
+    assert (cpu_milli("1.0001", up=True), cpu_milli("1.0001", up=False)) == (1001, 1000)
+    assert (whole("1500m", up=True), whole("1500m", up=False)) == (2, 1)
+    assert (cpu_milli(2, up=False), cpu_milli(0.5, up=True)) == (2000, 500)
+    assert amount("memory", "1Gi", up=False) == 1 << 30
+
+
+def test_amounts_beyond_int64_never_fit() -> None:
+    assert amount("memory", "100E", up=False) == CAPACITY_MAX < NEED_MAX == amount("memory", "100E", up=True)
+    with pytest.raises(ValueError):
+        cpu_milli(True, up=True)
+
+
+@given(st.text(alphabet="0123456789.eE+-kKMGiunm", max_size=12))
+def test_what_parses_has_a_canonical_form_of_equal_value(text: str) -> None:
+    try:
+        value = nanos(text)
+    except ValueError:
+        return
+    again = canonical(text)
+    assert nanos(again) == value
+    assert canonical(again) == again
+
+
+@given(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), st.integers(-(1 << 60), 1 << 60))
+def test_shown_amounts_read_back(resource: str, value: int) -> None:
+    assert amount(resource, show(resource, value), up=False) == value
+
+
+def test_show() -> None:
+    shown = [show("cpu", 4000), show("cpu", 500), show("memory", 1 << 30), show("memory", 10**9), show("pods", 110)]
+    assert shown == ["4", "500m", "1Gi", "1G", "110"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "value", "units", "want"),
+    [
+        ("cpu", 4, "", 4000),
+        ("cpu", "4", "cores", 4000),
+        ("cpu", 1.5, "", 1500),
+        ("cpu", "500m", "", 500),
+        ("cpu", 500, "m", 500),
+        ("memory", 1000, "", 10**9),
+        ("memory", "1000", "MB", 10**9),
+        ("memory", 1.5, "GiB", 3 << 29),
+        ("memory", "1Gi", "", 1 << 30),
+        ("memory", 2, "Gi", 2 << 30),
+        ("memory", 5, "kB", 5000),
+        ("memory", 5, "B", 5),
+        ("nvidia.com/gpu", "2", "", 2),
+        ("nvidia.com/gpu", 2.0, "", 2),
+        ("ephemeral-storage", "1Gi", "", 1 << 30),
+    ],
+)
+def test_needs(resource: str, value: str | float, units: str, want: int) -> None:
+    assert need_amount(resource, value, units) == want
+
+
+@pytest.mark.parametrize(
+    ("resource", "value", "units", "advice"),
+    [
+        ("memory", "1Gi", "MB", "use one of the two"),
+        ("memory", 1, "mb", "MiB"),
+        ("cpu", 1, "MB", "cores or m"),
+        ("nvidia.com/gpu", 0.5, "", "integer"),
+        ("nvidia.com/gpu", 1, "MB", "leave units out"),
+        ("cpu", 0, "", "more than 0"),
+        ("cpu", -1, "", "more than 0"),
+        ("cpu", True, "", "write a number"),
+        ("cpu", "four", "", "write it like"),
+        ("cpu", float("inf"), "", "finite"),
+        ("memory", "8E", "", "check its suffix"),
+        ("", 1, "", "name the resource"),
+    ],
+)
+def test_refused_needs_say_what_to_do(resource: str, value: str | float, units: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        need_amount(resource, value, units)
