@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from .base import Message, Model
+from .groups import Phase
+from .problems import Problem
+from .reasons import Reason
+from .shapes import ShapedApp
 
 
 class Contribution(Model, kw_only=True):
@@ -21,7 +25,8 @@ class Contribution(Model, kw_only=True):
 
 
 class ActionAsk(Message, kw_only=True):
-    """The decision and the manifests it is about; `claims` tell which optional needs each cluster meets."""
+    """The decision and the manifests it is about; what its claims' slots hold beyond `apps`' shapes are the optional
+    needs that each cluster was found to meet."""
 
     group: str
     revision: int
@@ -29,6 +34,7 @@ class ActionAsk(Message, kw_only=True):
     decision: dict[str, Any]
     intents: list[Any] = []
     manifests: dict[str, list[dict[str, Any]]] = {}
+    apps: list[ShapedApp] = []
 
 
 class ActionAnswer(Message, kw_only=True):
@@ -79,3 +85,87 @@ class Confirm(Message, kw_only=True):
     removed: bool = False
     objects: list[ObjectStatus] = []
     as_of: float = 0
+
+
+class DesiredRecord(Model, kw_only=True):
+    """Bucket `moorage-desired`, one value per group: all that cannot be computed again from the log and the documents.
+    `nodes`: what each claim's pods prefer, kept while the claim is the same, so that a later decision (or a claim that
+    was assigned again) never changes a pod template."""
+
+    group: str
+    revision: int
+    decision: str
+    version: int  # the log's sequence of the decision
+    contributions: list[Contribution] = []
+    nodes: dict[str, list[str]] = {}
+    reasons: list[Reason] = []
+
+
+class AppStatus(Model, kw_only=True):
+    """What the agent of one cluster confirmed last of one app."""
+
+    app: str
+    cluster: str
+    version: int = 0
+    removed: bool = False
+    objects: list[ObjectStatus] = []
+    as_of: float = 0
+
+
+class GroupStatus(Model, kw_only=True):
+    """Bucket `moorage-status`, one value per group. `reached`: this decision ran in full at least once, so what is not
+    ready now is degraded and not on its way."""
+
+    group: str
+    revision: int
+    phase: Phase
+    decision: str = ""
+    version: int = 0
+    reached: bool = False
+    apps: list[AppStatus] = []
+    reasons: list[Reason] = []
+
+
+class PhaseChange(Model, kw_only=True):
+    """Data of the patcher's events on `moorage.events.decisions.<phase>.<group>`."""
+
+    group: str
+    revision: int
+    phase: Phase
+    decision: str = ""
+    reasons: list[Reason] = []
+
+
+class Removed(Message, kw_only=True):
+    """Patcher → the merger that writes releases: the agent confirmed that these claims' pods are taken away."""
+
+    claims: list[str]
+    cluster: str
+    as_of: float = 0
+
+
+class DiffAsk(Message, kw_only=True):
+    """On `moorage.patcher.diff`: what the decision changes in a group's manifests."""
+
+    group: str
+
+
+class DiffItem(Model, kw_only=True):
+    cluster: str
+    app: str
+    object: str
+    manifest: dict[str, Any]
+    patched: dict[str, Any]
+    patch: list[dict[str, Any]] = []
+
+
+class DiffReply(Model, kw_only=True):
+    """Items only where something differs; `decision` is empty where none stands. Cut at 512 kB: then `truncated`."""
+
+    group: str = ""
+    revision: int = 0
+    decision: str = ""
+    items: list[DiffItem] = []
+    reasons: list[Reason] = []
+    truncated: bool = False
+    problem: Problem | None = None

@@ -70,6 +70,7 @@ class Report(Message, kw_only=True):
     pods: list[PodReport] = []
     pods_gone: list[str] = []
     labels: dict[str, str] | None = None  # of the cluster; None = as before
+    leaving: bool = False  # the cluster is taken out of the fleet by its owner: nothing of it remains
 
 
 class ReportReply(Model, kw_only=True):

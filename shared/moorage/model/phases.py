@@ -1,0 +1,47 @@
+"""A group's phase as one pure function of document, log and status: patcher and gateway can never tell different tales."""
+
+from __future__ import annotations
+
+from .desired import GroupStatus
+from .explanations import Attempt
+from .groups import Phase, State
+
+
+def progress(status: GroupStatus) -> Phase:
+    """What the confirmations of a decision say about it."""
+    if status.reasons:
+        return "Degraded"
+    ready = True
+    for app in status.apps:
+        if app.version < status.version:
+            ready = False
+            continue
+        if any(o.state == "Failed" for o in app.objects):
+            return "Degraded"
+        ready = ready and all(o.state == "Ready" for o in app.objects)
+    if ready:
+        return "Running"
+    return "Degraded" if status.reached else "Deploying"
+
+
+def phase(
+    state: State,
+    revision: int,
+    decision: str,
+    counting: bool,
+    attempt: Attempt | None = None,
+    status: GroupStatus | None = None,
+) -> Phase:
+    """`decision`: the one that stands, of whatever revision; an update that does not fit keeps the old one and its phase.
+    `counting`: claims of the group still count in the ledger. `attempt`: the last try to decide it."""
+    if state in ("Terminated", "TerminateStopped"):
+        return "Terminating" if counting or decision else "Terminated"
+    if decision:
+        if status is None or status.decision != decision:
+            return "Placed"
+        return progress(status)
+    if state in ("Created", "Approved", "InstantiateStopped"):
+        return "Draft"
+    if attempt is None or attempt.revision != revision or attempt.phase not in ("Pending", "Failed"):
+        return "Deciding"
+    return attempt.phase
