@@ -1,0 +1,320 @@
+"""One connection to NATS: gives up connecting in bounded time, comes back by itself, and says so when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.nuid import NUID
+
+from moorage.model.events import Event
+from moorage.model.problems import Problem, Refused
+
+from .errors import NoAnswer
+from .settings import Settings
+
+log = structlog.get_logger("bus")
+_ids = NUID()
+MAX_PAYLOAD = 8 << 20
+
+encode = msgspec.json.Encoder().encode
+
+
+def new_id() -> str:
+    ident: bytearray = _ids.next()
+    return ident.decode()
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Incoming(NamedTuple):
+    subject: str
+    data: bytes
+    reply: str
+
+
+class Reply(NamedTuple):
+    outcome: str  # answered | timeout | error
+    data: bytes
+    took_ms: float
+    error: str = ""
+
+
+def _jittered(servers: list[Server], _info: dict[str, Any]) -> tuple[Server | None, float]:
+    """A broker's restart must not become a stampede."""
+    server = min(servers, key=lambda s: s.reconnects)
+    return server, random.uniform(0, min(2.0, 0.05 * 2 ** min(server.reconnects, 6)))
+
+
+class Connection:
+    """Publish, request and ask many; everything else of the bus stands on these."""
+
+    def __init__(self, nc: Client, worker: str, closed: asyncio.Event) -> None:
+        self.nc = nc
+        self.worker = worker
+        self.closed = closed
+        self.counts: dict[str, int] = {}
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._inbox = ""
+        self._number = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._reconnected: list[Callable[[], Awaitable[None]]] = []
+
+    async def open(self) -> None:
+        self._inbox = self.nc.new_inbox()
+        await self.nc.subscribe(f"{self._inbox}.*", cb=self._answered, pending_bytes_limit=1 << 30)
+
+    async def _answered(self, msg: Msg) -> None:
+        future = self._waiting.pop(msg.subject, None)
+        if future is not None and not future.done():
+            future.set_result(msg)
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def spawn(self, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task the connection owns. A worker that lost one of its tasks is broken: it ends, and is started again."""
+        task = asyncio.get_running_loop().create_task(coro)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task ended", task=task.get_coro().__qualname__, exc_info=error)  # type: ignore[union-attr]
+            self.closed.set()
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        self._reconnected.append(callback)
+
+    async def reconnected(self) -> None:
+        self.count("reconnects")
+        for callback in self._reconnected:
+            self.spawn(callback())  # type: ignore[arg-type]
+
+    async def publish(self, subject: str, payload: bytes | msgspec.Struct, reply: str = "") -> None:
+        await self.nc.publish(subject, payload if isinstance(payload, bytes) else encode(payload), reply)
+
+    async def request(self, subject: str, payload: bytes | msgspec.Struct, *, timeout: float = 2.0) -> bytes:
+        msg = await self.exchange(subject, payload, timeout=timeout)
+        return msg.data
+
+    async def exchange(
+        self,
+        subject: str,
+        payload: bytes | msgspec.Struct,
+        *,
+        timeout: float = 2.0,
+        headers: dict[str, str] | None = None,
+    ) -> Msg:
+        """A request whose whole answer matters. Raises NoAnswer at once where nobody listens."""
+        reply, future = self._expect()
+        data = payload if isinstance(payload, bytes) else encode(payload)
+        try:
+            await self.nc.publish(subject, data, reply, headers=headers)
+            async with asyncio.timeout(timeout):
+                msg = await future
+        except (TimeoutError, nats.errors.Error) as error:
+            raise NoAnswer(f"{subject}: no answer within {timeout:g} s ({type(error).__name__})") from error
+        finally:
+            self._waiting.pop(reply, None)
+        if not msg.data and msg.headers and msg.headers.get("Status") == "503":
+            raise NoAnswer(f"{subject}: nobody listens")
+        return msg
+
+    def _expect(self) -> tuple[str, asyncio.Future[Msg]]:
+        self._number += 1
+        reply = f"{self._inbox}.{self._number}"
+        future = self._waiting[reply] = asyncio.get_running_loop().create_future()
+        return reply, future
+
+    async def ask_many(self, asks: Mapping[str, tuple[str, float]], payload: bytes) -> dict[str, Reply]:
+        """All at once, each under its own deadline; back as soon as every one has answered or is out of time."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        replies: dict[str, Reply] = {}
+        pending: dict[str, tuple[asyncio.Future[Msg], float]] = {}
+        arrived = asyncio.Event()
+        names: dict[asyncio.Future[Msg], tuple[str, str]] = {}
+
+        def arrive(future: asyncio.Future[Msg]) -> None:
+            name, reply = names[future]
+            self._waiting.pop(reply, None)
+            if future.cancelled() or pending.pop(name, None) is None:
+                return
+            took = (loop.time() - start) * 1e3
+            msg = future.result()
+            if not msg.data and msg.headers and msg.headers.get("Status") == "503":
+                replies[name] = Reply("error", b"", took, "nobody answers for it")
+            else:
+                replies[name] = Reply("answered", msg.data, took)
+            if not pending:
+                arrived.set()
+
+        for name, (subject, deadline) in asks.items():
+            reply, future = self._expect()
+            names[future] = (name, reply)
+            pending[name] = (future, start + deadline)
+            future.add_done_callback(arrive)
+            await self.nc.publish(subject, payload, reply)
+        while pending:
+            first = min(end for _, end in pending.values())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(first):
+                    await arrived.wait()
+            now = loop.time()
+            for name in [n for n, (_, end) in pending.items() if end <= now]:
+                future, end = pending.pop(name)
+                future.cancel()
+                replies[name] = Reply("timeout", b"", (end - start) * 1e3, "no answer before its deadline")
+        return {name: replies[name] for name in asks}
+
+    async def emit(self, subject: str, data: Any, *, cause: str = "", id: str = "") -> str:
+        """An event. It is a hint: what matters stands in a store before it is said."""
+        event = Event(id=id or new_id(), cause=cause, time=now_text(), subject=subject, data=msgspec.Raw(encode(data)))
+        await self.nc.publish(subject, encode(event))
+        return event.id
+
+    async def subscribe(self, subject: str, handle: Callable[[str, bytes], None], *, queue: str = "") -> Subscription:
+        """A quick synchronous handler, called in order. What it raises is counted and logged; the next message comes."""
+
+        async def received(msg: Msg) -> None:
+            try:
+                handle(msg.subject, msg.data)
+            except Exception:
+                self.count("handler_errors")
+                log.exception("handler failed", subject=msg.subject)
+
+        sub = await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30)
+        await self.nc.flush(timeout=5)
+        return sub
+
+    async def serve(
+        self,
+        subject: str,
+        handle: Callable[[Incoming], Awaitable[bytes | msgspec.Struct | None]],
+        *,
+        queue: str = "",
+        limit: int = 64,
+        max_bytes: int = 1 << 20,
+    ) -> None:
+        """Answer requests, at most `limit` at once; what is too much is told so at once instead of waiting in line."""
+        busy = 0
+
+        async def one(msg: Msg) -> None:
+            nonlocal busy
+            answer: bytes | msgspec.Struct | None
+            try:
+                answer = await handle(Incoming(msg.subject, msg.data, msg.reply))
+            except Refused as refusal:
+                answer = encode({"problem": refusal.problem})
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
+                await self.reject(msg.subject, msg.data, problem)
+                answer = encode({"problem": problem})
+            except Exception as error:
+                self.count("handler_errors")
+                log.exception("handler failed", subject=msg.subject)
+                problem = Problem(title="Internal error", status=500, code="Internal", detail=type(error).__name__)
+                answer = encode({"problem": problem})
+            finally:
+                busy -= 1
+            if msg.reply and answer is not None:
+                await self.publish(msg.reply, answer)
+
+        async def received(msg: Msg) -> None:
+            nonlocal busy
+            if len(msg.data) > max_bytes:
+                problem = Problem(
+                    title="Too large", status=413, code="TooLarge", detail=f"{len(msg.data)} bytes; at most {max_bytes}"
+                )
+                await self.reject(msg.subject, msg.data, problem)
+            elif busy >= limit:
+                self.count("shed")
+                problem = Problem(title="Busy", status=503, code="Busy", detail=f"{limit} requests are being served")
+            else:
+                busy += 1
+                self.spawn(one(msg))
+                return
+            if msg.reply:
+                await self.publish(msg.reply, encode({"problem": problem}))
+
+        await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30)
+        await self.nc.flush(timeout=5)
+
+    async def reject(self, subject: str, data: bytes, problem: Problem) -> None:
+        """Keep a bad message where an operator can read it."""
+        self.count("rejected")
+        area = subject.split(".", 2)[1] if subject.startswith("moorage.") else "other"
+        sample = data[:2048].decode("utf-8", "replace")
+        body = {"subject": subject, "by": self.worker, "time": now_text(), "problem": problem, "sample": sample}
+        await self.nc.publish(f"moorage.rejected.{area}", encode(body))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(3):
+                await self.nc.drain()
+        if not self.nc.is_closed:
+            await self.nc.close()
+
+
+async def connect(settings: Settings, worker: str, timeout: float) -> tuple[Client, asyncio.Event, list[Connection]]:
+    closed = asyncio.Event()
+    owner: list[Connection] = []
+
+    last = ""
+
+    async def on_error(error: Exception) -> None:
+        nonlocal last
+        last = str(error) or type(error).__name__
+        # A forbidden publish looks like a success to its caller; this is the only place that learns of it.
+        if owner:
+            owner[0].count("errors")
+        log.warning("nats", worker=worker, error=last)
+
+    async def on_reconnect() -> None:
+        if owner:
+            await owner[0].reconnected()
+
+    async def on_closed() -> None:
+        closed.set()
+
+    auth: dict[str, Any] = {"nkeys_seed_str": settings.nats_seed} if settings.nats_seed else {}
+    nc = Client()
+    try:
+        async with asyncio.timeout(timeout):  # connect() alone never gives up on a dead server
+            await nc.connect(
+                settings.nats_url,
+                name=f"moorage-{worker}",
+                max_reconnect_attempts=-1,
+                ping_interval=2,
+                max_outstanding_pings=2,
+                error_cb=on_error,
+                reconnected_cb=on_reconnect,
+                closed_cb=on_closed,
+                reconnect_to_server_handler=_jittered,
+                pending_size=MAX_PAYLOAD,
+                inbox_prefix=f"_INBOX.{worker}".encode(),
+                **auth,
+            )
+    except TimeoutError as error:
+        await nc.close()
+        raise NoAnswer(f"NATS at {settings.nats_url} did not answer within {timeout:g} s ({last})") from error
+    return nc, closed, owner

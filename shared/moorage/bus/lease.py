@@ -1,0 +1,86 @@
+"""Of some workers one is active: a key whose revision is the generation, renewed by its holder, taken when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from .connection import Connection, new_id
+from .errors import BusError, Conflict, NoAnswer
+from .stores import Bucket
+
+log = structlog.get_logger("bus")
+
+
+class Lease:
+    """Nobody compares clocks: a challenger takes over when the key has not changed for `ttl` of its own monotonic time."""
+
+    def __init__(self, conn: Connection, name: str, ttl: float = 3.0) -> None:
+        self._conn, self._name, self._ttl = conn, name, ttl
+        self._bucket = Bucket(conn, "moorage-leases", timeout=ttl / 3)
+        self._me = new_id().encode()
+        self._revision = 0
+        self.generation = 0
+        self.lost = asyncio.Event()
+
+    async def hold(self) -> None:
+        """Back once this one is the holder; from then on `lost` says when it no longer is."""
+        self.lost.clear()
+        while True:
+            with contextlib.suppress(Conflict, NoAnswer, BusError):
+                if await self._take():
+                    break
+            await asyncio.sleep(self._ttl / 10)
+        self.generation = self._revision
+        self._conn.spawn(self._renew())
+
+    async def _take(self) -> bool:
+        entry = await self._bucket.get(self._name)
+        if entry is None:
+            self._revision = await self._bucket.create(self._name, self._me)
+            return True
+        if entry.value != b"":
+            loop = asyncio.get_running_loop()
+            end = loop.time() + self._ttl
+            while loop.time() < end:
+                await asyncio.sleep(self._ttl / 10)
+                again = await self._bucket.get(self._name)
+                if again is None or again.revision != entry.revision:
+                    return False
+        self._revision = await self._bucket.update(self._name, self._me, entry.revision)
+        return True
+
+    async def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
+        good = loop.time()
+        while self.generation:
+            await asyncio.sleep(self._ttl / 4)
+            if not self.generation:
+                return
+            try:
+                self._revision = await self._bucket.update(self._name, self._me, self._revision)
+                good = loop.time()
+            except Conflict:
+                with contextlib.suppress(NoAnswer, BusError):
+                    entry = await self._bucket.get(self._name)
+                    if entry is not None and entry.value == self._me:  # our own write whose answer was lost
+                        self._revision, good = entry.revision, loop.time()
+                        continue
+                break
+            except (NoAnswer, BusError):
+                # Others wait a whole ttl of silence; we stop earlier, so that two never act at once.
+                if loop.time() - good > self._ttl * 0.75:
+                    break
+        if self.generation:
+            log.warning("lease lost", lease=self._name)
+            self.generation = 0
+            self.lost.set()
+
+    async def release(self) -> None:
+        if self.generation:
+            self.generation = 0
+            with contextlib.suppress(Conflict, NoAnswer, BusError):
+                await self._bucket.update(self._name, b"", self._revision)
+            self.lost.set()

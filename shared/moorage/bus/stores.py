@@ -1,0 +1,250 @@
+"""The durable parts of the bus: key-value buckets, logs with compare-and-append, and objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import nats.js.errors
+from nats.js.api import ObjectStoreConfig
+from nats.js.client import JetStreamContext
+from nats.js.object_store import ObjectStore
+
+from .connection import Connection
+from .errors import BusError, Conflict, NoAnswer
+from .tail import Tail
+
+_CONFLICTS = {10071, 10164}
+
+
+class _AckError(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class _Ack(msgspec.Struct):
+    seq: int = 0
+    error: _AckError | None = None
+
+
+_ack = msgspec.json.Decoder(_Ack).decode
+
+
+async def _append(conn: Connection, subject: str, data: bytes, headers: dict[str, str] | None, timeout: float) -> int:
+    msg = await conn.exchange(subject, data, timeout=timeout, headers=headers)
+    ack = _ack(msg.data)
+    if ack.error is not None:
+        if ack.error.err_code in _CONFLICTS:
+            raise Conflict(f"{subject}: {ack.error.description}")
+        raise BusError(f"{subject}: {ack.error.description}")
+    return ack.seq
+
+
+class Entry(NamedTuple):
+    key: str
+    value: bytes
+    revision: int
+
+
+class Mirror:
+    """A live copy of a bucket in whoever asked for it."""
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+
+    async def stop(self) -> None:
+        await self._tail.stop()
+
+
+class Bucket:
+    """Keys and values with revisions. A write that was acknowledged is on disk."""
+
+    def __init__(self, conn: Connection, name: str, timeout: float = 5.0) -> None:
+        self._conn, self._name, self._timeout = conn, name, timeout
+        self._prefix = f"$KV.{name}."
+
+    async def get(self, key: str) -> Entry | None:
+        subject = f"$JS.API.DIRECT.GET.KV_{self._name}.{self._prefix}{key}"
+        msg = await self._conn.exchange(subject, b"", timeout=self._timeout)
+        headers: dict[str, str] = msg.headers or {}
+        if "Status" in headers:
+            if headers["Status"] == "404":
+                return None
+            raise BusError(f"{self._name}/{key}: {headers['Status']} {headers.get('Description', '')}")
+        if headers.get("KV-Operation") in ("DEL", "PURGE"):
+            return None
+        return Entry(key, msg.data, int(headers["Nats-Sequence"]))
+
+    async def put(self, key: str, value: bytes) -> int:
+        return await _append(self._conn, self._prefix + key, value, None, self._timeout)
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        return await _append(self._conn, self._prefix + key, value, headers, self._timeout)
+
+    async def create(self, key: str, value: bytes) -> int:
+        try:
+            return await self.update(key, value, 0)
+        except Conflict:
+            # A deleted key leaves a marker behind, which is not a value.
+            subject = f"$JS.API.DIRECT.GET.KV_{self._name}.{self._prefix}{key}"
+            msg = await self._conn.exchange(subject, b"", timeout=self._timeout)
+            headers: dict[str, str] = msg.headers or {}
+            if headers.get("KV-Operation") not in ("DEL", "PURGE"):
+                raise
+            return await self.update(key, value, int(headers["Nats-Sequence"]))
+
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        headers = {"KV-Operation": "DEL"}
+        if revision is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
+        await _append(self._conn, self._prefix + key, b"", headers, self._timeout)
+
+    async def mirror(self, apply: Callable[[str, bytes | None, int], None], keys: str = ">") -> Mirror:
+        """Every key, then every change; after a break the whole state again, and None for keys that went meanwhile."""
+        known: set[str] = set()
+        before: set[str] = set()
+        cut = len(self._prefix)
+
+        def restart() -> None:
+            before.update(known)
+
+        def handle(seq: int, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+            key = subject[cut:]
+            before.discard(key)
+            if headers and headers.get("KV-Operation") in ("DEL", "PURGE"):
+                if key in known:
+                    known.discard(key)
+                    apply(key, None, seq)
+                return
+            known.add(key)
+            apply(key, data, seq)
+
+        def synced() -> None:
+            for key in before:
+                known.discard(key)
+                apply(key, None, 0)
+            before.clear()
+
+        tail = Tail(self._conn, f"KV_{self._name}", handle, keys=self._prefix + keys, restart=restart)
+        tail.synced = synced
+        await tail.start()
+        return Mirror(tail)
+
+
+class Follower:
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+
+    async def stop(self) -> None:
+        await self._tail.stop()
+
+
+class Log:
+    """One stream that everyone folds. Appending names the last sequence the writer has folded."""
+
+    def __init__(self, conn: Connection, name: str, subject: str, timeout: float = 5.0) -> None:
+        self._conn, self._name, self._subject, self._timeout = conn, name, subject, timeout
+
+    async def append(self, data: bytes, *, expected: int) -> int:
+        """Raises Conflict, or NoAnswer: then whether it stands is unknown until somebody has looked."""
+        headers = {"Nats-Expected-Last-Sequence": str(expected)}
+        return await _append(self._conn, self._subject, data, headers, self._timeout)
+
+    async def follow(
+        self,
+        start: int,
+        fold: Callable[[int, bytes], None],
+        *,
+        gap: Callable[[int], None] | None = None,
+        keys: str = "",
+    ) -> Follower:
+        """Messages from `start` on, in order. Back when what was there is folded. `gap`: what comes next is not next."""
+        expected = start
+
+        def handle(seq: int, _subject: str, data: bytes, _headers: dict[str, str] | None) -> None:
+            nonlocal expected
+            if gap is not None and seq != expected:
+                gap(seq)
+            expected = seq + 1
+            fold(seq, data)
+
+        tail = Tail(self._conn, self._name, handle, start=max(start, 1), keys=keys)
+        await tail.start()
+        return Follower(tail)
+
+    async def _info(self) -> dict[str, Any]:
+        data = await self._conn.request(f"$JS.API.STREAM.INFO.{self._name}", b"", timeout=self._timeout)
+        reply = msgspec.json.decode(data, type=dict[str, Any])
+        if "error" in reply:
+            raise BusError(f"{self._name}: {reply['error'].get('description')}")
+        state: dict[str, Any] = reply["state"]
+        return state
+
+    async def last(self) -> int:
+        return int((await self._info())["last_seq"])
+
+    async def first(self) -> int:
+        return int((await self._info())["first_seq"])
+
+    async def _direct(self, body: dict[str, Any]) -> bytes | None:
+        subject = f"$JS.API.DIRECT.GET.{self._name}"
+        msg = await self._conn.exchange(subject, msgspec.json.encode(body), timeout=self._timeout)
+        headers: dict[str, str] = msg.headers or {}
+        if headers.get("Status") == "404":
+            return None
+        if "Status" in headers:
+            raise BusError(f"{self._name}: {headers['Status']} {headers.get('Description', '')}")
+        return msg.data
+
+    async def get(self, seq: int) -> bytes | None:
+        return await self._direct({"seq": seq})
+
+    async def latest(self, subject: str) -> bytes | None:
+        """The last message on a subject (no wildcards)."""
+        return await self._direct({"last_by_subj": subject})
+
+    async def purge(self, upto: int) -> None:
+        """Forget what comes before and with `upto`."""
+        body = msgspec.json.encode({"seq": upto + 1})
+        await self._conn.request(f"$JS.API.STREAM.PURGE.{self._name}", body, timeout=self._timeout)
+
+
+class Objects:
+    """Values too large for one message."""
+
+    def __init__(self, conn: Connection, name: str) -> None:
+        self._js: JetStreamContext = conn.nc.jetstream()
+        self._name = name
+        self._store: ObjectStore | None = None
+
+    async def _open(self) -> ObjectStore:
+        if self._store is None:
+            self._store = await self._js.object_store(self._name)
+        return self._store
+
+    async def put(self, name: str, data: bytes) -> None:
+        await (await self._open()).put(name, data)
+
+    async def get(self, name: str) -> bytes | None:
+        try:
+            result = await (await self._open()).get(name)
+        except nats.js.errors.ObjectNotFoundError:
+            return None
+        except (nats.errors.TimeoutError, TimeoutError) as error:
+            raise NoAnswer(f"object {name}: no answer") from error
+        return result.data
+
+    async def names(self) -> list[str]:
+        try:
+            return sorted(info.name for info in await (await self._open()).list() if not info.deleted)
+        except nats.js.errors.NotFoundError:
+            return []
+
+    async def delete(self, name: str) -> None:
+        await (await self._open()).delete(name)
+
+
+async def create_objects(conn: Connection, name: str) -> None:
+    await conn.nc.jetstream().create_object_store(name, config=ObjectStoreConfig(bucket=name))

@@ -1,0 +1,127 @@
+"""The one table of subjects: documentation, permissions and tests are made from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moorage.model.names import cluster_tokens, group_tokens, token
+
+INTENTS_APPLY = "moorage.intents.apply"
+INTENTS_CHECK = "moorage.intents.check"
+INTENTS_DELETE = "moorage.intents.delete"
+INTENTS_ACT = "moorage.intents.act"
+GROUPS_DECIDE = "moorage.groups.decide"
+GROUPS_WITHDRAW = "moorage.groups.withdraw"
+MERGER_SIMULATE = "moorage.merger.simulate"
+MERGER_WAITING = "moorage.merger.waiting"
+MERGER_REMOVED = "moorage.merger.removed"
+PATCHER_DIFF = "moorage.patcher.diff"
+CONTROLLERS_SET = "moorage.controllers.set"
+CLUSTERS_SET = "moorage.clusters.set"
+SIM_APPLY = "moorage.sim.apply"
+SIM_FAULT = "moorage.sim.fault"
+SIM_LIST = "moorage.sim.list"
+LEDGER_COMMIT = "moorage.ledger.commit"
+MERGERS = "mergers"
+
+BUILTIN_CONTROLLERS = ("hpa", "labels", "affinity")
+FOLLOWERS = ("merger", "patcher", "gateway", *BUILTIN_CONTROLLERS)
+KINDS = ("admin", "intents", "inventory", "merger", "patcher", "gateway", "sim", *BUILTIN_CONTROLLERS, "controller")
+
+BUCKETS = (
+    "moorage-groups",
+    "moorage-revisions",
+    "moorage-documents",
+    "moorage-controllers",
+    "moorage-clusters",
+    "moorage-leases",
+    "moorage-desired",
+    "moorage-status",
+)
+OBJECTS = ("moorage-snapshots", "moorage-manifests")
+LOGS = {
+    "MOORAGE_LEDGER": LEDGER_COMMIT,
+    "MOORAGE_EVENTS": "moorage.events.>",
+    "MOORAGE_REJECTED": "moorage.rejected.>",
+}
+
+
+def candidates(name: str) -> str:
+    return f"moorage.controllers.{token(name)}.candidates"
+
+
+def actions(name: str) -> str:
+    return f"moorage.controllers.{token(name)}.actions"
+
+
+def controller(name: str, verb: str) -> str:
+    """register, leave or changed."""
+    return f"moorage.controllers.{token(name)}.{verb}"
+
+
+def reports(cluster: str, source: str) -> str:
+    return f"moorage.reports.{cluster_tokens(cluster)}.{token(source)}"
+
+
+def desired(verb: str, cluster: str) -> str:
+    """get, changed or confirm."""
+    return f"moorage.desired.{verb}.{cluster_tokens(cluster)}"
+
+
+def intent_event(change: str, group: str) -> str:
+    return f"moorage.events.intents.{change}.{group_tokens(group)}"
+
+
+def fleet_event(change: str, cluster: str) -> str:
+    return f"moorage.events.fleet.{change}.{cluster_tokens(cluster)}"
+
+
+def decision_event(phase: str, group: str) -> str:
+    return f"moorage.events.decisions.{phase}.{group_tokens(group)}"
+
+
+class Subject(NamedTuple):
+    """`says` may publish, `hears` may subscribe. In an agent's rows `<provider>.<cluster>` are its own."""
+
+    pattern: str
+    payload: str
+    says: tuple[str, ...]
+    hears: tuple[str, ...]
+    about: str
+    request: bool = False
+
+
+_EVERY_CONTROLLER = (*BUILTIN_CONTROLLERS, "controller")
+
+TABLE: tuple[Subject, ...] = (
+    Subject(INTENTS_APPLY, "a document", ("gateway",), ("intents",), "store a document and act on it", True),
+    Subject(INTENTS_CHECK, "a document", ("gateway",), ("intents",), "the same, nothing stored", True),
+    Subject(INTENTS_DELETE, "kind, project, name", ("gateway",), ("intents",), "remove what is terminated", True),
+    Subject(INTENTS_ACT, "group, verb", ("gateway",), ("intents",), "approve, instantiate, update, terminate", True),
+    Subject(GROUPS_DECIDE, "Decide", ("intents",), ("merger",), "a revision wants a decision"),
+    Subject(GROUPS_WITHDRAW, "Withdraw", ("intents",), ("merger",), "a revision is to end"),
+    Subject(MERGER_SIMULATE, "Decide", ("gateway",), ("merger",), "decide without committing", True),
+    Subject(MERGER_WAITING, "Attempt", ("merger",), ("merger",), "a group could not be placed"),
+    Subject(MERGER_REMOVED, "claims, cluster, asOf", ("patcher",), ("merger",), "an agent confirmed a removal"),
+    Subject(PATCHER_DIFF, "group", ("gateway",), ("patcher",), "manifests and what is applied, per cluster", True),
+    Subject(CONTROLLERS_SET, "Controller", ("gateway",), ("intents",), "an operator edits the registry", True),
+    Subject("moorage.controllers.*.candidates", "Ask", ("merger",), _EVERY_CONTROLLER, "which clusters may take it", True),
+    Subject("moorage.controllers.*.actions", "ActionAsk", ("patcher",), _EVERY_CONTROLLER, "what to write into manifests", True),
+    Subject("moorage.controllers.*.register", "Register", _EVERY_CONTROLLER, ("intents",), "a controller starts", True),
+    Subject("moorage.controllers.*.leave", "Register", _EVERY_CONTROLLER, ("intents",), "a controller ends", True),
+    Subject("moorage.controllers.*.changed", "-", _EVERY_CONTROLLER, ("merger",), "what I refused may be asked again"),
+    Subject("moorage.reports.<provider>.<cluster>.*", "Report", ("sim", "agent"), ("inventory",), "nodes and pods", True),
+    Subject("moorage.desired.get.<provider>.<cluster>", "DesiredAsk", ("sim", "agent"), ("patcher",), "what should run", True),
+    Subject("moorage.desired.changed.<provider>.<cluster>", "-", ("patcher",), ("sim", "agent"), "ask again"),
+    Subject("moorage.desired.confirm.<provider>.<cluster>", "Confirm", ("sim", "agent"), ("patcher",), "what became of it", True),
+    Subject(CLUSTERS_SET, "cluster, labels, cordoned", ("gateway",), ("inventory",), "an operator edits a cluster", True),
+    Subject(SIM_APPLY, "Fleet", ("gateway",), ("sim",), "make the simulated fleet equal to this", True),
+    Subject(SIM_FAULT, "cluster, fault, seconds", ("gateway",), ("sim",), "misbehave", True),
+    Subject(SIM_LIST, "-", ("gateway",), ("sim",), "the simulated clusters", True),
+    Subject("moorage.events.intents.>", "Event", ("intents",), ("gateway", "controller"), "documents and life cycle"),
+    Subject("moorage.events.fleet.>", "Event", ("inventory",), ("gateway", "controller"), "clusters come, change, go"),
+    Subject("moorage.events.decisions.>", "Event", ("merger", "patcher"), ("gateway", "patcher", "controller"), "what became of groups"),
+    Subject(LEDGER_COMMIT, "Commit", ("merger",), FOLLOWERS, "the decision log (a stream)"),
+    Subject("moorage.rejected.*", "what was refused, why", KINDS, ("gateway",), "bad messages, kept for a while (a stream)"),
+    Subject("$SRV.>", "NATS micro service", ("gateway",), KINDS, "who is there and how they are", True),
+)  # fmt: skip

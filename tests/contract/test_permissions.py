@@ -1,0 +1,129 @@
+"""Least privilege, on a real broker: every kind does its work, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from moorage.bus import Bus, Incoming, NoAnswer, Settings
+from moorage.bus.permissions import KINDS, READS, STREAMS, WRITES, for_agent, for_user
+from moorage.bus.subjects import BUCKETS, TABLE
+from moorage.testing.conditions import until
+from moorage.testing.servers import NatsServer
+
+AGENT = "lab/edge.1"
+
+
+@pytest.fixture
+def broker() -> Iterator[NatsServer]:
+    server = NatsServer(secure=True, users={"agent.lab.edge=2E1": for_agent(AGENT)})
+    server.start()
+    yield server
+    server.remove()
+
+
+async def as_admin(broker: NatsServer) -> Bus:
+    admin = await Bus.connect(broker.settings("admin"), worker="admin")
+    await admin.provision()
+    return admin
+
+
+async def echo(incoming: Incoming) -> bytes:
+    return incoming.subject.encode()
+
+
+async def test_without_a_key_nobody_gets_in(broker: NatsServer) -> None:
+    with pytest.raises(Exception, match=r"did not answer|[Aa]uthorization"):
+        await Bus.connect(Settings(broker.url), worker="merger", timeout=1)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "admin"])
+async def test_each_kind_reaches_its_subjects_and_stores(broker: NatsServer, kind: str) -> None:
+    admin = await as_admin(broker)
+    bus = await Bus.connect(broker.settings(kind), worker=kind)
+    heard: list[str] = []
+    for row in TABLE:
+        if kind in row.says and "*" not in row.pattern and ">" not in row.pattern and "<" not in row.pattern:
+            await admin.subscribe(row.pattern, lambda subject, _: heard.append(subject))
+            await bus.publish(row.pattern, b"{}")
+            await until(functools.partial(heard.__contains__, row.pattern), what=f"{kind} says {row.pattern}")
+    for bucket in WRITES.get(kind, ()):
+        await bus.bucket(bucket).put("key", b"1")
+    for bucket in {*WRITES.get(kind, ()), *READS.get(kind, ())}:
+        await (await bus.bucket(bucket).mirror(lambda *_: None)).stop()
+        await bus.bucket(bucket).get("key")
+    for stream in STREAMS.get(kind, ()):
+        await (await bus.log(stream).follow(1, lambda *_: None)).stop()
+    await bus.announce(lambda: {"ok": True})
+    answer = msgspec.json.decode(await admin.request(f"$SRV.PING.moorage-{kind}", b""))
+    assert answer["name"] == f"moorage-{kind}"
+    assert bus.counts.get("errors", 0) == 0, "the broker refused something this kind needs"
+    await bus.close()
+    await admin.close()
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "admin"])
+async def test_no_kind_writes_what_another_owns(broker: NatsServer, kind: str) -> None:
+    admin = await as_admin(broker)
+    bus = await Bus.connect(broker.settings(kind), worker=kind)
+    for bucket in BUCKETS:
+        if bucket not in WRITES.get(kind, ()):
+            await bus.publish(f"$KV.{bucket}.mine", b"1")
+    if kind != "merger":
+        await bus.publish("moorage.ledger.commit", b"{}")
+    await bus.publish("$JS.API.STREAM.DELETE.MOORAGE_LEDGER", b"")
+    await bus.nc.flush()
+    for bucket in BUCKETS:
+        if bucket not in WRITES.get(kind, ()):
+            assert await admin.bucket(bucket).get("mine") is None
+    assert await admin.log("MOORAGE_LEDGER").last() == 0
+    assert bus.counts["errors"] > 0
+    await bus.close()
+    await admin.close()
+
+
+async def test_an_agent_speaks_for_its_own_cluster_only(broker: NatsServer) -> None:
+    admin = await as_admin(broker)
+    await admin.serve("moorage.reports.>", echo)
+    await admin.serve("moorage.desired.get.>", echo)
+    agent = await Bus.connect(broker.settings("agent.lab.edge=2E1"), worker="agent.lab.edge=2E1")
+    for subject in ("moorage.reports.lab.edge=2E1.agent", "moorage.desired.get.lab.edge=2E1"):
+        assert (await agent.request(subject, b"{}")).decode() == subject
+    for subject in ("moorage.reports.lab.edge.agent", "moorage.desired.get.lab.edge", "moorage.intents.apply"):
+        with pytest.raises(NoAnswer):
+            await agent.request(subject, b"{}", timeout=0.3)
+    heard: list[str] = []
+    await agent.subscribe("moorage.desired.changed.*.*", lambda subject, _: heard.append(subject))
+    await agent.subscribe("moorage.desired.changed.lab.edge=2E1", lambda subject, _: heard.append(subject))
+    for cluster in ("edge", "edge=2E1"):
+        await admin.publish(f"moorage.desired.changed.lab.{cluster}", b"")
+    await until(lambda: heard == ["moorage.desired.changed.lab.edge=2E1"])
+    with pytest.raises(NoAnswer):
+        await agent.bucket("moorage-groups").get("x")
+    await agent.close()
+    await admin.close()
+
+
+async def test_a_controller_of_ones_own_cannot_answer_for_a_built_in(broker: NatsServer) -> None:
+    admin = await as_admin(broker)
+    own = await Bus.connect(broker.settings("controller"), worker="controller")
+    await own.serve("moorage.controllers.hpa.candidates", echo)
+    await own.serve("moorage.controllers.mine.candidates", echo)
+    assert await admin.request("moorage.controllers.mine.candidates", b"{}") == b"moorage.controllers.mine.candidates"
+    with pytest.raises(NoAnswer):
+        await admin.request("moorage.controllers.hpa.candidates", b"{}", timeout=0.3)
+    await own.close()
+    await admin.close()
+
+
+def test_every_row_of_the_table_names_known_users() -> None:
+    for row in TABLE:
+        assert {*row.says, *row.hears} <= {*KINDS, "agent"}, row.pattern
+
+
+def test_unknown_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match="no such kind"):
+        for_user("nobody")

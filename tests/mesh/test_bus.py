@@ -1,0 +1,194 @@
+"""The bus against a real server: what it promises while the server is killed, restarted and sent junk."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import msgspec
+import pytest
+
+from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer
+from moorage.model.problems import Refused, not_found
+from moorage.testing.conditions import until
+from moorage.testing.servers import NatsServer
+
+
+async def test_connecting_to_nobody_gives_up(nats: NatsServer) -> None:
+    nats.kill()
+    with pytest.raises(NoAnswer, match="did not answer"):
+        await Bus.connect(nats.settings(), worker="admin", timeout=0.5)
+    nats.start()
+
+
+async def test_a_request_nobody_hears_fails_at_once(bus: Bus) -> None:
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(NoAnswer, match="nobody listens"):
+        await bus.request("nobody.home", b"{}", timeout=5)
+    assert asyncio.get_running_loop().time() - started < 1
+
+
+async def test_refusals_junk_and_failures_are_answers(bus: Bus) -> None:
+    async def handle(incoming: Incoming) -> bytes:
+        what = msgspec.json.decode(incoming.data)
+        if what == "missing":
+            raise Refused(not_found("it"))
+        return b'{"ok": %d}' % (1 // what)
+
+    await bus.serve("moorage.test.ask", handle, max_bytes=100)
+
+    async def problem(data: bytes) -> tuple[int, str]:
+        answer = msgspec.json.decode(await bus.request("moorage.test.ask", data))["problem"]
+        return answer["status"], answer["code"]
+
+    assert await problem(b'"missing"') == (404, "NotFound")
+    assert await problem(b"{") == (400, "Undecodable")
+    assert await problem(b"0") == (500, "Internal")
+    assert await problem(b"[" * 99) == (400, "Undecodable")
+    assert await problem(b" " * 101) == (413, "TooLarge")
+    assert msgspec.json.decode(await bus.request("moorage.test.ask", b"1")) == {"ok": 1}
+    kept: list[bytes] = []
+    await bus.log("MOORAGE_REJECTED").follow(1, lambda _, data: kept.append(data))
+    assert [msgspec.json.decode(k)["problem"]["code"] for k in kept] == ["Undecodable", "Undecodable", "TooLarge"]
+
+
+async def test_too_many_at_once_are_told_so(bus: Bus) -> None:
+    go = asyncio.Event()
+
+    async def handle(_: Incoming) -> bytes:
+        await go.wait()
+        return b"{}"
+
+    await bus.serve("moorage.test.slow", handle, limit=2)
+    asks = [asyncio.create_task(bus.request("moorage.test.slow", b"{}")) for _ in range(5)]
+    await until(lambda: sum(a.done() for a in asks) == 3)
+    assert all(msgspec.json.decode(a.result())["problem"]["code"] == "Busy" for a in asks if a.done())
+    go.set()
+    await asyncio.gather(*asks)
+
+
+async def test_ask_many_waits_for_nobody_longer_than_its_deadline(bus: Bus) -> None:
+    async def late(_: Incoming) -> bytes:
+        await asyncio.sleep(0.3)
+        return b"late"
+
+    async def quick(_: Incoming) -> bytes:
+        return b"quick"
+
+    await bus.serve("t.late", late)
+    await bus.serve("t.quick", quick)
+    started = asyncio.get_running_loop().time()
+    replies = await bus.ask_many({"late": ("t.late", 0.1), "quick": ("t.quick", 2), "gone": ("t.gone", 2)}, b"?")
+    assert asyncio.get_running_loop().time() - started < 0.2
+    assert {n: r.outcome for n, r in replies.items()} == {"late": "timeout", "quick": "answered", "gone": "error"}
+    assert replies["quick"].data == b"quick"
+    await asyncio.sleep(0.3)  # the late answer arrives for nobody
+    assert bus._waiting == {}
+
+
+async def test_compare_and_set(bus: Bus) -> None:
+    bucket = bus.bucket("moorage-groups")
+    first = await bucket.create("a", b"1")
+    with pytest.raises(Conflict):
+        await bucket.create("a", b"2")
+    second = await bucket.update("a", b"2", first)
+    with pytest.raises(Conflict):
+        await bucket.update("a", b"3", first)
+    await bucket.delete("a", second)
+    assert await bucket.get("a") is None
+    await bucket.create("a", b"4")
+    entry = await bucket.get("a")
+    assert entry is not None
+    assert entry.value == b"4"
+
+
+async def test_of_many_appends_with_one_expectation_one_stands(bus: Bus) -> None:
+    log = bus.log("MOORAGE_LEDGER")
+    results = await asyncio.gather(*(log.append(b"%d" % i, expected=0) for i in range(8)), return_exceptions=True)
+    assert [r for r in results if not isinstance(r, Conflict)] == [1]
+    assert await log.last() == 1
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+async def test_followers_and_mirrors_miss_nothing_over_a_restart(nats: NatsServer, bus: Bus, sig: int) -> None:
+    log, bucket = bus.log("MOORAGE_LEDGER"), bus.bucket("moorage-groups")
+    folded: list[int] = []
+    state: dict[str, bytes] = {}
+
+    def apply(key: str, value: bytes | None, _revision: int) -> None:
+        if value is None:
+            del state[key]
+        else:
+            state[key] = value
+
+    for i in range(10):
+        await log.append(b"%d" % i, expected=i)
+        await bucket.put(f"k{i}", b"%d" % i)
+    await log.follow(1, lambda _, data: folded.append(int(data)))
+    await bucket.mirror(apply)
+    assert folded == list(range(10))
+    assert len(state) == 10
+    nats.restart(sig)
+    other = await Bus.connect(nats.settings(), worker="admin")
+    await other.bucket("moorage-groups").delete("k3")
+    await other.bucket("moorage-groups").put("k4", b"new")
+    for i in range(10, 20):
+        await other.log("MOORAGE_LEDGER").append(b"%d" % i, expected=i)
+    await until(lambda: len(folded) == 20 and "k3" not in state and state["k4"] == b"new")
+    assert folded == list(range(20))
+    await other.close()
+
+
+async def test_a_purged_log_is_noticed(bus: Bus) -> None:
+    log = bus.log("MOORAGE_LEDGER")
+    for i in range(5):
+        await log.append(b"%d" % i, expected=i)
+    await log.purge(3)
+    gaps: list[int] = []
+    await log.follow(2, lambda *_: None, gap=gaps.append)
+    assert gaps == [4]
+    assert await log.append(b"5", expected=5) == 6
+
+
+async def test_one_holds_the_lease_and_the_next_has_a_higher_generation(nats: NatsServer, bus: Bus) -> None:
+    first, second = Lease(bus, "x", ttl=0.6), Lease(bus, "x", ttl=0.6)
+    await first.hold()
+    waiting = asyncio.create_task(second.hold())
+    await asyncio.sleep(1.5)
+    assert not waiting.done()
+    assert first.generation > 0
+    before = first.generation
+    await first.release()
+    async with asyncio.timeout(2):
+        await waiting
+    assert second.generation > before
+    await second.release()
+
+
+async def test_a_holder_that_cannot_reach_the_broker_stops_before_others_start(nats: NatsServer, bus: Bus) -> None:
+    lease = Lease(bus, "x", ttl=0.8)
+    await lease.hold()
+    nats.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+    async with asyncio.timeout(3):
+        await lease.lost.wait()
+    assert lease.generation == 0
+    nats.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
+
+
+async def test_services_are_found(bus: Bus) -> None:
+    await bus.announce(lambda: {"ok": False, "missing": ["redis"]})
+    for verb in ("PING", "INFO", "STATS"):
+        answer = msgspec.json.decode(await bus.request(f"$SRV.{verb}.moorage-admin", b""))
+        assert answer["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
+        assert answer["metadata"]["missing"] == "redis"
+
+
+async def test_objects(bus: Bus) -> None:
+    objects = bus.objects("moorage-snapshots")
+    assert await objects.get("none") is None
+    data = b"x" * 3_000_000
+    await objects.put("1", data)
+    assert await objects.get("1") == data
+    assert await objects.names() == ["1"]
+    await objects.delete("1")
+    assert await objects.names() == []
