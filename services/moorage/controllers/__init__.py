@@ -1,0 +1,1 @@
+"""The built-in controllers; each a worker of its own."""

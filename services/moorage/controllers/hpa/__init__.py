@@ -1,0 +1,1 @@
+"""hpa: decides by what nodes can give, and writes the same into manifests."""

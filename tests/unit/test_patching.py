@@ -1,0 +1,296 @@
+"""What a decision writes into manifests, for every kind with a pod template."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.controllers.hpa.actions import contributions, granted
+from moorage.manifests import WORKLOADS, apply, diff, pod_spec, template
+from moorage.model.claims import Claim, Decision, IntentRef, Slot
+from moorage.model.desired import ActionAsk, Contribution
+from moorage.model.shapes import Shape, ShapedApp
+from moorage.patcher.patching import CLAIM_LABEL, DECISION_ANNOTATION, disagreements, preferred_nodes, tailor, unusable
+
+Manifest = dict[str, Any]
+API = {"Job": "batch/v1", "CronJob": "batch/v1", "Pod": "v1", "ReplicationController": "v1"}
+
+
+def manifest(kind: str, spec: Manifest | None = None, name: str = "core") -> Manifest:
+    pod: Manifest = spec or {
+        "initContainers": [{"name": "prepare", "image": "i"}],
+        "containers": [
+            {"name": "side", "image": "s", "resources": {"requests": {"cpu": "100m"}}},
+            {"name": "main", "image": "m", "resources": {"limits": {"memory": "1Mi", "x/y": "1"}}},
+        ],
+    }
+    node: Manifest = {"metadata": {"labels": {"app": "core"}}, "spec": pod}
+    for part in reversed(WORKLOADS[kind]):
+        node = {part: node}
+    node.update({"apiVersion": API.get(kind, "apps/v1"), "kind": kind})
+    node["metadata"] = {**node.get("metadata", {}), "name": name}
+    return node
+
+
+def claim(
+    cluster: str = "lab/a", kind: str = "StatefulSet", slots: list[Slot] | None = None, ident: str = "c1"
+) -> Claim:
+    return Claim(
+        id=ident,
+        decision="d1",
+        intent=IntentRef(kind="Application", name="shop", revision=1),
+        tenant="default",
+        app="fwall",
+        object=f"{kind}/core",
+        cluster=cluster,
+        slots=slots if slots is not None else [Slot(node="n-1", resources={"cpu": 4000})],
+    )
+
+
+def ask(kind: str, consumers: list[Manifest], claims: list[Claim] | None = None, needed: dict[str, int] | None = None, spec: Manifest | None = None) -> ActionAsk:  # fmt: skip
+    for consumer in consumers:
+        ref = {"apiVersion": API.get(kind, "apps/v1"), "kind": kind, "name": "core"}
+        consumer.setdefault("object", ref)
+    decision = Decision(id="d1", group="g", revision=1, claims=claims if claims is not None else [claim(kind=kind)])
+    return ActionAsk(
+        group="g",
+        revision=1,
+        budget_ms=100,
+        decision=msgspec.to_builtins(decision),
+        intents=[
+            {"kind": "HpaIntent", "name": "fwall", "spec": {"group": "g", "app": "fwall", "consumers": consumers}}
+        ],
+        manifests={"fwall": [manifest(kind, spec)]},
+        apps=[ShapedApp(name="fwall", shapes=[Shape(key="k", object=f"{kind}/core", resources=needed or {})])],
+    )
+
+
+def patched(asked: ActionAsk, cluster: str = "lab/a", extra: list[Contribution] | None = None) -> Manifest:
+    decision = msgspec.convert(asked.decision, Decision)
+    found = [c for c in contributions(asked) + (extra or []) if c.cluster in ("", cluster)]
+    assert disagreements(found) == []
+    assert unusable(asked.manifests, found) == []
+    claims = {c.object: c for c in decision.claims if c.cluster == cluster}
+    nodes = {c.id: preferred_nodes(c) for c in decision.claims}
+    before = copy.deepcopy(asked.manifests)
+    objects = tailor(asked.manifests["fwall"], found, claims, nodes, decision.id)
+    assert asked.manifests == before, "the input manifest was changed"
+    patch = diff({"objects": asked.manifests["fwall"]}, {"objects": objects})
+    assert apply({"objects": asked.manifests["fwall"]}, patch) == {"objects": objects}
+    return objects[0]
+
+
+NEEDS = [
+    {"resource": "cpu", "requests": 4, "limits": 4},
+    {"resource": "memory", "requests": 1000, "limits": 1000, "units": "MB"},
+    {"resource": "nvidia.com/gpu", "limits": 1},
+    {"label": "feature/avx", "value": "true"},
+]
+
+
+@pytest.mark.parametrize("kind", list(WORKLOADS))
+def test_every_kind_with_a_pod_template(kind: str) -> None:
+    result = patched(ask(kind, [{"name": "core", "container": "main", "needs": NEEDS}]))
+    spec = pod_spec(result)
+    assert spec is not None
+    side, main = spec["containers"]
+    assert side == {"name": "side", "image": "s", "resources": {"requests": {"cpu": "100m"}}}
+    assert main["resources"] == {
+        "requests": {"cpu": "4", "memory": "1G", "nvidia.com/gpu": "1"},
+        "limits": {"cpu": "4", "memory": "1G", "nvidia.com/gpu": "1", "x/y": "1"},
+    }
+    node = spec["affinity"]["nodeAffinity"]
+    label = {"key": "feature/avx", "operator": "In", "values": ["true"]}
+    required = node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert required == [{"matchExpressions": [label]}]
+    host = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n-1"]}
+    preferred = {"weight": 100, "preference": {"matchExpressions": [host]}}
+    if kind != "DaemonSet":
+        assert node["preferredDuringSchedulingIgnoredDuringExecution"] == [preferred]
+    found = template(result)
+    assert found is not None
+    assert found["metadata"]["labels"] == {"app": "core", CLAIM_LABEL: "c1"}
+    assert result["metadata"]["annotations"] == {DECISION_ANNOTATION: "d1"}
+    if kind != "Pod":
+        assert "annotations" not in found["metadata"], "a decision must never restart pods"
+
+
+def test_init_containers_are_found_by_name() -> None:
+    needs: list[Manifest] = [{"resource": "cpu", "requests": "250m"}]
+    spec = pod_spec(patched(ask("Deployment", [{"container": "prepare", "needs": needs}])))
+    assert spec is not None
+    assert spec["initContainers"][0]["resources"] == {"requests": {"cpu": "250m"}}
+
+
+def test_requests_above_the_manifests_limit_take_it_along() -> None:
+    needs = [{"resource": "memory", "requests": "2Mi"}, {"resource": "cpu", "requests": 1}]
+    spec = pod_spec(patched(ask("Deployment", [{"container": "main", "needs": needs}])))
+    assert spec is not None
+    assert spec["containers"][1]["resources"] == {
+        "requests": {"memory": "2Mi", "cpu": "1"},
+        "limits": {"memory": "2Mi", "x/y": "1"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("Deployment", ["spec", "replicas"]), ("StatefulSet", ["spec", "replicas"]), ("Job", ["spec", "parallelism"])],
+)
+def test_replicas_of_a_consumer(kind: str, path: list[str]) -> None:
+    result: Any = patched(ask(kind, [{"replicas": 3, "needs": []}]))
+    for part in path:
+        result = result[part]
+    assert result == 3
+
+
+def test_labels_are_anded_into_every_term_and_empty_terms_stay_empty() -> None:
+    there = {"key": "zone", "operator": "In", "values": ["a"]}
+    affinity = {
+        "podAntiAffinity": {"x": 1},
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [there]}, {"matchFields": [{"key": "metadata.name"}]}, {}]
+            }
+        },
+    }
+    spec = {"containers": [{"name": "main"}], "affinity": affinity}
+    result = pod_spec(patched(ask("Deployment", [{"needs": [{"label": "gpu", "value": True}]}], spec=spec)))
+    assert result is not None
+    label = {"key": "gpu", "operator": "In", "values": ["true"]}
+    terms = result["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [
+        {"matchExpressions": [there, label]},
+        {"matchFields": [{"key": "metadata.name"}], "matchExpressions": [label]},
+        {},
+    ]
+    assert result["affinity"]["podAntiAffinity"] == {"x": 1}
+
+
+def test_optional_needs_are_written_only_where_they_were_granted() -> None:
+    needs = [
+        {"resource": "cpu", "requests": 2},
+        {"resource": "nvidia.com/gpu", "limits": 1, "mandatory": False, "weight": 9},
+        {"label": "ssd", "value": "true", "weight": 3},
+    ]
+    claims = [
+        claim("lab/a", slots=[Slot(node="n-1", resources={"cpu": 2000, "nvidia.com/gpu": 1})]),
+        claim("lab/b", slots=[Slot(node="n-1", resources={"cpu": 2000})], ident="c2"),
+    ]
+    asked = ask("StatefulSet", [{"container": "main", "needs": needs}], claims, {"cpu": 2000})
+    with_gpu, without = pod_spec(patched(asked)), pod_spec(patched(asked, "lab/b"))
+    assert with_gpu is not None and without is not None
+    assert with_gpu["containers"][1]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nvidia.com/gpu" not in without["containers"][1]["resources"]["limits"]
+    preferred = without["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred[0]["weight"] == 3
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in without["affinity"]["nodeAffinity"]
+
+
+@pytest.mark.parametrize("slot", [Slot(node="n-1", numa=0), Slot(node="n-1", devices=[{"id": "x"}])])
+def test_slots_inside_of_a_node_bind_the_pods_to_it(slot: Slot) -> None:
+    spec = pod_spec(patched(ask("StatefulSet", [], [claim(slots=[slot, Slot(node="n-2")])])))
+    assert spec is not None
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert required == [
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["n-1", "n-2"]}]}
+    ]
+
+
+def test_consumers_of_one_container_add_up() -> None:
+    one = {"container": "main", "needs": [{"resource": "cpu", "limits": 1}]}
+    two = {"container": "main", "needs": [{"resource": "cpu", "requests": "500m"}]}
+    spec = pod_spec(patched(ask("Deployment", [one, two])))
+    assert spec is not None
+    resources = spec["containers"][1]["resources"]
+    assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == ("1500m", "1500m")
+
+
+def setter(path: str, value: Any, by: str, cluster: str = "") -> Contribution:
+    return Contribution(app="fwall", object="StatefulSet/core", path=path, value=value, by=by, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "disagree"),
+    [
+        (setter("/spec/replicas", 2, "a"), setter("/spec/replicas", 3, "b"), True),
+        (setter("/spec/replicas", 2, "a"), setter("/spec/replicas", 2, "b"), False),
+        (setter("/spec/replicas", 1, "a"), setter("/spec/replicas", True, "b"), True),
+        (setter("/spec/replicas", 2, "a", "lab/a"), setter("/spec/replicas", 3, "b", "lab/b"), False),
+        (setter("/spec/replicas", 2, "a"), setter("/spec/replicas", 3, "b", "lab/b"), True),
+        (setter("/spec/x", {"y": 1}, "a"), setter("/spec/x/y", 2, "b"), True),
+        (setter("/spec/x/y", 1, "b"), setter("/spec/x", {"y": 1}, "a"), False),
+        (setter("/spec/x", {}, "a"), setter("/spec/x/y", 2, "b"), True),
+    ],
+)
+def test_disagreement_names_both(one: Contribution, two: Contribution, disagree: bool) -> None:
+    reasons = disagreements([one, two])
+    assert bool(reasons) is disagree
+    assert disagreements([two, one]) != [] if disagree else True
+    for reason in reasons:
+        assert reason.code == "PatchConflict"
+        assert set(reason.by.split(", ")) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        setter("/spec/template/spec/containers/7/image", "x", "a"),
+        setter("", {}, "a"),
+        setter("/kind", "Pod", "a"),
+        setter("/metadata/name", "x", "a"),
+        setter("spec", "x", "a"),
+        Contribution(app="fwall", object="StatefulSet/other", path="/x", value=1, by="a"),
+        Contribution(app="fwall", object="StatefulSet/core", op="require", value=7, by="a"),
+    ],
+)
+def test_contributions_that_fit_nothing_are_refused(one: Contribution) -> None:
+    reasons = unusable({"fwall": [manifest("StatefulSet")]}, [one])
+    assert [(r.code, r.by) for r in reasons] == [("ControllerError", "a")]
+
+
+def test_a_new_decision_that_changes_nothing_changes_no_template() -> None:
+    asked = ask("StatefulSet", [{"container": "main", "needs": NEEDS}])
+    found = contributions(asked)
+    one = tailor(asked.manifests["fwall"], found, {"StatefulSet/core": claim()}, {"c1": ["n-1"]}, "d1")[0]
+    two = tailor(asked.manifests["fwall"], found, {"StatefulSet/core": claim()}, {"c1": ["n-1"]}, "d2")[0]
+    assert one["metadata"] != two["metadata"]
+    assert template(one) == template(two)
+
+
+labels = st.builds(lambda k, v: {"label": k, "value": v}, st.sampled_from("ab"), st.sampled_from(["x", "y"]))
+resources = st.builds(
+    lambda r, n, optional: {"resource": r, "requests": n} | ({"mandatory": False, "weight": 2} if optional else {}),
+    st.sampled_from(["cpu", "memory", "a/b"]),
+    st.integers(1, 4),
+    st.booleans(),
+)
+
+
+@given(
+    st.sampled_from(list(WORKLOADS)),
+    st.lists(labels | resources, max_size=5),
+    st.sampled_from(["main", "side", "prepare"]),
+)
+def test_what_nobody_contributed_to_stays_and_twice_is_once(kind: str, needs: list[Manifest], container: str) -> None:
+    asked = ask(kind, [{"container": container, "needs": needs}])
+    result = patched(asked)
+    original = asked.manifests["fwall"][0]
+    touched = {c.path for c in contributions(asked) if c.op == "set"}
+    for operation in diff(original, result):
+        assert operation["op"] == "add" or operation["path"] in touched
+    claims = {f"{kind}/core": claim(kind=kind)}
+    again = tailor([result], contributions(asked), claims, {"c1": ["n-1"]}, "d1")
+    assert again == [result]
+
+
+@given(st.lists(st.integers(1, 5), max_size=6), st.data())
+def test_granted_finds_the_needs_that_a_slot_holds(optional: list[int], data: st.DataObject) -> None:
+    chosen = [data.draw(st.booleans()) for _ in optional]
+    extra = sum(v for v, yes in zip(optional, chosen, strict=True) if yes)
+    found = granted(extra, optional)
+    assert sum(v for v, yes in zip(optional, found, strict=True) if yes) == extra
