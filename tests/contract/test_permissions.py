@@ -75,7 +75,7 @@ async def test_no_kind_writes_what_another_owns(broker: NatsServer, kind: str) -
     if kind != "merger":
         await bus.publish("moorage.ledger.commit", b"{}")
     await bus.publish("$JS.API.STREAM.DELETE.MOORAGE_LEDGER", b"")
-    await bus.nc.flush()
+    await bus.settle()
     for bucket in BUCKETS:
         if bucket not in WRITES.get(kind, ()):
             assert await admin.bucket(bucket).get("mine") is None

@@ -81,6 +81,11 @@ class Connection:
         if future is not None and not future.done():
             future.set_result(msg)
 
+    async def settle(self) -> None:
+        """Until the server knows our subscriptions. Twice, since the client puts a PING before what it has yet to send."""
+        await self.nc.flush(timeout=5)
+        await self.nc.flush(timeout=5)
+
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
@@ -199,7 +204,7 @@ class Connection:
                 log.exception("handler failed", subject=msg.subject)
 
         sub = await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30)
-        await self.nc.flush(timeout=5)
+        await self.settle()
         return sub
 
     async def serve(
@@ -253,7 +258,7 @@ class Connection:
                 await self.publish(msg.reply, encode({"problem": problem}))
 
         await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30)
-        await self.nc.flush(timeout=5)
+        await self.settle()
 
     async def reject(self, subject: str, data: bytes, problem: Problem) -> None:
         """Keep a bad message where an operator can read it."""

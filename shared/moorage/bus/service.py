@@ -53,4 +53,4 @@ async def announce(conn: Connection, health: Callable[[], dict[str, Any]]) -> No
             await conn.nc.publish(msg.reply, encode(body))
 
     await conn.nc.subscribe("$SRV.>", cb=asked)
-    await conn.nc.flush(timeout=5)
+    await conn.settle()
