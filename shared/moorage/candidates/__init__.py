@@ -2,6 +2,33 @@
 
 from __future__ import annotations
 
+from .answers import AppOpinion, Group, Opinion, Rule, read_answer
+from .choice import Choice, NoChoice, Nogood, Room, choose
+from .merge import Clash, Merged, Voice, disjoint, merge
 from .sets import LEVELS, Mask, Scores, pack, pack_levels, read, unpack, unpack_levels
 
-__all__ = ["LEVELS", "Mask", "Scores", "pack", "pack_levels", "read", "unpack", "unpack_levels"]
+__all__ = [
+    "LEVELS",
+    "AppOpinion",
+    "Choice",
+    "Clash",
+    "Group",
+    "Mask",
+    "Merged",
+    "NoChoice",
+    "Nogood",
+    "Opinion",
+    "Room",
+    "Rule",
+    "Scores",
+    "Voice",
+    "choose",
+    "disjoint",
+    "merge",
+    "pack",
+    "pack_levels",
+    "read",
+    "read_answer",
+    "unpack",
+    "unpack_levels",
+]
