@@ -1,0 +1,92 @@
+"""What a file of controllers declares: `@controller` and `@action` functions, collected until they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moorage.model.candidates import Answer, Ask
+from moorage.model.controllers import Policy
+from moorage.model.desired import ActionAsk, Contribution
+from moorage.model.names import is_name
+
+from .answers import Allowed
+
+if TYPE_CHECKING:
+    from moorage.fleet import Fleet
+
+Candidates = Callable[[Ask, "Fleet"], Awaitable[Mapping[str, Allowed] | Answer]]
+Actions = Callable[[ActionAsk, "Fleet"], Awaitable[list[Contribution]]]
+
+
+class Declared(NamedTuple):
+    """One controller: what it answers and how it wants to be asked until an operator says otherwise."""
+
+    name: str
+    deadline: float = 0.5
+    policy: Policy = "optional"
+    weight: float = 1
+    kinds: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never written to
+    capacity: bool = False
+    candidates: Candidates | None = None
+    actions: Actions | None = None
+
+
+_declared: dict[str, Declared] = {}
+
+
+def _declare(name: str, **changes: Any) -> None:
+    if not is_name(name):
+        raise ValueError(f"{name!r} cannot name a controller: letters, digits, '-', '_', '.', at most 128")
+    before = _declared.get(name, Declared(name))
+    half = "candidates" if "candidates" in changes else "actions"
+    if getattr(before, half) is not None:
+        raise ValueError(f"two functions answer {half} for controller {name!r}")
+    _declared[name] = before._replace(**changes)
+
+
+def controller(
+    name: str,
+    *,
+    deadline: float = 0.5,
+    policy: Policy = "optional",
+    weight: float = 1,
+    kinds: dict[str, dict[str, Any]] | None = None,
+    capacity: bool = False,
+) -> Callable[[Candidates], Candidates]:
+    """A placement controller: an async function of an ask and the fleet that says which clusters may take each app.
+
+    `kinds` registers kinds of intent of its own, with the JSON Schema of their spec. `capacity=True` counts claims into
+    `fleet.free()`; without it, free is what the clusters report.
+    """
+
+    def declare(function: Candidates) -> Candidates:
+        _declare(
+            name,
+            candidates=function,
+            deadline=deadline,
+            policy=policy,
+            weight=weight,
+            kinds=kinds or {},
+            capacity=capacity,
+        )
+        return function
+
+    return declare
+
+
+def action(name: str) -> Callable[[Actions], Actions]:
+    """An action controller: says what is written into the manifests of a decision."""
+
+    def declare(function: Actions) -> Actions:
+        _declare(name, actions=function)
+        return function
+
+    return declare
+
+
+def declared() -> list[Declared]:
+    """Everything declared so far; and forget it."""
+    found = list(_declared.values())
+    _declared.clear()
+    return found

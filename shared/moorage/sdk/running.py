@@ -1,0 +1,163 @@
+"""Runs controllers: connects, follows the fleet, registers, answers, and leaves when it is stopped cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, Incoming, NoAnswer, Settings, subjects
+from moorage.fleet import Fleet, Follower
+from moorage.ledger import Capacity, open_ledger
+from moorage.model.candidates import Answer, Ask
+from moorage.model.controllers import Register
+from moorage.model.desired import ActionAnswer, ActionAsk
+
+from .answers import answer
+from .registry import Declared, declared
+
+log = structlog.get_logger("sdk")
+_asks = msgspec.json.Decoder(Ask)
+_action_asks = msgspec.json.Decoder(ActionAsk)
+#: Work that is asked for while this much is under way is refused at once, not queued past its deadline.
+AT_ONCE = 256
+
+
+class Runner:
+    def __init__(self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared]) -> None:
+        self._bus, self._fleet, self._controllers = bus, fleet, controllers
+        self.registered = False
+
+    async def serve(self) -> None:
+        for one in self._controllers:
+            if one.candidates is not None:
+                subject = subjects.candidates(one.name)
+                await self._bus.serve(subject, self._candidates(one), queue=one.name, limit=AT_ONCE, max_bytes=4 << 20)
+            if one.actions is not None:
+                subject = subjects.actions(one.name)
+                await self._bus.serve(subject, self._actions(one), queue=one.name, limit=AT_ONCE, max_bytes=8 << 20)
+
+    def _candidates(self, one: Declared) -> Any:
+        assert one.candidates is not None
+        function = one.candidates
+
+        async def handle(incoming: Incoming) -> Answer:
+            ask = _asks.decode(incoming.data)
+            try:
+                async with asyncio.timeout(ask.budget_ms / 1e3):  # past it nobody waits for the answer
+                    said = answer(await function(ask, self._fleet), ask, self._fleet, one.name)
+            except TimeoutError:
+                self._bus.count("late")
+                return Answer(cause=ask.id, error="out of time")
+            except Exception as error:
+                self._bus.count("controller_errors")
+                log.exception("controller failed", controller=one.name, group=ask.group, cause=ask.id)
+                return Answer(cause=ask.id, error=f"{type(error).__name__}: {error}"[:500])
+            said.cause = ask.id
+            return said
+
+        return handle
+
+    def _actions(self, one: Declared) -> Any:
+        assert one.actions is not None
+        function = one.actions
+
+        async def handle(incoming: Incoming) -> ActionAnswer:
+            ask = _action_asks.decode(incoming.data)
+            try:
+                async with asyncio.timeout(ask.budget_ms / 1e3):
+                    contributions = await function(ask, self._fleet)
+            except TimeoutError:
+                return ActionAnswer(cause=ask.id, error="out of time")
+            except Exception as error:
+                self._bus.count("controller_errors")
+                log.exception("action failed", controller=one.name, group=ask.group, cause=ask.id)
+                return ActionAnswer(cause=ask.id, error=f"{type(error).__name__}: {error}"[:500])
+            for contribution in contributions:
+                contribution.by = one.name
+            return ActionAnswer(cause=ask.id, contributions=contributions)
+
+        return handle
+
+    async def register(self) -> None:
+        """Until the intent store has it; again after a reconnect, which changes nothing where nothing changed."""
+        for one in self._controllers:
+            message = Register(
+                deadline_ms=one.deadline * 1e3,
+                policy=one.policy,
+                weight=one.weight,
+                placement=one.candidates is not None,
+                actions=one.actions is not None,
+                kinds=one.kinds,
+            )
+            while True:
+                with contextlib.suppress(NoAnswer):
+                    reply = await self._bus.request(subjects.controller(one.name, "register"), message)
+                    if problem := msgspec.json.decode(reply).get("problem"):
+                        if problem.get("status") not in (500, 503):
+                            raise RuntimeError(f"controller {one.name} was refused: {problem.get('detail')}")
+                    else:
+                        break
+                await asyncio.sleep(0.2)
+        self.registered = True
+
+    async def leave(self) -> None:
+        for one in self._controllers:
+            with contextlib.suppress(NoAnswer):
+                await self._bus.request(subjects.controller(one.name, "leave"), Register(), timeout=1)
+
+    async def changed(self, name: str) -> None:
+        """What this controller refused may be asked again now."""
+        await self._bus.publish(subjects.controller(name, "changed"), b"{}")
+
+
+async def run(settings: Settings, controllers: Sequence[Declared] | None = None, *, worker: str = "controller") -> None:
+    """Serve these controllers until cancelled. Stopped cleanly they leave the registry; dead ones stay and time out."""
+    controllers = declared() if controllers is None else controllers
+    if not controllers:
+        raise ValueError("no controller is declared: decorate an async function with @controller(NAME)")
+    bus = await Bus.connect(settings, worker=worker)
+    fleet = Fleet()
+    follower = Follower(settings.redis_url, fleet)
+    try:
+        await follower.start()
+        if any(one.capacity for one in controllers):
+            Capacity(fleet, (await open_ledger(bus)).ledger)
+        runner = Runner(bus, fleet, controllers)
+        await runner.serve()
+        await runner.register()
+        bus.on_reconnect(runner.register)
+
+        def health() -> dict[str, Any]:
+            missing = [] if follower.healthy else ["fleet"]
+            return {"ok": not missing, "missing": missing, "epoch": str(fleet.epoch)}
+
+        await bus.announce(health)
+        try:
+            await bus.closed.wait()
+        except asyncio.CancelledError:
+            if worker == "controller":
+                await runner.leave()
+            raise
+    finally:
+        await follower.stop()
+        await bus.close()
+
+
+async def run_file(path: str, settings: Settings) -> None:
+    """Import a Python file and serve the controllers it declares."""
+    name = Path(path).stem.replace("-", "_")
+    spec = importlib.util.spec_from_file_location(f"moorage_controllers_{name}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    await run(settings)
