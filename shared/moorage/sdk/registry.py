@@ -26,7 +26,7 @@ class Declared(NamedTuple):
     deadline: float = 0.5
     policy: Policy = "optional"
     weight: float = 1
-    kinds: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never written to
+    kinds: dict[str, dict[str, Any]] = {}
     capacity: bool = False
     candidates: Candidates | None = None
     actions: Actions | None = None
