@@ -1,0 +1,97 @@
+"""The clusters of a fleet as those who write controllers see them: masks by label and provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .columns import grown
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+
+class Clusters:
+    """Label sets of clusters by number, so that a question looks at distinct sets and not at clusters."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sets: list[dict[str, str]] = [{}]
+        self._numbers: dict[tuple[tuple[str, str], ...], int] = {(): 0}
+        self._labelset: NDArray[np.int32] = np.empty(0, np.int32)
+        self._providers: dict[str, int] = {}
+        self._provider: NDArray[np.int32] = np.empty(0, np.int32)
+        self._having: dict[tuple[str, str | None], NDArray[np.bool_]] = {}
+
+    def where(
+        self, label: Mapping[str, str | None] | None = None, provider: str | Iterable[str] | None = None
+    ) -> NDArray[np.bool_]:
+        """Known clusters with all these labels (value None: any value) of this provider or one of these."""
+        found = self._fleet.known.copy()
+        labelset = self._labelset[: self._fleet.size]
+        for key, value in (label or {}).items():
+            found &= self._sets_having(key, value)[labelset]
+        if provider is not None:
+            wanted = {provider} if isinstance(provider, str) else set(provider)
+            numbers = [self._providers[p] for p in wanted if p in self._providers]
+            found &= np.isin(self._provider[: self._fleet.size], np.array(numbers, np.int32))
+        return found
+
+    def mask(self, names: Iterable[str]) -> NDArray[np.bool_]:
+        """These clusters, by name; names of none are passed over."""
+        found = np.zeros(self._fleet.size, np.bool_)
+        found[[self._fleet.ids[name] for name in names if name in self._fleet.ids]] = True
+        return found
+
+    def named(self, mask: NDArray[np.bool_], limit: int | None = None) -> list[str]:
+        names = self._fleet.names
+        return [names[cid] for cid in np.flatnonzero(mask)[:limit].tolist()]
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        return self._fleet.usable_clusters.copy()
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        return self._fleet.known.copy()
+
+    def labels(self, cid: int) -> dict[str, str]:
+        return self._sets[int(self._labelset[cid])] if cid < len(self._labelset) else {}
+
+    def _sets_having(self, key: str, value: str | None) -> NDArray[np.bool_]:
+        known = self._having.get((key, value), np.empty(0, np.bool_))
+        if len(known) < len(self._sets):
+            more = [key in s if value is None else s.get(key) == value for s in self._sets[len(known) :]]
+            known = np.concatenate([known, np.array(more, np.bool_)])
+            if len(self._having) > 4096:
+                self._having.clear()
+            self._having[key, value] = known
+        return known
+
+    # -- kept by the fleet --------------------------------------------------------------------------------------------
+
+    def relabel(self, cid: int, name: str, labels: dict[str, str]) -> None:
+        key = tuple(sorted(labels.items()))
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._sets)
+            self._sets.append(dict(labels))
+        self._labelset[cid] = number
+        self._provider[cid] = self._providers.setdefault(name.partition("/")[0], len(self._providers))
+
+    def grow(self, size: int) -> None:
+        if size > len(self._labelset):
+            length = max(size, len(self._labelset) * 3 // 2)
+            self._labelset = grown(self._labelset, length)
+            self._provider = grown(self._provider, length, -1)
+
+    def adopt(self, other: Clusters) -> None:
+        fleet = self._fleet
+        vars(self).update(vars(other))
+        self._fleet = fleet

@@ -1,0 +1,624 @@
+"""All nodes of all clusters as columns, kept current in place. Everything that decides reads this and nothing else, so
+questions about the whole fleet are vector arithmetic and what changed can be asked for by tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.model.reports import Taint
+from moorage.model.shapes import EXCLUSIVE
+
+from . import patches
+from .clusters import Clusters
+from .columns import Blocks, Resource, grown, spread
+from .patches import (
+    CORDONED,
+    GONE,
+    HOST,
+    READY,
+    REJECTED,
+    SEPARATOR,
+    STALE,
+    UNSCHEDULABLE,
+    ClusterPart,
+    Epoch,
+    Malformed,
+    Patch,
+)
+
+#: What a node has of exclusive cores where nothing in its cluster reports CPU managers.
+BOUNDLESS = 1 << 40
+_USABLE = READY | UNSCHEDULABLE | REJECTED
+_NONE = np.empty(0, np.int32)
+
+
+class Change(NamedTuple):
+    """What one patch changed. `node_sets`: clusters that have other nodes or other row numbers than before, so that what
+    was taken there must be taken again for nodes that went and came. `reset`: everything is new, nothing is taken."""
+
+    clusters: NDArray[np.int32] = _NONE
+    node_sets: NDArray[np.int32] = _NONE
+    claims: frozenset[str] = frozenset()
+    reset: bool = False
+    heard: NDArray[np.int32] = _NONE  # clusters whose `as_of` went on
+
+
+class Fleet:
+    """Arrays are replaced when they grow: read them from here each time. After a reset (`changed_since` says None) label
+    and taint numbers mean other sets."""
+
+    def __init__(self) -> None:
+        self.tick = 1
+        self.resets = 0
+        self.on_change: list[Callable[[Change], None]] = []
+        self.epoch = Epoch(0, 0)
+        self.n = 0
+        self.size = 0
+        # Of rows.
+        self.cluster: NDArray[np.int32] = np.empty(0, np.int32)
+        self.usable: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.labelset: NDArray[np.int32] = np.empty(0, np.int32)
+        self.taintset: NDArray[np.int32] = np.empty(0, np.int32)
+        self.host_label: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.flags: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.exclusive: NDArray[np.int64] | None = None  # as reported; made when the first node reports one
+        self._improved: NDArray[np.int64] = np.empty(0, np.int64)
+        self._resources: dict[str, Resource] = {}
+        self._blocks = Blocks()
+        # Of clusters.
+        self.names: list[str] = []
+        self.ids: dict[str, int] = {}
+        self._start: NDArray[np.int64] = np.empty(0, np.int64)
+        self._length: NDArray[np.int64] = np.empty(0, np.int64)
+        self._state: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._known: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._usable_clusters: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._version: NDArray[np.int64] = np.empty(0, np.int64)
+        self._as_of: NDArray[np.float64] = np.empty(0, np.float64)
+        self._changed: NDArray[np.int64] = np.empty(0, np.int64)
+        self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
+        self._nodes: list[str] = []  # names of the block's rows, joined; "" = hole
+        self._split: dict[int, list[str]] = {}
+        self._extras: dict[int, dict[str, bytes]] = {}
+        self._claims: dict[int, dict[str, dict[str, int]]] = {}
+        self._claimed_in: dict[str, tuple[int, ...]] = {}
+        self._sums: dict[str, tuple[int, NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._reset_tick = 0
+        # The dictionary. Number 0 of both is the empty set.
+        self.label_sets: list[dict[str, str]] = [{}]
+        self.taint_sets: list[tuple[Taint, ...]] = [()]
+        self.clusters = Clusters(self)
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Clusters that are part of the fleet, whatever their state."""
+        return self._known[: self.size]
+
+    @property
+    def usable_clusters(self) -> NDArray[np.bool_]:
+        return self._usable_clusters[: self.size]
+
+    @property
+    def resources(self) -> list[str]:
+        return sorted(self._resources)
+
+    def free(self, resource: str) -> NDArray[np.int64] | None:
+        """Allocatable minus requested minus claimed, of each row; None: no node ever had any."""
+        found = self._resource(resource)
+        return None if found is None else found.free
+
+    def allocatable(self, resource: str) -> NDArray[np.int64] | None:
+        found = self._resource(resource)
+        return None if found is None else found.allocatable
+
+    def state(self, cid: int) -> str:
+        flags = int(self._state[cid])
+        return "Stale" if flags & STALE else "Cordoned" if flags & CORDONED else "Ready"
+
+    def cluster_flags(self, cid: int) -> int:
+        return int(self._state[cid]) if cid < self.size else GONE
+
+    def cluster_labels(self, cid: int) -> dict[str, str]:
+        return self.clusters.labels(cid)
+
+    def as_of(self, cid: int) -> float:
+        """The agent's time of the newest report that is in these rows."""
+        return float(self._as_of[cid])
+
+    def node_name(self, row: int) -> str:
+        cid = int(self.cluster[row])
+        return self._node_list(cid)[row - int(self._start[cid])] if cid >= 0 else ""
+
+    def nodes_of(self, cid: int) -> list[str]:
+        return [name for name in self._node_list(cid) if name]
+
+    def places(self, cid: int) -> dict[str, int]:
+        """Node → row, of one cluster."""
+        start = int(self._start[cid])
+        return {name: start + i for i, name in enumerate(self._node_list(cid)) if name}
+
+    def row_of(self, cid: int, node: str) -> int | None:
+        try:
+            return int(self._start[cid]) + self._node_list(cid).index(node) if node else None
+        except (ValueError, IndexError):
+            return None
+
+    def rows_of(self, cluster: int) -> NDArray[np.intp]:
+        if not 0 <= cluster < self.size:
+            return np.empty(0, np.intp)
+        start = int(self._start[cluster])
+        rows = np.arange(start, start + int(self._length[cluster]), dtype=np.intp)
+        return rows[self.cluster[rows] >= 0]
+
+    def rows_in(self, clusters: NDArray[Any]) -> NDArray[np.intp]:
+        """The rows of many clusters, in the order of the clusters."""
+        rows = spread(self._start[clusters], self._length[clusters])
+        return rows[self.cluster[rows] >= 0]
+
+    def extras(self, row: int) -> dict[str, Any]:
+        """Zones, providers, devices and machines of a node, as reported."""
+        found = self._extras.get(int(self.cluster[row]), {}).get(self.node_name(row))
+        return dict(msgspec.json.decode(found, type=dict[str, Any])) if found else {}
+
+    def names_at(self, cid: int, rows: NDArray[np.intp]) -> list[str]:
+        """Names of rows of one cluster."""
+        block, start = self._node_list(cid), int(self._start[cid])
+        return [block[row - start] for row in rows.tolist()]
+
+    @property
+    def stored(self) -> dict[str, Resource]:
+        """The resources as nodes report them, by name; exclusive cores are none of these."""
+        return {name: found for name, found in self._resources.items() if name != EXCLUSIVE}
+
+    def extras_of(self, cid: int) -> dict[str, bytes]:
+        return self._extras.get(cid, {})
+
+    def claims_of(self, cid: int) -> dict[str, dict[str, int]]:
+        """Claim → node → pods, of one cluster; node "" = not bound."""
+        return self._claims.get(cid, {})
+
+    def live(self, claim: str, cluster: int | None = None) -> dict[str, int]:
+        """Bound pods that are not finished and carry this claim: node → pods. Name the cluster where it is known: a pod
+        elsewhere that carries the same claim is somebody's mistake."""
+        found: dict[str, int] = {}
+        for cid in self._claimed_in.get(claim, ()) if cluster is None else (cluster,):
+            for node, pods in self._claims.get(cid, {}).get(claim, {}).items():
+                if node:
+                    found[node] = found.get(node, 0) + pods
+        return found
+
+    def present(self, claim: str, cluster: int | None = None) -> int:
+        """All pods of a claim that are not finished, those not bound yet too."""
+        cids = self._claimed_in.get(claim, ()) if cluster is None else (cluster,)
+        return sum(sum(self._claims.get(cid, {}).get(claim, {}).values()) for cid in cids)
+
+    def sums(self, resource: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Free and allocatable per cluster, over usable nodes. Only clusters that changed since last asked are summed."""
+        found = self._resource(resource)
+        if found is None:
+            return np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
+        since, free, allocatable = self._sums.get(resource, (-1, _EMPTY, _EMPTY))
+        if since == self.tick:
+            return free, allocatable
+        changed = self.changed_since(since) if since >= 0 else None
+        if changed is None:
+            free, allocatable = np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
+            changed = np.flatnonzero(self.known).astype(np.int32)
+        elif len(free) < self.size:
+            free, allocatable = grown(free, self.size), grown(allocatable, self.size)
+        else:
+            free, allocatable = free.copy(), allocatable.copy()
+        rows = self.rows_in(changed)
+        rows = rows[self.usable[rows]]
+        for total, column in ((free, found.free), (allocatable, found.allocatable)):
+            total[changed] = 0
+            np.add.at(total, self.cluster[rows], column[rows])
+        self._sums[resource] = (self.tick, free, allocatable)
+        return free, allocatable
+
+    # -- what changed -------------------------------------------------------------------------------------------------
+
+    def changed_since(self, tick: int) -> NDArray[np.int32] | None:
+        """Clusters that changed after `tick`; None: everything was replaced since."""
+        if tick == self.tick:
+            return _NONE
+        if tick < self._reset_tick:
+            return None
+        return np.flatnonzero(self._changed[: self.size] > tick).astype(np.int32)
+
+    def improved_since(self, tick: int) -> NDArray[np.intp] | None:
+        """Rows that may take something after `tick` that they could not before: more free, other labels or taints, or
+        usable again."""
+        if tick < self._reset_tick:
+            return None
+        rows = self.rows_in(np.flatnonzero(self._improved_cluster[: self.size] > tick))
+        return rows[self._improved[rows] > tick]
+
+    def take(self, row: int, resources: Mapping[str, int], sign: int = 1) -> None:
+        """Claims (+1) or gives back (-1), in place."""
+        cid = int(self.cluster[row])
+        if cid < 0:
+            raise IndexError(f"row {row} is no node")
+        for name, amount in resources.items():
+            found = self._resource(name) or self._new_resource(name)
+            if found.claimed is None:
+                found.claimed = np.zeros(len(found.free), np.int64)
+            found.claimed[row] += sign * amount
+            found.free[row] -= sign * amount
+        self.tick += 1
+        self._changed[cid] = self.tick
+        if sign < 0:
+            self._improved[row] = self._improved_cluster[cid] = self.tick
+
+    def taken(self, row: int) -> dict[str, int]:
+        return {n: int(r.claimed[row]) for n, r in self._resources.items() if r.claimed is not None and r.claimed[row]}
+
+    # -- change -------------------------------------------------------------------------------------------------------
+
+    def apply(self, patch: Patch) -> Change:
+        """Puts a (decoded, so checked) patch in. Parts that are not newer than what is here are passed over."""
+        self._learn(patch)
+        parts = patch.clusters
+        total = patch.rows
+        columns = self._columns_of(patch, total)
+        if parts:
+            self._ensure_clusters(max(part.id for part in parts) + 1)
+        self.tick += 1
+        targets: list[NDArray[np.intp]] = []
+        fresh: list[NDArray[np.bool_]] = []
+        sources: list[tuple[int, int]] = []
+        changed: list[int] = []
+        node_sets: list[int] = []
+        restated: list[int] = []
+        claims: set[str] = set()
+        offset = 0
+        for part in parts:
+            begin, offset = offset, offset + part.rows
+            cid = part.id
+            if part.version and part.version <= self._version[cid]:
+                continue
+            self._version[cid] = max(part.version, int(self._version[cid]))
+            changed.append(cid)
+            if self._restate(part):
+                restated.append(cid)
+            claims.update(self._restate_claims(part))
+            if part.rows or part.whole or part.gone:
+                rows, new, moved = self._place(part)
+                targets.append(rows)
+                fresh.append(new)
+                sources.append((begin, offset))
+                if moved:
+                    node_sets.append(cid)
+        if targets:
+            rows = np.concatenate(targets)
+            if len(rows) != total:  # some parts were passed over
+                pick = np.concatenate([np.arange(a, b) for a, b in sources])
+                columns = columns.pick(pick)
+            self._write(rows, np.concatenate(fresh), columns)
+        if restated:
+            self._requalify(self.rows_in(np.array(restated)))
+        cids = np.array(changed, np.int32)
+        self._changed[cids] = self.tick
+        if changed and (EXCLUSIVE in self._resources or self.exclusive is not None):
+            self._judge_exclusive(cids)
+        heard = self._hear(patch)
+        if patch.counter or patch.generation:
+            self.epoch = max(self.epoch, Epoch(patch.generation, patch.counter))
+        change = Change(cids, np.array(node_sets, np.int32), frozenset(claims), False, heard)
+        self._announce(change)
+        return change
+
+    def adopt(self, other: Fleet) -> None:
+        """Becomes what `other` is (which must not be used any more), in one step; ticks go on, what was taken is gone."""
+        tick = max(self.tick, other.tick) + 1
+        keep = {name: vars(self)[name] for name in ("on_change", "clusters", "resets")}
+        vars(self).update(vars(other))
+        vars(self).update(keep)
+        self.tick = self._reset_tick = tick
+        self.resets += 1
+        self._changed[: self.size] = self._improved_cluster[: self.size] = tick
+        self._improved[: self.n] = tick
+        self._sums = {}
+        self.clusters.adopt(other.clusters)
+        self._announce(Change(np.flatnonzero(self.known).astype(np.int32), reset=True))
+
+    def _announce(self, change: Change) -> None:
+        for callback in self.on_change:
+            callback(change)
+
+    def _learn(self, patch: Patch) -> None:
+        if patch.labels_from > len(self.label_sets) or patch.taints_from > len(self.taint_sets):
+            raise Malformed("dictionary entries are missing")
+        if patch.label_sets:
+            self.label_sets[patch.labels_from : patch.labels_from + len(patch.label_sets)] = patch.label_sets
+        if patch.taint_sets:
+            sets = [tuple(entry) for entry in patch.taint_sets]
+            self.taint_sets[patch.taints_from : patch.taints_from + len(sets)] = sets
+
+    def _columns_of(self, patch: Patch, rows: int) -> _Columns:
+        found = _Columns(
+            patches.column(patch.flags, patches.FLAGS, rows),
+            patches.column(patch.label_numbers, patches.NUMBERS, rows),
+            patches.column(patch.taint_numbers, patches.NUMBERS, rows),
+            patches.column(patch.exclusive, patches.AMOUNTS, rows),
+            {
+                name: (patches.column(a, patches.AMOUNTS, rows), patches.column(r, patches.AMOUNTS, rows))
+                for name, (a, r) in patch.resources.items()
+            },
+        )
+        for numbers, sets in ((found.labels, self.label_sets), (found.taints, self.taint_sets)):
+            if rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(sets):
+                raise Malformed("a row names a dictionary entry that never came")
+        return found
+
+    def _restate(self, part: ClusterPart) -> bool:
+        """The cluster itself: name, labels, state. True if that changes which of its rows are usable."""
+        cid = part.id
+        self._as_of[cid] = max(float(self._as_of[cid]), part.as_of)
+        gone = bool(part.state & GONE)
+        if part.name != self.names[cid]:
+            self.ids.pop(self.names[cid], None)
+            self.names[cid] = part.name
+        if gone:
+            self.ids.pop(part.name, None)
+        else:
+            self.ids[part.name] = cid
+        self._known[cid] = not gone
+        if part.labels is not None or gone:
+            self.clusters.relabel(cid, part.name, part.labels or {})
+        if part.state == self._state[cid]:
+            return False
+        self._state[cid] = part.state
+        self._usable_clusters[cid] = part.state == 0
+        return True
+
+    def _restate_claims(self, part: ClusterPart) -> set[str]:
+        mine = self._claims.get(part.id, {})
+        claims = part.claims
+        if part.whole:
+            claims = {claim: {} for claim in mine if claim not in claims} | claims
+        for claim, nodes in claims.items():
+            where = self._claimed_in.get(claim, ())
+            if nodes:
+                self._claims.setdefault(part.id, {})[claim] = nodes
+                if part.id not in where:
+                    self._claimed_in[claim] = (*where, part.id)
+            else:
+                self._claims.get(part.id, {}).pop(claim, None)
+                where = tuple(cid for cid in where if cid != part.id)
+                if where:
+                    self._claimed_in[claim] = where
+                else:
+                    self._claimed_in.pop(claim, None)
+        if not self._claims.get(part.id, True):
+            del self._claims[part.id]
+        return set(claims)
+
+    def _place(self, part: ClusterPart) -> tuple[NDArray[np.intp], NDArray[np.bool_], bool]:
+        """Where the rows of a part go: rows, which of them are new, and whether the set of nodes or their rows changed."""
+        cid, names = part.id, part.names_list()
+        start, length = int(self._start[cid]), int(self._length[cid])
+        extras = self._extras.get(cid)
+        if extras is not None:
+            for node in [n for n in (list(extras) if part.whole else [*part.gone, *names]) if n in extras]:
+                del extras[node]
+        if part.extras:
+            self._extras.setdefault(cid, {}).update(part.extras)
+        elif extras is not None and not extras:
+            del self._extras[cid]
+        if length == 0 and not part.gone:
+            length = Blocks.length_for(len(names))
+            start = self._blocks.take(length)
+            self._ensure_rows(self._blocks.top)
+            self._start[cid], self._length[cid] = start, length
+            self._nodes[cid] = part.names + SEPARATOR * (length - len(names)) if names else ""
+            self._split.pop(cid, None)
+            rows = np.arange(start, start + len(names), dtype=np.intp)
+            self.cluster[rows] = cid
+            return rows, np.ones(len(names), np.bool_), bool(names)
+        if part.whole and not names:
+            self._clear(self.rows_of(cid))
+            self._blocks.give(start, length)
+            self._start[cid] = self._length[cid] = 0
+            self._nodes[cid] = ""
+            self._split.pop(cid, None)
+            return np.empty(0, np.intp), np.empty(0, np.bool_), True
+        block = self._node_list(cid) if length else []
+        at = {name: i for i, name in enumerate(block) if name}
+        leaving = [n for n in at if n not in set(names)] if part.whole else [n for n in part.gone if n in at]
+        if leaving:
+            places = np.array([at.pop(n) for n in leaving], np.intp)
+            for place in places.tolist():
+                block[place] = ""
+            self._clear(start + places)
+        coming = [n for n in names if n not in at]
+        holes = [i for i, name in enumerate(block) if not name] if coming else []
+        moved = bool(leaving or coming)
+        if len(coming) > len(holes):
+            start = self._move(cid, len(at) + len(coming))
+            more = int(self._length[cid]) - len(block)
+            holes += range(len(block), len(block) + more)
+            block += [""] * more
+        for name, place in zip(coming, holes, strict=False):
+            at[name] = place
+            block[place] = name
+        if moved:
+            self._nodes[cid] = SEPARATOR.join(block)
+            self._split.pop(cid, None)
+        rows = start + np.array([at[n] for n in names], np.intp)
+        self.cluster[rows] = cid
+        new = np.isin(np.array(names, object), np.array(coming, object)) if coming else np.zeros(len(names), np.bool_)
+        return rows, new, moved
+
+    def _move(self, cid: int, rows: int) -> int:
+        """Gives a cluster a longer block; its rows and what is claimed of them go along."""
+        old, had = int(self._start[cid]), int(self._length[cid])
+        length = Blocks.length_for(max(rows, had))
+        start = self._blocks.take(length)
+        self._ensure_rows(self._blocks.top)
+        here, there = slice(old, old + had), slice(start, start + had)
+        row_columns: tuple[NDArray[Any], ...] = (
+            self.labelset,
+            self.taintset,
+            self.host_label,
+            self.flags,
+            self._improved,
+        )
+        for values in row_columns:
+            values[there] = values[here]
+        emptied: tuple[tuple[NDArray[Any] | None, Any], ...] = (
+            (self.cluster, -1),
+            (self.usable, False),
+            (self.exclusive, -1),
+        )
+        for column, empty in emptied:
+            if column is not None:
+                column[there] = column[here]
+                column[here] = empty
+        for resource in self._resources.values():
+            resource.move(here, there)
+        self._blocks.give(old, had)
+        self._start[cid], self._length[cid] = start, length
+        return start
+
+    def _clear(self, rows: NDArray[np.intp]) -> None:
+        self.cluster[rows] = -1
+        self.usable[rows] = False
+        self.flags[rows] = 0
+        if self.exclusive is not None:
+            self.exclusive[rows] = -1
+        for resource in self._resources.values():
+            resource.clear(rows)
+
+    def _write(self, rows: NDArray[np.intp], better: NDArray[np.bool_], columns: _Columns) -> None:
+        for name in columns.resources:
+            if name not in self._resources:
+                self._new_resource(name)
+        better |= (self.labelset[rows] != columns.labels) | (self.taintset[rows] != columns.taints)
+        self.flags[rows] = columns.flags
+        self.labelset[rows] = columns.labels
+        self.taintset[rows] = columns.taints
+        host = (columns.flags & HOST) != 0
+        better |= self.host_label[rows] != host
+        self.host_label[rows] = host
+        if self.exclusive is None and len(rows) and int(columns.exclusive.max()) >= 0:
+            self.exclusive = np.full(len(self.cluster), -1, np.int64)
+        if self.exclusive is not None:
+            self.exclusive[rows] = columns.exclusive
+        for name, resource in self._resources.items():
+            if name == EXCLUSIVE:
+                continue
+            allocatable, requested = columns.resources.get(name, (0, 0))
+            free = allocatable - requested
+            if resource.claimed is not None:
+                free = free - resource.claimed[rows]
+            better |= free > resource.free[rows]
+            resource.allocatable[rows] = allocatable
+            resource.free[rows] = free
+        self._improve(rows[better])
+        self._requalify(rows)
+
+    def _requalify(self, rows: NDArray[np.intp]) -> None:
+        usable = ((self.flags[rows] & _USABLE) == READY) & self._usable_clusters[self.cluster[rows]]
+        self._improve(rows[usable & ~self.usable[rows]])
+        self.usable[rows] = usable
+
+    def _improve(self, rows: NDArray[np.intp]) -> None:
+        self._improved[rows] = self.tick
+        self._improved_cluster[self.cluster[rows]] = self.tick
+
+    def _judge_exclusive(self, clusters: NDArray[np.int32]) -> None:
+        """A node that does not say has no exclusive cores where another of its cluster does say; else any number."""
+        resource = self._resources.get(EXCLUSIVE) or self._new_resource(EXCLUSIVE)
+        rows = self.rows_in(clusters)
+        said = np.full(len(rows), -1, np.int64) if self.exclusive is None else self.exclusive[rows]
+        speaks = np.zeros(self.size, np.bool_)
+        speaks[self.cluster[rows[said >= 0]]] = True
+        amount = np.where(said >= 0, said, np.where(speaks[self.cluster[rows]], 0, BOUNDLESS))
+        free = amount if resource.claimed is None else amount - resource.claimed[rows]
+        self._improve(rows[free > resource.free[rows]])
+        resource.allocatable[rows] = amount
+        resource.free[rows] = free
+
+    def _hear(self, patch: Patch) -> NDArray[np.int32]:
+        heard = np.frombuffer(patch.heard, patches.NUMBERS).astype(np.int32)
+        times = np.frombuffer(patch.heard_at, patches.TIMES)
+        inside = heard < self.size
+        heard, times = heard[inside], times[inside]
+        self._as_of[heard] = np.maximum(self._as_of[heard], times)
+        return heard
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def _resource(self, name: str) -> Resource | None:
+        found = self._resources.get(name)
+        if found is None and name == EXCLUSIVE:
+            found = self._new_resource(name)
+            self._judge_exclusive(np.flatnonzero(self.known).astype(np.int32))
+        return found
+
+    def _new_resource(self, name: str) -> Resource:
+        found = self._resources[name] = Resource(len(self.cluster))
+        return found
+
+    def _node_list(self, cid: int) -> list[str]:
+        found = self._split.get(cid)
+        if found is None:
+            if len(self._split) >= 1024:
+                self._split.clear()
+            found = self._split[cid] = self._nodes[cid].split(SEPARATOR)
+        return found
+
+    def _ensure_clusters(self, size: int) -> None:
+        if size <= self.size:
+            return
+        if size > len(self._start):
+            length = max(size, len(self._start) * 3 // 2, 64)
+            for name in ("_start", "_length", "_state", "_known", "_usable_clusters", "_version", "_as_of"):
+                setattr(self, name, grown(getattr(self, name), length))
+            for name in ("_changed", "_improved_cluster"):
+                setattr(self, name, grown(getattr(self, name), length))
+            self._state[self.size :] = GONE
+        self.names += [""] * (size - self.size)
+        self._nodes += [""] * (size - self.size)
+        self.size = size
+        self.clusters.grow(size)
+
+    def _ensure_rows(self, top: int) -> None:
+        self.n = max(self.n, top)
+        if top <= len(self.cluster):
+            return
+        length = max(top, len(self.cluster) * 5 // 4, 256)
+        self.cluster = grown(self.cluster, length, -1)
+        self.usable = grown(self.usable, length, False)
+        self.labelset = grown(self.labelset, length)
+        self.taintset = grown(self.taintset, length)
+        self.host_label = grown(self.host_label, length, False)
+        self.flags = grown(self.flags, length)
+        self._improved = grown(self._improved, length)
+        if self.exclusive is not None:
+            self.exclusive = grown(self.exclusive, length, -1)
+        for resource in self._resources.values():
+            resource.grow(length)
+
+
+class _Columns(NamedTuple):
+    flags: NDArray[np.uint8]
+    labels: NDArray[np.int32]
+    taints: NDArray[np.int32]
+    exclusive: NDArray[np.int64]
+    resources: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+
+    def pick(self, rows: NDArray[np.intp]) -> _Columns:
+        resources = {name: (a[rows], r[rows]) for name, (a, r) in self.resources.items()}
+        return _Columns(self.flags[rows], self.labels[rows], self.taints[rows], self.exclusive[rows], resources)
+
+
+_EMPTY = np.empty(0, np.int64)

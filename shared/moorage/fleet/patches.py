@@ -1,0 +1,159 @@
+"""What travels from inventory to those who follow the fleet: whole rows as raw columns behind a msgpack header. One form
+serves patches on the stream and snapshots of single clusters; applying one twice changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.model.reports import Taint
+
+#: Flags of a node row. Usable is: ready and none of the next two.
+READY, UNSCHEDULABLE, REJECTED, HOST = 1, 2, 4, 8
+#: Flags of a cluster.
+STALE, CORDONED, GONE = 1, 2, 4
+
+SEPARATOR = "\0"
+MAX_CLUSTERS = 1 << 24
+
+
+class Epoch(NamedTuple):
+    """Which inventory spoke (its lease's generation) and how often."""
+
+    generation: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.counter}"
+
+
+class Malformed(ValueError):
+    """Bytes that are no patch, or one whose columns do not fit its header."""
+
+
+class ClusterPart(msgspec.Struct, array_like=True):
+    """One cluster in a patch. `version` is the counter of the change that this part shows: parts that are not newer than
+    what is there are passed over; 0 = apply always. `rows` rows of the patch's columns are this cluster's."""
+
+    id: int
+    name: str
+    version: int = 0
+    state: int = 0
+    as_of: float = 0.0
+    whole: bool = False  # these rows and claims are all there are
+    rows: int = 0
+    names: str = ""
+    gone: list[str] = []
+    labels: dict[str, str] | None = None  # None = as before
+    claims: dict[str, dict[str, int]] = {}  # claim -> node -> pods; {} = none any more; node "" = not bound
+    extras: dict[str, bytes] = {}
+
+    def names_list(self) -> list[str]:
+        return self.names.split(SEPARATOR) if self.rows else []
+
+
+class Patch(msgspec.Struct, array_like=True):
+    """Columns are raw little-endian bytes: one value for each row, or a single one if all are equal."""
+
+    generation: int = 0
+    counter: int = 0
+    clusters: list[ClusterPart] = []
+    flags: bytes = b""
+    label_numbers: bytes = b""
+    taint_numbers: bytes = b""
+    exclusive: bytes = b""  # exclusive cores; -1 = the node does not say
+    resources: dict[str, tuple[bytes, bytes]] = {}  # allocatable, requested
+    labels_from: int = 0
+    label_sets: list[dict[str, str]] = []
+    taints_from: int = 0
+    taint_sets: list[list[Taint]] = []
+    heard: bytes = b""  # cluster ids that reported without a change, and when
+    heard_at: bytes = b""
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.clusters)
+
+
+FLAGS = np.dtype("<u1")
+NUMBERS = np.dtype("<i4")
+AMOUNTS = np.dtype("<i8")
+TIMES = np.dtype("<f8")
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Patch)
+
+
+def pack_column(values: NDArray[Any], kind: np.dtype[Any]) -> bytes:
+    if len(values) > 1 and (values[0] == values).all():
+        values = values[:1]
+    return np.ascontiguousarray(values, kind).tobytes()
+
+
+def column(data: bytes, kind: np.dtype[Any], rows: int) -> NDArray[Any]:
+    values = np.frombuffer(data, kind)
+    return np.broadcast_to(values, rows) if len(values) == 1 else values
+
+
+def encode(patch: Patch) -> bytes:
+    return _encoder.encode(patch)
+
+
+def decode(data: bytes) -> Patch:
+    """Checks all that applying relies on, so that a patch is applied whole or not at all."""
+    try:
+        patch = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise Malformed(str(error)) from error
+    rows = 0
+    for part in patch.clusters:
+        if not 0 <= part.id < MAX_CLUSTERS or part.rows < 0:
+            raise Malformed(f"cluster number {part.id}, rows {part.rows}")
+        names = set(part.names_list())
+        if len(names) != part.rows or "" in names:
+            raise Malformed(f"{part.name}: {part.rows} rows do not have that many names")
+        rows += part.rows
+    columns: list[tuple[bytes, np.dtype[Any]]] = [
+        (patch.flags, FLAGS),
+        (patch.label_numbers, NUMBERS),
+        (patch.taint_numbers, NUMBERS),
+    ]
+    columns += [(patch.exclusive, AMOUNTS)]
+    columns += [(values, AMOUNTS) for pair in patch.resources.values() for values in pair]
+    for values, kind in columns:
+        if len(values) != rows * kind.itemsize and not (rows and len(values) == kind.itemsize):
+            raise Malformed(f"a column of {len(values)} bytes for {rows} rows")
+    if len(patch.heard) % 4 or len(patch.heard) * 2 != len(patch.heard_at):
+        raise Malformed("times without clusters")
+    heard = np.frombuffer(patch.heard, NUMBERS)
+    if len(heard) and (int(heard.min()) < 0 or int(heard.max()) >= MAX_CLUSTERS):
+        raise Malformed("times of clusters that cannot be")
+    return patch
+
+
+def merge(patches: Iterable[Patch]) -> Patch:
+    """Many snapshots as one patch, so that loading a fleet costs a few large steps. Dictionary entries stay behind."""
+    sources = [(patch, patch.rows) for patch in patches]
+    names = {name for patch, _ in sources for name in patch.resources}
+
+    def joined(parts: list[tuple[bytes, int]], kind: np.dtype[Any]) -> bytes:
+        return b"".join(data * rows if len(data) == kind.itemsize else data for data, rows in parts)
+
+    def amounts(name: str, which: int) -> bytes:
+        zero = (bytes(8), bytes(8))
+        return joined([(p.resources.get(name, zero)[which], rows) for p, rows in sources], AMOUNTS)
+
+    return Patch(
+        generation=max((p.generation for p, _ in sources), default=0),
+        counter=max((p.counter for p, _ in sources), default=0),
+        clusters=[part for p, _ in sources for part in p.clusters],
+        flags=joined([(p.flags, rows) for p, rows in sources], FLAGS),
+        label_numbers=joined([(p.label_numbers, rows) for p, rows in sources], NUMBERS),
+        taint_numbers=joined([(p.taint_numbers, rows) for p, rows in sources], NUMBERS),
+        exclusive=joined([(p.exclusive, rows) for p, rows in sources], AMOUNTS),
+        resources={name: (amounts(name, 0), amounts(name, 1)) for name in sorted(names)},
+    )
