@@ -58,7 +58,10 @@ class PodReport(Model, kw_only=True):
 
 class Report(Message, kw_only=True):
     """A delta names only rows that changed, each row whole; one with none is a heartbeat. `requested` includes the pods
-    that stand one by one."""
+    that stand one by one. `seq` grows by one with each report of a session (a full one may jump ahead); all parts of a
+    report share it, and the report counts once the last part is there. A report that is not answered is sent again as it
+    was. `succeeds`: the session that this one takes the place of at once, if the source still knows it; without that, a
+    new session is refused until the old one is silent. `leaving`: the cluster goes for good; its number stays its own."""
 
     session: str
     seq: int
@@ -70,6 +73,8 @@ class Report(Message, kw_only=True):
     pods: list[PodReport] = []
     pods_gone: list[str] = []
     labels: dict[str, str] | None = None  # of the cluster; None = as before
+    succeeds: str = ""
+    leaving: bool = False
     leaving: bool = False  # the cluster is taken out of the fleet by its owner: nothing of it remains
 
 
