@@ -1,0 +1,172 @@
+"""From the data of a document to one that is checked: the one path for the command line, REST and NATS. What is wrong
+is answered all at once, each violation with its path and a code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jsonschema
+import msgspec
+import referencing
+import referencing.exceptions
+
+from moorage.model.documents import (
+    AffinityIntentSpec,
+    Application,
+    HpaIntentSpec,
+    IntentDocument,
+    PlacementIntentSpec,
+)
+from moorage.model.names import GroupName
+from moorage.model.problems import Refused, Violation, invalid
+
+from . import rules, salvage
+from .pods import Report, reporter
+
+APPLICATION = "Application"
+BUILTIN: dict[str, type[msgspec.Struct]] = {
+    "HpaIntent": HpaIntentSpec,
+    "PlacementIntent": PlacementIntentSpec,
+    "AffinityIntent": AffinityIntentSpec,
+}
+MAX_ERRORS = 200
+#: Kind → JSON Schemas of its spec, as controllers registered them.
+Kinds = Mapping[str, list[dict[str, Any]]]
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Accepted(NamedTuple):
+    """An Application that keeps all rules, with what its manifests hold."""
+
+    document: Application
+    objects: list[rules.Objects]
+    group: GroupName
+
+
+class AcceptedIntent(NamedTuple):
+    """An intent of its own. `spec` is decoded for the built-in kinds, plain data for others."""
+
+    document: IntentDocument
+    spec: Any
+    group: GroupName
+
+    @property
+    def key(self) -> str:
+        return f"{self.document.kind}/{self.document.metadata.name}"
+
+
+def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
+    """Raises Refused with every violation."""
+    kind = data.get("kind")
+    if kind == APPLICATION:
+        return application(data)
+    if isinstance(kind, str) and (kind in BUILTIN or kind in kinds):
+        return intent(data, kinds)
+    known = ", ".join([APPLICATION, *BUILTIN, *sorted(kinds)])
+    if kind == "Fleet":
+        message = "a fleet is for the simulator: moorage fleet apply FILE"
+    elif isinstance(kind, str) and kind:
+        message = f"unknown kind {kind!r}; known are {known}"
+    else:
+        message = f"is required: one of {known}"
+    raise Refused(invalid([Violation(path="kind", code="UnknownKind", message=message)]))
+
+
+def application(data: dict[str, Any]) -> Accepted:
+    errors: list[Violation] = []
+    document = _struct(data, Application, "", errors)
+    formal = len(errors)
+    objects = rules.application(document, reporter(errors))
+    if errors:
+        raise Refused(invalid(_tidy(errors, formal)))
+    return Accepted(document, objects, GroupName(document.metadata.project, document.metadata.name, "v1", "default"))
+
+
+def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
+    errors: list[Violation] = []
+    document = _struct(data, IntentDocument, "", errors)
+    builtin = BUILTIN.get(document.kind)
+    spec: Any = document.spec
+    if builtin is not None and isinstance(data.get("spec"), dict):
+        spec = _struct(document.spec, builtin, "spec", errors)
+    formal = len(errors)
+    report = reporter(errors)
+    rules.version(document.api_version, report)
+    rules.metadata(document.metadata, report)
+    group = rules.group(document.spec.get("group"), document.metadata.project, report)
+    if isinstance(spec, HpaIntentSpec):
+        rules.hpa_intent(spec, report)
+    elif isinstance(spec, PlacementIntentSpec):
+        rules.placement_intent(spec, report)
+    elif isinstance(spec, AffinityIntentSpec):
+        rules.affinity_intent(spec, report)
+    else:
+        for schema in kinds.get(document.kind, ()):
+            _by_schema(document.spec, schema, report)
+    if errors or group is None:
+        raise Refused(invalid(_tidy(errors, formal)))
+    if group.project != document.metadata.project:
+        document.metadata.project = group.project
+    return AcceptedIntent(document, spec, group)
+
+
+def stored(data: dict[str, Any]) -> AcceptedIntent:
+    """An intent that was accepted before, by whatever schema then held."""
+    document = msgspec.convert(data, IntentDocument)
+    builtin = BUILTIN.get(document.kind)
+    spec = document.spec if builtin is None else salvage.struct(document.spec, builtin, "spec", [])
+    group = GroupName.parse(document.spec["group"], document.metadata.project)
+    return AcceptedIntent(document, spec, group)
+
+
+def _struct(data: Any, kind: type[_T], path: str, errors: list[Violation]) -> _T:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError:
+        return salvage.struct(data, kind, path, errors)
+
+
+def _tidy(errors: Iterable[Violation], formal: int) -> list[Violation]:
+    """One violation for each place: a rule that stumbles over what has the wrong form anyway says nothing new."""
+    shown: dict[str, Violation] = {}
+    broken: list[str] = []
+    for i, error in enumerate(errors):
+        if i < formal and error.code != "UnknownField":
+            broken.append(error.path)
+        elif i >= formal and any(_within(error.path, b) for b in broken):
+            continue
+        shown.setdefault(error.path, error)
+        if len(shown) == MAX_ERRORS:
+            break
+    return list(shown.values())
+
+
+def _within(path: str, outer: str) -> bool:
+    return not outer or path == outer or path.startswith((outer + ".", outer + "["))
+
+
+def check_schema(schema: dict[str, Any]) -> str:
+    """Why this is no JSON Schema; empty if it is one."""
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return str(error.message)[:300]
+    return ""
+
+
+def _by_schema(spec: dict[str, Any], schema: dict[str, Any], report: Report) -> None:
+    # What ties an intent to its group and app is ours; a schema that forbids what it does not know need not name them.
+    known = schema.get("properties", {})
+    own = {k: v for k, v in spec.items() if k not in ("group", "app") or k in known}
+    # An empty registry: a schema never makes this worker fetch something.
+    validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
+    try:
+        for i, error in enumerate(validator.iter_errors(own)):
+            if i == MAX_ERRORS:
+                return
+            report("spec" + error.json_path[1:], "SchemaViolation", error.message[:500])
+    except (referencing.exceptions.Unresolvable, RecursionError, re.error) as error:
+        report("spec", "SchemaBroken", f"the controller's schema cannot be used: {error}"[:500])
