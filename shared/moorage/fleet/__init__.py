@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from .clusters import Clusters
 from .fleet import BOUNDLESS, Change, Fleet
+from .follower import Follower
 from .patches import CORDONED, GONE, STALE, Epoch, Malformed, Patch
 from .rows import HOSTNAME, Row, name_problem, row
+from .store import Store
 from .writer import Flush, Writer
 
 __all__ = [
@@ -19,9 +21,11 @@ __all__ = [
     "Epoch",
     "Fleet",
     "Flush",
+    "Follower",
     "Malformed",
     "Patch",
     "Row",
+    "Store",
     "Writer",
     "name_problem",
     "row",

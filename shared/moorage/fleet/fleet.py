@@ -4,6 +4,7 @@ questions about the whole fleet are vector arithmetic and what changed can be as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from sys import intern
 from typing import Any, NamedTuple
 
 import msgspec
@@ -337,7 +338,9 @@ class Fleet:
         if patch.labels_from > len(self.label_sets) or patch.taints_from > len(self.taint_sets):
             raise Malformed("dictionary entries are missing")
         if patch.label_sets:
-            self.label_sets[patch.labels_from : patch.labels_from + len(patch.label_sets)] = patch.label_sets
+            self.label_sets[patch.labels_from : patch.labels_from + len(patch.label_sets)] = [
+                {intern(k): intern(v) for k, v in entry.items()} for entry in patch.label_sets
+            ]
         if patch.taint_sets:
             sets = [tuple(entry) for entry in patch.taint_sets]
             self.taint_sets[patch.taints_from : patch.taints_from + len(sets)] = sets
