@@ -1,0 +1,114 @@
+"""A whole mesh for a test: `moorage up` with a state directory of its own, and a client on its bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from moorage.bus import Settings
+
+
+class Mesh:
+    """Every worker a process of its own, NATS and Redis real, as a user starts them."""
+
+    def __init__(self, *options: str, state: Path | None = None) -> None:
+        self.state = state or Path(tempfile.mkdtemp(prefix="moorage-mesh-"))
+        self._own = state is None
+        self._options = options
+        self.process: subprocess.Popen[bytes] | None = None
+        self.endpoint: dict[str, Any] = {}
+
+    def start(self, seconds: float = 60) -> float:
+        """Until it says ready; returns how long that took."""
+        started = time.monotonic()
+        command = [sys.executable, "-m", "moorage.cli", "up", "--state", str(self.state), "--http", "127.0.0.1:0"]
+        with (self.state / "up.out").open("wb") as out:
+            self.process = subprocess.Popen([*command, *self._options], stdout=out, stderr=subprocess.STDOUT)
+        while True:
+            if b"\nready " in b"\n" + self.output():
+                break
+            if self.process.poll() is not None or time.monotonic() - started > seconds:
+                raise RuntimeError(f"the mesh did not become ready:\n{self.output().decode()[-4000:]}")
+            time.sleep(0.02)
+        self.read_endpoint()
+        return time.monotonic() - started
+
+    def read_endpoint(self) -> None:
+        self.endpoint = msgspec.json.decode((self.state / "endpoint.json").read_bytes())
+
+    def output(self) -> bytes:
+        return (self.state / "up.out").read_bytes()
+
+    def pids(self, worker: str) -> list[int]:
+        self.read_endpoint()
+        found: list[int] = self.endpoint["pids"].get(worker, [])
+        return found
+
+    def kill(self, worker: str) -> None:
+        for pid in self.pids(worker):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.endpoint["nats"], self.endpoint["natsSeed"], self.endpoint["redis"])
+
+    def http(self, path: str, body: Any = None, *, method: str = "") -> Any:
+        request = urllib.request.Request(
+            self.endpoint["http"].rstrip("/") + path,
+            method=method or ("GET" if body is None else "POST"),
+            data=None if body is None else msgspec.json.encode(body),
+            headers={"Authorization": f"Bearer {self.endpoint['token']}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return msgspec.json.decode(response.read())
+
+    def run(
+        self, *arguments: str, data: bytes | None = None, seconds: float = 60
+    ) -> subprocess.CompletedProcess[bytes]:
+        """The command line against this mesh."""
+        env = {**os.environ, "MOORAGE_STATE": str(self.state)}
+        command = [sys.executable, "-m", "moorage.cli", *arguments]
+        return subprocess.run(command, input=data, env=env, capture_output=True, timeout=seconds, check=False)
+
+    async def arun(self, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        return await asyncio.to_thread(lambda: self.run(*arguments, data=data))
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            finally:
+                if self.process.poll() is None:
+                    self.process.kill()
+                    self.process.wait()
+            self.process = None
+
+    def remove(self) -> None:
+        self.stop()
+        if self._own:
+            shutil.rmtree(self.state, ignore_errors=True)
+
+    def __enter__(self) -> Mesh:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()

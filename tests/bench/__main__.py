@@ -1,0 +1,54 @@
+"""`make bench [NAME=part of a name]`: runs the benchmarks, prints a line each, writes bench.json."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from .answers import answers
+from .deadlines import deadlines
+from .decisions import one_at_a_time, throughput
+from .harness import Figure
+from .reports import changes, first_reports
+from .startup import startup
+
+
+async def _one(figure: Awaitable[Figure]) -> list[Figure]:
+    return [await figure]
+
+
+ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
+    "answers": answers,
+    "startup": startup,
+    "decision-1k": lambda: _one(one_at_a_time(1_000, 200, goal=True)),
+    "deadlines": deadlines,
+    "throughput": throughput,
+    "reports": lambda: _one(first_reports()),
+    "changes": lambda: _one(changes()),
+    "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
+    "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),
+}
+
+
+async def main() -> int:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    figures: list[Figure] = []
+    for name, bench in ALL.items():
+        if wanted and wanted not in name:
+            continue
+        for figure in await bench():
+            sys.stdout.write(figure.line() + "\n")
+            sys.stdout.flush()
+            figures.append(figure)
+    if not figures:
+        sys.stderr.write(f"no benchmark is called {wanted!r}; there are {', '.join(ALL)}\n")
+        return 2
+    Path("bench.json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+    return 0 if all(figure.ok for figure in figures) else 1
+
+
+sys.exit(asyncio.run(main()))

@@ -1,0 +1,136 @@
+"""How long a decision takes, and how many there are in a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from moorage.bus import Bus
+from moorage.testing.mesh import Mesh
+
+from .harness import Figure, floors, percentiles
+from .workload import Decisions, application, example
+
+NODES = 20
+
+
+@contextlib.asynccontextmanager
+async def fleet(mesh: Mesh, clusters: int, nodes: int = NODES) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The generated fleet, in a process of its own beside the mesh."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "moorage.cli", "fleet", "sim", "--clusters", str(clusters)),
+        *("--nodes", str(nodes), "--seed", "1"),
+        env={"MOORAGE_STATE": str(mesh.state), "PATH": "/usr/bin:/bin"},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        end = time.monotonic() + 60 + clusters / 50
+        while True:
+            listed = await asyncio.to_thread(mesh.http, "/v1/clusters?limit=1")
+            total = listed.get("total", 0)
+            if total >= clusters:
+                break
+            if time.monotonic() > end or process.returncode is not None:
+                raise RuntimeError(f"{total} of {clusters} clusters joined")
+            await asyncio.sleep(0.5)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+
+
+async def one_at_a_time(clusters: int, times: int, goal: bool) -> Figure:
+    with Mesh() as mesh:
+        async with fleet(mesh, clusters):
+            base = example()
+            bus = await Bus.connect(mesh.settings, worker="admin")
+            decisions = Decisions(bus)
+            await decisions.start()
+            for i in range(20):
+                await decisions.decide(f"warm-{i}", application(f"warm-{i}", base=base))
+            parts = await floors(mesh.settings, clusters * NODES)
+            samples = []
+            for i in range(times):
+                phase, took = await decisions.decide(f"a-{i}", application(f"a-{i}", base=base))
+                if phase != "placed":
+                    raise RuntimeError(f"a-{i} is {phase}")
+                samples.append(took)
+            again = await floors(mesh.settings, clusters * NODES)
+            parts = {key: (value + again[key]) / 2 for key, value in parts.items()}
+            await bus.close()
+    p50, p99 = percentiles(samples)
+    floor = sum(parts.values())
+    return Figure(
+        name=f"decision at {clusters:,} clusters x {NODES} nodes",
+        n=times,
+        p50=p50,
+        p99=p99,
+        floor=floor,
+        floor_parts=parts,
+        ratio=p50 / floor,
+        goal="p50 <= 3 x floor, p99 <= 4 x p50" if goal else "printed",
+        ok=not goal or (p50 <= 3 * floor and p99 <= 4 * p50),
+    )
+
+
+async def in_flight(
+    mergers: int, clusters: int = 1000, total: int = 2000, width: int = 64
+) -> tuple[float, float, float]:
+    """(decisions per second, p50, p99) with half of the intents with shapes not seen before."""
+    with Mesh("--workers", f"merger={mergers}") as mesh:
+        async with fleet(mesh, clusters):
+            base = example()
+            bus = await Bus.connect(mesh.settings, worker="admin")
+            decisions = Decisions(bus)
+            await decisions.start()
+            documents = [application(f"t-{i}", base=base, new_shape=i if i % 2 else 0) for i in range(total + width)]
+            samples: list[float] = []
+            gate = asyncio.Semaphore(width)
+
+            async def one(i: int) -> None:
+                async with gate:
+                    phase, took = await decisions.decide(f"t-{i}", documents[i])
+                    if phase != "placed":
+                        raise RuntimeError(f"t-{i} is {phase}")
+                    samples.append(took)
+
+            await asyncio.gather(*(one(total + i) for i in range(width)))
+            samples.clear()
+            start = time.perf_counter()
+            await asyncio.gather(*(one(i) for i in range(total)))
+            seconds = time.perf_counter() - start
+            await bus.close()
+    return total / seconds, *percentiles(samples)
+
+
+async def throughput() -> list[Figure]:
+    rate, p50, p99 = await in_flight(1)
+    one = Figure(
+        name="decisions per second, 64 in flight, one merger",
+        n=2000,
+        p50=p50,
+        p99=p99,
+        floor=500,
+        ratio=rate / 500,
+        floor_parts={"decisions/s": rate},
+        goal=">= 500 decisions/s",
+        ok=rate >= 500,
+    )
+    two_rate, two_p50, two_p99 = await in_flight(2)
+    two = Figure(
+        name="decisions per second, 64 in flight, two mergers",
+        n=2000,
+        p50=two_p50,
+        p99=two_p99,
+        floor=rate,
+        ratio=two_rate / rate,
+        floor_parts={"decisions/s": two_rate, "one merger": rate, "one merger p99": p99},
+        goal=">= 0.7 x one, p99 <= 2 x",
+        ok=two_rate >= 0.7 * rate and two_p99 <= 2 * p99,
+    )
+    return [one, two]
