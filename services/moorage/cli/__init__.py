@@ -1,0 +1,1 @@
+"""The command line, and `up`: everything a person does with a mesh."""

@@ -1,0 +1,156 @@
+"""Documents from files, directories and stdin; `{file: …}` is replaced by what it names before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .exits import FAILED, USAGE, Failure
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+API_VERSION = "moorage.dev/v1alpha1"
+
+
+@dataclass
+class Document:
+    body: dict[str, Any]
+    where: str  # the file and, of several, which one: for messages
+
+    @property
+    def kind(self) -> str:
+        return str(self.body.get("kind", ""))
+
+    @property
+    def name(self) -> str:
+        meta = self.body.get("metadata")
+        return str(meta.get("name", "")) if isinstance(meta, dict) else ""
+
+    @property
+    def project(self) -> str:
+        meta = self.body.get("metadata")
+        return str(meta.get("project") or "default") if isinstance(meta, dict) else "default"
+
+
+def read_all(sources: list[str], *, fleet: bool = False) -> list[Document]:
+    found = [document for source in sources for document in read(source, fleet=fleet)]
+    if not found:
+        raise Failure(f"{', '.join(sources)}: there is no document in it", USAGE)
+    return found
+
+
+def read(source: str, *, fleet: bool = False) -> list[Document]:
+    """All documents of a file, of every file of a directory (by name), or of stdin (`-`)."""
+    if source == "-":
+        return read_text(sys.stdin.read(), "stdin", Path(), fleet=fleet)
+    path = Path(source)
+    found: list[Document] = []
+    for file in _files(path):
+        found += read_text(_text(file), str(file), file.parent, fleet=fleet)
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES and p.is_file())
+    return [path]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise Failure(f"there is no file {path}", USAGE) from None
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise Failure(f"cannot read {path}: {wrong}", USAGE) from wrong
+
+
+def read_text(text: str, where: str, base: Path, *, fleet: bool = False) -> list[Document]:
+    bodies = [body for body in parse(text, where) if body is not None]
+    found: list[Document] = []
+    for number, body in enumerate(bodies):
+        name = where if len(bodies) == 1 else f"{where}[{number}]"
+        if not isinstance(body, dict):
+            raise Failure(f"{name}: a document is a mapping, this is a {type(body).__name__}")
+        if fleet:
+            body = {"apiVersion": API_VERSION, "kind": "Fleet"} | body
+            if body["kind"] != "Fleet":
+                raise Failure(f"{name}: kind is {body['kind']}, a Fleet is wanted here")
+        body.pop("status", None)  # what `get` shows and nobody writes
+        if body.get("kind") == "Application":
+            _inline(body, name, base)
+        found.append(Document(body, name))
+    return found
+
+
+def parse(text: str, where: str) -> list[Any]:
+    if text.lstrip()[:1] == "{":
+        try:  # JSON is what programs send, and faster by far
+            return [json.loads(text)]
+        except ValueError:
+            pass  # several documents, or YAML in braces
+    import yaml
+
+    class Loader(yaml.CSafeLoader):  # type: ignore[misc,unused-ignore]
+        """Dates stay text, as Kubernetes has them; a key that stands twice is an error, not a silent loss."""
+
+        yaml_implicit_resolvers = {
+            first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
+            for first, forms in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Any] = set()
+            for key, _ in node.value:
+                if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} stands twice", key.start_mark
+                    )
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return list(yaml.load_all(text, Loader))
+    except (yaml.YAMLError, RecursionError) as wrong:
+        mark = getattr(wrong, "problem_mark", None)
+        place = f"{where}:{mark.line + 1}" if mark is not None else where
+        raise Failure(f"{place}: not valid YAML: {getattr(wrong, 'problem', None) or wrong}") from wrong
+
+
+def _inline(body: dict[str, Any], where: str, base: Path) -> None:
+    spec = body.get("spec")
+    apps = spec.get("apps") if isinstance(spec, dict) else None
+    for number, app in enumerate(apps if isinstance(apps, list) else []):
+        if isinstance(app, dict) and "manifests" in app:
+            app["manifests"] = _inlined(app["manifests"], f"{where}: spec.apps[{number}].manifests", base)
+
+
+def _inlined(manifests: Any, where: str, base: Path) -> Any:
+    if isinstance(manifests, dict):
+        return _named(manifests["file"], where, base) if set(manifests) == {"file"} else manifests
+    if not isinstance(manifests, list):
+        return manifests
+    found: list[Any] = []
+    for number, one in enumerate(manifests):
+        if isinstance(one, dict) and set(one) == {"file"}:
+            found += _named(one["file"], f"{where}[{number}]", base)
+        else:
+            found.append(one)
+    return found
+
+
+def _named(name: Any, where: str, base: Path) -> list[Any]:
+    """The Kubernetes objects in a file or directory, with lists taken apart."""
+    path = base / str(name)
+    if not path.exists():
+        raise Failure(f"{where}.file: there is no {path}", FAILED)
+    found: list[Any] = []
+    for file in _files(path):
+        for one in parse(_text(file), str(file)):
+            if isinstance(one, dict) and one.get("kind") == "List":
+                found += one.get("items") or []
+            elif one is not None:
+                found.append(one)
+    return found

@@ -1,0 +1,112 @@
+"""`moorage fleet`: simulated clusters, run by themselves, applied to a running mesh, and made to misbehave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from .client import Client, path
+from .documents import read
+from .durations import seconds
+from .exits import DONE, USAGE, Failure
+from .groups import cluster_parts
+from .output import Format, StateDir, show
+from .terminal import note, out
+
+app = App(name="fleet", help="Simulated clusters: run, apply, make them misbehave.")
+
+
+@app.default
+def overview(*, output: Format = "table", state: StateDir = None) -> int:
+    """Show all clusters of the fleet."""
+    from .getting import get
+
+    return get("clusters", output=output, state=state)
+
+
+@app.command
+def apply(
+    file: Annotated[str, Parameter(help="A fleet file, or - for stdin.")] = "",
+    /,
+    *,
+    filename: Annotated[str, Parameter(name=["--filename", "-f"])] = "",
+    timeout: str = "120s",
+    output: Format = "table",
+    state: StateDir = None,
+) -> int:
+    """Make the simulated fleet of the running mesh equal to a file; back when the inventory has it.
+
+    Parameters
+    ----------
+    timeout: How long to wait for the inventory.
+    """
+    source = file or filename
+    if not source:
+        raise Failure("which fleet file?", USAGE)
+    from .up.opening import apply_fleet
+
+    documents = read(source, fleet=True)
+    if len(documents) != 1:
+        raise Failure(f"{source} holds {len(documents)} documents; a fleet is one", USAGE)
+    answer = apply_fleet(Client.find(state), documents[0], seconds(timeout))
+    if output in ("json", "yaml"):
+        return show(answer, output)
+    out(
+        "\n".join(f"cluster/{c}" for c in answer["clusters"])
+        if output == "name"
+        else f"{len(answer['clusters'])} clusters"
+    )
+    return DONE
+
+
+@app.command
+def fault(
+    cluster: str,
+    fault: Literal["silent", "slow", "refuse", "lose-pods", "replay"],
+    /,
+    *,
+    for_: Annotated[str, Parameter(name="--for", help="How long; without it, until the fleet is applied again.")] = "",
+    state: StateDir = None,
+) -> int:
+    """Make a simulated cluster misbehave: silent, slow, refuse, lose-pods or replay."""
+    body: dict[str, Any] = {"fault": fault}
+    if for_:
+        body["seconds"] = seconds(for_)
+    Client.find(state).call("POST", path("sim", "clusters", *cluster_parts(cluster), "fault"), body=body)
+    out(f"cluster {cluster}: {fault}" + (f" for {for_}" if for_ else ""))
+    return DONE
+
+
+@app.command
+def sim(
+    file: Path | None = None,
+    /,
+    *,
+    clusters: int = 0,
+    nodes: int = 20,
+    seed: int = 1,
+    state: StateDir = None,
+) -> int:
+    """Run simulated clusters in the foreground, from a file or generated, against a running mesh.
+
+    Parameters
+    ----------
+    file: A fleet file.
+    clusters: Instead of a file: how many generated clusters.
+    nodes: Nodes of each generated cluster.
+    seed: The same seed makes the same clusters.
+    """
+    if (file is None) == (clusters <= 0):
+        raise Failure("give either a fleet FILE or --clusters N", USAGE)
+    from .running import settings_for
+    from .state import State, state_dir
+    from .workers import serve
+
+    body = read(str(file), fleet=True)[0].body if file is not None else None
+    settings = settings_for("sim", State(state_dir(state)))
+    from moorage.sim.worker import simulate
+
+    note("simulating; Ctrl-C ends it")
+    return serve(simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed))

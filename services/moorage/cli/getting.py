@@ -1,0 +1,109 @@
+"""`moorage get`: lists and single objects, once or watched."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from .client import Client, Refusal, path
+from .exits import DONE
+from .kinds import Kind, resolve
+from .output import Format, Project, Row, StateDir, Watch, rows_of, show, show_list
+from .terminal import as_json, as_yaml, out, table
+
+#: Events come in bursts; one look answers for all of a burst.
+_GATHER = 0.15
+
+
+def get(
+    kind: str,
+    name: str = "",
+    /,
+    *,
+    output: Format = "table",
+    watch: Watch = False,
+    selector: Annotated[str, Parameter(name=["--selector", "-l"])] = "",
+    group: str = "",
+    cluster: str = "",
+    project: Project = "",
+    state: StateDir = None,
+) -> int:
+    """Show applications, groups, clusters, nodes, decisions, controllers or intents.
+
+    Parameters
+    ----------
+    kind: The kind, in any of its names.
+    name: One of them; without it, all.
+    selector: Only those whose labels match, as kubectl has it: a=b,c!=d,e,f in (g,h).
+    group: Only decisions of this group.
+    cluster: Only nodes of this cluster.
+    """
+    if "/" in kind and not name:
+        kind, _, name = kind.partition("/")
+    found = resolve(kind)
+    client = Client.find(state)
+    query = {"limit": "500"}
+    if selector:
+        query["labelSelector"] = selector
+    if project and found.name in ("applications", "groups", "intents"):
+        query["project"] = project
+    if group:
+        from .groups import full_name
+
+        query["group"] = full_name(group, project)
+    if cluster:
+        query["cluster"] = cluster
+    if found.intent_kind:
+        query["kind"] = found.intent_kind
+    return (
+        _watch(client, found, name, project, query, output)
+        if watch
+        else _once(client, found, name, project, query, output)
+    )
+
+
+def _items(client: Client, kind: Kind, name: str, project: str, query: dict[str, str]) -> list[Row]:
+    if name:
+        return [client.get(kind.one(name, project))]
+    return client.items(path(kind.name), **query)
+
+
+def _once(client: Client, kind: Kind, name: str, project: str, query: dict[str, str], output: str) -> int:
+    items = _items(client, kind, name, project, query)
+    if name and output in ("json", "yaml"):
+        return show(items[0], output)
+    return show_list(items, kind.columns, output, kind.named)
+
+
+def _watch(client: Client, kind: Kind, name: str, project: str, query: dict[str, str], output: str) -> int:
+    """Prints what there is, then each object again when it changed. Ends with Ctrl-C, or when the one is gone."""
+    columns = [c for c in kind.columns if output == "wide" or not c.wide]
+    seen: dict[str, Any] = {}
+    heading = True
+    while True:
+        for _ in client.events(kind.subject, until=time.monotonic() + 5.0):
+            time.sleep(_GATHER if seen else 0)
+            try:
+                items = _items(client, kind, name, project, query)
+            except Refusal as wrong:
+                if name and seen and wrong.status == 404:
+                    return DONE
+                raise
+            changed = [item for item in items if seen.get(kind.named(item)) != item]
+            if changed:
+                _print(changed, kind, columns, output, heading)
+                heading = False
+            seen = {kind.named(item): item for item in items}
+
+
+def _print(changed: list[Row], kind: Kind, columns: list[Any], output: str, heading: bool) -> None:
+    if output == "json":
+        out("\n".join(as_json(item) for item in changed))
+    elif output == "yaml":
+        out("\n---\n".join(as_yaml(item) for item in changed) + "\n---")
+    elif output == "name":
+        out("\n".join(kind.named(item) for item in changed))
+    else:
+        out(table([c.title for c in columns], rows_of(changed, columns), heading=heading))

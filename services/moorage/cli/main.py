@@ -1,0 +1,88 @@
+"""The command `moorage`: the table of its commands. Each is imported only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cyclopts import App, CycloptsError
+
+from .exits import FAILED, USAGE, Failure
+
+app = App(
+    name="moorage",
+    help="Decides which clusters of a Kubernetes fleet run an application, by what the hardware there can do.",
+    help_flags=["--help", "-h"],
+    version_flags=["--version"],
+    result_action="return_value",
+)
+
+#: Section → command → (where it is, what it does).
+_COMMANDS = {
+    "The mesh": {
+        "up": ("up.command:up", "Run a whole mesh on this machine."),
+        "down": ("up.command:down", "Stop it."),
+        "run": ("running:run", "Run one worker, or a file with controllers of your own."),
+        "check": ("check:check", "Health of everything, and what to do."),
+        "version": ("versions:version", "Print the version."),
+    },
+    "Applications": {
+        "apply": ("applying:apply", "Store documents and act on them."),
+        "delete": ("deleting:delete", "Take applications off their clusters and forget them."),
+        "simulate": ("applying:simulate", "Decide documents without storing or claiming anything."),
+        "wait": ("waiting:wait", "Wait until a group is in a phase or deleted."),
+        "approve": ("acting:approve", "Approve a group."),
+        "instantiate": ("acting:instantiate", "Have an approved group decided and deployed."),
+        "update": ("acting:update", "Have changed intents take effect."),
+        "terminate": ("acting:terminate", "Take a group off its clusters."),
+    },
+    "Looking": {
+        "get": ("getting:get", "Show objects of a kind."),
+        "describe": ("describing:describe", "Describe one object."),
+        "why": ("explaining:why", "Why a group is where it is, or nowhere yet."),
+        "candidates": ("explaining:candidates", "The clusters that may take each app."),
+        "story": ("explaining:story", "Every message of a group, in order."),
+        "diff": ("diffing:diff", "How applied objects differ from the manifests."),
+        "events": ("listening:events", "Show events, and with -f those that come."),
+    },
+    "Parts": {
+        "controllers": ("controllers:app", "Show controllers; `set` changes one."),
+        "cluster": ("clusters:app", "Show clusters."),
+        "fleet": ("fleets:app", "Simulated clusters: run, apply, make them misbehave."),
+        "subjects": ("listening:subjects", "The table of subjects."),
+    },
+}
+
+
+def _register(argv: list[str]) -> None:
+    """The short words are for the overview only: given to a command, they would hide its own help."""
+    overview = not argv or argv[0] in ("--help", "-h")
+    for section, table in _COMMANDS.items():
+        for name, (where, about) in table.items():
+            app.command(f"moorage.cli.{where}", name=name, group=section, help=about if overview else None)
+
+
+def run(argv: list[str] | None = None) -> int:
+    """The exit code of one command. Every expected failure ends here, with words on stderr."""
+    argv = sys.argv[1:] if argv is None else argv
+    _register(argv)
+    try:
+        return app(argv, exit_on_error=False, print_error=False) or 0
+    except CycloptsError as wrong:
+        from cyclopts.exceptions import ValidationError
+
+        cause = wrong.__cause__ if isinstance(wrong, ValidationError) else None
+        sys.stderr.write(f"moorage: {cause or wrong}\nSee `moorage --help` or `moorage COMMAND --help`.\n")
+        return USAGE
+    except Failure as wrong:
+        sys.stderr.write(f"moorage: {wrong}\n")
+        return wrong.code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(run())

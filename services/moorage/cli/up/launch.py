@@ -1,0 +1,133 @@
+"""What `moorage up` starts, in which order, and what each of it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from moorage.bus import Bus, Settings
+from moorage.bus.permissions import KINDS, for_user
+from moorage.cli.exits import DONE, Failure
+from moorage.cli.state import State
+from moorage.cli.workers import HEAVY, WORKERS, load, serve
+
+from . import brokers
+from .opening import Opening, open_up
+from .processes import Kept
+from .secrets import Secrets
+from .supervisor import Plan, Stopped, Supervisor, program, warm
+
+
+@dataclass
+class Options:
+    http: str = "127.0.0.1:7070"
+    fleet: Path | None = None
+    example: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
+    """Runs a mesh until somebody asks for its end. The state directory is already ours."""
+    listener = brokers.listen(options.http)
+    secrets = Secrets.open(state, KINDS)
+    warm([*HEAVY, *(WORKERS[kind] for kind in WORKERS if options.counts.get(kind, 1))])
+    nats, redis = os.environ.get("MOORAGE_NATS_URL", ""), os.environ.get("MOORAGE_REDIS_URL", "")
+    shared_seed = os.environ.get("MOORAGE_NATS_SEED", "")
+    plan = Plan(
+        state=state,
+        url=brokers.url_of(listener),
+        token=secrets.token,
+        nats=nats,
+        redis=redis,
+        admin_seed=shared_seed if nats else secrets.seeds["admin"],
+        controller_seed=shared_seed if nats else secrets.seeds["controller"],
+    )
+    supervisor = Supervisor(plan, say)
+    supervisor.prepare()
+    try:
+        redis_for = _start_brokers(supervisor, secrets)
+        _provision(supervisor)
+        say("starting " + ", ".join(kind for kind in WORKERS if options.counts.get(kind, 1)))
+        for kind in WORKERS:
+            seed = shared_seed if nats else secrets.seeds[kind]
+            settings = Settings(plan.nats, seed, redis_for(kind))
+            for number in range(options.counts.get(kind, 1)):
+                _start_worker(supervisor, kind, number, settings, listener)
+        supervisor.tell()
+        expected = {kind: count for kind in WORKERS if (count := options.counts.get(kind, 1))}
+        opening = Opening(plan.url, plan.token, expected, options.fleet, options.example, str(state.logs))
+        code = supervisor.perform("opening", partial(open_up, opening))
+        if code != DONE:
+            raise Failure(f"the mesh did not get ready; the logs are in {state.logs}")
+        supervisor.started = True
+        sys.stdout.write(f"ready {plan.url}\n")
+        sys.stdout.flush()
+        supervisor.watch()
+    except Stopped:
+        say("stopping")
+    finally:
+        supervisor.stop()
+    return DONE
+
+
+def _start_brokers(supervisor: Supervisor, secrets: Secrets) -> Callable[[str], str]:
+    """Starts NATS and Redis unless others are named; answers which Redis URL each kind gets."""
+    plan, state = supervisor.plan, supervisor.plan.state
+    waits: list[tuple[Kept, Callable[[], bool]]] = []
+    if not plan.nats:
+        port = brokers.free_port()
+        brokers.write_nats_conf(state, port, secrets, for_user)
+        plan.nats = f"nats://127.0.0.1:{port}"
+        kept = supervisor.start(program("nats", [brokers.nats_server(), "-c", str(state.nats_conf)], state.logs))
+        waits.append((kept, partial(brokers.nats_ready, port)))
+    redis_port = 0
+    if not plan.redis:
+        redis_port = brokers.free_port()
+        brokers.write_redis_conf(state, redis_port, secrets)
+        plan.redis = brokers.redis_url(redis_port, secrets, "default")
+        kept = supervisor.start(program("redis", [brokers.redis_server(), str(state.redis_conf)], state.logs))
+        waits.append((kept, partial(brokers.redis_ready, redis_port)))
+
+    def redis_for(kind: str) -> str:
+        if not redis_port:
+            return plan.redis
+        return brokers.redis_url(redis_port, secrets, "inventory" if kind == "inventory" else "reader")
+
+    for kept, ready in waits:
+        supervisor.say(f"starting {kept.kind}")
+        supervisor.until(ready, 20, kept.kind, kept)
+    return redis_for
+
+
+def _provision(supervisor: Supervisor) -> None:
+    """In a child: the supervisor itself never runs an event loop, which might start threads."""
+    settings = Settings(supervisor.plan.nats, supervisor.plan.admin_seed)
+
+    async def provision() -> None:
+        bus = await Bus.connect(settings, worker="admin")
+        await bus.provision()
+        await bus.close()
+
+    if supervisor.perform("provision", lambda: asyncio.run(provision())) != DONE:
+        raise Failure(f"the streams could not be made on {supervisor.plan.nats}")
+
+
+def _start_worker(supervisor: Supervisor, kind: str, number: int, settings: Settings, listener: socket.socket) -> None:
+    plan = supervisor.plan
+    extra: dict[str, Any] = {"listener": listener, "token": plan.token} if kind == "gateway" else {}
+
+    def body() -> int:
+        if kind != "gateway":
+            listener.close()
+        return serve(load(kind)(settings, **extra))
+
+    name = f"{kind}-{number}" if number else kind
+    wave = 0 if kind == "gateway" else 1
+    supervisor.start(Kept(kind, number, body, plan.state.logs / f"{name}.log", wave=wave))

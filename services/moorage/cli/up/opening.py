@@ -1,0 +1,133 @@
+"""What happens between the start of the workers and `ready`: wait for all, fill the fleet, apply and show the example."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from moorage.cli.client import Client, Refusal, group_path
+from moorage.cli.documents import Document, read, read_text
+from moorage.cli.exits import DONE, FAILED, Failure
+from moorage.cli.explaining import why_text
+from moorage.cli.terminal import note, out
+
+_READY_WITHIN = 30.0
+_PLACED_WITHIN = 30.0
+
+
+@dataclass
+class Opening:
+    url: str
+    token: str
+    expected: dict[str, int]
+    fleet: Path | None
+    example: bool
+    logs: str
+
+
+def open_up(opening: Opening) -> int:
+    client = Client(opening.url, opening.token, timeout=5)
+    try:
+        _wait_for_workers(client, opening)
+        for document in _fleets(opening):
+            note(f"the simulated fleet of {document.where} is filled")
+            apply_fleet(client, document)
+        if opening.example:
+            _example(client, opening)
+    except Failure as wrong:
+        note(f"moorage: {wrong}")
+        return FAILED
+    return DONE
+
+
+def _wait_for_workers(client: Client, opening: Opening) -> None:
+    end = time.monotonic() + _READY_WITHIN
+    missing = sorted(opening.expected)
+    pause = 0.05
+    while missing:
+        if time.monotonic() > end:
+            raise Failure(f"not ready after {_READY_WITHIN:g} s: {', '.join(missing)}; see the logs in {opening.logs}")
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.3)
+        try:
+            workers = client.get("/v1/health")["workers"]
+        except Failure:
+            continue  # the gateway itself is among those waited for
+        counts: dict[str, int] = {}
+        for worker in workers:
+            if worker["ok"]:
+                counts[worker["kind"]] = counts.get(worker["kind"], 0) + 1
+        missing = sorted(kind for kind, count in opening.expected.items() if counts.get(kind, 0) < count)
+
+
+def _fleets(opening: Opening) -> list[Document]:
+    found: list[Document] = []
+    if opening.fleet is not None:
+        found += read(str(opening.fleet), fleet=True)
+    if opening.example:
+        found += read_text(_builtin("fleet.yaml"), "the example", Path(), fleet=True)
+    return found
+
+
+def _builtin(name: str) -> str:
+    return (files("moorage.cli") / "example" / name).read_text(encoding="utf-8")
+
+
+def apply_fleet(client: Client, document: Document, within: float = 120.0) -> dict[str, Any]:
+    """Makes the simulated fleet equal to the document; back when the inventory has all of it."""
+    wanted = client.call("PUT", "/v1/sim/clusters", body=document.body, timeout=within, where=document.where)
+    names = set(wanted["clusters"])
+    end = time.monotonic() + within
+    pause = 0.02
+    while True:
+        known = {c["id"] for c in client.items("/v1/clusters", limit="1000", view="name") if c["state"] != "Stale"}
+        if names <= known:
+            return dict(wanted)
+        if time.monotonic() > end:
+            left = sorted(names - known)
+            raise Failure(f"{len(left)} clusters are not in the inventory after {within:g} s: {', '.join(left[:5])}")
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.5)
+
+
+def _example(client: Client, opening: Opening) -> None:
+    """The usage example: what runs where, why, and where to look next."""
+    groups: list[str] = []
+    for document in read_text(_builtin("application.yaml"), "the example", Path()):
+        answer = client.call("POST", "/v1/apply", body=document.body, where=document.where)
+        note(f"{document.body['kind']} {answer['name']}: {answer['outcome']}")
+        if document.body["kind"] == "Application":
+            meta = document.body["metadata"]
+            groups.append(f"{meta.get('project', 'default')}/{meta['name']}/v1/default")
+    for group in groups:
+        out("\n" + why_text(_settled(client, group)))
+    short = groups[0].split("/")[1] if groups else "NAME"
+    out(
+        f"\nLook at it:\n  moorage get groups; moorage why {short}; moorage diff {short}; moorage events -f\n"
+        f"  {opening.url}/v1/groups   (Authorization: Bearer, the token is in endpoint.json)\n"
+        f"  {opening.url}/metrics, {opening.url}/readyz\n  logs: {opening.logs}\n"
+    )
+
+
+def _settled(client: Client, group: str) -> dict[str, Any]:
+    end = time.monotonic() + _PLACED_WITHIN
+    pause = 0.02
+    phase = ""
+    while True:
+        try:
+            why: dict[str, Any] = client.get(group_path(group, "why"))
+        except Refusal as wrong:
+            if wrong.status != 404 or time.monotonic() > end:  # accepted a moment ago: the mirror is on its way
+                raise
+            time.sleep(pause)
+            continue
+        if why["phase"] != phase:
+            phase = why["phase"]
+            note(f"{group}: {phase}")
+        if phase in ("Running", "Failed") or time.monotonic() > end:
+            return why
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.3)

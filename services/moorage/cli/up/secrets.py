@@ -1,0 +1,56 @@
+"""What only this machine's user may know: a NATS key per kind of worker, the gateway's token, Redis passwords."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import nkeys
+
+from moorage.cli.exits import Failure
+from moorage.cli.state import State, write_private
+
+
+def new_seed() -> str:
+    seed: bytes = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    return seed.decode()
+
+
+def public_key(seed: str) -> str:
+    """The public half, as nats.conf names the user."""
+    key: bytes = nkeys.from_seed(seed.encode()).public_key
+    return key.decode()
+
+
+class Secrets:
+    """Made once per state directory and kept: a client that has its token goes on after a restart."""
+
+    def __init__(self, token: str, seeds: dict[str, str], redis: dict[str, str]) -> None:
+        self.token = token
+        self.seeds = seeds
+        self.redis = redis
+
+    @classmethod
+    def open(cls, state: State, kinds: Iterable[str]) -> Secrets:
+        """The stored ones, with what a newer version needs added."""
+        kept: dict[str, Any] = {}
+        try:
+            kept = json.loads(state.secrets.read_bytes())
+        except FileNotFoundError:
+            pass
+        except ValueError as wrong:
+            raise Failure(f"{state.secrets} is not readable ({wrong}); remove it to have new keys made") from wrong
+        seeds = dict(kept.get("seeds", {}))
+        for kind in kinds:
+            seeds.setdefault(kind, new_seed())
+        passwords = dict(kept.get("redis", {}))
+        for user in ("default", "inventory", "reader"):
+            passwords.setdefault(user, secrets.token_urlsafe(24))
+        found = cls(kept.get("token") or secrets.token_urlsafe(32), seeds, passwords)
+        write_private(
+            state.secrets, json.dumps({"token": found.token, "seeds": found.seeds, "redis": found.redis}, indent=1)
+        )
+        return found

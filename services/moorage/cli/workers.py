@@ -1,0 +1,77 @@
+"""The workers there are, in one place, and how a process becomes one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .exits import DONE, FAILED, USAGE, Failure
+
+if TYPE_CHECKING:
+    from moorage.bus import Settings
+
+#: kind → the module with `async def main(settings)`; also the order in which they are started.
+WORKERS = {
+    "intents": "moorage.intents.worker",
+    "inventory": "moorage.inventory.worker",
+    "hpa": "moorage.controllers.hpa.worker",
+    "labels": "moorage.controllers.labels.worker",
+    "affinity": "moorage.controllers.affinity.worker",
+    "merger": "moorage.merger.worker",
+    "patcher": "moorage.patcher.worker",
+    "sim": "moorage.sim.worker",
+    "gateway": "moorage.gateway.worker",
+}
+
+#: What all workers import, once, before any is forked: its pages are shared.
+HEAVY = ("numpy", "nats", "msgspec", "redis.asyncio", "pyroaring", "uvloop", "structlog", "asyncio", "hiredis")
+
+
+def load(kind: str) -> Callable[..., Coroutine[Any, Any, None]]:
+    main: Callable[..., Coroutine[Any, Any, None]] = importlib.import_module(WORKERS[kind]).main
+    return main
+
+
+def serve(coro: Coroutine[Any, Any, None]) -> int:
+    """Runs a worker's main until it ends or SIGTERM or SIGINT cancels it; 0 only if somebody asked it to end."""
+    import uvloop
+
+    asked = False
+
+    async def guarded() -> None:
+        task = asyncio.ensure_future(coro)
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            nonlocal asked
+            asked = True
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not asked:
+                raise
+
+    uvloop.run(guarded())
+    return DONE if asked else FAILED
+
+
+def run_worker(what: str, settings: Settings) -> int:
+    """`moorage run`: a built-in kind by its name, or a file with controllers of one's own."""
+    if what in WORKERS:
+        return serve(load(what)(settings))
+    path = Path(what)
+    if path.suffix != ".py" and not path.exists():
+        raise Failure(f"{what!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
+    if not path.is_file():
+        raise Failure(f"there is no file {path}", USAGE)
+    from moorage.sdk import run_file
+
+    return serve(run_file(path, settings))
