@@ -34,8 +34,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
 }
 
 
-async def main() -> int:
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+async def main(wanted: str) -> list[Figure]:
     figures: list[Figure] = []
     for name, bench in ALL.items():
         if wanted and wanted not in name:
@@ -44,11 +43,12 @@ async def main() -> int:
             sys.stdout.write(figure.line() + "\n")
             sys.stdout.flush()
             figures.append(figure)
-    if not figures:
-        sys.stderr.write(f"no benchmark is called {wanted!r}; there are {', '.join(ALL)}\n")
-        return 2
-    Path("bench.json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
-    return 0 if all(figure.ok for figure in figures) else 1
+    return figures
 
 
-sys.exit(asyncio.run(main()))
+wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+figures = asyncio.run(main(wanted))
+if not figures:
+    sys.exit(f"no benchmark is called {wanted!r}; there are {', '.join(ALL)}")
+Path("bench.json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+sys.exit(0 if all(figure.ok for figure in figures) else 1)

@@ -125,3 +125,22 @@ TABLE: tuple[Subject, ...] = (
     Subject("moorage.rejected.*", "what was refused, why", KINDS, ("gateway",), "bad messages, kept for a while (a stream)"),
     Subject("$SRV.>", "NATS micro service", ("gateway",), KINDS, "who is there and how they are", True),
 )  # fmt: skip
+
+
+def markdown() -> str:
+    """The table as a page of the documentation."""
+    lines = [
+        "# Subjects",
+        "",
+        "Made from the table in `moorage.bus.subjects` (`make docs`), as are the permissions of every user; `moorage",
+        "subjects` prints it too. In name tokens each byte outside `[A-Za-z0-9_-]` becomes `=XX`: `v1.0` is `v1=2E0`. The",
+        "payload is JSON. *agent* stands for one user per cluster, who may use only its own `<provider>.<cluster>`.",
+        "",
+        "| subject | payload | who says it | who hears it | about |",
+        "|---|---|---|---|---|",
+    ]
+    for row in TABLE:
+        how = " (request)" if row.request else ""
+        says, hears = (", ".join(names) if names != KINDS else "everyone" for names in (row.says, row.hears))
+        lines.append(f"| `{row.pattern}`{how} | {row.payload} | {says} | {hears} | {row.about} |")
+    return "\n".join(lines) + "\n"

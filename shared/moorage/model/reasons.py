@@ -57,3 +57,18 @@ class Reason(Model, kw_only=True):
 class Warn(Value, kw_only=True, frozen=True):
     code: str
     message: str
+
+
+def markdown() -> str:
+    """The table as a page of the documentation."""
+    lines = [
+        "# Reason codes",
+        "",
+        "Why something is not placed, or not quite as asked. Codes are never renamed. Each reason carries the app, the",
+        "consumer, the need, the number of clusters it holds for, what is needed and what is free, and who said so.",
+        "",
+        "| code | means |",
+        "|---|---|",
+    ]
+    lines += [f"| `{code}` | {about} |" for code, about in CODES.items()]
+    return "\n".join(lines) + "\n"

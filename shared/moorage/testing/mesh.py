@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -102,7 +102,7 @@ class Mesh:
         if self._own:
             shutil.rmtree(self.state, ignore_errors=True)
 
-    def __enter__(self) -> Mesh:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
