@@ -1,0 +1,192 @@
+"""Where a shape has room, per cluster, kept per shape and renewed only for clusters that changed: most decisions never
+touch the node table.
+
+Counting is exact for one shape alone: its pods are equal, so a cluster has room if its nodes' pods-that-fit add up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.model.shapes import OptionalNeed, Shape
+
+from .nodes import carries, chosen, eligible, roomy
+from .rows import Ids, Mask, Rows, Where
+
+#: Up to this many changed clusters are looked at one by one; beyond, one pass over the table finds their rows.
+_FEW = 64
+
+
+def unsupported(shape: Shape) -> str | None:
+    """Why nothing can decide about this shape yet."""
+    for name, asked in (
+        ("devices", shape.devices),
+        ("request groups", shape.request_groups),
+        ("a machine", shape.machine),
+    ):
+        if asked:
+            return f"{shape.object} asks for {name}, which nothing here can decide yet"
+    return None
+
+
+class Room(NamedTuple):
+    """`fits`: all `count` pods have room by counting; `met`: the same with one optional need each. Read only."""
+
+    fits: Mask
+    met: list[Mask]
+
+
+class _Kept(NamedTuple):
+    tick: int
+    room: Room
+
+
+def with_optional(resources: Mapping[str, int], optional: OptionalNeed) -> dict[str, int]:
+    total = dict(resources)
+    for resource, amount in optional.resources.items():
+        total[resource] = total.get(resource, 0) + amount
+    return total
+
+
+def per_row(rows: Rows, resources: Mapping[str, int], count: int, ids: Ids) -> NDArray[np.int64]:
+    """How many such pods each of these rows has room for, at most `count`."""
+    pods = np.full(len(ids), count, np.int64)
+    for resource, need in resources.items():
+        if need > 0:
+            free = rows.free(resource)
+            if free is None:
+                return np.zeros(len(ids), np.int64)
+            np.minimum(pods, free[ids] // need, out=pods)
+    return np.maximum(pods, 0, out=pods)
+
+
+def _holding(rows: Rows, resources: Mapping[str, int], count: int, ids: Ids) -> Mask:
+    """Clusters where `count` such pods fit on `ids`, rows that have room for one each."""
+    clusters = rows.cluster[ids]
+    fits = np.zeros(rows.size, np.bool_)
+    if count <= 1:
+        fits[clusters] = True
+        return fits
+    pods = np.bincount(clusters, minlength=rows.size)
+    np.greater_equal(pods, count, out=fits)
+    unsure = ~fits[clusters]
+    if unsure.any():  # division only where one pod per row is not enough
+        ids, clusters = ids[unsure], clusters[unsure]
+        sums = np.bincount(clusters, per_row(rows, resources, count, ids), minlength=rows.size)
+        fits |= sums >= count
+    return fits
+
+
+def _plain(rows: Rows, shape: Shape, where: Where) -> Room:
+    if not shape.count:  # scaled to nothing: every cluster with a usable node will do
+        fits = np.zeros(rows.size, np.bool_)
+        fits[rows.cluster[: rows.n][where][rows.usable[: rows.n][where]]] = True
+        return Room(fits, [fits for _ in shape.optional])
+    mask = roomy(rows, shape.resources, rows.usable[: rows.n][where].copy(), where)
+    ids = np.flatnonzero(mask)
+    if not isinstance(where, slice):
+        ids = where[ids]
+    ids = chosen(rows, shape, ids)
+    met = []
+    for optional in shape.optional:
+        some = ids
+        named = carries(rows, optional.label, some)
+        some = some if named is None else some[named]
+        resources = with_optional(shape.resources, optional)
+        more = {resource: resources[resource] for resource in optional.resources}
+        some = some[roomy(rows, more, np.ones(len(some), np.bool_), some)]
+        met.append(_holding(rows, resources, shape.count, some))
+    return Room(_holding(rows, shape.resources, shape.count, ids), met)
+
+
+def _everywhere(rows: Rows, shape: Shape, where: Where) -> Room:
+    """One pod on every matching node: all of them must have room, and there must be one."""
+    matching = eligible(rows, shape, where)
+    ids = np.flatnonzero(matching)
+    if not isinstance(where, slice):
+        ids = where[ids]
+    clusters = rows.cluster[ids]
+
+    def all_of(good: Mask) -> Mask:
+        fits = np.zeros(rows.size, np.bool_)
+        fits[clusters] = True
+        fits[clusters[~good]] = False
+        return fits
+
+    good = roomy(rows, shape.resources, np.ones(len(ids), np.bool_), ids)
+    met = []
+    for optional in shape.optional:
+        able = roomy(rows, with_optional(shape.resources, optional), good.copy(), ids)
+        named = carries(rows, optional.label, ids)
+        met.append(all_of(able if named is None else able & named))
+    return Room(all_of(good), met)
+
+
+def room_of(rows: Rows, shape: Shape, where: Where | None = None) -> Room:
+    """The answer computed anew, over all rows or over those of some clusters."""
+    if unsupported(shape):
+        none = np.zeros(rows.size, np.bool_)
+        return Room(none, [none for _ in shape.optional])
+    compute = _everywhere if shape.per_node else _plain
+    return compute(rows, shape, slice(0, rows.n) if where is None else where)
+
+
+def rows_in(rows: Rows, clusters: NDArray[np.integer]) -> Ids:
+    """The rows of these clusters."""
+    if len(clusters) <= _FEW:
+        parts = [rows.rows_of(int(cluster)) for cluster in clusters]
+        return np.concatenate(parts) if parts else np.empty(0, np.intp)
+    wanted = np.zeros(rows.size + 1, np.bool_)  # the last entry is where holes (-1) look
+    wanted[clusters] = True
+    return np.flatnonzero(wanted[rows.cluster[: rows.n]])
+
+
+def _grown(mask: Mask, size: int) -> Mask:
+    """A copy, with clusters that are new in it."""
+    grown = np.zeros(size, np.bool_)
+    grown[: min(size, len(mask))] = mask[:size]
+    return grown
+
+
+def renewed(old: Mask, part: Mask, clusters: NDArray[np.integer]) -> Mask:
+    mask = _grown(old, len(part))
+    mask[clusters] = part[clusters]
+    mask.setflags(write=False)
+    return mask
+
+
+class Rooms:
+    """Rooms by shape key; the `keep` used last stay."""
+
+    def __init__(self, rows: Rows, keep: int = 512) -> None:
+        self._rows = rows
+        self._keep = keep
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def of(self, shape: Shape) -> Room:
+        rows, tick = self._rows, self._rows.tick
+        kept = self._kept.get(shape.key)
+        if kept is not None and kept.tick == tick and len(kept.room.fits) == rows.size:
+            self._kept.move_to_end(shape.key)
+            return kept.room
+        changed = None if kept is None else rows.changed_since(kept.tick)
+        if kept is None or changed is None or len(changed) > rows.size // 4 + 1:
+            room = room_of(rows, shape)
+            for mask in (room.fits, *room.met):
+                mask.setflags(write=False)
+        else:
+            part = room_of(rows, shape, rows_in(rows, changed))
+            room = Room(
+                renewed(kept.room.fits, part.fits, changed),
+                [renewed(old, new, changed) for old, new in zip(kept.room.met, part.met, strict=True)],
+            )
+        self._kept[shape.key] = _Kept(tick, room)
+        self._kept.move_to_end(shape.key)
+        if len(self._kept) > self._keep:
+            self._kept.popitem(last=False)
+        return room

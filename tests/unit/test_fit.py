@@ -1,0 +1,357 @@
+"""Rooms and assignments against exhaustive enumeration on small fleets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moorage.fit import Assigned, Rooms, Rows, Unassigned, assign, still_fits, unsupported
+from moorage.fit.packing import Bound, Problem, greedy, search
+from moorage.fleet import Fleet
+from moorage.model.reports import NodeReport, Taint
+from moorage.model.shapes import OptionalNeed, Requirement, Shape, Toleration
+from moorage.select import matches, tolerated
+from moorage.testing.fleets import fleet_of, node, writer_of
+
+GPU = "x/gpu"
+TAINT = Taint(key="t", effect="NoSchedule")
+
+
+def shape(object_: str = "Deployment/a", **fields: Any) -> Shape:
+    fields["resources"] = {"pods": 1, **fields.get("resources", {})}
+    made = Shape(key="", object=object_, **fields)
+    made.key = msgspec.json.encode(made).decode()
+    return made
+
+
+zones = st.sampled_from([{}, {"zone": "a"}, {"zone": "b"}])
+nodes = st.builds(
+    lambda labels, tainted, ready, cpu, memory, pods, gpu: node(
+        labels=labels,
+        taints=[TAINT] if tainted else [],
+        ready=ready,
+        cpu=str(cpu),
+        memory=str(memory),
+        pods=str(pods),
+        resources={GPU: str(gpu)} if gpu else {},
+    ),
+    zones,
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([True, True, True, False]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.integers(0, 4),
+    st.integers(0, 2),
+)
+clusters = st.lists(nodes, max_size=3)
+amounts = st.builds(
+    lambda cpu, memory, gpu: {"cpu": 1000 * cpu, "memory": memory, GPU: gpu},
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from([0, 0, 0, 1]),
+)
+in_zone = st.sampled_from(["a", "b"]).map(lambda z: Requirement(key="zone", operator="In", values=(z,)))
+by_name = st.builds(
+    Requirement,
+    key=st.sampled_from(["metadata.name", "kubernetes.io/hostname"]),
+    operator=st.sampled_from(["In", "NotIn", "Exists", "Gt"]),
+    values=st.sampled_from([("n-0",), ("n-1", "n-2"), ("1",)]),
+)
+terms = st.lists(st.lists(in_zone | by_name, min_size=1, max_size=2), max_size=2)
+optional = st.builds(
+    OptionalNeed,
+    consumer=st.just("c"),
+    name=st.just("o"),
+    weight=st.integers(1, 10),
+    resources=st.sampled_from([{}, {"cpu": 1000}, {GPU: 1}]),
+    label=st.sampled_from([None, None, ("zone", "a"), ("kubernetes.io/hostname", "n-0")]),
+)
+shapes = st.builds(
+    shape,
+    resources=amounts,
+    count=st.integers(0, 3),
+    per_node=st.sampled_from([False, False, False, True]),
+    terms=terms,
+    tolerations=st.sampled_from([[], [Toleration(operator="Exists")]]),
+    optional=st.lists(optional, max_size=2),
+)
+
+
+# The reference: every row and pod by itself, in plain Python.
+
+
+def labels_of(rows: Rows, row: int) -> dict[str, str]:
+    labels = {"metadata.name": rows.node_name(row), **rows.label_sets[rows.labelset[row]]}
+    if rows.host_label[row]:
+        labels["kubernetes.io/hostname"] = rows.node_name(row)
+    return labels
+
+
+def may(rows: Rows, row: int, s: Shape) -> bool:
+    return (
+        bool(rows.usable[row])
+        and matches(s.terms, labels_of(rows, row))
+        and tolerated(rows.taint_sets[rows.taintset[row]], s.tolerations)
+    )
+
+
+def free_of(rows: Rows, row: int, resource: str) -> int:
+    free = rows.free(resource)
+    return 0 if free is None else int(free[row])
+
+
+def placements(rows: Rows, where: Sequence[int], s: Shape, granted: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every way to give the shape's pods rows by labels and taints; resources are not looked at."""
+    able = [row for row in where if may(rows, row, s)]
+    wanted = [o.label for i in granted if (o := s.optional[i]).label]
+    good = [row for row in able if all(labels_of(rows, row).get(k) == v for k, v in wanted)]
+    if s.per_node:
+        return [tuple(able)] if able and len(good) == len(able) else []
+    return list(itertools.combinations_with_replacement(good, s.count))
+
+
+def need_of(s: Shape, granted: Sequence[int]) -> dict[str, int]:
+    need = dict(s.resources)
+    for i in granted:
+        for resource, more in s.optional[i].resources.items():
+            need[resource] = need.get(resource, 0) + more
+    return need
+
+
+def holds(
+    rows: Rows, group: Sequence[Shape], granted: Sequence[Sequence[int]], chosen: Sequence[Sequence[int]]
+) -> bool:
+    used: dict[tuple[int, str], int] = {}
+    for s, which, places in zip(group, granted, chosen, strict=True):
+        for row in places:
+            for resource, need in need_of(s, which).items():
+                if need:
+                    used[row, resource] = used.get((row, resource), 0) + need
+    return all(amount <= free_of(rows, row, resource) for (row, resource), amount in used.items())
+
+
+def exists(rows: Rows, where: Sequence[int], group: Sequence[Shape], granted: Sequence[Sequence[int]]) -> bool:
+    ways = [placements(rows, where, s, which) for s, which in zip(group, granted, strict=True)]
+    return any(holds(rows, group, granted, chosen) for chosen in itertools.product(*ways))
+
+
+def rows_in(fleet: Fleet, cid: int) -> list[int]:
+    return [int(row) for row in fleet.rows_of(cid)]
+
+
+def check_room(fleet: Fleet, rooms: Rooms, s: Shape) -> None:
+    room = rooms.of(s)
+    for cid in range(fleet.size):
+        where = rows_in(fleet, cid)
+        if not s.count and not s.per_node:
+            assert room.fits[cid] == any(fleet.usable[row] for row in where)
+            continue
+        assert room.fits[cid] == exists(fleet, where, [s], [[]])
+        assert [bool(met[cid]) for met in room.met] == [
+            exists(fleet, where, [s], [[i]]) for i in range(len(s.optional))
+        ]
+
+
+@given(st.lists(clusters, min_size=1, max_size=3), shapes)
+def test_room_is_what_enumeration_finds(fleet_nodes: list[list[NodeReport]], s: Shape) -> None:
+    fleet = fleet_of({f"lab/{i}": many for i, many in enumerate(fleet_nodes)})
+    check_room(fleet, Rooms(fleet), s)
+
+
+@given(
+    st.lists(clusters, min_size=2, max_size=4),
+    st.lists(shapes, min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 5), clusters), max_size=4),
+)
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_kept_rooms_follow_changes(
+    first: list[list[NodeReport]], asked: list[Shape], changes: list[tuple[int, list[NodeReport]]]
+) -> None:
+    from moorage.fleet import row
+
+    writer = writer_of({f"lab/{i}": many for i, many in enumerate(first)})
+    fleet = writer.fleet
+    rooms = Rooms(fleet, keep=2)
+    for s in asked:
+        check_room(fleet, rooms, s)
+    for cid, many in changes:
+        for number, report in enumerate(many):
+            report.name = report.labels["kubernetes.io/hostname"] = f"n-{number}"
+        writer.put(cid, f"lab/{cid}", [row(report)[0] for report in many], whole=True, as_of=2.0)
+        places = rows_in(fleet, cid)
+        if places:
+            fleet.take(places[0], {"cpu": 1000, "pods": 1})
+        for s in asked:
+            check_room(fleet, rooms, s)
+
+
+def test_an_unchanged_room_is_the_same_object_and_read_only() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="4")], "lab/b": [node(cpu="1")]})
+    rooms, s = Rooms(fleet), shape(resources={"cpu": 2000})
+    room = rooms.of(s)
+    assert room.fits.tolist() == [True, False]
+    assert rooms.of(s) is room
+    with pytest.raises(ValueError):
+        room.fits[0] = False
+    fleet.take(0, {"cpu": 3000})
+    assert rooms.of(s).fits.tolist() == [False, False]
+    assert room.fits.tolist() == [True, False], "who holds an old answer keeps it as it was"
+
+
+@given(clusters, st.lists(shapes, min_size=1, max_size=3))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_assignments_are_exact(many: list[NodeReport], group: list[Shape]) -> None:
+    fleet = fleet_of({"lab/a": many})
+    where = fleet.rows_of(0)
+    found = assign(fleet, where, group, steps=0)
+    possible = exists(fleet, rows_in(fleet, 0), group, [[] for _ in group])
+    if isinstance(found, Unassigned):
+        # Nine pods are beyond what is promised to be complete.
+        assert not possible or (found.code == "SearchBound" and sum(s.count for s in group) > 8)
+        return
+    assert possible
+    rows = {fleet.node_name(row): row for row in rows_in(fleet, 0)}
+    chosen = [[rows[slot.node] for slot in runs for _ in range(slot.count)] for runs in found.slots]
+    assert holds(fleet, group, found.met, chosen)
+    for s, runs, which in zip(group, found.slots, found.met, strict=True):
+        assert all(slot.resources == {r: n for r, n in need_of(s, which).items() if n} for slot in runs)
+        places = tuple(sorted(rows[slot.node] for slot in runs for _ in range(slot.count)))
+        assert places in [tuple(sorted(way)) for way in placements(fleet, rows_in(fleet, 0), s, which)]
+    assert still_fits(fleet, where, group, found.slots)
+    # No single optional need more could have been granted.
+    if sum(s.count for s in group) <= 8:
+        for number, s in enumerate(group):
+            for i in set(range(len(s.optional))) - set(found.met[number]):
+                wider = [[*which, i] if n == number else which for n, which in enumerate(found.met)]
+                assert not exists(fleet, rows_in(fleet, 0), group, wider)
+
+
+def test_heavier_optional_needs_are_granted_first() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="4", resources={GPU: "1"})]})
+    light = shape("Deployment/l", optional=[OptionalNeed(consumer="l", name=GPU, weight=2, resources={GPU: 1})])
+    heavy = shape("Deployment/h", optional=[OptionalNeed(consumer="h", name=GPU, weight=7, resources={GPU: 1})])
+    found = assign(fleet, fleet.rows_of(0), [light, heavy])
+    assert isinstance(found, Assigned)
+    assert found.met == [[], [0]]
+
+
+def test_all_pods_of_an_object_get_an_optional_need_or_none() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="4", resources={GPU: "1"}), node(cpu="4", resources={GPU: "1"})]})
+    wish = OptionalNeed(consumer="c", name=GPU, resources={GPU: 1})
+    for count, met in ((2, [[0]]), (3, [[]])):
+        found = assign(fleet, fleet.rows_of(0), [shape(count=count, optional=[wish])])
+        assert isinstance(found, Assigned)
+        assert found.met == met
+
+
+def test_what_others_took_no_longer_fits() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="4"), node(cpu="3")]})
+    where, group = fleet.rows_of(0), [shape(resources={"cpu": 2000}, count=3)]
+    found = assign(fleet, where, group)
+    assert isinstance(found, Assigned)
+    assert still_fits(fleet, where, group, found.slots)
+    fleet.take(int(where[0]), {"cpu": 1000})
+    assert not still_fits(fleet, where, group, found.slots)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "resource", "needed", "best"),
+    [
+        ({"resources": {"cpu": 5000}}, "ResourceShort", "cpu", 5000, 4000),
+        ({"resources": {GPU: 1}}, "ResourceShort", GPU, 1, 0),
+        ({"resources": {"cpu": 3000}, "count": 3}, "CapacityShort", "", 3, 2),
+        ({"resources": {"cpu": 4000, "memory": 9}}, "ResourceShort", "", 0, 0),
+        ({"terms": [[Requirement(key="zone", operator="In", values=("c",))]]}, "LabelMissing", "", 0, 0),
+        ({"terms": [[Requirement(key="zone", operator="In", values=("b",))]]}, "NodesUnusable", "", 0, 0),
+        ({"machine": "big"}, "Unsupported", "", 0, 0),
+        ({"devices": [{"class": "a"}]}, "Unsupported", "", 0, 0),
+        ({"per_node": True, "resources": {"cpu": 4000}}, "ResourceShort", "cpu", 4000, 3000),
+    ],
+)
+def test_refusals_say_what_is_missing(fields: dict[str, Any], code: str, resource: str, needed: int, best: int) -> None:
+    fleet = fleet_of(
+        {
+            "lab/a": [
+                node(cpu="4", memory="5"),
+                node(cpu="3", memory="9"),
+                node(cpu="9", memory="99", labels={"zone": "b"}, taints=[TAINT]),
+                node(cpu="9", memory="99", labels={"zone": "a"}, ready=False),
+            ]
+        }
+    )
+    fitting = shape("Deployment/b", resources={"cpu": 1000})
+    refused = assign(fleet, fleet.rows_of(0), [fitting, shape(**fields)])
+    assert isinstance(refused, Unassigned)
+    assert (refused.code, refused.shape, refused.resource, refused.needed, refused.best) == (
+        code, 1, resource, needed, best,
+    )  # fmt: skip
+
+
+def test_pods_that_fit_alone_but_not_together() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="3", memory="3"), node(cpu="3", memory="3")]})
+    group = [shape("Deployment/a", resources={"cpu": 2000}, count=2), shape("Deployment/b", resources={"cpu": 2000})]
+    refused = assign(fleet, fleet.rows_of(0), group)
+    assert isinstance(refused, Unassigned)
+    assert refused.code == "PackingFails"
+
+
+def test_kinds_that_come_later_are_refused_not_ignored() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="3")]})
+    for_later: tuple[dict[str, Any], ...] = ({"devices": [{}]}, {"request_groups": [{}]}, {"machine": "m"})
+    for fields in for_later:
+        asked = shape(**fields)
+        assert unsupported(asked)
+        assert not Rooms(fleet).of(asked).fits.any()
+    assert unsupported(shape()) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_the_search_is_complete_and_right(
+    needs: list[tuple[int, int]], free: list[tuple[int, int]], random: Any
+) -> None:
+    able = np.array([[random.random() < 0.8 for _ in free] for _ in needs])
+    problem = Problem(np.array(free), np.array(needs), [1] * len(needs), able)
+    found = search(problem, 0)
+
+    def place(at: int, left: list[list[int]]) -> bool:
+        if at == len(needs):
+            return True
+        for number, have in enumerate(left):
+            if able[at, number] and have[0] >= needs[at][0] and have[1] >= needs[at][1]:
+                rest = [list(h) for h in left]
+                rest[number] = [have[0] - needs[at][0], have[1] - needs[at][1]]
+                if place(at + 1, rest):
+                    return True
+        return False
+
+    assert (found is not None) == place(0, [list(f) for f in free])
+    if found is not None:
+        assert (found.sum(axis=1) == 1).all()
+        assert (found <= able).all()
+        assert (found.T @ problem.needs <= problem.free).all()
+
+
+def test_the_search_finds_what_greed_misses() -> None:
+    # Only 6+5 on 11 and 5+4 on 9 do; best fit puts the 6 on 9.
+    problem = Problem(np.array([[11], [9]]), np.array([[5], [4], [6], [5]]), [1, 1, 1, 1], np.ones((4, 2), np.bool_))
+    assert isinstance(greedy(problem, [2, 0, 3, 1]), int)
+    assert search(problem, 0) is not None
+
+
+def test_the_search_is_bounded_beyond_the_promise() -> None:
+    rng = np.random.default_rng(1)
+    needs = rng.integers(20, 60, (24, 3))
+    problem = Problem(rng.integers(90, 110, (24, 3)), needs, [1] * 24, np.ones((24, 24), np.bool_))
+    with pytest.raises(Bound):
+        search(problem, 2000)
