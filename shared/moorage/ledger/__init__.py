@@ -1,0 +1,28 @@
+"""The decision log folded, the room it takes from the fleet, and the one way to append to it."""
+
+from __future__ import annotations
+
+from .capacity import Capacity, uncovered
+from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
+from .follow import LOG, LedgerFollower, decode_commit, open_ledger, read_snapshot, write_snapshot
+from .state import Changes, Held, Ledger
+
+__all__ = [
+    "LOG",
+    "MAX_BYTES",
+    "MAX_ENTRIES",
+    "Capacity",
+    "Changes",
+    "Committed",
+    "Committer",
+    "Dropped",
+    "Guard",
+    "Held",
+    "Ledger",
+    "LedgerFollower",
+    "decode_commit",
+    "open_ledger",
+    "read_snapshot",
+    "uncovered",
+    "write_snapshot",
+]

@@ -1,0 +1,243 @@
+"""Keeps what claims count for taken from the fleet's free, in step with ledger, reports and decisions in flight.
+
+A slot counts in full unless the newest report shows a live pod of its claim, which then counts where it really is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from moorage.fleet import Change, Fleet
+from moorage.model.claims import Claim, Decision, Slot
+
+from .state import Changes, Ledger
+
+Amounts = dict[str, int]
+Wanted = dict[str, Amounts]  # node → what is taken there
+
+
+def uncovered(slots: Sequence[Slot], live: Mapping[str, int]) -> list[tuple[Slot, int]]:
+    """How many pods of each run still count. Live pods stand for slots on their own node first, the rest for slots in
+    order, wherever those are."""
+    spare = dict(live)
+    left: list[int] = []
+    for slot in slots:
+        own = min(slot.count, spare.get(slot.node, 0))
+        if own:
+            spare[slot.node] -= own
+        left.append(slot.count - own)
+    elsewhere = sum(spare.values())
+    result: list[tuple[Slot, int]] = []
+    for slot, count in zip(slots, left, strict=True):
+        covered = min(count, elsewhere)
+        elsewhere -= covered
+        if count > covered:
+            result.append((slot, count - covered))
+    return result
+
+
+def _add(total: Wanted, node: str, resources: Mapping[str, int], times: int) -> None:
+    mine = total.setdefault(node, {})
+    for name, amount in resources.items():
+        mine[name] = mine.get(name, 0) + amount * times
+
+
+def wanted_by(runs: Iterable[tuple[Slot, int]]) -> Wanted:
+    total: Wanted = {}
+    for slot, count in runs:
+        if slot.node:
+            _add(total, slot.node, slot.resources, count)
+    return total
+
+
+def beyond(slots: Sequence[Slot], before: Sequence[Slot]) -> list[Slot]:
+    """Slots without those that the claim has already: an update of a claim in flight takes only what is more."""
+    have: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
+    for slot in before:
+        key = (slot.node, tuple(sorted(slot.resources.items())))
+        have[key] = have.get(key, 0) + slot.count
+    more: list[Slot] = []
+    for slot in slots:
+        key = (slot.node, tuple(sorted(slot.resources.items())))
+        known = min(slot.count, have.get(key, 0))
+        if known:
+            have[key] -= known
+        if slot.count > known:
+            more.append(Slot(node=slot.node, count=slot.count - known, resources=slot.resources))
+    return more
+
+
+class Capacity:
+    """The only one that calls `fleet.take`. Decisions in flight are held under their own id until they are folded or
+    given back."""
+
+    def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
+        self.fleet, self.ledger = fleet, ledger
+        self._claims: dict[str, tuple[str, Wanted]] = {}  # claim → cluster and what it takes
+        self._flights: dict[str, list[tuple[str, Wanted]]] = {}  # decision → the same
+        self._totals: dict[str, Wanted] = {}
+        self._dirty: dict[str, set[str]] = {}  # nodes whose totals moved since the fleet was told
+        fleet.on_change.append(self._fleet_changed)
+        self.reload(ledger)
+
+    def close(self) -> None:
+        self.fleet.on_change.remove(self._fleet_changed)
+
+    def reload(self, ledger: Ledger) -> None:
+        """Another ledger altogether, from a snapshot."""
+        self.ledger = ledger
+        gone = [ident for ident in self._claims if ident not in ledger.claims]
+        for ident in [*gone, *ledger.claims]:
+            self._recount(ident)
+        self._flush()
+
+    def folded(self, changes: Changes, decisions: Iterable[Decision] = ()) -> None:
+        """After each fold. What was held for the decisions becomes their claims without being given back in between."""
+        flights = [held for d in decisions for held in self._flights.pop(d.id, ())]
+        for ident in changes.claims:
+            self._recount(ident)
+        for cluster, wanted in flights:
+            self._shift(cluster, wanted, {})
+        self._flush()
+
+    def hold(self, decision: Decision) -> None:
+        """Takes what a decision in flight would claim beyond what the same claims have."""
+        flight: list[tuple[str, Wanted]] = []
+        for claim in decision.claims:
+            held = self.ledger.claims.get(claim.id)
+            slots = beyond(claim.slots, held.claim.slots) if held is not None else claim.slots
+            wanted = wanted_by((slot, slot.count) for slot in slots)
+            if wanted:
+                flight.append((claim.cluster, wanted))
+                self._shift(claim.cluster, {}, wanted)
+        self._flights[decision.id] = flight
+        self._flush()
+
+    def give_back(self, decision: str) -> None:
+        for cluster, wanted in self._flights.pop(decision, ()):
+            self._shift(cluster, wanted, {})
+        self._flush()
+
+    def fits(self, decision: str) -> bool:
+        """Whether what is held for a decision is really there, all others that count included."""
+        for cluster, wanted in self._flights.get(decision, ()):
+            cid = self.fleet.ids.get(cluster)
+            if cid is None:
+                return False
+            for node, amounts in wanted.items():
+                row = self.fleet.row_of(cid, node)
+                if row is None:
+                    return False
+                for name, amount in amounts.items():
+                    free = self.fleet.free(name)
+                    if amount > 0 and (free is None or free[row] < 0):
+                        return False
+        return True
+
+    def displaced(self, claim: Claim) -> list[Slot] | None:
+        """The slots a claim would have if its pods stayed where they are; None while they are where it says, or while
+        not all of them are bound."""
+        cid = self.fleet.ids.get(claim.cluster)
+        if cid is None:
+            return None
+        live = self.fleet.live(claim.id, cid)
+        places: dict[str, int] = {}
+        for slot in claim.slots:
+            places[slot.node] = places.get(slot.node, 0) + slot.count
+        if not live or live == places or sum(live.values()) != sum(places.values()):
+            return None
+        spare = dict(live)
+        stay: list[Slot] = []
+        lost: list[Slot] = []
+        for slot in claim.slots:
+            own = min(slot.count, spare.get(slot.node, 0))
+            if own:
+                spare[slot.node] -= own
+                stay.append(Slot(node=slot.node, count=own, resources=slot.resources))
+            if slot.count > own:
+                lost.append(Slot(count=slot.count - own, resources=slot.resources))
+        for node, count in sorted((n, c) for n, c in spare.items() if c):
+            while count:
+                run = lost[0]
+                here = min(count, run.count)
+                stay.append(Slot(node=node, count=here, resources=run.resources))
+                count -= here
+                run.count -= here
+                if not run.count:
+                    lost.pop(0)
+        return stay
+
+    # -- keeping step -------------------------------------------------------------------------------------------------
+
+    def _recount(self, ident: str) -> None:
+        cluster, before = self._claims.pop(ident, ("", {}))
+        held = self.ledger.claims.get(ident)
+        after: Wanted = {}
+        if held is not None:
+            claim = held.claim
+            cid = self.fleet.ids.get(claim.cluster)
+            live = self.fleet.live(ident, cid) if cid is not None else {}
+            after = wanted_by(uncovered(claim.slots, live) if live else ((s, s.count) for s in claim.slots))
+            self._claims[ident] = (claim.cluster, after)
+            if cluster and cluster != claim.cluster:
+                self._shift(cluster, before, {})
+                before = {}
+            cluster = claim.cluster
+        if before != after:
+            self._shift(cluster, before, after)
+
+    def _shift(self, cluster: str, before: Wanted, after: Wanted) -> None:
+        totals = self._totals.setdefault(cluster, {})
+        for node in before.keys() | after.keys():
+            mine = totals.setdefault(node, {})
+            for sign, amounts in ((-1, before.get(node, {})), (1, after.get(node, {}))):
+                for name, amount in amounts.items():
+                    mine[name] = mine.get(name, 0) + sign * amount
+            self._dirty.setdefault(cluster, set()).add(node)
+
+    def _flush(self) -> None:
+        """Once per change: what is given back here and taken there in one step never looks free in between."""
+        dirty, self._dirty = self._dirty, {}
+        for cluster, nodes in dirty.items():
+            self._settle(cluster, nodes)
+            totals = self._totals[cluster]
+            for node in nodes:
+                totals[node] = {name: amount for name, amount in totals[node].items() if amount}
+                if not totals[node]:
+                    del totals[node]
+            if not totals:
+                del self._totals[cluster]
+
+    def _settle(self, cluster: str, nodes: Iterable[str]) -> None:
+        """Makes the fleet's rows take what the totals say."""
+        cid = self.fleet.ids.get(cluster)
+        if cid is None:
+            return
+        totals = self._totals.get(cluster, {})
+        for node in nodes:
+            row = self.fleet.row_of(cid, node)
+            if row is None:
+                continue
+            wanted, taken = totals.get(node, {}), self.fleet.taken(row)
+            more = {n: a - taken.get(n, 0) for n, a in wanted.items() if a > taken.get(n, 0)}
+            less = {n: a - wanted.get(n, 0) for n, a in taken.items() if a > wanted.get(n, 0)}
+            if more:
+                self.fleet.take(row, more, 1)
+            if less:
+                self.fleet.take(row, less, -1)
+
+    def _fleet_changed(self, change: Change) -> None:
+        if change.reset:
+            for ident in self.ledger.claims:
+                self._recount(ident)
+            for cluster, totals in self._totals.items():
+                self._dirty.setdefault(cluster, set()).update(totals)
+        else:
+            for ident in change.claims:
+                if ident in self.ledger.claims:
+                    self._recount(ident)
+            for cid in change.node_sets.tolist():
+                cluster = self.fleet.names[cid]
+                if cluster in self._totals:
+                    self._dirty.setdefault(cluster, set()).update(self._totals[cluster])
+        self._flush()

@@ -1,0 +1,142 @@
+"""A ledger kept current from the log: the newest snapshot, then the tail; loaded again when the tail has a gap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, BusError, Follower, NoAnswer
+from moorage.model.claims import Commit
+
+from .state import Changes, Ledger
+
+log = structlog.get_logger("ledger")
+LOG = "MOORAGE_LEDGER"
+SNAPSHOTS = "moorage-snapshots"
+_PREFIX = "ledger-"
+
+decode_commit = msgspec.json.Decoder(Commit).decode
+
+
+class LedgerFollower:
+    """`on_fold` after each commit, `on_reload` when the ledger was replaced as a whole (it is another object then)."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._log = bus.log(LOG)
+        self.ledger = Ledger()
+        self.on_fold: list[Callable[[Commit, Changes], None]] = []
+        self.on_reload: list[Callable[[Ledger], None]] = []
+        self._tail: Follower | None = None
+        self._loading = False
+        self._moved = asyncio.Event()
+
+    async def start(self) -> None:
+        await self._load()
+
+    async def stop(self) -> None:
+        if self._tail is not None:
+            await self._tail.stop()
+            self._tail = None
+
+    async def wait(self, seq: int) -> None:
+        """Until everything up to `seq` is folded."""
+        while self.ledger.seq < seq:
+            await self.moved()
+
+    async def moved(self) -> None:
+        """Until the next fold."""
+        self._moved.clear()
+        await self._moved.wait()
+
+    def fold(self, seq: int, commit: Commit) -> bool:
+        """Folds what comes next. A committer calls this with its own commit as soon as it is acknowledged, so that it
+        need not wait for the tail; whatever comes twice is passed over."""
+        if seq <= self.ledger.seq:
+            return False
+        if seq != self.ledger.seq + 1:
+            self._reload(f"{seq} came after {self.ledger.seq}")
+            return False
+        changes = self.ledger.fold(seq, commit)
+        self._moved.set()
+        for callback in self.on_fold:
+            callback(commit, changes)
+        return True
+
+    def _received(self, seq: int, data: bytes) -> None:
+        if seq <= self.ledger.seq or self._loading:
+            return
+        try:
+            commit = decode_commit(data)
+        except msgspec.DecodeError as error:
+            # Everyone folds a message that cannot be read to nothing, or two folds of one log would differ.
+            self._bus.count("unreadable_commits")
+            log.error("a commit that cannot be read folds to nothing", seq=seq, error=str(error))
+            commit = Commit()
+        self.fold(seq, commit)
+
+    def _reload(self, why: str) -> None:
+        if not self._loading:
+            self._loading = True
+            log.warning("the ledger is loaded again", why=why)
+            self._bus.spawn(self._load_again())
+
+    async def _load_again(self) -> None:
+        delay = 0.05
+        while True:
+            try:
+                await self.stop()
+                await self._load()
+                return
+            except (NoAnswer, BusError, LookupError) as error:
+                log.warning("loading the ledger failed", error=str(error))
+                await asyncio.sleep(delay)
+                delay = min(2.0, delay * 2)
+
+    async def _load(self) -> None:
+        ledger = await read_snapshot(self._bus)
+        first, last = await self._log.first(), await self._log.last()
+        if first > ledger.seq + 1 and last > ledger.seq:
+            raise LookupError(f"the log begins at {first}, the newest snapshot ends at {ledger.seq}")
+        self.ledger = ledger
+        self._loading = False
+        self._moved.set()
+        for callback in self.on_reload:
+            callback(ledger)
+        self._tail = await self._log.follow(ledger.seq + 1, self._received)
+
+
+async def open_ledger(bus: Bus) -> LedgerFollower:
+    follower = LedgerFollower(bus)
+    await follower.start()
+    return follower
+
+
+async def read_snapshot(bus: Bus) -> Ledger:
+    """The newest that can be read; an empty ledger where there is none."""
+    store = bus.objects(SNAPSHOTS)
+    for name in reversed([n for n in await store.names() if n.startswith(_PREFIX)]):
+        data = await store.get(name)
+        if data is None:
+            continue
+        try:
+            return Ledger.decode(data)
+        except msgspec.DecodeError as error:
+            log.error("a ledger snapshot that cannot be read is passed over", name=name, error=str(error))
+    return Ledger()
+
+
+async def write_snapshot(bus: Bus, ledger: Ledger) -> str:
+    """The log keeps what comes after the second-newest snapshot, so that one that turns out unreadable costs nothing."""
+    store = bus.objects(SNAPSHOTS)
+    name = f"{_PREFIX}{ledger.seq:020d}"
+    await store.put(name, ledger.encode())
+    older = [n for n in await store.names() if n.startswith(_PREFIX) and n < name]
+    if older:
+        await bus.log(LOG).purge(int(older[-1].removeprefix(_PREFIX)))
+        for gone in older[:-1]:
+            await store.delete(gone)
+    return name

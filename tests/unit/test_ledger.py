@@ -1,0 +1,317 @@
+"""The folded log against its rules written down plainly, and the room that claims take."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.ledger import Capacity, Ledger, uncovered
+from moorage.ledger.capacity import beyond
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
+from moorage.testing.fleets import fleet_of, node, writer_of
+
+GROUPS = ["p/a/v1/default", "p/b/v1/default"]
+
+
+def claim(ident: str, *slots: Slot, cluster: str = "lab/one", decision: str = "d") -> Claim:
+    intent = IntentRef(kind="Application", name="a", revision=1)
+    return Claim(
+        id=ident, decision=decision, intent=intent, tenant="p", slots=list(slots), cluster=cluster, app="x", object="o"
+    )
+
+
+def pods(node_name: str, count: int = 1, cpu: int = 1000) -> Slot:
+    return Slot(node=node_name, count=count, resources={"cpu": cpu, "pods": 1})
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Commit]:
+    commits = []
+    for number in range(draw(st.integers(1, 12))):
+        commit = Commit(id=f"c{number}")
+        for _ in range(draw(st.integers(0, 3))):
+            group = draw(st.sampled_from(GROUPS))
+            idents = [f"{group[2]}{i}" for i in draw(st.sets(st.integers(0, 3), max_size=3))]
+            match draw(st.integers(0, 3)):
+                case 0:
+                    held = [
+                        claim(i, pods("n-0", draw(st.integers(1, 2))), decision=f"d{number}") for i in sorted(idents)
+                    ]
+                    d = Decision(id=f"d{number}", group=group, revision=draw(st.integers(1, 4)), claims=held)
+                    if all(other.group != group for other in commit.decisions):
+                        commit.decisions.append(d)
+                case 1:
+                    commit.withdrawals.append(Withdrawal(group=group, revision=draw(st.integers(1, 4))))
+                case 2:
+                    commit.releases.append(Release(claims=idents))
+                case _:
+                    commit.reassigns.extend(Reassign(claim=i, slots=[pods("n-1")]) for i in idents[:1])
+        commits.append(commit)
+    return commits
+
+
+class Plain:
+    """The rules of the log, one by one and without any index: group → (revision, claims), and what was withdrawn."""
+
+    def __init__(self) -> None:
+        self.standing: dict[str, tuple[int, dict[str, list[Slot]]]] = {}
+        self.ended: dict[str, int] = {}
+        self.leaving: dict[str, list[Slot]] = {}
+
+    def fold(self, commit: Commit) -> None:
+        for w in commit.withdrawals:
+            self.ended[w.group] = max(self.ended.get(w.group, 0), w.revision)
+            if w.group in self.standing and self.standing[w.group][0] <= w.revision:
+                self.leaving.update(self.standing.pop(w.group)[1])
+        for r in commit.releases:
+            for ident in r.claims:
+                self.leaving.pop(ident, None)
+        for d in commit.decisions:
+            if d.revision <= self.ended.get(d.group, 0):
+                continue
+            before = self.standing.get(d.group, (0, {}))
+            if before[0] > d.revision:
+                continue
+            new = {c.id: c.slots for c in d.claims}
+            self.leaving.update({i: s for i, s in before[1].items() if i not in new})
+            for ident in new:
+                self.leaving.pop(ident, None)
+            self.standing[d.group] = (d.revision, new)
+        for a in commit.reassigns:
+            if a.claim in self.leaving:
+                self.leaving[a.claim] = a.slots
+            for _, claims in self.standing.values():
+                if a.claim in claims:
+                    claims[a.claim] = a.slots
+
+
+def assert_same(ledger: Ledger, plain: Plain) -> None:
+    assert {g: (d.revision, {c.id: c.slots for c in d.claims}) for g, d in ledger.standing.items()} == plain.standing
+    assert {i: h.claim.slots for i, h in ledger.claims.items() if h.withdrawn} == plain.leaving
+    assert ledger.ended == plain.ended
+    assert {i for s in ledger.by_group.values() for i in s} == set(ledger.claims)
+    assert {i for s in ledger.by_cluster.values() for i in s} == set(ledger.claims)
+
+
+@settings(max_examples=400, deadline=None)
+@given(histories())
+def test_the_fold_keeps_the_rules(history: list[Commit]) -> None:
+    ledger, plain = Ledger(), Plain()
+    for seq, commit in enumerate(history, 1):
+        before = set(ledger.claims)
+        changes = ledger.fold(seq, commit)
+        plain.fold(commit)
+        assert_same(ledger, plain)
+        assert changes.claims >= before ^ set(ledger.claims)
+        assert changes.released == before - set(ledger.claims)
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories(), st.integers(0, 12))
+def test_a_snapshot_and_the_tail_are_the_whole_log(history: list[Commit], cut: int) -> None:
+    whole, early = Ledger(), Ledger()
+    for seq, commit in enumerate(history, 1):
+        whole.fold(seq, commit)
+        if seq <= cut:
+            early.fold(seq, msgspec.json.decode(msgspec.json.encode(commit), type=Commit))
+    again = Ledger.decode(early.encode())
+    for seq, commit in enumerate(history, 1):
+        if seq > again.seq:
+            again.fold(seq, commit)
+    assert again.standing == whole.standing
+    assert again.claims == whole.claims
+    assert again.ended == whole.ended
+    assert list(again.commits) == list(whole.commits)
+
+
+def test_terminate_and_place_cannot_cross() -> None:
+    ledger = Ledger()
+    decision = Decision(id="d", group=GROUPS[0], revision=3, claims=[claim("k", pods("n-0"))])
+    ledger.fold(1, Commit(id="a", withdrawals=[Withdrawal(group=GROUPS[0], revision=3)]))
+    changes = ledger.fold(2, Commit(id="b", decisions=[decision]))
+    assert changes.refused == ("d",)
+    assert not ledger.claims
+
+
+@given(st.binary(max_size=300))
+def test_junk_is_no_snapshot(data: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, ValueError)):
+        Ledger.decode(data)
+
+
+def test_commits_out_of_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="follow"):
+        Ledger().fold(2, Commit(id="x"))
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), max_size=4),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 4)),
+)
+def test_live_pods_stand_for_slots(runs: list[tuple[str, int]], live: dict[str, int]) -> None:
+    slots = [pods(n, c) for n, c in runs]
+    left = uncovered(slots, live)
+    total, alive = sum(c for _, c in runs), sum(live.values())
+    assert sum(c for _, c in left) == max(0, total - alive)
+    counts = Counter[str]()
+    for n, c in runs:
+        counts[n] += c
+    for slot, count in left:
+        assert count <= slot.count
+    # A pod on its own node never leaves that node's slot counted while it stands for another's.
+    for n in "abc":
+        open_here = sum(c for s, c in left if s.node == n)
+        assert open_here <= max(0, counts[n] - live.get(n, 0))
+
+
+def free(capacity: Capacity, cluster: str = "lab/one", node_name: str = "n-0") -> int:
+    row = capacity.fleet.row_of(capacity.fleet.ids[cluster], node_name)
+    column = capacity.fleet.free("cpu")
+    assert row is not None
+    assert column is not None
+    return int(column[row])
+
+
+def test_claims_take_room_until_pods_show_and_again_when_they_go() -> None:
+    writer = writer_of({"lab/one": [node(cpu="8"), node(cpu="8")]})
+    ledger = Ledger()
+    capacity = Capacity(writer.fleet, ledger)
+
+    def fold(commit: Commit) -> None:
+        capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.decisions)
+
+    decision = Decision(id="d", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0", 2))])
+    capacity.hold(decision)
+    assert free(capacity) == 6000
+    assert capacity.fits("d")
+    before = capacity.fleet.tick
+    fold(Commit(id="c", decisions=[decision]))
+    assert free(capacity) == 6000
+    rows = capacity.fleet.improved_since(before)
+    assert rows is not None
+    assert rows.size == 0, "turning a decision in flight into claims must not look like room coming back"
+    writer.put(0, "lab/one", claims={"k": {"n-1": 1}})
+    assert free(capacity) == 7000
+    writer.put(0, "lab/one", claims={"k": {}})
+    assert free(capacity) == 6000
+    fold(Commit(id="e", withdrawals=[Withdrawal(group=GROUPS[0], revision=1)]))
+    assert free(capacity) == 6000, "a withdrawn claim counts until its release"
+    fold(Commit(id="f", releases=[Release(claims=["k"])]))
+    assert free(capacity) == 8000
+    rows = capacity.fleet.improved_since(before)
+    assert rows is not None
+    assert rows.size == 1
+
+
+def test_dropped_decisions_give_back_and_full_nodes_do_not_fit() -> None:
+    capacity = Capacity(fleet_of({"lab/one": [node(cpu="2")]}), Ledger())
+    first = Decision(id="d1", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0", 2))])
+    second = Decision(id="d2", group=GROUPS[1], revision=1, claims=[claim("l", pods("n-0"))])
+    capacity.hold(first)
+    capacity.hold(second)
+    assert not capacity.fits("d2")
+    capacity.give_back("d1")
+    assert capacity.fits("d2")
+    assert free(capacity) == 1000
+
+
+def test_nodes_that_go_and_come_are_taken_again() -> None:
+    writer = writer_of({"lab/one": [node(cpu="8"), node(cpu="8")]})
+    ledger = Ledger()
+    capacity = Capacity(writer.fleet, ledger)
+    decision = Decision(id="d", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0", 2))])
+    changes = ledger.fold(1, Commit(id="c", decisions=[decision]))
+    capacity.folded(changes)
+    from moorage.fleet import row
+
+    writer.put(0, "lab/one", gone=["n-0"])
+    made, _ = row(node("n-0", cpu="4"))
+    writer.put(0, "lab/one", [made])
+    assert free(capacity) == 2000
+    others = [row(node(f"m-{i}", cpu="4"))[0] for i in range(30)]
+    writer.put(0, "lab/one", others)
+    assert free(capacity) == 2000
+    fresh = fleet_of({"lab/zero": [node(cpu="1")], "lab/one": [node(cpu="16")]})
+    writer.fleet.adopt(fresh)
+    assert free(capacity) == 14000
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32))
+def test_room_is_what_a_recount_says(seed: int) -> None:
+    """Any mix of commits, reports and decisions in flight leaves free = allocatable - uncovered slots, counted anew."""
+    rng = random.Random(seed)
+    names = ["lab/one", "lab/two"]
+    writer = writer_of({name: [node(cpu="64"), node(cpu="64")] for name in names})
+    ledger = Ledger()
+    capacity = Capacity(writer.fleet, ledger)
+    live: dict[tuple[int, str], dict[str, int]] = {}
+    flights: dict[str, Decision] = {}
+    for step in range(25):
+        group = rng.choice(GROUPS)
+        match rng.randrange(6):
+            case 0 | 1:
+                held = [
+                    claim(f"{group[2]}{i}", pods(f"n-{rng.randrange(2)}", rng.randint(1, 3)), cluster=names[i % 2])
+                    for i in rng.sample(range(4), rng.randint(1, 3))
+                ]
+                decision = Decision(id=f"d{step}", group=group, revision=rng.randint(1, 3), claims=held)
+                capacity.hold(decision)
+                flights[decision.id] = decision
+            case 2 if flights:
+                decision = flights.pop(rng.choice(list(flights)))
+                commit = Commit(id=f"c{step}", decisions=[decision])
+                capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.decisions)
+            case 3 if flights:
+                ident = rng.choice(list(flights))
+                del flights[ident]
+                capacity.give_back(ident)
+            case 4:
+                cid = rng.randrange(2)
+                ident = f"{rng.choice('ab')}{rng.randrange(4)}"
+                live[cid, ident] = {f"n-{rng.randrange(2)}": rng.randint(0, 2)}
+                writer.put(cid, names[cid], claims={ident: {n: c for n, c in live[cid, ident].items() if c}})
+            case _:
+                commit = Commit(id=f"w{step}", withdrawals=[Withdrawal(group=group, revision=rng.randint(0, 1))])
+                if ledger.claims and rng.random() < 0.5:
+                    commit.releases.append(Release(claims=[rng.choice(list(ledger.claims))]))
+                capacity.folded(ledger.fold(ledger.seq + 1, commit))
+        if not flights:
+            for cid, name in enumerate(names):
+                taken: Counter[str] = Counter()
+                for ident, counted in ledger.claims.items():
+                    if counted.claim.cluster == name:
+                        for slot, count in uncovered(counted.claim.slots, live.get((cid, ident), {})):
+                            taken[slot.node] += count * 1000
+                for n in ("n-0", "n-1"):
+                    assert free(capacity, name, n) == 64000 - taken[n]
+
+
+def test_what_is_beyond_the_old_slots() -> None:
+    old = [pods("a", 2), pods("b")]
+    assert beyond(old, old) == []
+    assert beyond([pods("a", 3), pods("c")], old) == [pods("a"), pods("c")]
+
+
+def test_pods_elsewhere_are_displaced_only_when_all_are_bound() -> None:
+    writer = writer_of({"lab/one": [node(cpu="8"), node(cpu="8"), node(cpu="8")]})
+    capacity = Capacity(writer.fleet, Ledger())
+    k = claim("k", pods("n-0", 2), pods("n-1"))
+    assert capacity.displaced(k) is None
+    writer.put(0, "lab/one", claims={"k": {"n-0": 1, "n-2": 1}})
+    assert capacity.displaced(k) is None
+    writer.put(0, "lab/one", claims={"k": {"n-0": 1, "n-2": 2}})
+    moved = capacity.displaced(k)
+    assert moved is not None
+    assert sum(s.count for s in moved if s.node == "n-2") == 2
+    assert sum(s.count for s in moved) == 3
+    writer.put(0, "lab/one", claims={"k": {"n-0": 2, "n-1": 1}})
+    assert capacity.displaced(k) is None
