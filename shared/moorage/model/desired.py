@@ -151,16 +151,17 @@ class DiffAsk(Message, kw_only=True):
 
 
 class DiffItem(Model, kw_only=True):
+    """One app on one cluster: its objects as given and as applied there, in the same order."""
+
     cluster: str
     app: str
-    object: str
-    manifest: dict[str, Any]
-    patched: dict[str, Any]
+    manifests: list[dict[str, Any]]
+    objects: list[dict[str, Any]]
     patch: list[dict[str, Any]] = []
 
 
 class DiffReply(Model, kw_only=True):
-    """Items only where something differs; `decision` is empty where none stands. Cut at 512 kB: then `truncated`."""
+    """`decision` is empty where none stands. Cut below 4 MB: then `truncated`."""
 
     group: str = ""
     revision: int = 0

@@ -75,7 +75,6 @@ class Report(Message, kw_only=True):
     labels: dict[str, str] | None = None  # of the cluster; None = as before
     succeeds: str = ""
     leaving: bool = False
-    leaving: bool = False  # the cluster is taken out of the fleet by its owner: nothing of it remains
 
 
 class ReportReply(Model, kw_only=True):
