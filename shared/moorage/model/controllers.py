@@ -17,6 +17,7 @@ class Controller(Model, kw_only=True):
     placement: bool = True
     actions: bool = False
     kinds: dict[str, dict[str, Any]] = {}  # kinds of intent it brings → JSON Schema of their spec
+    pinned: list[str] = []  # fields that an operator set; what registers later does not change them
 
 
 class Register(Message, kw_only=True):
@@ -28,3 +29,15 @@ class Register(Message, kw_only=True):
     placement: bool = True
     actions: bool = False
     kinds: dict[str, dict[str, Any]] = {}
+
+
+class Setting(Message, kw_only=True):
+    """On `moorage.controllers.set`, from operators: what is given is set, and made where it is not there."""
+
+    name: str
+    deadline_ms: float | None = None
+    policy: Policy | None = None
+    weight: float | None = None
+    placement: bool | None = None
+    actions: bool | None = None
+    remove: bool = False  # forget it, settings and all

@@ -1,0 +1,438 @@
+"""Documents and groups in their buckets. Everything here may run several times at once, in one process and in many: a
+change is made from what was read and written only if that still stands, else made again. The copies in memory make most
+reads free; where nothing would be written, or something be refused, for what they say, the bucket itself is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, Conflict, NoAnswer, new_id, now_text, subjects
+from moorage.bus.stores import Entry, Mirror
+from moorage.model.groups import Decide, GroupRecord, Withdraw
+from moorage.model.names import GroupName, group_tokens, token
+from moorage.model.problems import Problem, Refused, conflict, not_found
+
+from . import core, documents
+from .core import Change, Head
+from .documents import Accepted, AcceptedIntent
+
+log = structlog.get_logger("intents")
+_encode = msgspec.json.Encoder().encode
+_records = msgspec.json.Decoder(GroupRecord)
+_data = msgspec.json.Decoder(dict[str, Any])
+
+ATTEMPTS = 20
+#: Larger records would not travel in one message to those who mirror them.
+MAX_RECORD = 4 << 20
+
+
+class Known(NamedTuple):
+    head: Head
+    at: int  # the bucket's revision of it
+
+
+class Done(NamedTuple):
+    """What stands after a change."""
+
+    group: str
+    revision: int
+    state: str
+    outcome: str
+    warnings: tuple[Any, ...] = ()
+    record: GroupRecord | None = None
+
+
+Plan = Callable[["Known | None", "Entry | None"], Awaitable[Change]]
+
+
+class _Tombstone(msgspec.Struct):
+    revision: int
+
+
+class Store:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._groups = bus.bucket("moorage-groups")
+        self._revisions = bus.bucket("moorage-revisions")
+        self._documents = bus.bucket("moorage-documents")
+        self._known: dict[str, Known] = {}
+        self._intents: dict[str, tuple[AcceptedIntent, int]] = {}
+        self._attached: dict[str, dict[str, AcceptedIntent]] = defaultdict(dict)
+        self._deleted: set[str] = set()  # keys that were seen to have been there before
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._stale: set[str] = set()
+        self._woken = asyncio.Event()
+        self._mirrors: list[Mirror] = []
+
+    async def start(self) -> None:
+        self._mirrors.append(await self._documents.mirror(self._saw_document))
+        self._mirrors.append(await self._groups.mirror(self._saw_group))
+        self._bus.spawn(self._reattach())
+
+    def counts(self) -> dict[str, int]:
+        return {"groups": len(self._known), "intents": len(self._intents)}
+
+    # Applications
+
+    async def apply(self, given: Accepted, data: dict[str, Any], cause: str) -> Done:
+        group = str(given.group)
+
+        async def plan(known: Known | None, _entry: Entry | None) -> Change:
+            last = await self._last(group) if known is None and group_tokens(group) in self._deleted else 0
+            head = known.head if known is not None else None
+            return core.applied(head, given, data, self._of(group), now_text(), last)
+
+        return await self._change(group, plan, cause)
+
+    def check(self, given: Accepted, data: dict[str, Any]) -> Done:
+        """The same, nothing stored."""
+        group = str(given.group)
+        known = self._known.get(group_tokens(group))
+        head = known.head if known is not None else None
+        change = core.applied(head, given, data, self._of(group), now_text())
+        if change.record is None:
+            # What is there is what it would be: resolve it for whoever wants to know where it would go.
+            assert head is not None
+            ended = Head(head.group, head.revision - 1, "Terminated", "", head.created)
+            record = core.applied(ended, given, data, self._of(group), head.resolved.instantiated).record
+            return Done(group, head.revision, head.state, "unchanged", record=record)
+        return Done(group, change.record.revision, "Instantiated", change.outcome, change.warnings, change.record)
+
+    # Life cycle
+
+    async def act(self, group: str, verb: str, cause: str) -> Done:
+        if verb not in core.VERBS:
+            known = ", ".join(core.VERBS)
+            raise Refused(
+                Problem(title="Unknown verb", status=400, code="UnknownVerb", detail=f"{verb!r} is none of {known}")
+            )
+        if verb == "delete":
+            return await self.delete_group(group, cause)
+
+        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+            if entry is None:
+                raise Refused(not_found(f"group {group}"))
+            record = _records.decode(entry.value)
+            if verb == "update":
+                core.check_state(group, record.state, verb)
+                return core.reattached(record, documents.application(record.document), self._of(group))
+            try:
+                return core.acted(record, verb, now_text())
+            except Refused:
+                if verb == "terminate" and record.state == "Terminated":
+                    await self._withdraw(group, record.revision, cause)  # in case the first word was lost
+                raise
+
+        return await self._change(group, plan, cause, whole=True)
+
+    async def delete_group(self, group: str, cause: str) -> Done:
+        tokens = group_tokens(group)
+        async with self._lock(tokens):
+            for _ in range(ATTEMPTS):
+                entry = await self._groups.get(tokens)
+                if entry is None:
+                    self._forget(tokens, 0)
+                    raise Refused(not_found(f"group {group}"))
+                head = core.head_of(entry.value)
+                core.check_state(group, head.state, "delete")
+                await self._revisions.put(f"{tokens}.deleted", _encode(_Tombstone(head.revision)))
+                try:
+                    await self._groups.delete(tokens, entry.revision)
+                except Conflict:
+                    continue
+                self._forget(tokens, 0)
+                await self._tell(group, head.revision, "Terminated", "deleted", "", None, cause)
+                return Done(group, head.revision, head.state, "deleted")
+        raise Refused(conflict(f"group {group} keeps changing; try again"))
+
+    # Intents of their own
+
+    async def apply_intent(self, given: AcceptedIntent, cause: str) -> Done:
+        key = document_key(given.document.kind, given.document.metadata.project, given.document.metadata.name)
+        group = str(given.group)
+        async with self._lock(key):
+            for _ in range(ATTEMPTS):
+                entry = await self._documents.get(key)
+                value = _encode(given.document)
+                if entry is not None and _data.decode(entry.value) == _data.decode(value):
+                    outcome = "unchanged"
+                    self._hold(key, given, entry.revision)
+                    break
+                # Refused together with the group's other documents means not stored at all.
+                await self._planned_with(group, given)
+                try:
+                    at = await self._documents.update(key, value, entry.revision if entry else 0)
+                except Conflict:
+                    if entry is not None:
+                        continue
+                    try:
+                        at = await self._documents.create(key, value)
+                    except Conflict:
+                        continue
+                outcome = "updated" if entry is not None else "created"
+                self._hold(key, given, at)
+                break
+            else:
+                raise Refused(conflict(f"{given.key} keeps changing; try again"))
+        done = await self.refresh(group, cause)
+        if done is None:
+            if outcome != "unchanged":
+                await self._tell(group, 0, "", "updated" if outcome == "updated" else "accepted", "", None, cause)
+            return Done(group, 0, "", outcome)
+        return done._replace(outcome=outcome)
+
+    def check_intent(self, given: AcceptedIntent, record: GroupRecord | None) -> Done:
+        group = str(given.group)
+        if record is None:
+            return Done(group, 0, "", "unchanged" if self._has(given) else "created")
+        own = {**self._attached.get(group, {}), given.key: given}
+        change = core.reattached(record, documents.application(record.document), own.values())
+        after = change.record or record
+        return Done(group, after.revision, after.state, change.outcome, change.warnings, after)
+
+    async def delete_intent(self, kind: str, project: str, name: str, cause: str) -> Done:
+        key = document_key(kind, project, name)
+        entry = await self._documents.get(key)
+        if entry is None:
+            raise Refused(not_found(f"{kind} {project}/{name}"))
+        given = documents.stored(_data.decode(entry.value))
+        try:
+            await self._documents.delete(key, entry.revision)
+        except Conflict:
+            raise Refused(conflict(f"{kind} {project}/{name} changed at this moment; try again")) from None
+        self._drop(key)
+        group = str(given.group)
+        done = await self.refresh(group, cause)
+        return (done or Done(group, 0, "", ""))._replace(outcome="deleted")
+
+    async def record(self, group: str) -> GroupRecord | None:
+        entry = await self._groups.get(group_tokens(group))
+        return None if entry is None else _records.decode(entry.value)
+
+    async def refresh(self, group: str, cause: str) -> Done | None:
+        """The group follows the intents that name it now. None: there is no such group yet."""
+
+        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+            if entry is None:
+                return Change(None, "absent")
+            record = _records.decode(entry.value)
+            return core.reattached(record, documents.application(record.document), self._of(group))
+
+        done = await self._change(group, plan, cause, whole=True)
+        return None if done.outcome == "absent" else done
+
+    # The one way a group changes
+
+    async def _change(self, group: str, plan: Plan, cause: str, *, whole: bool = False) -> Done:
+        """`plan(known, entry)` says what to write; `whole`: it wants the stored entry, else memory is enough to begin."""
+        tokens = group_tokens(group)
+        sure = False  # whether `known` was read from the bucket just now
+        attempted: tuple[bytes, Change] | None = None
+        async with self._lock(tokens):
+            for _ in range(ATTEMPTS):
+                entry = None
+                if whole or sure:
+                    entry = await self._read(tokens)
+                    sure = True
+                    if attempted is not None and entry is not None and entry.value == attempted[0]:
+                        return await self._finish(group, attempted[1], entry.value, entry.revision, cause)
+                known = self._known.get(tokens)
+                try:
+                    change = await plan(known, entry)
+                except Refused:
+                    if sure:
+                        raise
+                    sure = True
+                    continue
+                if change.record is None:
+                    if not sure:
+                        sure = True
+                        continue
+                    head = known.head if known is not None else None
+                    state, revision = (head.state, head.revision) if head is not None else ("", 0)
+                    return Done(group, revision, state, change.outcome, change.warnings)
+                value = _encode(change.record)
+                if len(value) > MAX_RECORD:
+                    raise Refused(
+                        Problem(
+                            title="Too large",
+                            status=413,
+                            code="TooLarge",
+                            detail=f"{group} would take {len(value)} bytes; at most {MAX_RECORD} are stored",
+                        )
+                    )
+                try:
+                    at = await self._write(tokens, value, known, change.record.revision)
+                except Conflict:
+                    sure = True
+                    continue
+                except NoAnswer:
+                    # Whether it stands is seen by looking, never by writing again blindly.
+                    sure, attempted = True, (value, change)
+                    continue
+                return await self._finish(group, change, value, at, cause)
+        raise Refused(conflict(f"group {group} keeps changing; try again"))
+
+    async def _write(self, tokens: str, value: bytes, known: Known | None, revision: int) -> int:
+        if known is None:
+            if tokens in self._deleted:
+                return await self._groups.create(tokens, value)
+            try:
+                return await self._groups.update(tokens, value, 0)  # only where it never was
+            except Conflict:
+                self._deleted.add(tokens)
+                raise
+        if revision > known.head.revision:
+            entry = await self._groups.get(tokens)
+            if entry is None or entry.revision != known.at:
+                raise Conflict(f"{tokens} changed")
+            await self._revisions.put(f"{tokens}.{known.head.revision}", entry.value)
+        return await self._groups.update(tokens, value, known.at)
+
+    async def _finish(self, group: str, change: Change, value: bytes, at: int, cause: str) -> Done:
+        record = change.record
+        assert record is not None
+        self._remember(group_tokens(group), Known(Head.of(record), at))
+        await self._tell(group, record.revision, record.state, change.event, change.hint, record, cause)
+        return Done(group, record.revision, record.state, change.outcome, change.warnings, record)
+
+    async def _tell(
+        self, group: str, revision: int, state: str, event: str, hint: str, record: GroupRecord | None, cause: str
+    ) -> None:
+        """Hints, after what they are about is durable: mergers and others find it by themselves where one is lost."""
+        ident = new_id()
+        if hint == "decide" and record is not None:
+            await self._bus.publish(subjects.GROUPS_DECIDE, Decide(id=new_id(), cause=ident, record=record.resolved))
+        elif hint == "withdraw":
+            await self._withdraw(group, revision, ident)
+        data = {"group": group, "revision": revision, "state": state}
+        await self._bus.emit(subjects.intent_event(event, group), data, cause=cause, id=ident)
+
+    async def _withdraw(self, group: str, revision: int, cause: str) -> None:
+        hint = Withdraw(id=new_id(), cause=cause, group=group, revision=revision)
+        await self._bus.publish(subjects.GROUPS_WITHDRAW, hint)
+
+    async def _read(self, tokens: str) -> Entry | None:
+        entry = await self._groups.get(tokens)
+        if entry is None:
+            self._forget(tokens, 0)
+        else:
+            self._remember(tokens, Known(core.head_of(entry.value), entry.revision))
+        return entry
+
+    async def _last(self, group: str) -> int:
+        entry = await self._revisions.get(f"{group_tokens(group)}.deleted")
+        return 0 if entry is None else msgspec.json.decode(entry.value, type=_Tombstone).revision
+
+    async def _planned_with(self, group: str, given: AcceptedIntent) -> None:
+        """Raises Refused where the group cannot be resolved with this intent."""
+        record = await self.record(group)
+        if record is not None:
+            own = {**self._attached.get(group, {}), given.key: given}
+            core.reattached(record, documents.application(record.document), own.values())
+
+    # Memory
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+    def _of(self, group: str) -> list[AcceptedIntent]:
+        own = self._attached.get(group)
+        return list(own.values()) if own else []
+
+    def _has(self, given: AcceptedIntent) -> bool:
+        old = self._attached.get(str(given.group), {}).get(given.key)
+        return old is not None and old.document == given.document
+
+    def _remember(self, tokens: str, known: Known) -> None:
+        old = self._known.get(tokens)
+        if old is None or known.at >= old.at:
+            self._known[tokens] = known
+
+    def _forget(self, tokens: str, at: int) -> None:
+        old = self._known.get(tokens)
+        if old is not None and (at == 0 or at > old.at):
+            del self._known[tokens]
+        self._deleted.add(tokens)
+
+    def _saw_group(self, tokens: str, value: bytes | None, at: int) -> None:
+        if value is None:
+            self._forget(tokens, at)
+            return
+        known = self._known.get(tokens)
+        if known is None or known.at < at:
+            self._remember(tokens, Known(core.head_of(value), at))
+            self._wake(str(GroupName.from_tokens(tokens)))
+
+    def _saw_document(self, key: str, value: bytes | None, at: int) -> None:
+        if value is None:
+            group = self._drop(key)
+        else:
+            held = self._intents.get(key)
+            if held is not None and held[1] >= at:
+                return
+            group = self._hold(key, documents.stored(_data.decode(value)), at)
+        self._wake(group)
+
+    def _hold(self, key: str, given: AcceptedIntent, at: int) -> str:
+        self._drop(key)
+        group = str(given.group)
+        self._intents[key] = (given, at)
+        self._attached[group][given.key] = given
+        return group
+
+    def _drop(self, key: str) -> str:
+        held = self._intents.pop(key, None)
+        if held is None:
+            return ""
+        group = str(held[0].group)
+        own = self._attached[group]
+        own.pop(held[0].key, None)
+        if not own:
+            del self._attached[group]
+        self._wake(group)
+        return group
+
+    def _wake(self, group: str) -> None:
+        known = self._known.get(group_tokens(group)) if group else None
+        if known is not None and known.head.attached != core.digest_of_raw(core.raw(self._of(group))):
+            self._stale.add(group)
+            self._woken.set()
+
+    async def _reattach(self) -> None:
+        """Groups whose record does not hold the intents that name it: a writer died between its two writes, or two
+        crossed. Whoever sees it first mends it; the others then find nothing to do."""
+        while True:
+            await self._woken.wait()
+            await asyncio.sleep(0.2)  # mostly somebody is about to do it
+            self._woken.clear()
+            stale, self._stale = self._stale, set()
+            for group in stale:
+                self._wake(group)
+                if group not in self._stale:
+                    continue
+                self._stale.discard(group)
+                try:
+                    await self.refresh(group, "")
+                except Refused as refusal:
+                    self._bus.count("refused_intents")
+                    await self._bus.emit(
+                        subjects.intent_event("refused", group), {"group": group, "problem": refusal.problem}
+                    )
+                except NoAnswer:
+                    self._stale.add(group)
+                    self._woken.set()
+
+
+def document_key(kind: str, project: str, name: str) -> str:
+    return ".".join(token(t) for t in (kind, project, name))

@@ -1,0 +1,225 @@
+"""The intent store as a worker: takes documents and what operators do to groups, keeps the registry of controllers.
+Several may run; they share the work and never a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, new_id, subjects
+from moorage.model.controllers import Controller, Register, Setting
+from moorage.model.names import GroupName, is_name, token, untoken
+from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
+
+from . import documents, registry, texts
+from .documents import Accepted
+from .store import ATTEMPTS, Done, Store
+
+log = structlog.get_logger("intents")
+QUEUE = "intents"
+#: At a thousand a second the last of so many still gets its answer within half a second.
+AT_ONCE = 512
+
+_controllers = msgspec.json.Decoder(Controller)
+_settings = msgspec.json.Decoder(Setting)
+_registers = msgspec.json.Decoder(Register)
+_encode = msgspec.json.Encoder().encode
+
+Handler = Callable[[Incoming], Awaitable[dict[str, Any]]]
+
+
+class _Delete(msgspec.Struct):
+    kind: str
+    name: str
+    project: str = "default"
+    cause: str = ""
+
+
+class _Act(msgspec.Struct):
+    group: str
+    verb: str
+    project: str = "default"
+    cause: str = ""
+
+
+_deletes = msgspec.json.Decoder(_Delete)
+_acts = msgspec.json.Decoder(_Act)
+
+
+class Worker:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._store = Store(bus)
+        self._registry = bus.bucket("moorage-controllers")
+        self._known: dict[str, tuple[Controller, int]] = {}
+        self._kinds: dict[str, list[dict[str, Any]]] = {}
+
+    async def start(self) -> None:
+        await self._registry.mirror(self._saw_controller)
+        await self._store.start()
+        served: tuple[tuple[str, Handler], ...] = (
+            (subjects.INTENTS_APPLY, self._apply),
+            (subjects.INTENTS_CHECK, self._check),
+            (subjects.INTENTS_DELETE, self._delete),
+            (subjects.INTENTS_ACT, self._act),
+            ("moorage.controllers.*.register", self._register),
+            ("moorage.controllers.*.leave", self._leave),
+            (subjects.CONTROLLERS_SET, self._set),
+        )
+        for subject, handle in served:
+            await self._bus.serve(
+                subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=texts.MAX_BYTES
+            )
+
+    def health(self) -> dict[str, Any]:
+        return {"ok": True, "missing": [], **self._store.counts()}
+
+    def _answered(self, handle: Handler) -> Callable[[Incoming], Awaitable[bytes]]:
+        async def answer(incoming: Incoming) -> bytes:
+            try:
+                return _encode({"accepted": True, **await handle(incoming)})
+            except Refused as refusal:
+                problem = refusal.problem
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
+            except RecursionError:
+                problem = Problem(title="Not readable", status=400, code="TooDeep", detail="nested too deeply")
+            except (NoAnswer, BusError) as error:
+                self._bus.count("store_errors")
+                detail = (
+                    f"the store did not answer; whether this was stored is not known, and repeating it is safe: {error}"
+                )
+                problem = Problem(title="Store unavailable", status=503, code="StoreUnavailable", detail=detail[:500])
+            if problem.code in ("Undecodable", "TooDeep", "TooLarge", "Empty", "SeveralDocuments"):
+                await self._bus.reject(incoming.subject, incoming.data, problem)
+            return _encode({"accepted": False, "problem": problem})
+
+        return answer
+
+    # Documents
+
+    async def _apply(self, incoming: Incoming) -> dict[str, Any]:
+        data = texts.data_of(incoming.data)
+        given = documents.accept(data, self._kinds)
+        if isinstance(given, Accepted):
+            done = await self._store.apply(given, data, "")
+        else:
+            done = await self._store.apply_intent(given, "")
+        return _reply(given.document.metadata.name, done)
+
+    async def _check(self, incoming: Incoming) -> dict[str, Any]:
+        data = texts.data_of(incoming.data)
+        given = documents.accept(data, self._kinds)
+        if isinstance(given, Accepted):
+            done = self._store.check(given, data)
+        else:
+            done = self._store.check_intent(given, await self._store.record(str(given.group)))
+        reply = _reply(given.document.metadata.name, done)
+        if done.record is not None:
+            reply["record"] = done.record
+        return reply
+
+    async def _delete(self, incoming: Incoming) -> dict[str, Any]:
+        said = _deletes.decode(incoming.data)
+        if said.kind in (documents.APPLICATION, "Group"):
+            done = await self._store.delete_group(_group(said.name, said.project), said.cause)
+        else:
+            if not (is_name(said.name) and is_name(said.project) and is_name(said.kind)):
+                raise Refused(not_found(f"{said.kind} {said.project}/{said.name}"))
+            done = await self._store.delete_intent(said.kind, said.project, said.name, said.cause)
+        return _reply(said.name, done)
+
+    async def _act(self, incoming: Incoming) -> dict[str, Any]:
+        said = _acts.decode(incoming.data)
+        group = _group(said.group, said.project)
+        return _reply(group.split("/")[1], await self._store.act(group, said.verb, said.cause))
+
+    # The registry
+
+    async def _register(self, incoming: Incoming) -> dict[str, Any]:
+        name = _sender(incoming)
+        said = _registers.decode(incoming.data or b"{}")
+        return await self._enter(name, lambda old: registry.registered(old, name, said))
+
+    async def _leave(self, incoming: Incoming) -> dict[str, Any]:
+        return await self._enter(_sender(incoming), lambda old: registry.left(old) if old is not None else None)
+
+    async def _set(self, incoming: Incoming) -> dict[str, Any]:
+        said = _settings.decode(incoming.data)
+        return await self._enter(said.name, lambda old: None if said.remove else registry.was_set(old, said))
+
+    async def _enter(self, name: str, change: Callable[[Controller | None], Controller | None]) -> dict[str, Any]:
+        key = token(name)
+        for _ in range(ATTEMPTS):
+            entry = await self._registry.get(key)
+            old = _controllers.decode(entry.value) if entry is not None else None
+            new = change(old)
+            if new == old:
+                return {"name": name, "controller": new}
+            try:
+                if new is None:
+                    assert entry is not None
+                    await self._registry.delete(key, entry.revision)
+                    self._saw_controller(key, None, 0)
+                else:
+                    value = _encode(new)
+                    if entry is None:
+                        at = await self._registry.create(key, value)
+                    else:
+                        at = await self._registry.update(key, value, entry.revision)
+                    self._saw_controller(key, value, at)
+            except Conflict:
+                continue
+            return {"name": name, "controller": new}
+        raise Refused(conflict(f"controller {name} keeps changing; try again"))
+
+    def _saw_controller(self, key: str, value: bytes | None, at: int) -> None:
+        if value is None:
+            self._known.pop(key, None)
+        else:
+            known = self._known.get(key)
+            if known is not None and known[1] >= at:
+                return
+            self._known[key] = (_controllers.decode(value), at)
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for controller, _ in self._known.values():
+            for kind, schema in controller.kinds.items():
+                kinds.setdefault(kind, []).append(schema)
+        self._kinds = kinds
+
+
+def _sender(incoming: Incoming) -> str:
+    """The name is the subject's, on which only its owner may publish."""
+    return untoken(incoming.subject.split(".")[2])
+
+
+def _group(text: str, project: str) -> str:
+    try:
+        return str(GroupName.parse(text, project))
+    except ValueError as error:
+        raise Refused(invalid([], str(error))) from None
+
+
+def _reply(name: str, done: Done) -> dict[str, Any]:
+    reply: dict[str, Any] = {"name": name, "group": done.group, "revision": done.revision, "outcome": done.outcome}
+    if done.state:
+        reply["state"] = done.state
+    if done.warnings:
+        reply["warnings"] = list(done.warnings)
+    return reply
+
+
+async def main(settings: Settings) -> None:
+    """Runs until it is cancelled or the broker is gone for good."""
+    bus = await Bus.connect(settings, worker="intents")
+    try:
+        worker = Worker(bus)
+        await worker.start()
+        await bus.announce(worker.health)
+        log.info("ready", instance=new_id(), **worker.health())
+        await bus.closed.wait()
+    finally:
+        await bus.close()
