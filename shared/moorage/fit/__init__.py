@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from .assign import Assigned, Unassigned, assign, still_fits
+from .conflicts import Pairs, conflicts
+from .explain import Figure, explain
 from .rooms import Room, Rooms, unsupported
 from .rows import Ids, Mask, NamedRows, Rows
 
 __all__ = [
     "Assigned",
+    "Figure",
     "Ids",
     "Mask",
     "NamedRows",
+    "Pairs",
     "Room",
     "Rooms",
     "Rows",
     "Unassigned",
     "assign",
+    "conflicts",
+    "explain",
     "still_fits",
     "unsupported",
 ]

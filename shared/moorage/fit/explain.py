@@ -1,0 +1,132 @@
+"""Why a shape has no room, with numbers, cluster by cluster and need by need: the first thing that stands against each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from moorage.model.shapes import Requirement, Shape
+
+from .nodes import labelled, selected, tolerable
+from .rooms import per_row, unsupported
+from .rows import Amounts, Ids, Mask, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`clusters` fail for this. Amounts as in shapes; for CapacityShort they count pods, for labels they are 0."""
+
+    code: str
+    clusters: Mask
+    resource: str = ""
+    needed: int = 0
+    best: int = 0  # the most that one node there has free
+    label: str = ""  # "key=value", or the requirement as it reads
+    message: str = ""
+
+
+def _words(term: Iterable[Requirement]) -> str:
+    parts = []
+    for r in term:
+        if r.operator == "In" and len(r.values) == 1:
+            parts.append(f"{r.key}={r.values[0]}")
+        else:
+            parts.append(" ".join(filter(None, (r.key, r.operator, ",".join(r.values)))))
+    return ", ".join(parts)
+
+
+class _Open:
+    """Clusters not explained yet, and their rows that are not ruled out yet."""
+
+    def __init__(self, rows: Rows, clusters: Mask) -> None:
+        self.rows = rows
+        self.clusters = clusters.copy()
+        at = rows.cluster[: rows.n]
+        self.ids: Ids = np.flatnonzero((at >= 0) & self.clusters[at])
+
+    def of(self, ids: Ids) -> Mask:
+        mask = np.zeros(self.rows.size, np.bool_)
+        mask[self.rows.cluster[ids]] = True
+        return mask
+
+    def settle(self, without: Mask) -> Mask:
+        """Those still open among `without`; they and their rows are out from here on."""
+        settled = self.clusters & without
+        self.clusters &= ~settled
+        self.ids = self.ids[~settled[self.rows.cluster[self.ids]]]
+        return settled
+
+
+def explain(rows: Rows, shape: Shape, clusters: Mask) -> list[Figure]:
+    """For each of `clusters`, which are known and have no room for the shape, the first reason found, grouped."""
+    reason = unsupported(shape)
+    if reason:
+        return [Figure("Unsupported", clusters, message=reason)]
+    left = _Open(rows, clusters)
+    figures = [*_labels(rows, shape, left), *_unusable(rows, shape, left), *_short(rows, shape, left)]
+    if not shape.per_node:
+        figures += _together(rows, shape, left)
+    return [figure for figure in figures if figure.clusters.any()]
+
+
+def _labels(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+    """Labels that no node of the cluster carries, whatever else stands against its nodes."""
+    figures = []
+    if len(shape.terms) == 1:  # then each requirement can be blamed by itself
+        for requirement in shape.terms[0]:
+            mask = labelled(rows, (requirement,), left.ids)
+            if mask is not None:
+                lacking = left.settle(~left.of(left.ids[mask]) & left.of(left.ids))
+                figures.append(Figure("LabelMissing", lacking, label=_words((requirement,))))
+    mask = selected(rows, shape.terms, left.ids)
+    if mask is not None:
+        lacking = left.settle(~left.of(left.ids[mask]) & left.of(left.ids))
+        label = " or ".join(_words(term) for term in shape.terms)
+        figures.append(Figure("LabelMissing", lacking, label=label, message="no node carries all of these"))
+        mask = selected(rows, shape.terms, left.ids)
+        left.ids = left.ids if mask is None else left.ids[mask]
+    return figures
+
+
+def _unusable(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+    able = rows.usable[left.ids].copy()
+    mask = tolerable(rows, shape.tolerations, left.ids)
+    if mask is not None:
+        able &= mask
+    left.ids = left.ids[able]
+    return [Figure("NodesUnusable", left.settle(~left.of(left.ids)))]
+
+
+def _best(rows: Rows, free: Amounts, ids: Ids, clusters: Mask) -> int:
+    return int(free[ids[clusters[rows.cluster[ids]]]].max(initial=0))
+
+
+def _short(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+    """One resource of which no node has enough; then several that no node has enough of at once. A pod for every node
+    is refused by any node that has too little."""
+    figures = []
+    needs = {r: need for r, need in shape.resources.items() if need > 0}
+    for resource, need in needs.items():
+        column = rows.free(resource)
+        free = np.zeros(rows.n, np.int64) if column is None else column
+        ids, enough = left.ids, free[left.ids] >= need
+        short = left.of(ids[~enough]) if shape.per_node else ~left.of(ids[enough])
+        settled = left.clusters & short
+        worst = ids[~enough] if shape.per_node else ids
+        best = _best(rows, free, worst, settled)
+        figures.append(Figure("ResourceShort", left.settle(short), resource, need, best))
+    if shape.per_node:
+        return figures
+    roomy = per_row(rows, needs, 1, left.ids) > 0
+    settled = left.settle(~left.of(left.ids[roomy]))
+    figures.append(Figure("ResourceShort", settled, message="no node has enough of all its resources free at once"))
+    return figures
+
+
+def _together(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+    pods = np.zeros(rows.size, np.int64)
+    np.add.at(pods, rows.cluster[left.ids], per_row(rows, shape.resources, shape.count, left.ids))
+    short = left.settle(pods < shape.count)
+    return [Figure("CapacityShort", short, needed=shape.count, best=int(pods[short].max(initial=0)))]

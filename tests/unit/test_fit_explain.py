@@ -1,0 +1,76 @@
+"""Every cluster without room has one reason, with numbers that are true."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.fit import Rooms, explain
+from moorage.model.reports import NodeReport
+from moorage.model.shapes import Requirement, Shape
+from moorage.testing.fleets import fleet_of, node
+from moorage.testing.small_fleets import GPU, TAINT, clusters, may, rows_in, shape, shapes
+
+
+@given(st.lists(clusters, min_size=1, max_size=4), shapes)
+def test_each_refused_cluster_has_exactly_one_reason(many: list[list[NodeReport]], s: Shape) -> None:
+    fleet = fleet_of({f"lab/{i}": nodes for i, nodes in enumerate(many)})
+    refused = fleet.known & ~Rooms(fleet).of(s).fits
+    figures = explain(fleet, s, refused)
+    if s.count or s.per_node:
+        assert (sum((f.clusters.astype(int) for f in figures), np.zeros(fleet.size, int)) == refused).all()
+    for figure in figures:
+        for cid in np.flatnonzero(figure.clusters).tolist():
+            able = [row for row in rows_in(fleet, cid) if may(fleet, row, s)]
+            if figure.code in ("NodesUnusable", "LabelMissing"):
+                assert not able
+            elif figure.resource and not s.per_node:
+                column = fleet.free(figure.resource)
+                free = [0 if column is None else int(column[row]) for row in able]
+                assert max(free) <= figure.best < figure.needed == s.resources[figure.resource]
+            elif figure.code == "CapacityShort":
+                assert figure.best < figure.needed == s.count
+
+
+def test_reasons_by_cluster() -> None:
+    fleet = fleet_of(
+        {
+            "lab/small": [node(cpu="2", memory="9", labels={"zone": "a"})],
+            "lab/tiny": [node(cpu="1", memory="9", labels={"zone": "a"})],
+            "lab/elsewhere": [node(cpu="9", memory="9", labels={"zone": "b"})],
+            "lab/tainted": [node(cpu="9", memory="9", labels={"zone": "a"}, taints=[TAINT])],
+            "lab/split": [
+                node(cpu="9", memory="1", labels={"zone": "a"}),
+                node(cpu="1", memory="9", labels={"zone": "a"}),
+            ],
+            "lab/one": [node(cpu="4", memory="9", labels={"zone": "a"})],
+            "lab/empty": [],
+        }
+    )
+    zone = [[Requirement(key="zone", operator="In", values=("a",))]]
+    s = shape(resources={"cpu": 4000, "memory": 4}, count=2, terms=zone)
+    found = {
+        (f.code, f.resource, f.label, f.needed, f.best): [fleet.names[i] for i in np.flatnonzero(f.clusters)]
+        for f in explain(fleet, s, np.ones(fleet.size, np.bool_))
+    }
+    assert found == {
+        ("LabelMissing", "", "zone=a", 0, 0): ["lab/elsewhere"],
+        ("NodesUnusable", "", "", 0, 0): ["lab/tainted", "lab/empty"],
+        ("ResourceShort", "cpu", "", 4000, 2000): ["lab/small", "lab/tiny"],
+        ("ResourceShort", "", "", 0, 0): ["lab/split"],
+        ("CapacityShort", "", "", 2, 1): ["lab/one"],
+    }
+
+
+def test_a_resource_nobody_has() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="2")]})
+    (figure,) = explain(fleet, shape(resources={GPU: 2}), np.ones(1, np.bool_))
+    assert (figure.code, figure.resource, figure.needed, figure.best) == ("ResourceShort", GPU, 2, 0)
+
+
+def test_what_nothing_can_decide_is_said() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="2")]})
+    (figure,) = explain(fleet, shape(machine="big"), np.ones(1, np.bool_))
+    assert figure.code == "Unsupported"
+    assert "a machine" in figure.message
