@@ -6,17 +6,19 @@ from .clusters import Clusters
 from .fleet import BOUNDLESS, Change, Fleet
 from .follower import Follower
 from .patches import CORDONED, GONE, STALE, Epoch, Malformed, Patch
-from .rows import HOSTNAME, Row, name_problem, row
-from .store import Store
+from .rows import HOSTNAME, Row, exclusive_cores, name_problem, row
+from .store import FAILURES, Changed, Store, Superseded
 from .writer import Flush, Writer
 
 __all__ = [
     "BOUNDLESS",
     "CORDONED",
+    "FAILURES",
     "GONE",
     "HOSTNAME",
     "STALE",
     "Change",
+    "Changed",
     "Clusters",
     "Epoch",
     "Fleet",
@@ -26,7 +28,9 @@ __all__ = [
     "Patch",
     "Row",
     "Store",
+    "Superseded",
     "Writer",
+    "exclusive_cores",
     "name_problem",
     "row",
 ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from moorage.model.reports import NodeReport, Taint
+from moorage.model.reports import CpuManager, NodeReport, Taint
 from moorage.units import CAPACITY_MAX, amount
 
 from .patches import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE
@@ -45,13 +45,17 @@ def row(node: NodeReport) -> tuple[Row, str]:
     except ValueError as error:
         allocatable, requested, flags, problem = {}, {}, flags | REJECTED, f"node {node.name}: {name}: {error}"
     requested.setdefault(PODS, min(max(node.pod_count, 0), _MAX))
-    cpus = node.cpu_manager
-    exclusive = -1
-    if cpus is not None:
-        exclusive = min(max(cpus.exclusive_free, 0), _MAX) if cpus.policy == "static" else 0
+    exclusive = exclusive_cores(node.cpu_manager)
     extras = {k: v for k in ("zones", "providers", "devices", "machines") if (v := getattr(node, k))}
     packed = msgspec.json.encode(extras) if extras else b""
     return Row(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed), problem
+
+
+def exclusive_cores(manager: CpuManager | None) -> int:
+    """-1: the node does not say. Only the static policy gives cores away whole."""
+    if manager is None:
+        return -1
+    return min(max(manager.exclusive_free, 0), _MAX) if manager.policy == "static" else 0
 
 
 def name_problem(name: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from moorage.model.reports import Taint
 
@@ -39,6 +39,10 @@ _taints = msgspec.msgpack.Decoder(list[Taint])
 
 class Changed(Exception):
     """The generation that was being read is not current any more."""
+
+
+class Superseded(Exception):
+    """A newer generation has written here; this one must not any more."""
 
 
 def key(generation: int, what: str) -> str:
@@ -112,9 +116,9 @@ class Store:
 
     async def rewrite(self, generation: int, counter: int, writer: Writer) -> None:
         """Everything from memory, `current` last. What changes meanwhile is pending in the writer and comes after."""
-        with contextlib.suppress(ResponseError):
-            if (await self.last()).generation > generation:
-                await self.redis.delete(STREAM)
+        if (await self.last()).generation > generation:
+            raise Superseded
+        sent = len(writer.fleet.label_sets), len(writer.fleet.taint_sets)
         if (await self.current()).generation == generation:  # nobody may read while it is half written
             await self.redis.delete(CURRENT)
         fresh = [key(generation, what) for what in ("clusters", "labels", "taints", "counter")]
@@ -138,6 +142,7 @@ class Store:
             self._add(pipe, Epoch(generation, counter), patches.encode(Patch(generation, counter)))
             pipe.set(CURRENT, f"{generation}-{counter}")
             await pipe.execute()
+        writer.sent(*sent)
         old = [k async for k in self.redis.scan_iter(match=f"{PREFIX}:*:*", count=1000)]
         old = [k for k in old if k.decode() not in fresh]
         if old:
@@ -148,14 +153,16 @@ class Store:
         newest: Any = await self.redis.xrevrange(STREAM, count=1)
         return _epoch(newest[0][0]) if newest else Epoch(0, 0)
 
-    async def intact(self, generation: int, counter: int, clusters: int) -> bool:
+    async def intact(self, generation: int, counter: int, clusters: int | None) -> bool:
         """Whether Redis still has what was written; it may have been emptied or have come back older."""
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.get(CURRENT)
             pipe.get(key(generation, "counter"))
             pipe.hlen(key(generation, "clusters"))
             current, count, there = await pipe.execute()
-        return _current(current).generation == generation and int(count or 0) == counter and there == clusters
+        if _current(current).generation != generation or int(count or 0) != counter:
+            return False
+        return clusters is None or there == clusters
 
     def _add(self, pipe: Any, epoch: Epoch, patch: bytes) -> None:
         place = f"{epoch.generation}-{epoch.counter}"

@@ -4,7 +4,7 @@ writer; builders of fleets in tests use the same one, so that nothing is ever te
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from .patches import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, Clus
 from .rows import Row
 
 _label_entry = msgspec.msgpack.Encoder()
+Entry = TypeVar("Entry")
 _ALL = np.empty(0, np.intp)
 
 
@@ -137,6 +138,35 @@ class Writer:
         self._heard.pop(cid, None)
         return True
 
+    def row(self, cid: int, node: str) -> Row | None:
+        """A node as it was put, so that one source's fields can be changed without the others'."""
+        fleet = self.fleet
+        at = fleet.row_of(cid, node)
+        if at is None:
+            return None
+        rows = np.array([at], np.intp)
+        amounts = {n: (int(r.allocatable[at]), int(r.requested(rows)[0])) for n, r in fleet.stored.items()}
+        return Row(
+            node,
+            int(fleet.flags[at]),
+            fleet.label_sets[int(fleet.labelset[at])],
+            fleet.taint_sets[int(fleet.taintset[at])],
+            {n: a for n, (a, _) in amounts.items() if a},
+            {n: r for n, (_, r) in amounts.items() if r},
+            -1 if fleet.exclusive is None else int(fleet.exclusive[at]),
+            fleet.extras_of(cid).get(node, b""),
+        )
+
+    def compact(self) -> None:
+        """Drops dictionary entries that no row names. Only where no follower has the numbers: before a first rewrite."""
+        fleet = self.fleet
+        here = fleet.cluster >= 0
+        fleet.label_sets = _kept(fleet.labelset, here, fleet.label_sets)
+        fleet.taint_sets = _kept(fleet.taintset, here, fleet.taint_sets)
+        self._labels, self._taints = {}, {}
+        self._labels.update({frozenset(s.items()): i for i, s in enumerate(fleet.label_sets)})
+        self._taints.update({s: i for i, s in enumerate(fleet.taint_sets)})
+
     def label_number(self, labels: Mapping[str, str]) -> int:
         key = frozenset(labels.items())
         number = self._labels.get(key)
@@ -250,10 +280,13 @@ class Writer:
         if flush.taints:
             self._taints_sent = min(self._taints_sent, *flush.taints)
 
+    def sent(self, labels: int, taints: int) -> None:
+        """So many entries of the dictionary stand where followers load from."""
+        self._labels_sent, self._taints_sent = max(self._labels_sent, labels), max(self._taints_sent, taints)
+
     def settle(self) -> None:
-        """Everything was written whole: nothing is pending."""
+        """Everything is about to be written whole, and every follower will load it: nothing is pending."""
         self._pending, self._heard = {}, {}
-        self._labels_sent, self._taints_sent = len(self.fleet.label_sets), len(self.fleet.taint_sets)
 
     def dictionary(self, labels_from: int = 1, taints_from: int = 1) -> tuple[dict[int, bytes], dict[int, bytes]]:
         labels, taints = self.fleet.label_sets, self.fleet.taint_sets
@@ -298,6 +331,14 @@ class Writer:
                 amounts[name] = (allocatable, requested)
         exclusive = np.full(len(rows), -1, AMOUNTS) if fleet.exclusive is None else fleet.exclusive[rows]
         return _patch(fleet.flags[rows], fleet.labelset[rows], fleet.taintset[rows], exclusive, amounts)
+
+
+def _kept(numbers: NDArray[np.int32], here: NDArray[np.bool_], sets: list[Entry]) -> list[Entry]:
+    used = np.union1d(np.unique(numbers[here]), [0]).astype(np.intp)
+    new = np.zeros(len(sets), np.int32)
+    new[used] = np.arange(len(used))
+    numbers[here] = new[numbers[here]]
+    return [sets[i] for i in used.tolist()]
 
 
 def _patch(

@@ -1,0 +1,321 @@
+"""What a report does to the fleet: who may speak for a cluster, what of it changed, who fell silent. No clock and no I/O:
+time comes in as a number, and what is to be said comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from moorage.fleet import CORDONED, STALE, Row, Writer, exclusive_cores, name_problem, row
+from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
+
+from .ids import ClusterRecord, Ids
+from .sources import Source, Verdict
+
+#: Sources with this prefix are node agents: they own zones, devices and the CPU manager of nodes. All others speak for the
+#: whole cluster, and of those there is one at a time.
+NODE_SOURCE = "node-"
+MISSED = 3  # periods of silence until a cluster is stale
+TAKEOVER = 1.5  # periods of silence until another session may take a source over
+REPORTS_PER_SECOND = 500
+SHORTEST_PERIOD = 2.0
+_FINISHED = frozenset({"Succeeded", "Failed"})
+_NODE_FIELDS = ("zones", "devices")
+
+
+class Said(NamedTuple):
+    """An event about a cluster: joined, changed, stale, ready, gone."""
+
+    change: str
+    cluster: str
+    data: dict[str, Any]
+    cause: str = ""
+
+
+class Outcome(NamedTuple):
+    reply: ReportReply
+    said: list[Said]
+    problems: list[str]
+    gone: bool = False  # the record in KV is to say so
+
+
+class Cluster:
+    """What inventory knows of a cluster beyond its rows."""
+
+    def __init__(self, name: str, record: ClusterRecord, now: float, period: float) -> None:
+        self.name = name
+        self.record = record
+        self.heard = now
+        self.period = period
+        self.reported = False  # since this inventory began
+        self.owner: Source | None = None
+        self.nodes: dict[str, Source] = {}
+        self.retired: list[str] = []
+        self.labels: dict[str, str] | None = None  # the agent's; None = not known to this inventory
+        self.pods: dict[str, tuple[str, str]] = {}  # uid -> claim, node
+        self.by_claim: dict[str, set[str]] = {}
+        self.overlays: dict[str, dict[str, Any]] = {}  # node -> fields that node agents own
+        self.problems: dict[str, str] = {}
+
+
+def period_for(clusters: int) -> float:
+    """Seconds between reports: so that the fleet sends no more heartbeats per second than inventory likes to read."""
+    return SHORTEST_PERIOD if clusters <= 1000 else max(SHORTEST_PERIOD, clusters / REPORTS_PER_SECOND)
+
+
+class Inventory:
+    def __init__(self, writer: Writer, generation: int) -> None:
+        self.writer = writer
+        self.generation = generation
+        self.ids = Ids()
+        self.clusters: dict[str, Cluster] = {}
+        self.present = 0  # clusters that are not gone
+
+    @property
+    def period(self) -> float:
+        return period_for(self.present)
+
+    # -- clusters -----------------------------------------------------------------------------------------------------
+
+    def begin(self, records: dict[str, ClusterRecord], now: float) -> None:
+        """What stands in KV, over rows that may have been inherited: rows of nobody go, and who has none is stale."""
+        fleet = self.writer.fleet
+        for name, record in records.items():
+            self.ids.learn(name.partition("/")[0], record)
+            if not record.gone:
+                self.present += 1
+        right = {record.id: name for name, record in records.items() if not record.gone}
+        for cid in range(fleet.size):
+            if fleet.known[cid] and right.get(cid) != fleet.names[cid]:
+                self.writer.drop(cid)
+        for name, record in records.items():
+            self.clusters[name] = Cluster(name, record, now, self.period)
+            if not record.gone:
+                inherited = record.id < fleet.size and bool(fleet.known[record.id])
+                stale = fleet.cluster_flags(record.id) & STALE if inherited else STALE
+                labels = None if inherited else dict(record.labels)
+                self.writer.put(record.id, name, labels=labels, state=stale | _cordon(record))
+
+    def record_for(self, cluster: str, labels: dict[str, str]) -> ClusterRecord:
+        """A number for a new cluster. It is to be durable before `register`."""
+        region = labels.get("region") or labels.get("topology.kubernetes.io/region") or ""
+        return self.ids.next(cluster.partition("/")[0], region)
+
+    def register(self, cluster: str, record: ClusterRecord, now: float) -> None:
+        self.ids.learn(cluster.partition("/")[0], record)
+        self.clusters[cluster] = Cluster(cluster, record, now, self.period)
+        self.present += not record.gone
+
+    def edit(self, cluster: str, record: ClusterRecord) -> list[Said]:
+        """Labels, cordon or presence were changed, and KV has it."""
+        known = self.clusters[cluster]
+        removed = set(known.record.labels) - set(record.labels)
+        self.present += known.record.gone - record.gone
+        known.record = record
+        cid, fleet = record.id, self.writer.fleet
+        if not (cid < fleet.size and fleet.known[cid]):
+            return []
+        labels = dict(fleet.cluster_labels(cid)) if known.labels is None else dict(known.labels)
+        for name in removed if known.labels is None else ():
+            labels.pop(name, None)
+        state = fleet.cluster_flags(cid) & ~CORDONED | _cordon(record)
+        if not self.writer.put(cid, cluster, labels=labels | record.labels, state=state):
+            return []
+        return [Said("changed", cluster, {"labels": record.labels, "cordoned": record.cordoned})]
+
+    def unheard(self) -> bool:
+        """Some cluster of the fleet has not reported to this inventory yet."""
+        return any(not c.reported and not c.record.gone for c in self.clusters.values())
+
+    def tick(self, now: float) -> list[Said]:
+        """Clusters that missed three periods are stale."""
+        said = []
+        fleet = self.writer.fleet
+        for name, cluster in self.clusters.items():
+            if cluster.record.gone or now - cluster.heard <= MISSED * cluster.period:
+                continue
+            cid = cluster.record.id
+            flags = fleet.cluster_flags(cid)
+            if not flags & STALE and cid < fleet.size and fleet.known[cid]:
+                self.writer.set_state(cid, flags | STALE)
+                said.append(Said("stale", name, {"silentFor": round(now - cluster.heard, 1)}))
+        return said
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def report(self, cluster: str, source: str, report: Report, now: float) -> Outcome:
+        """The cluster must be registered."""
+        known = self.clusters[cluster]
+        node_agent = source.startswith(NODE_SOURCE)
+        speaker = known.nodes.get(source) if node_agent else known.owner
+        if speaker is None or speaker.session != report.session or speaker.name != source:
+            refused = self._refusal(known, speaker, report, now)
+            if refused:
+                return self._answer(refused=refused)
+            if report.kind != "full":
+                return self._answer(resync=True)
+            if speaker is not None:
+                known.retired = [*known.retired[-15:], speaker.session]
+            speaker = Source(source, report.session, now, self.period)
+            if node_agent:
+                known.nodes[source] = speaker
+            else:
+                known.owner = speaker
+        verdict, whole = speaker.accept(report)
+        if verdict is Verdict.RESYNC:
+            return self._answer(resync=True)
+        if verdict is Verdict.OLD:
+            return self._answer()
+        speaker.heard, speaker.period = now, self.period
+        if not node_agent:
+            known.heard, known.period = now, self.period
+        if whole is None:
+            return self._answer()
+        if node_agent:
+            return self._node_fields(known, whole)
+        if whole.leaving:
+            return self._leave(known, whole)
+        return self._rows(known, whole)
+
+    def _answer(self, *, resync: bool = False, refused: str = "") -> Outcome:
+        reply = ReportReply(
+            period_ms=round(self.period * 1000), resync=resync, refused=refused, generation=self.generation
+        )
+        return Outcome(reply, [], [])
+
+    def _refusal(self, cluster: Cluster, speaker: Source | None, report: Report, now: float) -> str:
+        if report.session in cluster.retired:
+            return "this session was replaced by another one"
+        if speaker is None or report.succeeds == speaker.session or now - speaker.heard > TAKEOVER * speaker.period:
+            return ""
+        return f"another session reports for {cluster.name}; it was heard {now - speaker.heard:.1f} s ago"
+
+    def _rows(self, cluster: Cluster, report: Report) -> Outcome:
+        full = report.kind == "full"
+        outcome = self._answer()
+        fleet, cid = self.writer.fleet, cluster.record.id
+        new = not (cid < fleet.size and fleet.known[cid])
+        if new:
+            cluster.labels = {}
+        stale = not new and bool(fleet.cluster_flags(cid) & STALE)
+        if full:
+            cluster.problems = {}
+        rows = {made.name: made for made in self._normalised(cluster, report.nodes, outcome.problems)}
+        if report.labels is not None:
+            cluster.labels = report.labels
+        labels = None if cluster.labels is None else cluster.labels | cluster.record.labels
+        if report.nodes_gone and not full:
+            for node in report.nodes_gone:
+                cluster.overlays.pop(node, None)
+                cluster.problems.pop(node, None)
+        changed = self.writer.put(
+            cid,
+            cluster.name,
+            list(rows.values()),
+            whole=full,
+            gone=() if full else [node for node in report.nodes_gone if node not in rows],
+            labels=labels,
+            state=_cordon(cluster.record),
+            as_of=report.as_of,
+            claims=self._claims(cluster, report, full),
+        )
+        cluster.reported = True
+        if new:
+            outcome.said.append(Said("joined", cluster.name, {"nodes": len(rows)}, report.id))
+        elif stale:
+            outcome.said.append(Said("ready", cluster.name, {"nodes": len(fleet.nodes_of(cid))}, report.id))
+        elif changed:
+            outcome.said.append(Said("changed", cluster.name, {"nodes": len(rows)}, report.id))
+        return outcome
+
+    def _normalised(self, cluster: Cluster, nodes: list[NodeReport], problems: list[str]) -> Iterator[Row]:
+        for node in nodes:
+            problem = name_problem(node.name)
+            if problem:
+                problems.append(problem)
+                continue
+            made, problem = row(node)
+            # A node that stays as wrong as it was is not news.
+            if problem and cluster.problems.get(node.name) != problem:
+                problems.append(problem)
+                cluster.problems[node.name] = problem
+            elif not problem:
+                cluster.problems.pop(node.name, None)
+            overlay = cluster.overlays.get(node.name)
+            yield _overlaid(made, overlay) if overlay else made
+
+    def _claims(self, cluster: Cluster, report: Report, full: bool) -> dict[str, dict[str, int]]:
+        """Claims whose live pods changed, with all their pods."""
+        touched: set[str] = set()
+        if full:
+            cluster.pods, cluster.by_claim = {}, {}
+        for uid in report.pods_gone:
+            touched.update(_forget(cluster, uid))
+        for pod in report.pods:
+            touched.update(_forget(cluster, pod.uid))
+            if _holds(pod):
+                cluster.pods[pod.uid] = (pod.claim, pod.node)
+                cluster.by_claim.setdefault(pod.claim, set()).add(pod.uid)
+                touched.add(pod.claim)
+        counted: dict[str, dict[str, int]] = {}
+        for claim in touched:
+            nodes = counted[claim] = {}
+            for uid in cluster.by_claim.get(claim, ()):
+                node = cluster.pods[uid][1]
+                nodes[node] = nodes.get(node, 0) + 1
+        return counted
+
+    def _node_fields(self, cluster: Cluster, report: Report) -> Outcome:
+        """What node agents own of a row. A node that the cluster agent has not named yet gets it when it does."""
+        outcome = self._answer()
+        rows = []
+        for node in report.nodes:
+            fields: dict[str, Any] = {name: getattr(node, name) for name in _NODE_FIELDS}
+            if node.cpu_manager is not None:
+                fields["cpu_manager"] = node.cpu_manager
+            cluster.overlays[node.name] = fields
+            made = self.writer.row(cluster.record.id, node.name)
+            if made is not None:
+                rows.append(_overlaid(made, fields))
+        if rows and self.writer.put(cluster.record.id, cluster.name, rows):
+            outcome.said.append(Said("changed", cluster.name, {"nodes": len(rows)}, report.id))
+        return outcome
+
+    def _leave(self, cluster: Cluster, report: Report) -> Outcome:
+        cluster.retired = [*cluster.retired[-15:], report.session]  # what it said before must not bring it back
+        cluster.owner, cluster.nodes, cluster.labels = None, {}, None
+        cluster.pods, cluster.by_claim, cluster.overlays, cluster.problems = {}, {}, {}, {}
+        self.writer.drop(cluster.record.id)
+        return self._answer()._replace(said=[Said("gone", cluster.name, {}, report.id)], gone=True)
+
+
+def _cordon(record: ClusterRecord) -> int:
+    return CORDONED if record.cordoned else 0
+
+
+def _holds(pod: PodReport) -> bool:
+    """Carries a claim and has not ended: what has ended holds nothing any more."""
+    return bool(pod.claim) and pod.phase not in _FINISHED
+
+
+def _forget(cluster: Cluster, uid: str) -> list[str]:
+    found = cluster.pods.pop(uid, None)
+    if found is None:
+        return []
+    uids = cluster.by_claim[found[0]]
+    uids.discard(uid)
+    if not uids:
+        del cluster.by_claim[found[0]]
+    return [found[0]]
+
+
+def _overlaid(made: Row, fields: dict[str, Any]) -> Row:
+    extras: dict[str, Any] = msgspec.json.decode(made.extras) if made.extras else {}
+    extras |= {name: fields[name] for name in _NODE_FIELDS if fields.get(name)}
+    manager = fields.get("cpu_manager")
+    exclusive = made.exclusive
+    if manager is not None:
+        exclusive = exclusive_cores(manager)
+    return made._replace(exclusive=exclusive, extras=msgspec.json.encode(extras) if extras else b"")

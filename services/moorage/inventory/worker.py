@@ -1,0 +1,325 @@
+"""The shell around the core: takes reports from the bus, numbers from KV, and writes what changed to Redis, gathered for
+some milliseconds so that a burst of changes is one. After a restart it begins with the rows that Redis still has; if Redis
+has none, nothing is published until every known cluster reported or its time is over, and followers keep what they have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, Conflict, Incoming, Lease, Settings, subjects
+from moorage.fleet import FAILURES, Changed, Fleet, Flush, Malformed, Store, Superseded, Writer
+from moorage.model.base import Model
+from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
+from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
+from moorage.model.reports import Report, ReportReply
+
+from .core import TAKEOVER, Inventory, Said
+from .ids import ClusterRecord
+
+log = structlog.get_logger("inventory")
+
+GATHER = 0.010
+#: Flushing takes at most a quarter of the time: snapshots of huge clusters stretch the gathering instead of the queue.
+REST = 3
+EVERY = 1.0  # seconds between looks at who is silent, at Redis, and between mere signs of life to followers
+MAX_SAID = 10_000
+
+_report = msgspec.json.Decoder(Report)
+_record = msgspec.json.Decoder(ClusterRecord)
+
+
+class ClusterEdit(Model, kw_only=True, forbid_unknown_fields=True):
+    """`labels` replace those an operator gave before; absent fields stay."""
+
+    cluster: str
+    labels: dict[str, str] | None = None
+    cordoned: bool | None = None
+
+
+_edit = msgspec.json.Decoder(ClusterEdit)
+
+
+async def main(settings: Settings) -> None:
+    bus = await Bus.connect(settings, worker="inventory")
+    store = Store(settings.redis_url)
+    lease = Lease(bus, "inventory")
+    shell = Shell(bus, store)
+    tasks = [asyncio.create_task(lease.hold()), asyncio.create_task(bus.closed.wait())]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        if not done:  # another one is active: standing by is being ready
+            await bus.announce(shell.health)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not bus.closed.is_set():
+            await shell.take_over(lease.generation)
+            if done:
+                await bus.announce(shell.health)
+            tasks[0] = asyncio.create_task(lease.lost.wait())
+            tasks.append(asyncio.create_task(shell.write()))
+            for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+                task.result()
+        # Another may be active already: begin anew as a standby, with nothing of what this one remembers.
+        raise RuntimeError("the bus is gone" if bus.closed.is_set() else "the lease is lost")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await lease.release()
+        await store.close()
+        await bus.close()
+
+
+class Shell:
+    def __init__(self, bus: Bus, store: Store) -> None:
+        self.bus, self.store = bus, store
+        self.kv = bus.bucket("moorage-clusters")
+        self.core: Inventory | None = None
+        self.writer = Writer()
+        self.generation = 0  # in Redis: the lease's, or more if Redis has seen more
+        self.counter = 0
+        self.redis_ok = True
+        self._publish_by = 0.0  # nothing stands in Redis yet: write it when all are there, or at this time
+        self._whole = False  # all that is in memory stands in Redis
+        self._dirty = asyncio.Event()
+        self._said: list[Said] = []
+        self._unsure: Flush | None = None
+        self._joining: dict[str, asyncio.Task[None]] = {}
+        self._heard_at = self._checked_at = 0.0
+
+    def health(self) -> dict[str, Any]:
+        if self.core is None:
+            return {"ok": True, "missing": [], "role": "standby"}
+        missing = [] if self.redis_ok else ["redis"]
+        return {
+            "ok": not missing,
+            "missing": missing,
+            "role": "active",
+            "generation": self.generation,
+            "counter": self.counter,
+            "clusters": self.core.present,
+            "whole": self._whole,
+        }
+
+    # -- beginning ----------------------------------------------------------------------------------------------------
+
+    async def take_over(self, generation: int) -> None:
+        records: dict[str, ClusterRecord] = {}
+
+        def learn(key: str, value: bytes | None, _revision: int) -> None:
+            if value is not None:
+                records[cluster_from_tokens(*key.split("."))] = _record.decode(value)
+
+        mirror = await self.kv.mirror(learn)
+        await mirror.stop()
+        inherited = await self._inherit(generation)
+        now = time.monotonic()
+        core = Inventory(self.writer, self.generation)
+        core.begin(records, now)
+        if not inherited and core.present:
+            self._publish_by = now + TAKEOVER * core.period
+        self.core = core
+        log.info("inventory is active", generation=self.generation, clusters=core.present, inherited=inherited)
+        await self.bus.serve("moorage.reports.*.*.*", self.on_report, limit=8192)
+        await self.bus.serve(subjects.CLUSTERS_SET, self.on_set)
+        self._dirty.set()
+
+    async def _inherit(self, generation: int) -> bool:
+        """The rows that a former inventory left in Redis. Waits for Redis: what it has is worth it."""
+        while True:
+            try:
+                current = await self.store.current()
+                newest = await self.store.last()
+                self.generation = max(generation, current.generation + 1, newest.generation + 1)
+                fleet = Fleet()
+                if current.generation:
+                    fleet = await self.store.read(current)
+            except FAILURES as error:
+                self.redis_ok = False
+                log.warning("waiting for Redis", error=f"{type(error).__name__}: {error}"[:300])
+                await asyncio.sleep(0.5)
+                continue
+            except Changed:
+                continue
+            except Malformed as error:
+                log.warning("what Redis has is not readable; agents will report", error=str(error)[:300])
+                current, fleet = current._replace(generation=0), Fleet()
+            self.redis_ok = True
+            self.writer = Writer(fleet)
+            self.writer.compact()
+            return current.generation > 0
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    async def on_report(self, incoming: Incoming) -> ReportReply:
+        assert self.core is not None
+        _, _, provider, name, source = incoming.subject.split(".")
+        cluster = cluster_from_tokens(provider, name)
+        report = _report.decode(incoming.data)
+        known = self.core.clusters.get(cluster)
+        if known is None or (known.record.gone and report.session not in known.retired):
+            if report.kind != "full" or report.leaving:
+                return ReportReply(
+                    period_ms=round(self.core.period * 1000), resync=not report.leaving, generation=self.generation
+                )
+            await self._join(cluster, report)
+        outcome = self.core.report(cluster, source, report, time.monotonic())
+        if outcome.gone:
+            await self._keep(cluster, gone=True)
+        self._say(outcome.said)
+        if outcome.problems:
+            errors = [Violation(path="nodes", code="Invalid", message=text) for text in outcome.problems[:20]]
+            await self.bus.reject(incoming.subject, incoming.data, invalid(errors))
+        if self.writer.pending:
+            self._dirty.set()
+        return outcome.reply
+
+    async def on_set(self, incoming: Incoming) -> bytes:
+        assert self.core is not None
+        edit = _edit.decode(incoming.data)
+        if edit.cluster not in self.core.clusters:
+            raise Refused(not_found(f"cluster {edit.cluster}"))
+        changes: dict[str, Any] = {}
+        if edit.labels is not None:
+            changes["labels"] = edit.labels
+        if edit.cordoned is not None:
+            changes["cordoned"] = edit.cordoned
+        await self._keep(edit.cluster, **changes)
+        if self.writer.pending:
+            self._dirty.set()
+        return b'{"accepted":true}'
+
+    async def _join(self, cluster: str, report: Report) -> None:
+        """A number that is durable before anybody hears of it. Parts of one report wait for the same one."""
+        task = self._joining.get(cluster)
+        if task is None:
+            task = self._joining[cluster] = asyncio.create_task(self._number(cluster, report.labels or {}))
+            task.add_done_callback(lambda _: self._joining.pop(cluster, None))
+        await asyncio.shield(task)
+
+    async def _number(self, cluster: str, labels: dict[str, str]) -> None:
+        assert self.core is not None
+        provider, _, name = cluster.partition("/")
+        if not (is_name(provider) and is_name(name)):
+            problem = Problem(
+                title="Not valid", status=400, code="Invalid", detail=f"{cluster!r} is no name of a cluster"
+            )
+            raise Refused(problem)
+        known = self.core.clusters.get(cluster)
+        if known is not None:
+            await self._keep(cluster, gone=False)
+            return
+        record = self.core.record_for(cluster, labels)
+        key = cluster_tokens(cluster)
+        try:
+            await self.kv.create(key, msgspec.json.encode(record))
+        except Conflict:  # our own write whose answer was lost, before
+            entry = await self.kv.get(key)
+            if entry is None:
+                raise
+            record = _record.decode(entry.value)
+        self.core.register(cluster, record, time.monotonic())
+
+    async def _keep(self, cluster: str, **changes: Any) -> None:
+        assert self.core is not None
+        record = msgspec.structs.replace(self.core.clusters[cluster].record, **changes)
+        await self.kv.put(cluster_tokens(cluster), msgspec.json.encode(record))
+        self._say(self.core.edit(cluster, record))
+
+    def _say(self, said: list[Said]) -> None:
+        self._said += said
+        del self._said[:-MAX_SAID]  # only hints: the newest matter
+
+    # -- Redis --------------------------------------------------------------------------------------------------------
+
+    async def write(self) -> None:
+        """Writes what changed, for ever; ends only with an error that another inventory's presence explains."""
+        delay = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(EVERY / 4):
+                    await self._dirty.wait()
+            except TimeoutError:
+                pass
+            else:
+                await asyncio.sleep(max(GATHER, delay))
+            began = time.monotonic()
+            try:
+                await self._step(began)
+                if not self.redis_ok:
+                    log.info("Redis is back")
+                self.redis_ok = True
+                delay = min((time.monotonic() - began) * REST, 0.5)
+            except FAILURES as error:
+                if self.redis_ok:
+                    log.warning("Redis does not answer", error=f"{type(error).__name__}: {error}"[:300])
+                self.redis_ok = False
+                delay = min(max(delay * 2, 0.05), 1.0)
+                await asyncio.sleep(delay)
+
+    async def _step(self, now: float) -> None:
+        assert self.core is not None
+        if now - self._checked_at >= EVERY / 2:
+            self._checked_at = now
+            self._say(self.core.tick(now))
+            await self._check()
+        if self._publish_by:
+            if self.core.unheard() and now < self._publish_by:
+                return
+            self._publish_by = 0.0
+        if self._unsure is not None:
+            await self._settle(self._unsure)
+        if not self._whole:
+            await self._rewrite()
+        lively = self.writer.heard and now - self._heard_at >= EVERY
+        self._dirty.clear()
+        if self.writer.pending or lively:
+            self._heard_at = now
+            await self._flush()
+        said, self._said = self._said, []
+        for event in said:
+            await self.bus.emit(subjects.fleet_event(event.change, event.cluster), event.data, cause=event.cause)
+
+    async def _check(self) -> None:
+        """Redis may have been emptied, or have come back with an older memory."""
+        if not self._whole or self._unsure is not None:
+            return
+        known = int(self.writer.fleet.known.sum())
+        pending = self.writer.pending  # clusters that came or went since make the number differ
+        if not await self.store.intact(self.generation, self.counter, None if pending else known):
+            log.warning("Redis lost the fleet; writing it again")
+            self._whole = False
+
+    async def _rewrite(self) -> None:
+        first = self.counter == 0
+        if first:
+            self.writer.settle()
+        self.counter += 1
+        await self.store.rewrite(self.generation, self.counter, self.writer)
+        self._whole = True
+
+    async def _flush(self) -> None:
+        flush = self.writer.flush(self.generation, self.counter + 1)
+        self._unsure = flush
+        current = await self.store.write(self.generation, flush)
+        self._unsure, self.counter = None, flush.counter
+        if current.generation > self.generation:
+            raise Superseded
+        if current.generation != self.generation:
+            self._whole = False
+            self._dirty.set()
+
+    async def _settle(self, flush: Flush) -> None:
+        """Whether a write whose answer was lost happened: the counter in Redis tells."""
+        there = await self.store.counter(self.generation)
+        if there == flush.counter:
+            self.counter = there
+        else:
+            self.writer.again(flush)
+            self._whole = self._whole and there == self.counter
+            self.counter += not self._whole
+        self._unsure = None
