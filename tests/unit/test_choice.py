@@ -169,7 +169,7 @@ def test_what_stays_outranks_scores_and_needs_no_new_room() -> None:
     merged.scores[0] = np.array([1.0, 0.0, 1.0, 1.0])
     room.free[:, 1] = 0
     stay = np.array([False, True, False, False])
-    got = choose(merged, room, np.arange(4, dtype=np.int64), stay=[stay])
+    got = choose(merged, room, np.arange(4, dtype=np.int64), stay=[stay], held=[stay])
     assert isinstance(got, Choice)
     assert got.clusters == [[1]]
 

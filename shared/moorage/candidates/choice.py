@@ -69,9 +69,11 @@ class _Search:
         room: Room,
         ranks: NDArray[np.int64],
         stay: Sequence[Mask | None],
+        held: Sequence[Mask | None],
         nogoods: Iterable[Nogood],
     ) -> None:
-        self.merged, self.room, self.ranks, self.stay = merged, room, ranks, stay
+        self.merged, self.room, self.ranks = merged, room, ranks
+        self.stay, self.held = stay, held
         self.apps = len(merged.masks)
         self.size = ranks.size
         self.nogoods: dict[int, list[frozenset[int]]] = {}
@@ -146,14 +148,14 @@ class _Search:
         if not asked.size:
             return None
         need = together[asked, None]
-        stays = [a for a in apps if self.stay[a] is not None]
-        if not stays:
+        here = [a for a in apps if self.held[a] is not None]
+        if not here:
             # Where nothing is allocatable nothing is free: the share is then as bad as it gets.
             return ((free[asked] - need) / np.maximum(whole[asked], 1.0)).min(axis=0)  # type: ignore[no-any-return]
-        # What runs there already and stays needs no new room.
+        # What runs there already, unchanged, needs no new room.
         need = np.repeat(need, self.size, axis=1)
-        for a in stays:
-            need -= needs[a][asked, None] * self.stay[a]
+        for a in here:
+            need -= needs[a][asked, None] * self.held[a]
         share = (free[asked] - need) / np.maximum(whole[asked], 1.0)
         return np.where(need > 0, share, np.maximum(share, 0.0)).min(axis=0)  # type: ignore[no-any-return]
 
@@ -391,13 +393,14 @@ def choose(
     ranks: NDArray[np.int64],
     *,
     stay: Sequence[Mask | None] | None = None,
+    held: Sequence[Mask | None] | None = None,
     nogoods: Iterable[Nogood] = (),
     steps: int = STEPS,
 ) -> Choice | NoChoice:
-    """`ranks` orders clusters by name; `stay` are the clusters where an app runs already, unchanged; `nogoods` failed
-    the joint fit."""
+    """`ranks` orders clusters by name; `stay` are the clusters where an app runs already, which come first; `held`
+    those of them where it is unchanged and so needs no new room; `nogoods` failed the joint fit."""
     apps = len(merged.masks)
-    search = _Search(merged, room, ranks, stay or [None] * apps, nogoods)
+    search = _Search(merged, room, ranks, stay or [None] * apps, held or [None] * apps, nogoods)
     if merged.clashes:
         return NoChoice()
     short = [a for a in range(apps) if int(np.count_nonzero(search.table(1 << a) > NEVER)) < merged.replicas[a]]

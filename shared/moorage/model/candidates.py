@@ -29,6 +29,7 @@ class Ask(Message, kw_only=True):
     apps: list[ShapedApp]
     intents: list[Intent] = []
     explain: bool = False  # reasons are wanted (something was refused, or somebody asks why)
+    held: dict[str, list[str]] = {}  # app → clusters where it runs already, unchanged: its room there is its own
 
 
 class CandidateGroup(Model, kw_only=True):
