@@ -29,7 +29,11 @@ STREAMS: dict[str, tuple[str, ...]] = {
     "patcher": ("MOORAGE_LEDGER", "MOORAGE_EVENTS"),
     "controller": ("MOORAGE_LEDGER",),
 }
-OBJECT_WRITES: dict[str, tuple[str, ...]] = {"merger": ("moorage-snapshots",), "patcher": ("moorage-manifests",)}
+OBJECT_WRITES: dict[str, tuple[str, ...]] = {
+    "merger": ("moorage-snapshots",),
+    "patcher": ("moorage-manifests",),
+    "sim": ("moorage-sim",),
+}
 OBJECT_READS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*FOLLOWERS, "controller"), ("moorage-snapshots",)),
     "patcher": ("moorage-snapshots", "moorage-manifests"),

@@ -38,7 +38,7 @@ BUCKETS = (
     "moorage-desired",
     "moorage-status",
 )
-OBJECTS = ("moorage-snapshots", "moorage-manifests")
+OBJECTS = ("moorage-snapshots", "moorage-manifests", "moorage-sim")
 LOGS = {
     "MOORAGE_LEDGER": LEDGER_COMMIT,
     "MOORAGE_EVENTS": "moorage.events.>",
