@@ -317,7 +317,7 @@ class Cluster:
                 self._rebind(now)
         if now >= self.hold_until:
             return
-        self.dirty.update({key: None for key in self.works})
+        self.dirty.update(dict.fromkeys(self.works))
 
     def _rebind(self, now: float) -> None:
         """Pods that found no node try again when something may have made room."""

@@ -1,0 +1,229 @@
+"""The simulator as a worker: thousands of agents over one connection. `moorage up` runs one that operators fill; the
+command line runs others by themselves, with a fleet of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
+from moorage.model.names import cluster_from_tokens
+from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
+
+from .core import FAULTS, Core
+from .documents import FleetDocument, decode, expand
+from .generated import generate
+from .specs import ClusterSpec
+
+log = structlog.get_logger("sim")
+
+KEPT = "moorage-sim"
+#: Between two looks at the timers at least this long: idle fleets are looked at in bunches.
+STEP = 0.01
+MAX_FLEET = 8 << 20
+
+
+class Kept(msgspec.Struct):
+    """What a simulator that is started again needs: its fleet, and the session that it takes over."""
+
+    session: str
+    fleet: FleetDocument | None = None
+
+
+class Simulator:
+    def __init__(self, bus: Bus, core: Core) -> None:
+        self.bus = bus
+        self.core = core
+        self.inbox = bus.nc.new_inbox()
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._applying = asyncio.Lock()
+        self._subjects: dict[tuple[str, str], str] = {}
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    async def start(self) -> None:
+        await self.bus.subscribe(f"{self.inbox}.>", self._heard)
+        await self.bus.subscribe("moorage.desired.changed.*.*", self._hinted)
+        self.bus.spawn(self._run())
+
+    def _subject(self, verb: str, cluster: str) -> str:
+        key = (verb, cluster)
+        found = self._subjects.get(key)
+        if found is None:
+            if verb == "report":
+                found = subjects.reports(cluster, "cluster")
+            else:
+                found = subjects.desired("get" if verb == "ask" else "confirm", cluster)
+            self._subjects[key] = found
+        return found
+
+    def _heard(self, subject: str, data: bytes) -> None:
+        token, nonce = subject[len(self.inbox) + 1 :].split(".")
+        self.core.heard(token, nonce, data, self.now)
+        self._woken.set()
+
+    def _hinted(self, subject: str, _data: bytes) -> None:
+        provider, cluster = subject.rsplit(".", 2)[1:]
+        self.core.hinted(cluster_from_tokens(provider, cluster), self.now)
+        self._woken.set()
+
+    async def _run(self) -> None:
+        core = self.core
+        while True:
+            core.tick(self.now)
+            while core.out:
+                batch = core.out[:]
+                core.out.clear()
+                for verb, cluster, payload, token in batch:
+                    with contextlib.suppress(Exception):  # what is lost while NATS is away is said again
+                        subject = self._subject(verb, cluster)
+                        await self.bus.nc.publish(subject, payload, f"{self.inbox}.{token}")
+            self._woken.clear()
+            due = core.due()
+            wait = 1.0 if due is None else max(STEP, due - self.now)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._woken.wait()
+
+    async def fill(self, wanted: dict[str, ClusterSpec], timeout: float = 600) -> dict[str, Any]:
+        """Make the fleet equal to this; back when the inventory has accepted or refused every cluster."""
+        async with self._applying:
+            changed = self.core.apply(wanted, self.now)
+            self._woken.set()
+            try:
+                async with asyncio.timeout(timeout):
+                    while self.core.unsettled:  # noqa: ASYNC110 - many answers, one at a time, end this
+                        await asyncio.sleep(0.005)
+            except TimeoutError:
+                missing = sorted(self.core.unsettled)
+                detail = f"the inventory has not accepted {len(missing)} clusters, among them {', '.join(missing[:5])}"
+                raise Refused(Problem(title="No answer", status=504, code="NoAnswer", detail=detail)) from None
+        refused = {ident: agent.reason for ident, agent in self.core.agents.items() if agent.state == "refused"}
+        return {
+            "accepted": True,
+            "clusters": sorted(self.core.agents),
+            "added": len(changed.added),
+            "changed": len(changed.changed),
+            "removed": len(changed.removed),
+            "refused": refused,
+        }
+
+
+class _Served:
+    """What operators ask of the simulator of `moorage up`."""
+
+    def __init__(self, sim: Simulator, kept: Kept) -> None:
+        self.sim = sim
+        self.kept = kept
+
+    async def apply(self, incoming: Incoming) -> bytes:
+        document = decode(msgspec.json.decode(incoming.data))
+        try:
+            await self.keep(Kept(self.kept.session, document))
+        except (NoAnswer, BusError) as error:
+            raise Refused(Problem(title="No answer", status=503, code="NoAnswer", detail=str(error))) from error
+        return msgspec.json.encode(await self.sim.fill(expand(document)))
+
+    async def keep(self, kept: Kept) -> None:
+        await self.sim.bus.objects(KEPT).put("fleet", msgspec.json.encode(kept))
+        self.kept = kept
+
+    async def list(self, incoming: Incoming) -> bytes:
+        ask = msgspec.json.decode(incoming.data) if incoming.data.strip() else {}
+        if not isinstance(ask, dict):
+            ask = {}
+        limit, after = ask.get("limit", 10_000), ask.get("continue", "")
+        if not isinstance(limit, int) or not isinstance(after, str) or not 1 <= limit <= 10_000:
+            message = "limit is a number up to 10000, continue is text"
+            raise Refused(invalid([Violation(path="limit", code="BadValue", message=message)]))
+        rows = self.sim.core.list(limit, after)
+        more = rows[-1]["cluster"] if len(rows) == limit else ""
+        total = len(self.sim.core.agents)
+        return msgspec.json.encode({"items": rows, "total": total, **({"continue": more} if more else {})})
+
+
+async def _fault(sim: Simulator, incoming: Incoming, main: bool) -> bytes | None:
+    """Every simulator hears this; the one that has the cluster answers, and the mesh's own if nobody has it."""
+    ask = msgspec.json.decode(incoming.data)
+    if not isinstance(ask, dict):
+        raise Refused(invalid([Violation(path="", code="WrongType", message="must be an object")]))
+    cluster, fault, seconds = ask.get("cluster"), ask.get("fault"), ask.get("seconds")
+    errors = []
+    if not isinstance(cluster, str):
+        errors.append(Violation(path="cluster", code="Required", message="is required"))
+    if fault not in FAULTS:
+        errors.append(Violation(path="fault", code="BadValue", message=f"must be one of {', '.join(FAULTS)}"))
+    bad = isinstance(seconds, bool) or not isinstance(seconds, int | float | None)
+    if bad or (seconds is not None and not 0 < seconds <= 86_400):
+        errors.append(Violation(path="seconds", code="BadValue", message="must be a number of seconds, at most a day"))
+    if errors:
+        if not main:
+            return None
+        raise Refused(invalid(errors))
+    assert isinstance(cluster, str) and isinstance(fault, str)
+    if sim.core.fault(cluster, fault, seconds, sim.now):
+        sim._woken.set()
+        return msgspec.json.encode({"accepted": True, "cluster": cluster, "fault": fault})
+    if not main:
+        return None
+    await asyncio.sleep(0.25)  # another simulator may have it, and the first answer counts
+    raise Refused(not_found(f"a simulated cluster {cluster}"))
+
+
+async def _begin(settings: Settings, session: str, succeeds: str = "") -> tuple[Bus, Simulator]:
+    bus = await Bus.connect(settings, worker="sim")
+    loop = asyncio.get_running_loop()
+    sim = Simulator(bus, Core(session, succeeds, wall=time.time() - loop.time()))
+    await sim.start()
+    return bus, sim
+
+
+async def main(settings: Settings) -> None:
+    """The simulator that always runs under `up`. Started again, it has the fleet it had."""
+    session = new_id()
+    bus = await Bus.connect(settings, worker="sim")
+    try:
+        data = await bus.objects(KEPT).get("fleet")
+        before = msgspec.json.decode(data, type=Kept) if data is not None else None
+        kept = Kept(session, before.fleet if before is not None else None)
+        loop = asyncio.get_running_loop()
+        sim = Simulator(bus, Core(session, before.session if before else "", wall=time.time() - loop.time()))
+        served = _Served(sim, kept)
+        await served.keep(kept)
+        await sim.start()
+        if kept.fleet is not None:
+            bus.spawn(sim.fill(expand(kept.fleet), timeout=86_400))
+        await bus.serve(subjects.SIM_APPLY, served.apply, queue="sim", max_bytes=MAX_FLEET)
+        await bus.serve(subjects.SIM_LIST, served.list, queue="sim")
+        await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, True))
+        await bus.announce(lambda: _health(sim))
+        await bus.closed.wait()
+    finally:
+        await bus.close()
+
+
+def _health(sim: Simulator) -> dict[str, Any]:
+    refused = [ident for ident, agent in sim.core.agents.items() if agent.state == "refused"]
+    missing = [f"{ident} is refused: another simulator has it" for ident in refused[:5]]
+    return {"ok": not refused, "missing": missing, "clusters": len(sim.core.agents)}
+
+
+async def simulate(settings: Settings, *, fleet: Any = None, clusters: int = 0, nodes: int = 20, seed: int = 1) -> None:
+    """A fleet of its own in the foreground, from a document or generated; it leaves when this ends."""
+    wanted = expand(decode(fleet)) if fleet is not None else generate(clusters, nodes, seed)
+    bus, sim = await _begin(settings, new_id())
+    try:
+        await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, False))
+        await sim.fill(wanted, timeout=86_400)
+        log.info("simulating", clusters=len(wanted))
+        await bus.closed.wait()
+    finally:
+        await bus.close()
