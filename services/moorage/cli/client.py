@@ -96,14 +96,13 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         for attempt in (0, 1):
             fresh = self._kept is None
-            if self._kept is None:
-                self._kept = self._connect(timeout or self._timeout)
+            conn = self._kept = self._kept or self._connect(timeout or self._timeout)
             try:
-                self._kept.request(method, target, data, self._headers("application/json" if data else ""))
-                reply = self._kept.getresponse()
+                conn.request(method, target, data, self._headers("application/json" if data else ""))
+                reply = conn.getresponse()
                 content = reply.read()
             except (OSError, http.client.HTTPException) as wrong:
-                self._kept.close()
+                conn.close()
                 self._kept = None
                 # A kept connection may have been closed while it was idle; a fresh one tells the truth.
                 if fresh or attempt or method == "POST":
@@ -111,7 +110,7 @@ class Client:
                 continue
             break
         if reply.will_close:
-            self._kept.close()
+            conn.close()
             self._kept = None
         try:
             answer = json.loads(content) if content else None

@@ -17,30 +17,20 @@ def diff(group: str, /, *, project: Project = "", output: Format = "table", stat
     name = full_name(group, project)
     found = Client.find(state).get(group_path(name, "diff"))
     items: list[dict[str, Any]] = found["items"]
-    code = FAILED if any(item.get("patch") for item in items) else DONE
+    code = FAILED if items else DONE
     if output in ("json", "yaml"):
         show(found, output)
         return code
     if not items:
-        note(f"{name} is on no cluster")
+        note(f"{name}: " + ("nothing differs from the manifests" if found.get("decision") else "nothing is placed yet"))
     for item in items:
         if output == "name":
-            if item.get("patch"):
-                out(f"{item['cluster']}/{item['app']}")
-            continue
-        for before, after in _pairs(item):
-            lines = list(_lines(before, after, f"{item['cluster']} {item['app']}"))
-            if lines:
-                out("\n".join(lines))
+            out(f"{item['cluster']}/{item['app']}/{item['object']}")
+        else:
+            out("\n".join(_lines(item["manifest"], item["patched"], f"{item['cluster']} ({item['app']})")))
+    if found.get("truncated"):
+        note("there is more than one answer holds; look at one cluster with -o json")
     return code
-
-
-def _pairs(item: dict[str, Any]) -> list[tuple[Any, Any]]:
-    before, after = item.get("manifests", []), item.get("objects", [])
-    return [
-        (before[i] if i < len(before) else None, after[i] if i < len(after) else None)
-        for i in range(max(len(before), len(after)))
-    ]
 
 
 def _lines(before: Any, after: Any, where: str) -> list[str]:

@@ -74,4 +74,4 @@ def run_worker(what: str, settings: Settings) -> int:
         raise Failure(f"there is no file {path}", USAGE)
     from moorage.sdk import run_file
 
-    return serve(run_file(path, settings))
+    return serve(run_file(str(path), settings))

@@ -1,0 +1,36 @@
+"""Requests from the gateway to workers: an answer, or their problem as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.bus import Bus, NoAnswer
+from moorage.model.problems import Problem, Refused
+
+from .answers import encode, unavailable
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+#: Who answers on which subjects, in words for those who wait in vain.
+_WHO = {"intents": "the intent store", "merger": "the merger", "patcher": "the patcher", "sim": "the simulator"}
+
+
+async def call(bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0) -> dict[str, Any]:
+    """Raises Refused with the worker's problem, or one of our own where nobody answered: then a write may or may not
+    have happened, and says so."""
+    data = payload if isinstance(payload, bytes) else encode(payload)
+    try:
+        reply = _decode(await bus.request(subject, data, timeout=timeout))
+    except NoAnswer as error:
+        area = subject.split(".")[1]
+        who = _WHO.get(area, area)
+        text = str(error)
+        sure = "nobody listens" in text
+        detail = f"{who} does not answer" + ("" if sure else " in time; whether it was done is not known, ask again")
+        raise Refused(unavailable(f"{detail}; `moorage check` tells what is missing")) from error
+    problem = reply.get("problem")
+    if problem is not None:
+        raise Refused(msgspec.convert(problem, Problem))
+    return reply

@@ -1,0 +1,134 @@
+"""Clusters and nodes as the fleet has them: labels, state, what there is and what is free after claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from moorage.fleet import Fleet
+from moorage.model.problems import Refused, not_found
+from moorage.units import show
+
+from .answers import answer, listed, page_of
+from .groups import selected
+from .serving import gateway_of
+
+
+def _amounts(fleet: Fleet, cid: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Allocatable and free, summed over usable nodes; resources that none of them has are left out."""
+    allocatable: dict[str, str] = {}
+    free: dict[str, str] = {}
+    for name in fleet.stored:
+        left, whole = fleet.sums(name)
+        if whole[cid]:
+            allocatable[name] = show(name, int(whole[cid]))
+            free[name] = show(name, max(0, int(left[cid])))
+    return allocatable, free
+
+
+def cluster_item(fleet: Fleet, cid: int) -> dict[str, Any]:
+    allocatable, free = _amounts(fleet, cid)
+    return {
+        "id": fleet.names[cid],
+        "state": fleet.state(cid),
+        "seq": fleet.seq(cid),
+        "labels": fleet.cluster_labels(cid),
+        "nodes": len(fleet.rows_of(cid)),
+        "allocatable": allocatable,
+        "free": free,
+    }
+
+
+def _known(fleet: Fleet) -> list[str]:
+    return sorted(name for name, cid in fleet.ids.items() if cid < fleet.size and fleet.known[cid])
+
+
+def _cluster(request: web.Request, provider: str, name: str) -> int:
+    fleet = gateway_of(request).view.fleet
+    cid = fleet.ids.get(f"{provider}/{name}")
+    if cid is None or cid >= fleet.size or not fleet.known[cid]:
+        raise Refused(not_found(f"cluster {provider}/{name}"))
+    return cid
+
+
+async def clusters(request: web.Request) -> web.StreamResponse:
+    fleet = gateway_of(request).view.fleet
+    keys = selected(request, _known(fleet), lambda name: fleet.cluster_labels(fleet.ids[name]))
+    page, token = page_of(request, keys)
+    if request.query.get("view") == "name":
+        return listed([{"id": name, "state": fleet.state(fleet.ids[name])} for name in page], token)
+    return listed([cluster_item(fleet, fleet.ids[name]) for name in page], token)
+
+
+async def cluster(request: web.Request) -> web.StreamResponse:
+    """One cluster, with the claims that count there."""
+    cid = _cluster(request, request.match_info["provider"], request.match_info["name"])
+    view = gateway_of(request).view
+    item = cluster_item(view.fleet, cid)
+    held = [view.ledger.claims[ident] for ident in sorted(view.ledger.by_cluster.get(item["id"], ()))]
+    item["claims"] = [
+        {
+            "id": one.claim.id,
+            "group": one.group,
+            "app": one.claim.app,
+            "object": one.claim.object,
+            "withdrawn": one.withdrawn,
+        }
+        for one in held
+    ]
+    return answer(item)
+
+
+def node_item(fleet: Fleet, cid: int, name: str, row: int) -> dict[str, Any]:
+    allocatable: dict[str, str] = {}
+    free: dict[str, str] = {}
+    for resource, column in fleet.stored.items():
+        if column.allocatable[row]:
+            allocatable[resource] = show(resource, int(column.allocatable[row]))
+            free[resource] = show(resource, max(0, int(column.free[row])))
+    labels = dict(fleet.label_sets[int(fleet.labelset[row])])
+    if fleet.host_label[row]:
+        labels["kubernetes.io/hostname"] = name
+    return {
+        "name": name,
+        "cluster": fleet.names[cid],
+        "usable": bool(fleet.usable[row]),
+        "labels": labels,
+        "taints": list(fleet.taint_sets[int(fleet.taintset[row])]),
+        "allocatable": allocatable,
+        "free": free,
+        **{key: value for key, value in fleet.extras(row).items() if value},
+    }
+
+
+async def nodes(request: web.Request) -> web.StreamResponse:
+    fleet = gateway_of(request).view.fleet
+    if only := request.query.get("cluster"):
+        provider, _, name = only.partition("/")
+        names = [fleet.names[_cluster(request, provider, name)]]
+    else:
+        names = _known(fleet)
+    rows: dict[str, tuple[int, str, int]] = {}
+    for cluster_name in names:
+        cid = fleet.ids[cluster_name]
+        for node_name, row in fleet.places(cid).items():
+            rows[f"{cluster_name}/{node_name}"] = (cid, node_name, row)
+
+    def labels(key: str) -> dict[str, str]:
+        _, name, row = rows[key]
+        found = fleet.label_sets[int(fleet.labelset[row])]
+        return {**found, "kubernetes.io/hostname": name} if fleet.host_label[row] else found
+
+    page, token = page_of(request, selected(request, sorted(rows), labels))
+    return listed([node_item(fleet, *rows[key]) for key in page], token)
+
+
+async def node(request: web.Request) -> web.StreamResponse:
+    info = request.match_info
+    fleet = gateway_of(request).view.fleet
+    cid = _cluster(request, info["provider"], info["cluster"])
+    row = fleet.row_of(cid, info["name"])
+    if row is None:
+        raise Refused(not_found(f"node {info['name']} of cluster {info['provider']}/{info['cluster']}"))
+    return answer(node_item(fleet, cid, info["name"], row))

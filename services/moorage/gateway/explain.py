@@ -1,0 +1,145 @@
+"""What is answered about a group, from document, decision, attempt and status: pure, so that every reader tells the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from moorage.model.claims import Decision
+from moorage.model.desired import GroupStatus
+from moorage.model.explanations import AppView, Attempt, ClaimView, SlotView, Why
+from moorage.model.groups import GroupRecord, Phase
+from moorage.model.phases import phase
+from moorage.model.reasons import Warn
+
+
+class Known(NamedTuple):
+    """All that is known of one group at one moment."""
+
+    record: GroupRecord
+    decision: Decision | None  # the one that stands
+    counting: bool  # claims of it count, also withdrawn ones
+    attempt: Attempt | None  # the last try to decide
+    status: GroupStatus | None
+
+
+def phase_of(known: Known) -> Phase:
+    record = known.record
+    decision = known.decision.id if known.decision is not None else ""
+    return phase(record.state, record.revision, decision, known.counting, known.attempt, known.status)
+
+
+def waiting(known: Known) -> bool:
+    """An update that is not decided yet, or does not fit: what stands is from an older revision."""
+    return (
+        known.record.state == "Instantiated"
+        and known.decision is not None
+        and known.decision.revision < known.record.revision
+    )
+
+
+def why(known: Known) -> Why:
+    record, decision = known.record, known.decision
+    attempt = known.attempt
+    if attempt is not None and attempt.revision != record.revision:
+        attempt = None
+    if decision is not None and (attempt is None or attempt.phase == "Placed"):
+        controllers, epoch = decision.controllers, decision.epoch
+    elif attempt is not None:
+        controllers, epoch = attempt.controllers, attempt.epoch
+    else:
+        controllers, epoch = [], ""
+    pending = waiting(known)
+    found = Why(
+        group=record.group,
+        revision=decision.revision if pending and decision is not None else record.revision,
+        state=record.state,
+        phase=phase_of(known),
+        decision=decision.id if decision is not None else None,
+        epoch=epoch or None,
+        apps=apps_of(known),
+        controllers=controllers,
+        pending_revision=record.revision if pending else None,
+    )
+    if attempt is not None and attempt.phase != "Placed" and (decision is None or pending):
+        found.reasons = list(attempt.reasons)
+    if known.status is not None and decision is not None and known.status.decision == decision.id:
+        found.reasons = [*found.reasons, *known.status.reasons]
+    found.warnings = _distinct(
+        record.resolved.warnings,
+        attempt.warnings if attempt is not None else (),
+        decision.warnings if decision is not None else (),
+    )
+    return found
+
+
+def _distinct(*lists: Iterable[Warn]) -> list[Warn]:
+    return list(dict.fromkeys(warning for one in lists for warning in one))
+
+
+def apps_of(known: Known) -> dict[str, AppView]:
+    """Each app with the clusters it has, by the standing decision; without one, with none."""
+    decision = known.decision
+    views = {app.name: AppView(replicas=app.replicas) for app in known.record.resolved.apps}
+    if decision is None:
+        return views
+    if waiting(known) or known.record.state != "Instantiated":
+        views = {}  # the apps of the revision that stands, not those of the one that waits
+    for name, wanted in decision.replicas.items():
+        views[name] = AppView(replicas=wanted)
+    for claim in decision.claims:
+        view = views.setdefault(claim.app, AppView(replicas=decision.replicas.get(claim.app, 1)))
+        if claim.cluster not in view.clusters:
+            view.clusters = [*view.clusters, claim.cluster]
+        slots = [SlotView(node=slot.node, count=slot.count) for slot in claim.slots]
+        view.claims = [*view.claims, ClaimView(cluster=claim.cluster, object=claim.object, slots=slots)]
+    for name, score in decision.scores.items():
+        if name in views:
+            views[name].score = score
+    return views
+
+
+def group_item(known: Known) -> dict[str, Any]:
+    """A group as lists have it."""
+    record = known.record
+    item: dict[str, Any] = {
+        "group": record.group,
+        "revision": record.revision,
+        "state": record.state,
+        "phase": phase_of(known),
+        "apps": {name: {"replicas": view.replicas, "clusters": view.clusters} for name, view in apps_of(known).items()},
+    }
+    if waiting(known):
+        assert known.decision is not None
+        item["revision"], item["pendingRevision"] = known.decision.revision, record.revision
+    if known.decision is not None:
+        item["decision"] = known.decision.id
+    if record.labels:
+        item["labels"] = record.labels
+    if record.intents:
+        item["intents"] = sorted(record.intents)
+    if record.created:
+        item["created"] = record.created
+    return item
+
+
+def application_item(known: Known) -> dict[str, Any]:
+    """The document as it was given, with its status: what `apply` takes again (it leaves the status out)."""
+    status = group_item(known)
+    status.pop("labels", None)
+    return {**known.record.document, "status": status}
+
+
+def simulated(record: GroupRecord, attempt: Attempt) -> Why:
+    """What `why` would answer if this were applied."""
+    return Why(
+        group=record.group,
+        revision=record.revision,
+        state=record.state,
+        phase=attempt.phase,
+        epoch=attempt.epoch or None,
+        apps=attempt.apps or {app.name: AppView(replicas=app.replicas) for app in record.resolved.apps},
+        controllers=attempt.controllers,
+        reasons=attempt.reasons,
+        warnings=_distinct(record.resolved.warnings, attempt.warnings),
+    )

@@ -1,0 +1,196 @@
+"""Groups, applications, intents, decisions and controllers: what is known, one by one and in lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from moorage.bus import subjects
+from moorage.model.claims import Decision
+from moorage.model.desired import DiffAsk
+from moorage.model.names import token
+from moorage.model.problems import Refused, Violation, invalid, not_found
+
+from .answers import answer, bad_parameter, listed, page_of
+from .calls import call
+from .events import group_of
+from .explain import Known, application_item, group_item, why
+from .selectors import parse, selects
+from .serving import gateway_of
+from .view import View
+
+Labels = Callable[[str], Mapping[str, str]]
+
+
+def selected(request: web.Request, keys: list[str], labels: Labels) -> list[str]:
+    """Those keys whose labels match the request's selector."""
+    text = request.query.get("labelSelector", "")
+    if not text.strip():
+        return keys
+    try:
+        requirements = parse(text)
+    except ValueError as wrong:
+        raise bad_parameter("labelSelector", str(wrong)) from None
+    return [key for key in keys if selects(requirements, labels(key))]
+
+
+def known_group(request: web.Request) -> Known:
+    group = group_of(request)
+    known = gateway_of(request).view.known(group)
+    if known is None:
+        raise Refused(not_found(f"group {group}"))
+    return known
+
+
+def _group_keys(request: web.Request, view: View) -> list[str]:
+    keys = view.groups
+    if project := request.query.get("project"):
+        keys = [key for key in keys if key.startswith(project + "/")]
+
+    def labels(key: str) -> Mapping[str, str]:
+        record = view.record(key)
+        return record.labels if record is not None else {}
+
+    return selected(request, keys, labels)
+
+
+async def groups(request: web.Request) -> web.StreamResponse:
+    view = gateway_of(request).view
+    page, token = page_of(request, _group_keys(request, view))
+    return listed([group_item(known) for key in page if (known := view.known(key)) is not None], token)
+
+
+async def group(request: web.Request) -> web.StreamResponse:
+    return answer(group_item(known_group(request)))
+
+
+async def group_why(request: web.Request) -> web.StreamResponse:
+    return answer(why(known_group(request)))
+
+
+async def group_diff(request: web.Request) -> web.StreamResponse:
+    """What the patcher made of the manifests, per cluster and object."""
+    known = known_group(request)
+    reply = await call(gateway_of(request).bus, subjects.PATCHER_DIFF, DiffAsk(group=known.record.group), timeout=10)
+    reply.setdefault("items", [])
+    return answer(reply)
+
+
+# --- applications ----------------------------------------------------------------------------------------------------
+
+
+async def applications(request: web.Request) -> web.StreamResponse:
+    view = gateway_of(request).view
+    page, token = page_of(request, _group_keys(request, view))
+    items = [view.known(key) for key in page]
+    return listed([application_item(known) for known in items if known is not None], token)
+
+
+async def application(request: web.Request) -> web.StreamResponse:
+    project, name = request.match_info["project"], request.match_info["name"]
+    known = gateway_of(request).view.known(f"{project}/{name}/v1/default")
+    if known is None:
+        raise Refused(not_found(f"application {name} of project {project}"))
+    return answer(application_item(known))
+
+
+# --- intents of their own --------------------------------------------------------------------------------------------
+
+_BUILTIN = ("HpaIntent", "PlacementIntent", "AffinityIntent")
+
+
+def intent_kind(view: View, text: str) -> str:
+    """The kind as it is written, whatever case somebody typed; registered ones too."""
+    kinds = {*_BUILTIN, *(kind for controller in view.controllers.values() for kind in controller.kinds)}
+    for kind in kinds:
+        if text.lower() in (kind.lower(), kind.lower() + "s"):
+            return kind
+    message = f"{text!r} is not among {', '.join(sorted(kinds))}"
+    raise Refused(invalid([Violation(path="kind", code="UnknownKind", message=message)]))
+
+
+async def intents(request: web.Request) -> web.StreamResponse:
+    view = gateway_of(request).view
+    keys = sorted(view.documents)
+    if kind := request.query.get("kind"):
+        keys = [key for key in keys if key.startswith(token(intent_kind(view, kind)) + ".")]
+    if project := request.query.get("project"):
+        keys = [key for key in keys if key.split(".")[1] == token(project)]
+    keys = selected(request, keys, lambda key: view.documents[key].get("metadata", {}).get("labels") or {})
+    page, more = page_of(request, keys)
+    return listed([view.documents[key] for key in page], more)
+
+
+async def intent(request: web.Request) -> web.StreamResponse:
+    view, info = gateway_of(request).view, request.match_info
+    kind = intent_kind(view, info["kind"])
+    document = view.documents.get(".".join(token(part) for part in (kind, info["project"], info["name"])))
+    if document is None:
+        raise Refused(not_found(f"{kind} {info['name']} of project {info['project']}"))
+    return answer(document)
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+async def _decision_item(view: View, decision: Decision) -> dict[str, Any]:
+    item: dict[str, Any] = msgspec.to_builtins(decision)
+    item["seq"] = await view.seq_of(decision.group, decision.id)
+    item.setdefault("claims", [])
+    return item
+
+
+async def decisions(request: web.Request) -> web.StreamResponse:
+    """Those that stand, by group."""
+    view = gateway_of(request).view
+    standing = view.ledger.standing
+    if only := request.query.get("group"):
+        keys = [only] if only in standing else []
+    else:
+        keys = sorted(standing)
+    page, more = page_of(request, keys)
+    return listed([await _decision_item(view, standing[key]) for key in page if key in standing], more)
+
+
+def known_decision(request: web.Request) -> Decision:
+    ident = request.match_info["id"]
+    for found in gateway_of(request).view.ledger.standing.values():
+        if found.id == ident:
+            return found
+    raise Refused(not_found(f"a standing decision {ident}"))
+
+
+async def decision(request: web.Request) -> web.StreamResponse:
+    return answer(await _decision_item(gateway_of(request).view, known_decision(request)))
+
+
+# --- controllers -----------------------------------------------------------------------------------------------------
+
+
+def controller_item(view: View, name: str) -> dict[str, Any]:
+    found = view.controllers[name]
+    return {
+        "name": found.name,
+        "deadlineMs": found.deadline_ms,
+        "policy": found.policy,
+        "weight": found.weight,
+        "placement": found.placement,
+        "actions": found.actions,
+        "kinds": found.kinds,
+    }
+
+
+async def controllers(request: web.Request) -> web.StreamResponse:
+    view = gateway_of(request).view
+    page, more = page_of(request, sorted(view.controllers))
+    return listed([controller_item(view, name) for name in page], more)
+
+
+async def controller(request: web.Request) -> web.StreamResponse:
+    view, name = gateway_of(request).view, request.match_info["name"]
+    if name not in view.controllers:
+        raise Refused(not_found(f"controller {name}"))
+    return answer(controller_item(view, name))

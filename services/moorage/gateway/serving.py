@@ -1,0 +1,117 @@
+"""What every request goes through: the token, the time it took, and one form for whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from moorage.bus import Bus, BusError, NoAnswer
+from moorage.model.problems import Problem, Refused
+
+from .answers import of_http, refuse, unavailable
+from .stream import Stream
+from .view import View
+
+log = structlog.get_logger("gateway")
+
+#: No token needed: for load balancers, kubelets and Prometheus.
+OPEN = ("/livez", "/readyz", "/metrics")
+#: A document may be this large; what the intent store keeps of it must fit one message.
+BODY_LIMIT = 1 << 20
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Gateway:
+    """What all routes share."""
+
+    bus: Bus
+    view: View
+    stream: Stream
+    token: str
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    ready: bool = False
+
+    def __post_init__(self) -> None:
+        self.requests = Counter(
+            "moorage_http_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "moorage_http_seconds", "Time to answer a request", ["method", "route"], registry=self.registry
+        )
+
+
+GATEWAY = web.AppKey("gateway", Gateway)
+
+
+def gateway_of(request: web.Request) -> Gateway:
+    return request.app[GATEWAY]
+
+
+@web.middleware
+async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    gateway = gateway_of(request)
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else "none"
+    started = time.perf_counter()
+    status = 500
+    try:
+        response = await handler(request)
+        status = response.status
+    finally:
+        gateway.requests.labels(request.method, route, str(status)).inc()
+        if route != "/v1/events":  # a stream lasts as long as its reader likes
+            gateway.seconds.labels(request.method, route).observe(time.perf_counter() - started)
+    return response
+
+
+@web.middleware
+async def told(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every refusal is a problem document; what was not expected is logged and counted as such."""
+    try:
+        return await handler(request)
+    except Refused as refusal:
+        return refuse(refusal.problem)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        response = refuse(of_http(error))
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+        return response
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        detail = str(error)[:500] or "the body cannot be read"
+        return refuse(Problem(title="Not readable", status=400, code="Undecodable", detail=detail))
+    except NoAnswer as error:
+        return refuse(unavailable(f"{error}; `moorage check` tells what is missing"))
+    except (TimeoutError, BusError) as error:
+        return refuse(unavailable(str(error) or "the mesh did not answer in time"))
+    except (ConnectionResetError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        log.exception("request failed", method=request.method, path=request.path)
+        gateway_of(request).bus.count("request_errors")
+        return refuse(
+            Problem(title="Internal error", status=500, code="Internal", detail=f"{type(error).__name__}; see the log")
+        )
+
+
+@web.middleware
+async def known(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Who asks must have the token, before anything is told: not even which paths there are."""
+    if request.path not in OPEN:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        expected = gateway_of(request).token
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
+            missing = "no bearer token was given" if not given else "the bearer token is not the gateway's"
+            raise Refused(Problem(title="Not authorised", status=401, code="Unauthorized", detail=missing))
+    return await handler(request)

@@ -1,0 +1,242 @@
+"""What changes something: documents in, the verbs of a group's life, the registry, and simulated clusters."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from moorage.bus import Bus, new_id, subjects
+from moorage.model.explanations import Attempt, Why
+from moorage.model.groups import Decide, GroupRecord
+from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
+
+from .answers import answer, encode
+from .calls import call
+from .events import group_of
+from .explain import phase_of, simulated
+from .groups import controller_item, intent_kind, known_group
+from .serving import Gateway, gateway_of
+
+VERBS = ("approve", "instantiate", "update", "terminate")
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+_any = msgspec.json.Decoder().decode
+
+
+async def documents_of(request: web.Request) -> list[dict[str, Any]]:
+    """The documents of a body: JSON, an array of them, or YAML with one or several."""
+    raw = await request.read()
+    if "yaml" in request.content_type:
+        import yaml
+
+        try:
+            found: Any = [d for d in yaml.load_all(raw, yaml.CSafeLoader) if d is not None]
+        except yaml.YAMLError as error:
+            problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
+            raise Refused(problem) from None
+    else:
+        found = _any(raw)
+    many = found if isinstance(found, list) else [found]
+    if not many or not all(isinstance(one, dict) for one in many):
+        raise Refused(invalid([Violation(path="", code="NotAnObject", message="a document is an object")]))
+    for one in many:
+        one.pop("status", None)  # what `get` shows and nobody writes
+    return many
+
+
+async def apply(request: web.Request) -> web.StreamResponse:
+    gateway = gateway_of(request)
+    dry = request.query.get("dryRun", "").lower() in ("true", "all", "1")
+    documents = await documents_of(request)
+    if len(documents) == 1:
+        return answer(await _apply(gateway, documents[0], dry))
+    items: list[Any] = []
+    status = 200
+    for document in documents:
+        try:
+            items.append(await _apply(gateway, document, dry))
+        except Refused as refusal:
+            items.append({"accepted": False, "problem": refusal.problem})
+            status = status if status != 200 else refusal.problem.status
+    return answer({"items": items}, status)
+
+
+async def _apply(gateway: Gateway, document: dict[str, Any], dry: bool) -> dict[str, Any]:
+    if document.get("kind") == "Fleet":
+        return {"accepted": True, "name": "fleet", "outcome": "updated", **await _fleet(gateway.bus, document)}
+    if dry:
+        checked, why = await _simulate(gateway.bus, document)
+        checked.pop("record", None)
+        return {**checked, "dryRun": True, "why": why}
+    reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10)
+    await gateway.view.caught_up(_group_named(document))
+    return reply
+
+
+def _group_named(document: dict[str, Any]) -> str:
+    """The group that an accepted document is about."""
+    meta = document.get("metadata") or {}
+    project = meta.get("project") or "default"
+    if document.get("kind") == "Application":
+        return f"{project}/{meta.get('name')}/v1/default"
+    group = str((document.get("spec") or {}).get("group", ""))
+    return group if "/" in group else f"{project}/{group}/v1/default"
+
+
+async def simulate(request: web.Request) -> web.StreamResponse:
+    """As `why` would answer if this were applied; nothing is stored or claimed."""
+    documents = await documents_of(request)
+    found = [(await _simulate(gateway_of(request).bus, document))[1] for document in documents]
+    return answer(found[0] if len(found) == 1 else {"items": found})
+
+
+async def _simulate(bus: Bus, document: dict[str, Any]) -> tuple[dict[str, Any], Why]:
+    checked = await call(bus, subjects.INTENTS_CHECK, document)
+    record = msgspec.convert(checked["record"], GroupRecord)
+    ask = Decide(id=new_id(), record=record.resolved)
+    reply = await call(bus, subjects.MERGER_SIMULATE, ask, timeout=15)
+    return checked, simulated(record, msgspec.convert(reply, Attempt))
+
+
+async def act(request: web.Request) -> web.StreamResponse:
+    gateway, group, verb = gateway_of(request), group_of(request), request.match_info["verb"]
+    if verb not in VERBS:
+        raise Refused(not_found(f"the operation {verb} ({', '.join(VERBS)} do)"))
+    if gateway.view.record(group) is None:
+        raise Refused(not_found(f"group {group}"))
+    reply = await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": verb, "cause": new_id()})
+    await gateway.view.caught_up(group)
+    return answer({"group": group, **reply}, 202)
+
+
+# --- deleting --------------------------------------------------------------------------------------------------------
+
+
+async def delete_group(request: web.Request) -> web.StreamResponse:
+    return await _delete(gateway_of(request), known_group(request).record.group)
+
+
+async def delete_application(request: web.Request) -> web.StreamResponse:
+    info = request.match_info
+    group = f"{info['project']}/{info['name']}/v1/default"
+    if gateway_of(request).view.record(group) is None:
+        raise Refused(not_found(f"application {info['name']} of project {info['project']}"))
+    return await _delete(gateway_of(request), group)
+
+
+async def _delete(gateway: Gateway, group: str) -> web.StreamResponse:
+    """What runs is terminated first and removed once it is gone; asking again while that lasts changes nothing."""
+    if await _removed(gateway, group):
+        return web.Response(status=204)
+    known = gateway.view.known(group)
+    if known is not None and known.record.state not in ("Terminated", "TerminateStopped"):
+        await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "terminate", "cause": new_id()})
+        await gateway.view.caught_up(group)
+        if await _removed(gateway, group):
+            return web.Response(status=204)
+    if group not in _leaving:
+        _leaving.add(group)
+        gateway.bus.spawn(_remove_later(gateway, group))
+    return answer({"group": group, "phase": "Terminating"}, 202)
+
+
+#: Groups that this process removes as soon as they are terminated. A gateway that dies forgets it: ask again then.
+_leaving: set[str] = set()
+
+
+async def _removed(gateway: Gateway, group: str) -> bool:
+    """Removes what runs nowhere; True once it is gone."""
+    known = gateway.view.known(group)
+    if known is None:
+        return True
+    if phase_of(known) not in ("Draft", "Terminated"):
+        return False
+    await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "delete", "cause": new_id()})
+    await gateway.view.caught_up(group)
+    return True
+
+
+async def _remove_later(gateway: Gateway, group: str) -> None:
+    changed = asyncio.Event()
+
+    def note(name: str) -> None:
+        if name == group:
+            changed.set()
+
+    gateway.view.changed.append(note)
+    try:
+        while True:
+            changed.clear()
+            known = gateway.view.known(group)
+            # Instantiated again meanwhile: somebody changed their mind.
+            if known is None or known.record.state == "Instantiated":
+                return
+            try:
+                if await _removed(gateway, group):
+                    return
+            except Refused as refusal:
+                if refusal.problem.status not in (409, 503):
+                    gateway.bus.count("removals_refused")
+                    return
+            try:
+                async with asyncio.timeout(5):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+    finally:
+        gateway.view.changed.remove(note)
+        _leaving.discard(group)
+
+
+async def delete_intent(request: web.Request) -> web.StreamResponse:
+    gateway, info = gateway_of(request), request.match_info
+    kind = intent_kind(gateway.view, info["kind"])
+    body = {"kind": kind, "project": info["project"], "name": info["name"]}
+    await call(gateway.bus, subjects.INTENTS_DELETE, body)
+    return web.Response(status=204)
+
+
+# --- the registry ----------------------------------------------------------------------------------------------------
+
+
+async def put_controller(request: web.Request) -> web.StreamResponse:
+    gateway, name = gateway_of(request), request.match_info["name"]
+    body = _object(await request.read())
+    if body.setdefault("name", name) != name:
+        message = f"is {body['name']!r}, the path says {name!r}"
+        raise Refused(invalid([Violation(path="name", code="NameMismatch", message=message)]))
+    reply = await call(gateway.bus, subjects.CONTROLLERS_SET, body)
+    for _ in range(100):  # until it is mirrored, so that who wrote can read it
+        if name in gateway.view.controllers:
+            item = controller_item(gateway.view, name)
+            if all(item.get(key) == value for key, value in body.items()):
+                return answer(item)
+        await asyncio.sleep(0.01)
+    return answer({"name": name, **reply})
+
+
+# --- simulated clusters ----------------------------------------------------------------------------------------------
+
+
+async def _fleet(bus: Bus, document: dict[str, Any]) -> dict[str, Any]:
+    return await call(bus, subjects.SIM_APPLY, encode(document), timeout=60)
+
+
+async def put_fleet(request: web.Request) -> web.StreamResponse:
+    documents = await documents_of(request)
+    if len(documents) != 1:
+        raise Refused(wrong_state("a fleet is one document"))
+    return answer(await _fleet(gateway_of(request).bus, documents[0]))
+
+
+async def sim_clusters(request: web.Request) -> web.StreamResponse:
+    return answer(await call(gateway_of(request).bus, subjects.SIM_LIST, {}))
+
+
+async def fault(request: web.Request) -> web.StreamResponse:
+    info = request.match_info
+    body = _object(await request.read())
+    body["cluster"] = f"{info['provider']}/{info['name']}"
+    return answer(await call(gateway_of(request).bus, subjects.SIM_FAULT, body))
