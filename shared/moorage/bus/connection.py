@@ -105,6 +105,10 @@ class Connection:
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
         self._reconnected.append(callback)
 
+    def forget(self, callback: Callable[[], Awaitable[None]]) -> None:
+        if callback in self._reconnected:
+            self._reconnected.remove(callback)
+
     async def reconnected(self) -> None:
         self.count("reconnects")
         for callback in self._reconnected:

@@ -105,7 +105,7 @@ TABLE: tuple[Subject, ...] = (
     Subject(MERGER_REMOVED, "claims, cluster, asOf", ("patcher",), ("merger",), "an agent confirmed a removal"),
     Subject(PATCHER_DIFF, "group", ("gateway",), ("patcher",), "manifests and what is applied, per cluster", True),
     Subject(CONTROLLERS_SET, "Controller", ("gateway",), ("intents",), "an operator edits the registry", True),
-    Subject("moorage.controllers.*.candidates", "Ask", ("merger",), _EVERY_CONTROLLER, "which clusters may take it", True),
+    Subject("moorage.controllers.*.candidates", "Ask", ("merger", "gateway"), _EVERY_CONTROLLER, "which clusters may take it", True),
     Subject("moorage.controllers.*.actions", "ActionAsk", ("patcher",), _EVERY_CONTROLLER, "what to write into manifests", True),
     Subject("moorage.controllers.*.register", "Register", _EVERY_CONTROLLER, ("intents",), "a controller starts", True),
     Subject("moorage.controllers.*.leave", "Register", _EVERY_CONTROLLER, ("intents",), "a controller ends", True),

@@ -58,7 +58,9 @@ class Tail:
     async def stop(self) -> None:
         self._restart = None
         self._handle = lambda *_: None
+        self._conn.forget(self._again)
         await self._close()
+        self._broken.set()  # wakes the one who mends, who sees that there is nothing left to mend
 
     async def _again(self) -> None:
         self._broken.set()

@@ -129,6 +129,10 @@ class Fleet:
     def cluster_labels(self, cid: int) -> dict[str, str]:
         return self.clusters.labels(cid)
 
+    def seq(self, cid: int) -> int:
+        """The number of the newest change of the cluster that is in these rows; it only grows."""
+        return int(self._version[cid])
+
     def as_of(self, cid: int) -> float:
         """The agent's time of the newest report that is in these rows."""
         return float(self._as_of[cid])
