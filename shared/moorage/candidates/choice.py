@@ -56,9 +56,10 @@ class Choice:
 
 @dataclass(slots=True)
 class NoChoice:
-    """`short`: apps with fewer clusters than replicas. `cut`: the search ended at its bound, there may be one."""
+    """`short`: apps with fewer clusters than replicas, and how many they have, room by sums included. `cut`: the search
+    ended at its bound, there may be one."""
 
-    short: list[int] = field(default_factory=list)
+    short: dict[int, int] = field(default_factory=dict)
     cut: bool = False
 
 
@@ -403,7 +404,8 @@ def choose(
     search = _Search(merged, room, ranks, stay or [None] * apps, held or [None] * apps, nogoods)
     if merged.clashes:
         return NoChoice()
-    short = [a for a in range(apps) if int(np.count_nonzero(search.table(1 << a) > NEVER)) < merged.replicas[a]]
+    have = [int(np.count_nonzero(search.table(1 << a) > NEVER)) for a in range(apps)]
+    short = {a: have[a] for a in range(apps) if have[a] < merged.replicas[a]}
     if short:
         return NoChoice(short=short)
     chosen = search.alone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .capacity import Capacity, uncovered
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
-from .follow import LOG, LedgerFollower, decode_commit, open_ledger, read_snapshot, write_snapshot
+from .follow import LOG, LedgerFollower, decode_commit, keep_capacity, open_ledger, read_snapshot, write_snapshot
 from .state import Changes, Held, Ledger
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Ledger",
     "LedgerFollower",
     "decode_commit",
+    "keep_capacity",
     "open_ledger",
     "read_snapshot",
     "uncovered",

@@ -74,7 +74,7 @@ def _kind(entry: Entry) -> str:
 
 
 class Committer:
-    """One per process. Decisions must be held in the capacity before they are given here; they are given back when
+    """One per process; the capacity is kept in step by `keep_capacity`. Decisions must be held in the capacity before they are given here; they are given back when
     dropped and become claims when folded."""
 
     def __init__(self, bus: Bus, follower: LedgerFollower, capacity: Capacity) -> None:
@@ -86,7 +86,6 @@ class Committer:
         self._others = -_RECENTLY
         self.conflicts = 0
         follower.on_fold.append(self._folded)
-        follower.on_reload.append(capacity.reload)
         self._task = bus.spawn(self._run())
 
     async def commit(self, entry: Entry, guard: Guard | None = None) -> Committed | Dropped:
@@ -100,8 +99,7 @@ class Committer:
         self._wake.set()
         return await done
 
-    def _folded(self, commit: Commit, changes: Changes) -> None:
-        self._capacity.folded(changes, commit.decisions)
+    def _folded(self, commit: Commit, _changes: Changes) -> None:
         if commit.by != self._me:
             self._others = asyncio.get_running_loop().time()
 

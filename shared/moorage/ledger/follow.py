@@ -9,8 +9,10 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Follower, NoAnswer
+from moorage.fleet import Fleet
 from moorage.model.claims import Commit
 
+from .capacity import Capacity
 from .state import Changes, Ledger
 
 log = structlog.get_logger("ledger")
@@ -107,6 +109,14 @@ class LedgerFollower:
         for callback in self.on_reload:
             callback(ledger)
         self._tail = await self._log.follow(ledger.seq + 1, self._received)
+
+
+def keep_capacity(follower: LedgerFollower, fleet: Fleet) -> Capacity:
+    """The room that claims take, kept in step with this ledger from now on."""
+    capacity = Capacity(fleet, follower.ledger)
+    follower.on_fold.append(lambda commit, changes: capacity.folded(changes, commit.decisions))
+    follower.on_reload.append(capacity.reload)
+    return capacity
 
 
 async def open_ledger(bus: Bus) -> LedgerFollower:

@@ -15,7 +15,7 @@ import structlog
 
 from moorage.bus import Bus, Incoming, NoAnswer, Settings, subjects
 from moorage.fleet import Fleet, Follower
-from moorage.ledger import Capacity, open_ledger
+from moorage.ledger import keep_capacity, open_ledger
 from moorage.model.candidates import Answer, Ask
 from moorage.model.controllers import Register
 from moorage.model.desired import ActionAnswer, ActionAsk
@@ -129,7 +129,7 @@ async def run(settings: Settings, controllers: Sequence[Declared] | None = None,
     try:
         await follower.start()
         if any(one.capacity for one in controllers):
-            Capacity(fleet, (await open_ledger(bus)).ledger)
+            keep_capacity(await open_ledger(bus), fleet)
         runner = Runner(bus, fleet, controllers)
         await runner.serve()
         await runner.register()

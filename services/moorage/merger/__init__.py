@@ -1,0 +1,1 @@
+"""The merger: asks all controllers at once, merges what they answer, chooses, assigns exactly, and commits."""

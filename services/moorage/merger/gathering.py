@@ -1,0 +1,113 @@
+"""What came back from the controllers: opinions that count, how each did, and what stands in the way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from moorage.bus import Reply
+from moorage.candidates import Opinion, Voice, read_answer
+from moorage.fleet import Fleet
+from moorage.model.candidates import Answer, Asked
+from moorage.model.controllers import Controller
+from moorage.model.problems import Problem
+from moorage.model.reasons import Reason, Warn
+
+#: A hundred thousand clusters by name are 2 MB; whatever is larger than this is no answer.
+MAX_ANSWER = 4 << 20
+MAX_REASONS = 64
+MAX_WARNINGS = 32
+
+
+class _Said(Answer, kw_only=True):
+    """An answer, or the problem that a worker's shell answers with instead; without it a refusal would look like an
+    answer that allows everything."""
+
+    problem: Problem | None = None
+
+
+_decode = msgspec.json.Decoder(_Said).decode
+
+
+@dataclass(slots=True)
+class Gathered:
+    voices: list[Voice] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    missing: list[Reason] = field(default_factory=list)  # required ones that gave no answer: nothing is decided
+    warnings: list[Warn] = field(default_factory=list)
+    fresh: dict[str, bytes] = field(default_factory=dict)  # what may be used again where the policy is stale-ok
+
+
+def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer, Opinion] | str:
+    if len(data) > MAX_ANSWER:
+        return f"the answer has {len(data)} bytes; at most {MAX_ANSWER} are read"
+    try:
+        said = _decode(data)
+        if said.problem is not None:
+            return said.problem.detail or said.problem.title
+        if said.error:
+            return said.error[:500]
+        return said, read_answer(said, apps, fleet.ids, fleet.size)
+    except (msgspec.DecodeError, ValueError, RecursionError, UnicodeDecodeError) as error:
+        return f"the answer cannot be read: {error}"[:500]
+
+
+def gather(
+    apps: Sequence[str],
+    controllers: Sequence[Controller],
+    replies: Mapping[str, Reply],
+    fleet: Fleet,
+    stale: Mapping[str, bytes],
+) -> Gathered:
+    """`stale`: the last answers to the same question."""
+    got = Gathered()
+    for controller in controllers:
+        name, reply = controller.name, replies[controller.name]
+        outcome, error, data = reply.outcome, reply.error, reply.data
+        heard: tuple[Answer, Opinion] | str = error
+        if outcome == "answered":
+            heard = _understood(data, apps, fleet)
+            if isinstance(heard, str):
+                outcome, error = "error", heard
+        if outcome != "answered" and controller.policy == "stale-ok" and name in stale:
+            again = _understood(stale[name], apps, fleet)
+            if not isinstance(again, str):
+                heard, outcome = again, "stale"
+        got.asked.append(
+            Asked(
+                name=name,
+                outcome=outcome,  # type: ignore[arg-type]
+                took_ms=round(reply.took_ms, 3),
+                deadline_ms=controller.deadline_ms,
+                policy=controller.policy,
+                error=error,
+            )
+        )
+        if not isinstance(heard, str):
+            answer, opinion = heard
+            got.voices.append(Voice(name, controller.weight, opinion))
+            got.answers[name] = answer
+            got.warnings.extend(answer.warnings[:MAX_WARNINGS])
+            if outcome == "answered" and controller.policy == "stale-ok":
+                got.fresh[name] = data
+        elif controller.policy == "required":
+            code = "ControllerTimeout" if outcome == "timeout" else "ControllerError"
+            got.missing.append(Reason(code=code, by=name, message=error))
+        else:
+            got.warnings.append(Warn(code="ControllerLeftOut", message=f"{name}: {error}"))
+    return got
+
+
+def reasons(got: Gathered) -> list[Reason]:
+    """What the controllers gave as reasons, each with its name and its app, bounded."""
+    found: list[Reason] = []
+    for name, answer in got.answers.items():
+        for app, said in answer.apps.items():
+            found += [
+                msgspec.structs.replace(reason, by=reason.by or name, app=reason.app or app)
+                for reason in said.reasons[:MAX_REASONS]
+            ]
+    return found[: 4 * MAX_REASONS]
