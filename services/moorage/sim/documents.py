@@ -59,7 +59,7 @@ class ClusterDocument(Strict, kw_only=True):
     labels: dict[str, str] = {}
     nodes: list[NodeDocument] = []
     pods: list[dict[str, Any]] = []
-    behaviour: Behaviour = Behaviour()
+    behaviour: Behaviour = msgspec.field(default_factory=Behaviour)
 
 
 class FleetDocument(Strict, kw_only=True):

@@ -1,0 +1,158 @@
+"""Fleet documents: strict, complete in what they complain about, and exact in what they expand to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.model.problems import Refused
+from moorage.model.reports import NodeReport
+from moorage.sim.documents import decode, expand
+from moorage.sim.generated import KINDS, generate, kinds
+from moorage.sim.specs import usage
+
+FULL: dict[str, Any] = {
+    "apiVersion": "moorage.dev/v1alpha1",
+    "kind": "Fleet",
+    "clusters": [
+        {
+            "name": "edge-1",
+            "provider": "lab",
+            "labels": {"region": "eu"},
+            "nodes": [
+                {
+                    "name": "n",
+                    "count": 2,
+                    "labels": {"gpu": "true"},
+                    "taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}],
+                    "allocatable": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": 2},
+                    "cpuManager": {"policy": "static", "exclusive": 6},
+                    "zones": [{"id": 0}],
+                },
+                {"name": "m", "allocatable": {"cpu": 4.5}, "ready": False, "unschedulable": True},
+            ],
+            "pods": [{"metadata": {"name": "p"}, "spec": {"nodeName": "n-1", "containers": [{"name": "c"}]}}],
+            "behaviour": {"applyDelayMs": 50, "readyDelayMs": 200},
+        },
+        {"name": "far", "count": 3},
+    ],
+}
+
+
+def test_expansion() -> None:
+    fleet = expand(decode(FULL))
+    assert list(fleet) == ["lab/edge-1", "sim/far-0", "sim/far-1", "sim/far-2"]
+    spec = fleet["lab/edge-1"]
+    assert [name for name, _ in spec.nodes()] == ["n-0", "n-1", "m"]
+    assert (spec.apply_delay, spec.ready_delay) == (0.05, 0.2)
+    rows = [msgspec.json.decode(k.row(spec.id, n, {"cpu": 1500}, 3, 2), type=NodeReport) for n, k in spec.nodes()]
+    first, _, last = rows
+    assert first.labels == {"kubernetes.io/hostname": "n-0", "gpu": "true"}
+    assert first.allocatable == {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "2", "pods": "110"}
+    assert first.requested == {"cpu": "1500m"}
+    assert first.pod_count == 3
+    assert first.cpu_manager is not None and first.cpu_manager.exclusive_free == 4
+    assert [t.key for t in first.taints] == ["k"]
+    assert first.zones == [{"id": 0}]
+    assert (last.ready, last.unschedulable, last.cpu_manager) == (False, True, None)
+    assert last.allocatable["cpu"] == "4500m"
+
+
+def test_without_kind_and_version() -> None:
+    assert list(expand(decode({"clusters": [{"name": "a", "count": 1}]}))) == ["sim/a"]
+
+
+def test_every_violation_is_named_with_its_path() -> None:
+    broken = {
+        "clusters": [
+            {"nodes": [{"name": "n", "count": "many", "alocatable": {}}], "behaviour": {"applyDelay": 1}},
+            {"name": "b", "labels": {"x": 1}, "pods": [7]},
+        ]
+    }
+    with pytest.raises(Refused) as refused:
+        decode(broken)
+    found = {(e.path, e.code) for e in refused.value.problem.errors}
+    assert found == {
+        ("clusters[0].name", "Required"),
+        ("clusters[0].nodes[0].count", "WrongType"),
+        ("clusters[0].nodes[0].alocatable", "UnknownField"),
+        ("clusters[0].nodes[0].allocatable", "Required"),
+        ("clusters[0].behaviour.applyDelay", "UnknownField"),
+        ("clusters[1].labels", "WrongType"),
+        ("clusters[1].pods", "WrongType"),
+    }
+
+
+def test_rules() -> None:
+    node: dict[str, Any] = {"name": "n", "allocatable": {"cpu": "lots"}, "taints": [{"key": "k", "effect": "Never"}]}
+    pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "elsewhere", "containers": []}}
+    with pytest.raises(Refused) as refused:
+        decode(
+            {
+                "kind": "Float",
+                "clusters": [
+                    {"name": "a", "nodes": [node, {"name": "n", "allocatable": {}}], "pods": [pod, {}], "count": 0},
+                    {"name": "b/c"},
+                    {"name": "x", "count": 2},
+                    {"name": "x-1", "nodes": [{"name": "n", "allocatable": {}, "cpuManager": {"policy": "best"}}]},
+                ],
+            }
+        )
+    found = {(e.path, e.code) for e in refused.value.problem.errors}
+    assert found == {
+        ("kind", "WrongKind"),
+        ("clusters[0].count", "OutOfRange"),
+        ("clusters[0].nodes[0].allocatable.cpu", "BadQuantity"),
+        ("clusters[0].nodes[0].taints[0].effect", "BadValue"),
+        ("clusters[0].nodes[1].name", "Duplicate"),
+        ("clusters[0].pods[0].spec.nodeName", "BadValue"),
+        ("clusters[0].pods[1]", "BadPod"),
+        ("clusters[1].name", "BadName"),
+        ("clusters[3].name", "Duplicate"),
+        ("clusters[3].nodes[0].cpuManager.policy", "BadValue"),
+    }
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["clusters", "name", "nodes", "count", "pods", "spec", "labels"]), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_junk_is_refused_or_expands(junk: Any) -> None:
+    try:
+        expand(decode(junk))
+    except Refused as refused:
+        assert refused.problem.status == 400
+
+
+def test_the_generated_fleet() -> None:
+    fleet = generate(200, 20, 7)
+    assert generate(200, 20, 7) == fleet
+    assert generate(200, 20, 8) != fleet
+    names: set[str] = set()
+    used_kinds: set[int] = set()
+    shares = set()
+    for spec in fleet.values():
+        nodes = list(spec.nodes())
+        assert len(nodes) == spec.size == 20
+        for number, (name, kind) in enumerate(nodes):
+            names.add(name)
+            used_kinds.add(kinds().index(kind))
+            used, pods = usage(kind, spec.seed, number)
+            shares.add(used["cpu"] * 10 // kind.amounts["cpu"])
+            assert all(0 <= value <= kind.amounts[r] for r, value in used.items())
+            assert 0 <= pods <= kind.amounts["pods"]
+            row = msgspec.json.decode(kind.row(spec.id, name, used, pods, 0), type=NodeReport)
+            assert len(row.labels) == 25
+    assert len(names) == 200 * 20
+    assert len(used_kinds) == KINDS >= 20
+    assert shares >= set(range(10))
