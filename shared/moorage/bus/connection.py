@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
@@ -28,6 +29,15 @@ _ids = NUID()
 MAX_PAYLOAD = 8 << 20
 
 encode = msgspec.json.Encoder().encode
+
+
+def _renew() -> None:
+    global _ids
+    _ids = NUID()
+
+
+# Workers are forked from one warm parent: with its generator they would all say the same ids.
+os.register_at_fork(after_in_child=_renew)
 
 
 def new_id() -> str:

@@ -63,7 +63,9 @@ def _stores(kind: str) -> list[str]:
         allow += _reading(stream)
     objects = OBJECT_WRITES.get(kind, ())
     for bucket in dict.fromkeys((*objects, *OBJECT_READS.get(kind, ()))):
-        allow += _reading(f"OBJ_{bucket}")
+        # The client's own object store lists through a consumer without a name and asks for the stream's name first.
+        unnamed = [f"$JS.API.CONSUMER.CREATE.OBJ_{bucket}", "$JS.API.STREAM.NAMES"]
+        allow += [*_reading(f"OBJ_{bucket}"), *unnamed]
     for bucket in objects:
         allow += [f"$O.{bucket}.>", f"$JS.API.STREAM.PURGE.OBJ_{bucket}"]
     if kind == "merger":
