@@ -311,7 +311,7 @@ class Fleet:
             self._requalify(self.rows_in(np.array(restated)))
         cids = np.array(changed, np.int32)
         self._changed[cids] = self.tick
-        if changed and (EXCLUSIVE in self._resources or self.exclusive is not None):
+        if changed and EXCLUSIVE in self._resources:  # until somebody asks for it, nothing is judged
             self._judge_exclusive(cids)
         heard = self._hear(patch)
         if patch.counter or patch.generation:
@@ -506,7 +506,7 @@ class Fleet:
 
     def _write(self, rows: NDArray[np.intp], better: NDArray[np.bool_], columns: _Columns) -> None:
         for name in columns.resources:
-            if name not in self._resources:
+            if name not in self._resources and name != EXCLUSIVE:
                 self._new_resource(name)
         better |= (self.labelset[rows] != columns.labels) | (self.taintset[rows] != columns.taints)
         self.flags[rows] = columns.flags

@@ -1,0 +1,1 @@
+"""affinity: decides which apps share their clusters and which must not."""

@@ -1,0 +1,108 @@
+"""Where the hardware suffices: per app the clusters in which every object's pods have room, pairs of apps that fit there
+alone but not together, and how much of the optional weight each cluster meets. Pure but for what it keeps per shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations, islice
+
+import numpy as np
+
+from moorage.candidates import pack
+from moorage.fit import Mask, Pairs, Room, Rooms
+from moorage.fleet import BOUNDLESS, Fleet
+from moorage.model.candidates import Answer, Ask, Conflict
+from moorage.model.reasons import Reason, Warn
+from moorage.model.shapes import EXCLUSIVE, Shape, ShapedApp
+from moorage.sdk import Allowed, allow, deny
+from moorage.sdk.answers import answer
+
+from .reasons import Refusals
+
+NAME = "hpa"
+#: Scores are fifteenths, rounded down, so that an answer has at most 16 levels.
+LEVELS = 15
+#: Larger groups would cost more than they tell: what is not reported as a conflict shows up in the joint assignment.
+PAIRS = 28
+
+#: Fits where some node has no bound on exclusive cores, which is how nodes look that do not report them.
+_SILENT = Shape(key="nodes that report no CPU manager", object="", resources={EXCLUSIVE: BOUNDLESS // 2})
+
+
+class Hpa:
+    """Answers asks over one fleet; shapes seen before cost almost nothing."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._rooms = Rooms(fleet)
+        self._pairs = Pairs(fleet)
+
+    def answer(self, ask: Ask) -> Answer:
+        fleet = self._fleet
+        if not any(app.shapes for app in ask.apps):
+            return answer({app.name: deny() for app in ask.apps}, ask, fleet, NAME)
+        said: dict[str, Allowed] = {}
+        fitting: list[Mask] = []
+        warnings: list[Warn] = []
+        for app in ask.apps:
+            rooms = [self._rooms.of(shape) for shape in app.shapes]
+            alone = np.logical_and.reduce([fleet.usable_clusters, *(room.fits for room in rooms)])
+            torn = self._pairs.of(app.shapes, (), alone) if len(app.shapes) > 1 else None
+            fits = alone if torn is None else alone & ~torn
+            reasons: list[Reason] = []
+            if ask.explain or not fits.any():
+                reasons = Refusals(fleet, app).reasons(rooms, torn)
+            said[app.name] = allow(fits, levels=_levels(app, rooms, fits), reasons=reasons)
+            fitting.append(fits)
+            warnings += self._exclusive(app, fits)
+        whole = answer(said, ask, fleet, NAME)
+        whole.warnings = warnings
+        for (a, fits_a), (b, fits_b) in islice(combinations(zip(ask.apps, fitting, strict=True), 2), PAIRS):
+            conflict = self._conflict(a, b, fits_a & fits_b)
+            if conflict is not None:
+                whole.conflicts.append(Conflict(apps=(a.name, b.name), clusters=pack(conflict)))
+                if ask.explain:
+                    whole.apps[a.name].reasons.append(_apart(fleet, a.name, b.name, conflict))
+        return whole
+
+    def _conflict(self, a: ShapedApp, b: ShapedApp, both: Mask) -> Mask | None:
+        if not (a.shapes and b.shapes and both.any()):
+            return None
+        found = self._pairs.of(a.shapes, b.shapes, both)
+        return found if found.any() else None
+
+    def _exclusive(self, app: ShapedApp, fits: Mask) -> Iterable[Warn]:
+        """Whole cores where nobody reports whether they are exclusive: a warning, not a refusal."""
+        asking = [shape.object for shape in app.shapes if shape.resources.get(EXCLUSIVE)]
+        silent = int(np.count_nonzero(self._rooms.of(_SILENT).fits & fits)) if asking else 0
+        if silent:
+            text = f"{silent} clusters that have room for {app.name} report no CPU manager"
+            yield Warn(
+                code="ExclusiveCoresUnknown",
+                message=f"{text}; the whole cores of {', '.join(asking)} may not be exclusive there",
+            )
+
+
+def _levels(app: ShapedApp, rooms: list[Room], fits: Mask) -> list[tuple[float, Mask]]:
+    """Optional weight met of optional weight asked."""
+    asked = sum(optional.weight for shape in app.shapes for optional in shape.optional)
+    if not asked or not fits.any():
+        return []
+    met = np.zeros(len(fits), np.int64)
+    for shape, room in zip(app.shapes, rooms, strict=True):
+        for optional, where in zip(shape.optional, room.met, strict=True):
+            met += optional.weight * where
+    steps = np.where(fits, LEVELS * met // asked, 0)
+    present = np.flatnonzero(np.bincount(steps, minlength=LEVELS + 1)).tolist()
+    return [(step / LEVELS, steps == step) for step in present if step]
+
+
+def _apart(fleet: Fleet, a: str, b: str, where: Mask) -> Reason:
+    return Reason(
+        code="AppsConflict",
+        message=f"{a} and {b} fit there alone, but not together",
+        app=a,
+        clusters=int(np.count_nonzero(where)),
+        samples=fleet.clusters.named(where, 5),
+        by=NAME,
+    )
