@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .assign import Assigned, Unassigned, assign, still_fits
-from .conflicts import Pairs, conflicts
+from .conflicts import Pairs, conflicts, envelope
 from .explain import Figure, explain
 from .rooms import Room, Rooms, unsupported
 from .rows import Ids, Mask, NamedRows, Rows
@@ -21,6 +21,7 @@ __all__ = [
     "Unassigned",
     "assign",
     "conflicts",
+    "envelope",
     "explain",
     "still_fits",
     "unsupported",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,8 @@ from .rows import Amounts, Ids, Mask, Rows
 
 #: The exact search is tried on so many clusters, with so many steps together.
 EXACT, STEPS = 64, 20_000
+#: Terms that are ORed multiply when several shapes' are joined.
+MOST_TERMS = 16
 
 
 class _Joint:
@@ -146,6 +150,30 @@ def conflicts(rows: Rows, a: Sequence[Shape], b: Sequence[Shape], both: Mask, *,
     return proven
 
 
+def envelope(shapes: Sequence[Shape]) -> Shape | None:
+    """A shape that is no easier to place than any of these, with as many pods as all have together: where it has room,
+    they have, together. None where that cannot be said in one shape."""
+    pods = [shape for shape in shapes if shape.per_node or shape.count]
+    if any(shape.per_node or unsupported(shape) for shape in pods) or not pods:
+        return None
+    terms = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
+    distinct = list({frozenset(one): one for one in terms}.values())
+    if prod(map(len, distinct)) > MOST_TERMS:
+        return None
+    resources: dict[str, int] = {}
+    for shape in pods:
+        for resource, need in shape.resources.items():
+            resources[resource] = max(need, resources.get(resource, 0))
+    return Shape(
+        key="\0".join(["envelope", *(shape.key for shape in shapes)]),
+        object="",
+        count=sum(shape.count for shape in pods),
+        resources=resources,
+        terms=[[r for term in chosen for r in term] for chosen in product(*distinct)] if distinct else [],
+        tolerations=[t for t in pods[0].tolerations if all(t in shape.tolerations for shape in pods)],
+    )
+
+
 def _bare(shape: Shape) -> Shape:
     """Optional needs exclude nothing."""
     if not shape.optional:
@@ -170,7 +198,7 @@ class Pairs:
         self._kept: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[int, Mask]] = OrderedDict()
 
     def of(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask:
-        """`both` are the clusters where each fits alone, by the same rows. Read only."""
+        """`both` follows from the same rows: where each fits alone, less where all surely fit together. Read only."""
         rows, tick = self._rows, self._rows.tick
         key = tuple(shape.key for shape in a), tuple(shape.key for shape in b)
         kept = self._kept.get(key)

@@ -3,13 +3,13 @@ alone but not together, and how much of the optional weight each cluster meets. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 
 import numpy as np
 
 from moorage.candidates import pack
-from moorage.fit import Mask, Pairs, Room, Rooms
+from moorage.fit import Mask, Pairs, Room, Rooms, envelope
 from moorage.fleet import BOUNDLESS, Fleet
 from moorage.model.candidates import Answer, Ask, Conflict
 from moorage.model.reasons import Reason, Warn
@@ -44,10 +44,11 @@ class Hpa:
         said: dict[str, Allowed] = {}
         fitting: list[Mask] = []
         warnings: list[Warn] = []
+        unsure = self._unsure(ask)
         for app in ask.apps:
             rooms = [self._rooms.of(shape) for shape in app.shapes]
             alone = np.logical_and.reduce([fleet.usable_clusters, *(room.fits for room in rooms)])
-            torn = self._pairs.of(app.shapes, (), alone) if len(app.shapes) > 1 else None
+            torn = self._pair(app.shapes, (), alone & unsure) if len(app.shapes) > 1 else None
             fits = alone if torn is None else alone & ~torn
             reasons: list[Reason] = []
             if ask.explain or not fits.any():
@@ -58,17 +59,23 @@ class Hpa:
         whole = answer(said, ask, fleet, NAME)
         whole.warnings = warnings
         for (a, fits_a), (b, fits_b) in islice(combinations(zip(ask.apps, fitting, strict=True), 2), PAIRS):
-            conflict = self._conflict(a, b, fits_a & fits_b)
+            conflict = self._pair(a.shapes, b.shapes, fits_a & fits_b & unsure) if a.shapes and b.shapes else None
             if conflict is not None:
                 whole.conflicts.append(Conflict(apps=(a.name, b.name), clusters=pack(conflict)))
                 if ask.explain:
                     whole.apps[a.name].reasons.append(_apart(fleet, a.name, b.name, conflict))
         return whole
 
-    def _conflict(self, a: ShapedApp, b: ShapedApp, both: Mask) -> Mask | None:
-        if not (a.shapes and b.shapes and both.any()):
+    def _unsure(self, ask: Ask) -> Mask:
+        """Clusters that may be too small for all apps together; most have room to spare, and one look says so."""
+        shapes = [shape for app in ask.apps for shape in app.shapes]
+        everything = envelope(shapes) if len(shapes) > 1 else None
+        return self._fleet.usable_clusters if everything is None else ~self._rooms.of(everything).fits
+
+    def _pair(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask | None:
+        if not both.any():
             return None
-        found = self._pairs.of(a.shapes, b.shapes, both)
+        found = self._pairs.of(a, b, both)
         return found if found.any() else None
 
     def _exclusive(self, app: ShapedApp, fits: Mask) -> Iterable[Warn]:
