@@ -13,6 +13,7 @@ INTENTS_ACT = "moorage.intents.act"
 GROUPS_DECIDE = "moorage.groups.decide"
 GROUPS_WITHDRAW = "moorage.groups.withdraw"
 MERGER_SIMULATE = "moorage.merger.simulate"
+MERGER_CANDIDATES = "moorage.merger.candidates"
 MERGER_WAITING = "moorage.merger.waiting"
 MERGER_REMOVED = "moorage.merger.removed"
 PATCHER_DIFF = "moorage.patcher.diff"
@@ -101,6 +102,7 @@ TABLE: tuple[Subject, ...] = (
     Subject(GROUPS_DECIDE, "Decide", ("intents",), ("merger",), "a revision wants a decision"),
     Subject(GROUPS_WITHDRAW, "Withdraw", ("intents",), ("merger",), "a revision is to end"),
     Subject(MERGER_SIMULATE, "Decide", ("gateway",), ("merger",), "decide without committing", True),
+    Subject(MERGER_CANDIDATES, "Decide", ("gateway",), ("merger",), "the clusters that may take each app, and who says so", True),
     Subject(MERGER_WAITING, "Attempt", ("merger",), ("merger",), "a group could not be placed"),
     Subject(MERGER_REMOVED, "claims, cluster, asOf", ("patcher",), ("merger",), "an agent confirmed a removal"),
     Subject(PATCHER_DIFF, "group", ("gateway",), ("patcher",), "manifests and what is applied, per cluster", True),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
+import nats.errors
 import structlog
 
 from moorage.bus import Bus, BusError, Follower, NoAnswer
@@ -143,10 +144,13 @@ async def write_snapshot(bus: Bus, ledger: Ledger) -> str:
     """The log keeps what comes after the second-newest snapshot, so that one that turns out unreadable costs nothing."""
     store = bus.objects(SNAPSHOTS)
     name = f"{_PREFIX}{ledger.seq:020d}"
-    await store.put(name, ledger.encode())
-    older = [n for n in await store.names() if n.startswith(_PREFIX) and n < name]
-    if older:
-        await bus.log(LOG).purge(int(older[-1].removeprefix(_PREFIX)))
-        for gone in older[:-1]:
-            await store.delete(gone)
+    try:
+        await store.put(name, ledger.encode())
+        older = [n for n in await store.names() if n.startswith(_PREFIX) and n < name]
+        if older:
+            await bus.log(LOG).purge(int(older[-1].removeprefix(_PREFIX)))
+            for gone in older[:-1]:
+                await store.delete(gone)
+    except nats.errors.Error as error:
+        raise BusError(f"writing {name}: {error}") from error
     return name

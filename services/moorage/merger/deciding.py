@@ -1,0 +1,294 @@
+"""One group from question to commit: asks, proposes, holds the room, commits; again where others were faster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+
+from moorage.bus import Bus, Reply, new_id, subjects
+from moorage.candidates import disjoint
+from moorage.fleet import Fleet
+from moorage.ledger import Capacity, Committed, Committer, Dropped, Guard, Ledger, LedgerFollower
+from moorage.model.candidates import Ask
+from moorage.model.claims import Withdrawal
+from moorage.model.controllers import Controller
+from moorage.model.explanations import AppView, Attempt, ClaimView, SlotView
+from moorage.model.groups import Revision
+from moorage.model.reasons import Reason, Warn
+
+from .core import Before, Names, Proposal, Refusal, before, merged_answers, propose
+from .gathering import Gathered, gather, reasons
+from .showing import clusters_shown, rules_shown, sets_shown
+
+#: A decision may take the largest deadline and this much more; asking for reasons has to end a little before.
+GRACE = 0.050
+_MARGIN = 0.015
+#: Others may take the room this often before a decision waits its turn with those that are pending.
+RETRIES = 16
+_REMEMBERED = 2048
+_OVERTAKEN = "Overtaken"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def settled(ledger: Ledger, group: str, revision: int) -> bool:
+    """Decided at this revision or a later one, or withdrawn."""
+    stands = ledger.standing.get(group)
+    return ledger.ended.get(group, 0) >= revision or (stands is not None and stands.revision >= revision)
+
+
+class Decider:
+    def __init__(self, bus: Bus, fleet: Fleet, follower: LedgerFollower, capacity: Capacity) -> None:
+        self.bus, self.fleet, self.follower, self.capacity = bus, fleet, follower, capacity
+        self.committer = Committer(bus, follower, capacity)
+        self.controllers: dict[str, Controller] = {}
+        self._names = Names()
+        self._stale: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
+        self._deciding: dict[str, int] = {}
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.follower.ledger
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        record: Revision,
+        cause: str,
+        known: Before,
+        controllers: Mapping[str, Controller],
+        *,
+        explain: bool = False,
+        within: float | None = None,
+    ) -> dict[str, Reply]:
+        """All at once, each under its own deadline; `within` bounds them all."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        held = known.named(record.apps, self.fleet)
+        by_deadline: dict[float, dict[str, tuple[str, float]]] = {}
+        for name, controller in controllers.items():
+            deadline = controller.deadline_ms / 1e3
+            deadline = deadline if within is None else min(deadline, within)
+            by_deadline.setdefault(deadline, {})[name] = (subjects.candidates(name), deadline)
+        ident = new_id()
+
+        async def ask(deadline: float, asks: Mapping[str, tuple[str, float]]) -> dict[str, Reply]:
+            message = Ask(
+                id=ident,
+                cause=cause,
+                group=record.group,
+                revision=record.revision,
+                budget_ms=round((deadline - (loop.time() - start)) * 1e3, 3),
+                epoch=str(self.fleet.epoch),
+                tenant=record.tenant,
+                apps=record.apps,
+                intents=record.intents,
+                explain=explain,
+                held=held,
+            )
+            return await self.bus.ask_many(asks, _encode(message))
+
+        if len(by_deadline) == 1:
+            ((deadline, asks),) = by_deadline.items()
+            return await ask(deadline, asks)
+        replies: dict[str, Reply] = {}
+        for some in await asyncio.gather(*(ask(deadline, asks) for deadline, asks in by_deadline.items())):
+            replies.update(some)
+        return replies
+
+    async def gather(self, record: Revision, cause: str, known: Before, *, explain: bool = False) -> Gathered:
+        controllers = {name: c for name, c in self.controllers.items() if c.placement}
+        replies = await self._ask(record, cause, known, controllers, explain=explain)
+        stale: dict[str, bytes] = {}
+        for name in controllers:
+            data = self._stale.get((name, record.group, record.revision))
+            if data is not None:
+                stale[name] = data
+        got = gather([app.name for app in record.apps], list(controllers.values()), replies, self.fleet, stale)
+        for name, data in got.fresh.items():
+            self._stale[name, record.group, record.revision] = data
+            self._stale.move_to_end((name, record.group, record.revision))
+        while len(self._stale) > _REMEMBERED:
+            self._stale.popitem(last=False)
+        return got
+
+    async def _explained(
+        self, record: Revision, cause: str, known: Before, got: Gathered, started: float
+    ) -> list[Reason]:
+        """Nothing could be placed: those who answered are asked for their numbers, in the time that is left."""
+        answered = {a.name for a in got.asked if a.outcome == "answered"}
+        controllers = {n: c for n, c in self.controllers.items() if n in answered}
+        if not controllers:
+            return []
+        largest = max((a.deadline_ms for a in got.asked), default=0.0) / 1e3
+        left = started + largest + GRACE - _MARGIN - asyncio.get_running_loop().time()
+        if left <= 0:
+            return reasons(got)
+        replies = await self._ask(record, cause, known, controllers, explain=True, within=left)
+        apps = [app.name for app in record.apps]
+        again = gather(apps, list(controllers.values()), replies, self.fleet, {})
+        for name, answer in again.answers.items():
+            got.answers[name] = answer
+        return reasons(got)
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    async def decide(self, record: Revision, cause: str) -> Attempt | None:
+        """None: there is nothing to decide any more, or somebody in this process is at it."""
+        group = record.group
+        if self._deciding.get(group, 0) >= record.revision:
+            return None
+        self._deciding[group] = record.revision
+        try:
+            return await self._decide(record, cause)
+        finally:
+            if self._deciding.get(group) == record.revision:
+                del self._deciding[group]
+
+    async def _decide(self, record: Revision, cause: str) -> Attempt | None:
+        loop = asyncio.get_running_loop()
+        for _ in range(RETRIES):
+            if settled(self.ledger, record.group, record.revision):
+                return None
+            started = loop.time()
+            known = before(record, self.fleet, self.ledger)
+            got = await self.gather(record, cause, known)
+            crowded = False
+            for _ in range(RETRIES):
+                if settled(self.ledger, record.group, record.revision):
+                    return None
+                guard = self._guard(record)
+                proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+                if isinstance(proposal, Refusal):
+                    break
+                self.capacity.hold(proposal.decision)
+                result = await self.committer.commit(proposal.decision, guard)
+                if isinstance(result, Committed):
+                    return _placed(record, proposal, got, result.seq)
+                if result.code == "DecisionTooLarge":
+                    proposal = Refusal([Reason(code=result.code, message=result.message, by="merger")], final=True)
+                    break
+                if result.code:
+                    break
+                crowded = True
+            if not isinstance(proposal, Refusal):
+                continue  # somebody decided or withdrew the group meanwhile: look again
+            if crowded and not proposal.final:
+                continue  # the answers are from before others took the room
+            return await self._refused(record, proposal, got, cause, known, started)
+        reason = Reason(code="SearchBound", by="merger", message="others took the room each time it was found")
+        return _refused(record, Refusal([reason]), got, [], str(self.fleet.epoch))
+
+    async def _refused(
+        self, record: Revision, refusal: Refusal, got: Gathered, cause: str, known: Before, started: float
+    ) -> Attempt:
+        epoch = str(self.fleet.epoch)
+        why = [] if refusal.final or got.missing else await self._explained(record, cause, known, got, started)
+        return _refused(record, refusal, got, why, epoch)
+
+    def _guard(self, record: Revision) -> Guard:
+        """The group's standing decision and withdrawn revision are what was seen when this was decided."""
+        ledger = self.ledger
+        stands = ledger.standing.get(record.group)
+        seen = (stands.id if stands else "", ledger.ended.get(record.group, 0))
+
+        def guard(now: Ledger) -> Dropped | None:
+            stands = now.standing.get(record.group)
+            if (stands.id if stands else "", now.ended.get(record.group, 0)) == seen:
+                return None
+            return Dropped(_OVERTAKEN, "the group was decided or withdrawn meanwhile")
+
+        return guard
+
+    async def withdraw(self, group: str, revision: int) -> None:
+        def guard(now: Ledger) -> Dropped | None:
+            return Dropped(_OVERTAKEN, "withdrawn already") if now.ended.get(group, 0) >= revision else None
+
+        if guard(self.ledger) is None:
+            await self.committer.commit(Withdrawal(group=group, revision=revision), guard)
+
+    # -- only looking -------------------------------------------------------------------------------------------------
+
+    async def simulate(self, record: Revision, cause: str) -> Attempt:
+        """The same without the commit."""
+        known = before(record, self.fleet, self.ledger)
+        got = await self.gather(record, cause, known, explain=True)
+        proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id(), known)
+        if isinstance(proposal, Refusal):
+            attempt = _refused(record, proposal, got, reasons(got), str(self.fleet.epoch))
+        else:
+            attempt = _placed(record, proposal, got, 0)
+            attempt.decision = ""
+        attempt.simulated = True
+        return attempt
+
+    async def candidates(self, record: Revision, cause: str) -> dict[str, object]:
+        """The merged sets, disjoint where two apps may not share, and each controller's own: the form of the design."""
+        known = before(record, self.fleet, self.ledger)
+        got = await self.gather(record, cause, known)
+        merged = merged_answers(record, got, self.fleet)
+        names = [app.name for app in record.apps]
+        shown = {
+            name: [clusters_shown(mask, self.fleet, count)]
+            for name, mask, count in zip(names, disjoint(merged), merged.replicas, strict=True)
+        }
+        controllers = [
+            {
+                "name": asked.name,
+                "outcome": asked.outcome,
+                "apps": sets_shown(got.answers[asked.name], record.apps, self.fleet)
+                if asked.name in got.answers
+                else {},
+                "rules": rules_shown(got.answers.get(asked.name)),
+            }
+            for asked in got.asked
+        ]
+        return {"group": record.group, "revision": record.revision, "merged": shown, "controllers": controllers}
+
+
+def _placed(record: Revision, proposal: Proposal, got: Gathered, seq: int) -> Attempt:
+    decision = proposal.decision
+    apps = {
+        app.name: AppView(
+            replicas=decision.replicas[app.name],
+            clusters=proposal.clusters[app.name],
+            score=decision.scores.get(app.name),
+            claims=[
+                ClaimView(
+                    cluster=c.cluster, object=c.object, slots=[SlotView(node=s.node, count=s.count) for s in c.slots]
+                )
+                for c in decision.claims
+                if c.app == app.name
+            ],
+        )
+        for app in record.apps
+    }
+    return Attempt(
+        group=record.group,
+        revision=record.revision,
+        phase="Placed",
+        decision=decision.id,
+        epoch=decision.epoch,
+        seq=seq,
+        apps=apps,
+        controllers=got.asked,
+        warnings=proposal.warnings,
+    )
+
+
+def _refused(record: Revision, refusal: Refusal, got: Gathered, why: list[Reason], epoch: str) -> Attempt:
+    warnings: list[Warn] = list(dict.fromkeys([*record.warnings, *got.warnings]))
+    return Attempt(
+        group=record.group,
+        revision=record.revision,
+        phase="Failed" if refusal.final else "Pending",
+        epoch=epoch,
+        apps={app.name: AppView(replicas=app.replicas) for app in record.apps},
+        controllers=got.asked,
+        reasons=[*refusal.reasons, *why],
+        warnings=warnings,
+    )

@@ -1,0 +1,344 @@
+"""The one merger that holds the lease looks after what waits, what may be released, and pods that run elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects
+from moorage.fleet import Change
+from moorage.ledger import Changes, Dropped, Guard, Ledger, write_snapshot
+from moorage.model.base import Model
+from moorage.model.claims import Claim, Commit, Reassign, Release, Slot
+from moorage.model.explanations import Attempt
+from moorage.model.groups import Revision, State
+from moorage.model.names import untoken
+
+from .deciding import Decider, settled
+from .waiting import Waiting
+
+log = structlog.get_logger("merger")
+
+#: Changes are gathered this long, so that a burst is one round.
+GATHER = 0.05
+SWEEP = 60.0
+#: A hint to decide is on its way when a document changes; who finds it undecided after this long does it himself.
+HINT_GRACE = 1.0
+#: Pods that stay elsewhere this long are where they run.
+STABLE = 1.0
+SNAPSHOT_EVERY = 2000
+
+
+class _Head(Model, kw_only=True):
+    """Of a group's record only what tells whether it waits; manifests stay undecoded."""
+
+    group: str
+    revision: int
+    state: State
+    resolved: msgspec.Raw
+
+
+class Removed(Model, kw_only=True):
+    """What an agent confirmed: these claims' objects are gone as of its time."""
+
+    claims: list[str]
+    cluster: str
+    as_of: float
+
+
+_heads = msgspec.json.Decoder(_Head)
+_revisions = msgspec.json.Decoder(Revision)
+_attempts = msgspec.json.Decoder(Attempt)
+_removals = msgspec.json.Decoder(Removed)
+
+
+class Pending:
+    def __init__(self, bus: Bus, decider: Decider) -> None:
+        self._bus, self._decider = bus, decider
+        self._fleet = decider.fleet
+        self.waiting = Waiting()
+        self._ending: dict[str, tuple[int, float]] = {}  # group → revision to withdraw, and when
+        self._removed: dict[str, tuple[str, float]] = {}  # claim → cluster and the agent's time
+        self._moved: dict[str, tuple[float, list[Slot]]] = {}  # claim → since when its pods are there
+        self._suspects: set[str] = set()
+        self._forced: set[str] = set()
+        self._wake = asyncio.Event()
+        self._heard = False
+        self._labels: dict[int, object] = {}
+        self._tested = 0
+        self._snapshot_at = 0
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        follower, fleet = self._decider.follower, self._fleet
+        self._tested = fleet.tick
+        self._snapshot_at = self._decider.ledger.seq
+        self._suspects.update(self._decider.ledger.claims)
+        fleet.on_change.append(self._fleet_changed)
+        follower.on_fold.append(self._folded)
+        follower.on_reload.append(self._reloaded)
+        subs = [
+            await self._bus.subscribe(subjects.MERGER_WAITING, self._refused),
+            await self._bus.subscribe(subjects.MERGER_REMOVED, self._confirmed),
+            await self._bus.subscribe("moorage.controllers.*.changed", self._controller_changed),
+        ]
+        mirror = await self._bus.bucket("moorage-groups").mirror(self._record)
+        log.info("looking after what waits", groups=len(self.waiting.groups))
+        try:
+            await self._loop()
+        finally:
+            fleet.on_change.remove(self._fleet_changed)
+            follower.on_fold.remove(self._folded)
+            follower.on_reload.remove(self._reloaded)
+            await mirror.stop()
+            for sub in subs:
+                with contextlib.suppress(Exception):
+                    await sub.unsubscribe()
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
+    def _record(self, key: str, data: bytes | None, _revision: int) -> None:
+        if data is None:
+            group = "/".join(untoken(part) for part in key.split("."))
+            self.waiting.drop(group)
+            self._end(group, self._standing(group))
+            return
+        head = _heads.decode(data)
+        if head.state == "Instantiated":
+            if not settled(self._decider.ledger, head.group, head.revision):
+                self.waiting.put(_revisions.decode(head.resolved), self._now + HINT_GRACE)
+                self._wake.set()
+        else:
+            self.waiting.drop(head.group)
+            if head.state in ("Terminated", "TerminateStopped"):
+                self._end(head.group, max(head.revision, self._standing(head.group)))
+
+    def _standing(self, group: str) -> int:
+        stands = self._decider.ledger.standing.get(group)
+        return stands.revision if stands is not None else 0
+
+    def _end(self, group: str, revision: int) -> None:
+        """The withdrawal is on its way too; a decision that stands although the document says otherwise ends."""
+        if self._decider.ledger.ended.get(group, 0) < revision and group in self._decider.ledger.standing:
+            self._ending[group] = (revision, self._now + HINT_GRACE)
+            self._wake.set()
+
+    def _refused(self, _subject: str, data: bytes) -> None:
+        attempt = _attempts.decode(data)
+        self.waiting.refused(attempt.group, attempt, self._now, fresh=True)
+        self._wake.set()
+
+    def _confirmed(self, _subject: str, data: bytes) -> None:
+        removed = _removals.decode(data)
+        for ident in removed.claims:
+            self._removed[ident] = (removed.cluster, removed.as_of)
+        self._heard = True
+        self._wake.set()
+
+    def _controller_changed(self, subject: str, _data: bytes) -> None:
+        self._forced |= self.waiting.refused_by(untoken(subject.split(".")[2]))
+        self._wake.set()
+
+    def _folded(self, commit: Commit, changes: Changes) -> None:
+        ledger = self._decider.ledger
+        for group in changes.groups:
+            waiter = self.waiting.groups.get(group)
+            if waiter is not None and settled(ledger, group, waiter.record.revision):
+                self.waiting.drop(group)
+        for withdrawal in commit.withdrawals:
+            self._ending.pop(withdrawal.group, None)
+            waiter = self.waiting.groups.get(withdrawal.group)
+            if waiter is not None and waiter.record.revision <= withdrawal.revision:
+                self.waiting.drop(withdrawal.group)
+        if changes.released and self.waiting.groups:
+            self._wake.set()
+        if changes.seq - self._snapshot_at >= SNAPSHOT_EVERY:
+            self._wake.set()
+
+    def _reloaded(self, _ledger: Ledger) -> None:
+        self._suspects.update(_ledger.claims)
+        self._wake.set()
+
+    def _fleet_changed(self, change: Change) -> None:
+        if change.reset:
+            self._labels.clear()
+            self._suspects.update(self._decider.ledger.claims)
+        elif self.waiting.groups:
+            for cid in change.clusters.tolist():
+                # Label sets are shared: another set is another object.
+                labels = self._fleet.cluster_labels(cid)
+                if self._labels.get(cid, labels) is not labels:
+                    self._forced.update(self.waiting.groups)
+                self._labels[cid] = labels
+        self._suspects |= change.claims
+        if self._removed and (len(change.heard) or len(change.clusters)):
+            self._heard = True
+        if self.waiting.groups or self._suspects or self._heard:
+            self._wake.set()
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        swept = self._now
+        while True:
+            times = [swept + SWEEP, self.waiting.next_due()]
+            times += [since + STABLE for since, _ in self._moved.values()]
+            times += [when for _, when in self._ending.values()]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(t for t in times if t is not None)):
+                    await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(GATHER)
+            if self._now - swept >= SWEEP:
+                swept = self._now
+                self._forced.update(self.waiting.groups)
+            await self._release()
+            await self._reassign()
+            await self._withdraw()
+            await self._round()
+            await self._snapshot()
+
+    async def _round(self) -> None:
+        """Everything that something new may help, the oldest first, one after the other: so the oldest gets the room."""
+        if not self.waiting.groups:
+            self._tested = self._fleet.tick
+            self._forced.clear()
+            return
+        improved = self._fleet.improved_since(self._tested)
+        self._tested = self._fleet.tick
+        forced = (self._forced | self.waiting.due(self._now)) & self.waiting.groups.keys()
+        self._forced = set()
+        hits = self.waiting.hits(self._fleet, improved)
+        for group in self.waiting.oldest_first(forced | hits.keys()):
+            waiter = self.waiting.groups.get(group)
+            if waiter is None or (group not in forced and not self.waiting.still(self._fleet, group, hits[group])):
+                continue
+            waiter.due = None
+            before = waiter.attempt
+            attempt = await self._decider.decide(waiter.record, "")
+            if attempt is None:
+                self._look_again(group)
+                continue
+            self.waiting.refused(group, attempt, self._now, fresh=False)
+            if attempt.phase == "Placed":
+                self.waiting.drop(group)
+            if before is None or attempt.phase == "Placed" or _figures(before) != _figures(attempt):
+                await tell(self._bus, attempt, "")
+
+    def _look_again(self, group: str) -> None:
+        """Somebody else is at it, or it is settled."""
+        waiter = self.waiting.groups.get(group)
+        if waiter is None:
+            return
+        if settled(self._decider.ledger, group, waiter.record.revision):
+            self.waiting.drop(group)
+        else:
+            waiter.due = self._now + HINT_GRACE
+
+    async def _withdraw(self) -> None:
+        for group, (revision, when) in list(self._ending.items()):
+            if when <= self._now:
+                del self._ending[group]
+                await self._decider.withdraw(group, revision)
+
+    async def _release(self) -> None:
+        """A claim counts until its removal is confirmed and a later report shows no pod of it."""
+        if not self._heard:
+            return
+        self._heard = False
+        ledger = self._decider.ledger
+        ready: list[str] = []
+        for ident, (cluster, as_of) in list(self._removed.items()):
+            held = ledger.claims.get(ident)
+            if held is None or not held.withdrawn or held.claim.cluster != cluster:
+                del self._removed[ident]
+                continue
+            cid = self._fleet.ids.get(cluster)
+            if cid is not None and self._fleet.as_of(cid) > as_of and not self._fleet.present(ident, cid):
+                ready.append(ident)
+                del self._removed[ident]
+        for start in range(0, len(ready), 256):
+            await self._decider.committer.commit(Release(claims=ready[start : start + 256]))
+
+    async def _reassign(self) -> None:
+        """`Displaced`: pods run on other nodes than claimed, all of them, and stayed there for a while."""
+        suspects, self._suspects = self._suspects, set()
+        ledger, capacity = self._decider.ledger, self._decider.capacity
+        for ident in suspects:
+            held = ledger.claims.get(ident)
+            slots = capacity.displaced(held.claim) if held is not None and not held.withdrawn else None
+            if slots is None:
+                self._moved.pop(ident, None)
+            elif ident not in self._moved or self._moved[ident][1] != slots:
+                self._moved[ident] = (self._now, slots)
+        for ident, (since, slots) in list(self._moved.items()):
+            if self._now - since < STABLE:
+                continue
+            del self._moved[ident]
+            held = ledger.claims.get(ident)
+            if held is not None and not held.withdrawn and capacity.displaced(held.claim) == slots:
+                await self._decider.committer.commit(Reassign(claim=ident, slots=slots), _unchanged(held.claim))
+
+    async def _snapshot(self) -> None:
+        ledger = self._decider.ledger
+        if ledger.seq - self._snapshot_at >= SNAPSHOT_EVERY:
+            self._snapshot_at = ledger.seq
+            try:
+                await write_snapshot(self._bus, ledger)
+            except (NoAnswer, BusError) as error:
+                # The log is whole without it; the next try is a few commits away.
+                log.warning("a ledger snapshot was not written", error=str(error))
+                self._snapshot_at = ledger.seq - SNAPSHOT_EVERY // 2
+
+
+def _figures(attempt: Attempt) -> tuple[str, list[tuple[str, ...]]]:
+    """What a reader would see change between two tries."""
+    seen = [(r.code, r.app, r.consumer, r.need, str(r.clusters), r.needed, r.free, r.by) for r in attempt.reasons]
+    return attempt.phase, sorted(seen)
+
+
+def _unchanged(claim: Claim) -> Guard:
+    def guard(now: Ledger) -> Dropped | None:
+        held = now.claims.get(claim.id)
+        same = held is not None and not held.withdrawn and held.claim.slots == claim.slots
+        return None if same else Dropped("Overtaken", "the claim changed meanwhile")
+
+    return guard
+
+
+async def tell(bus: Bus, attempt: Attempt, cause: str) -> None:
+    """The decision event, and where it waits, whoever looks after what waits."""
+    await bus.emit(subjects.decision_event(attempt.phase.lower(), attempt.group), attempt, cause=cause)
+    if attempt.phase != "Placed":
+        await bus.publish(subjects.MERGER_WAITING, attempt)
+
+
+async def look_after(bus: Bus, decider: Decider, current: list[Pending]) -> None:
+    """Holds the lease whenever it can; `current` shows the state while it does."""
+    lease = Lease(bus, "pending")
+    try:
+        while True:
+            await lease.hold()
+            pending = Pending(bus, decider)
+            current[:] = [pending]
+            task = asyncio.ensure_future(pending.run())
+            lost = asyncio.ensure_future(lease.lost.wait())
+            try:
+                await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                current.clear()
+                lost.cancel()
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            if task.done() and not task.cancelled():
+                task.result()
+    finally:
+        await lease.release()

@@ -1,0 +1,117 @@
+"""What waits, pure: groups that nothing took yet, and which of them something that changed may help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.fit.nodes import eligible, roomy
+from moorage.fleet import Fleet
+from moorage.model.explanations import Attempt
+from moorage.model.groups import Revision
+from moorage.model.shapes import Shape
+
+#: Retries after a required controller gave no answer: so long, doubled each time, at most so long.
+BACK_OFF, BACK_OFF_MOST = 0.5, 30.0
+_SILENT = {"ControllerTimeout", "ControllerError"}
+
+
+@dataclass(slots=True)
+class Waiter:
+    record: Revision
+    attempt: Attempt | None = None
+    due: float | None = None  # decided again then, whatever changed
+    failures: int = 0  # of required controllers, in a row
+    fresh: bool = True  # not tested yet against all that is there
+
+    @property
+    def age(self) -> tuple[str, str]:
+        return self.record.instantiated, self.record.group
+
+
+def helps(fleet: Fleet, shape: Shape, rows: NDArray[np.intp]) -> bool:
+    """Whether one of the rows has room for a pod of the shape."""
+    if not rows.size:
+        return False
+    return bool(roomy(fleet, shape.resources, eligible(fleet, shape, rows), rows).any())
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.groups: dict[str, Waiter] = {}
+
+    def put(self, record: Revision, due: float | None) -> Waiter:
+        known = self.groups.get(record.group)
+        if known is not None and known.record.revision >= record.revision:
+            return known
+        waiter = self.groups[record.group] = Waiter(record, due=due)
+        return waiter
+
+    def drop(self, group: str) -> None:
+        self.groups.pop(group, None)
+
+    def refused(self, group: str, attempt: Attempt, now: float, *, fresh: bool) -> None:
+        """After a try: `fresh` if it was another's, who may have seen less than we have."""
+        waiter = self.groups.get(group)
+        if waiter is None or waiter.record.revision != attempt.revision:
+            return
+        waiter.attempt, waiter.due, waiter.fresh = attempt, None, fresh
+        if any(reason.code in _SILENT for reason in attempt.reasons):
+            waiter.due = now + min(BACK_OFF_MOST, BACK_OFF * 2**waiter.failures)
+            waiter.failures = min(waiter.failures + 1, 16)
+        else:
+            waiter.failures = 0
+        if attempt.phase == "Failed":
+            waiter.due, waiter.fresh = None, False
+
+    def next_due(self) -> float | None:
+        return min((w.due for w in self.groups.values() if w.due is not None), default=None)
+
+    def due(self, now: float) -> set[str]:
+        return {group for group, w in self.groups.items() if w.due is not None and w.due <= now}
+
+    def refused_by(self, controller: str) -> set[str]:
+        """Groups that a controller had a part in refusing, as far as their last try says."""
+        return {
+            group
+            for group, w in self.groups.items()
+            if w.attempt is None
+            or any(r.by in (controller, "merger") for r in w.attempt.reasons)
+            or any(a.name == controller and a.outcome != "answered" for a in w.attempt.controllers)
+        }
+
+    def hits(self, fleet: Fleet, improved: NDArray[np.intp] | None) -> dict[str, NDArray[np.intp]]:
+        """Groups with a shape that fits one of the improved rows (None: any row may be), and the rows that matter. What
+        only changed documents can help is not among them."""
+        everything = np.flatnonzero(fleet.cluster[: fleet.n] >= 0)
+        rows = everything if improved is None else improved
+        tested: dict[tuple[str, bool], bool] = {}
+        found: dict[str, NDArray[np.intp]] = {}
+        for group, waiter in self.groups.items():
+            if waiter.attempt is not None and waiter.attempt.phase == "Failed":
+                continue
+            fresh, waiter.fresh = waiter.fresh, False
+            for app in waiter.record.apps:
+                for shape in app.shapes:
+                    key = (shape.key, fresh)
+                    if key not in tested:
+                        tested[key] = helps(fleet, shape, everything if fresh else rows)
+                    if tested[key]:
+                        found[group] = everything if fresh else rows
+                        break
+                if group in found:
+                    break
+        return found
+
+    def still(self, fleet: Fleet, group: str, rows: NDArray[np.intp]) -> bool:
+        """Whether older ones that were decided first left room for this one."""
+        waiter = self.groups.get(group)
+        return waiter is not None and any(
+            helps(fleet, shape, rows) for app in waiter.record.apps for shape in app.shapes
+        )
+
+    def oldest_first(self, groups: Any) -> list[str]:
+        return sorted((g for g in groups if g in self.groups), key=lambda g: self.groups[g].age)

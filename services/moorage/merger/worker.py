@@ -1,0 +1,101 @@
+"""The shell of the merger: hints in, decisions into the log, events out. Any number of them share the hints; one, by
+lease, looks after what waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, Incoming, Settings, subjects
+from moorage.fleet import Fleet, Follower
+from moorage.ledger import keep_capacity, open_ledger
+from moorage.model.controllers import Controller
+from moorage.model.groups import Decide, Withdraw
+from moorage.model.names import untoken
+
+from .deciding import Decider
+from .pending import Pending, look_after, tell
+
+log = structlog.get_logger("merger")
+
+#: Decisions under way at once; more would only make each controller's queue, and so each decision, longer.
+AT_ONCE = 48
+#: Hints wait here for their turn; one that is shed is found by who looks after what waits.
+HINTS = 20_000
+MAX_HINT = 4 << 20
+
+_decides = msgspec.json.Decoder(Decide)
+_withdraws = msgspec.json.Decoder(Withdraw)
+_controllers = msgspec.json.Decoder(Controller)
+
+
+class Merger:
+    def __init__(self, bus: Bus, decider: Decider) -> None:
+        self._bus, self._decider = bus, decider
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    def registry(self, key: str, data: bytes | None, _revision: int) -> None:
+        if data is None:
+            self._decider.controllers.pop(untoken(key), None)
+        else:
+            controller = _controllers.decode(data)
+            self._decider.controllers[controller.name] = controller
+
+    async def decide(self, incoming: Incoming) -> bytes:
+        hint = _decides.decode(incoming.data)
+        async with self._turn:
+            attempt = await self._decider.decide(hint.record, hint.id)
+        if attempt is not None:
+            await tell(self._bus, attempt, hint.id)
+        return b"{}"
+
+    async def withdraw(self, incoming: Incoming) -> bytes:
+        hint = _withdraws.decode(incoming.data)
+        await self._decider.withdraw(hint.group, hint.revision)
+        return b"{}"
+
+    async def simulate(self, incoming: Incoming) -> msgspec.Struct:
+        hint = _decides.decode(incoming.data)
+        async with self._turn:
+            return await self._decider.simulate(hint.record, hint.id)
+
+    async def candidates(self, incoming: Incoming) -> bytes:
+        hint = _decides.decode(incoming.data)
+        async with self._turn:
+            return msgspec.json.encode(await self._decider.candidates(hint.record, hint.id))
+
+
+async def main(settings: Settings) -> None:
+    bus = await Bus.connect(settings, worker="merger")
+    fleet = Fleet()
+    nodes = Follower(settings.redis_url, fleet)
+    try:
+        await nodes.start()
+        log_follower = await open_ledger(bus)
+        decider = Decider(bus, fleet, log_follower, keep_capacity(log_follower, fleet))
+        merger = Merger(bus, decider)
+        await bus.bucket("moorage-controllers").mirror(merger.registry)
+        queue = subjects.MERGERS
+        await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
+        await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
+        await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
+        await bus.serve(subjects.MERGER_CANDIDATES, merger.candidates, queue=queue, max_bytes=MAX_HINT)
+        current: list[Pending] = []
+        bus.spawn(look_after(bus, decider, current))
+
+        def health() -> dict[str, Any]:
+            missing = [] if nodes.healthy else ["the fleet in Redis"]
+            state: dict[str, Any] = {"ok": not missing, "missing": missing, "epoch": str(fleet.epoch)}
+            state |= {"seq": decider.ledger.seq, "conflicts": decider.committer.conflicts}
+            if current:
+                state["waiting"] = len(current[0].waiting.groups)
+            return state
+
+        await bus.announce(health)
+        await bus.closed.wait()
+    finally:
+        await nodes.stop()
+        await bus.close()

@@ -1,0 +1,77 @@
+"""What must hold of every decision log, whatever happened while it was written: asserted after every test of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from moorage.bus import Bus
+from moorage.ledger import LOG, Ledger, decode_commit, read_snapshot
+from moorage.model.claims import Commit
+
+#: Cluster → node → resource → what claims may add up to there.
+Room = Mapping[str, Mapping[str, Mapping[str, int]]]
+
+
+async def read_log(bus: Bus) -> tuple[Ledger, list[tuple[int, Commit]]]:
+    """The newest snapshot and every commit after it, as any reader would get them."""
+    ledger = await read_snapshot(bus)
+    log = bus.log(LOG)
+    commits: list[tuple[int, Commit]] = []
+    for seq in range(max(ledger.seq + 1, await log.first()), await log.last() + 1):
+        data = await log.get(seq)
+        if data is None:
+            raise AssertionError(f"the log has no message {seq}")
+        commits.append((seq, decode_commit(data)))
+    return ledger, commits
+
+
+def violations(commits: Iterable[tuple[int, Commit]], room: Room, ledger: Ledger | None = None) -> list[str]:
+    """Every place and moment at which the log claims more than there is, names a commit twice, or decides a group twice
+    in one commit. Counts every slot in full: more strict than what free capacity is reckoned with."""
+    ledger = ledger or Ledger()
+    found: list[str] = []
+    seen: set[str] = set(ledger.commits)
+    taken: dict[tuple[str, str, str], int] = {}
+    counted: dict[str, list[tuple[tuple[str, str, str], int]]] = {}
+
+    def recount(ident: str) -> set[tuple[str, str, str]]:
+        touched: set[tuple[str, str, str]] = set()
+        for key, amount in counted.pop(ident, ()):
+            taken[key] -= amount
+        held = ledger.claims.get(ident)
+        if held is None:
+            return touched
+        mine = [
+            ((held.claim.cluster, slot.node, name), amount * slot.count)
+            for slot in held.claim.slots
+            for name, amount in slot.resources.items()
+        ]
+        for key, amount in mine:
+            taken[key] = taken.get(key, 0) + amount
+            touched.add(key)
+        counted[ident] = mine
+        return touched
+
+    for ident in ledger.claims:
+        recount(ident)
+    for seq, commit in commits:
+        if commit.id in seen:
+            found.append(f"{seq}: commit {commit.id} is in the log twice")
+        seen.add(commit.id)
+        groups = [decision.group for decision in commit.decisions]
+        if len(groups) != len(set(groups)):
+            found.append(f"{seq}: a group is decided twice in one commit")
+        changes = ledger.fold(seq, commit)
+        touched: set[tuple[str, str, str]] = set()
+        for ident in changes.claims:
+            touched |= recount(ident)
+        for cluster, node, name in sorted(touched):
+            there = room.get(cluster, {}).get(node, {}).get(name, 0)
+            if taken[cluster, node, name] > there:
+                found.append(f"{seq}: {cluster} {node} has {there} {name}, claimed are {taken[cluster, node, name]}")
+    return found
+
+
+def counting_pods(ledger: Ledger) -> int:
+    """Pods that standing decisions have places for."""
+    return sum(s.count for d in ledger.standing.values() for c in d.claims for s in c.slots)
