@@ -9,14 +9,6 @@ from cyclopts import App, CycloptsError
 
 from .exits import FAILED, USAGE, Failure
 
-app = App(
-    name="moorage",
-    help="Decides which clusters of a Kubernetes fleet run an application, by what the hardware there can do.",
-    help_flags=["--help", "-h"],
-    version_flags=["--version"],
-    result_action="return_value",
-)
-
 #: Section → command → (where it is, what it does).
 _COMMANDS = {
     "The mesh": {
@@ -54,20 +46,27 @@ _COMMANDS = {
 }
 
 
-def _register(argv: list[str]) -> None:
-    """The short words are for the overview only: given to a command, they would hide its own help."""
+def build(argv: list[str]) -> App:
+    app = App(
+        name="moorage",
+        help="Decides which clusters of a Kubernetes fleet run an application, by what the hardware there can do.",
+        help_flags=["--help", "-h"],
+        version_flags=["--version"],
+        result_action="return_value",
+    )
+    # The short words are for the overview only: given to a command, they would hide its own help.
     overview = not argv or argv[0] in ("--help", "-h")
     for section, table in _COMMANDS.items():
         for name, (where, about) in table.items():
             app.command(f"moorage.cli.{where}", name=name, group=section, help=about if overview else None)
+    return app
 
 
 def run(argv: list[str] | None = None) -> int:
     """The exit code of one command. Every expected failure ends here, with words on stderr."""
     argv = sys.argv[1:] if argv is None else argv
-    _register(argv)
     try:
-        return app(argv, exit_on_error=False, print_error=False) or 0
+        return build(argv)(argv, exit_on_error=False, print_error=False) or 0
     except CycloptsError as wrong:
         from cyclopts.exceptions import ValidationError
 

@@ -65,7 +65,10 @@ def serve(coro: Coroutine[Any, Any, None]) -> int:
 
 def run_worker(what: str, settings: Settings) -> int:
     """`moorage run`: a built-in kind by its name, or a file with controllers of one's own."""
+    from moorage.telemetry import configure
+
     if what in WORKERS:
+        configure(what)
         return serve(load(what)(settings))
     path = Path(what)
     if path.suffix != ".py" and not path.exists():
@@ -74,4 +77,5 @@ def run_worker(what: str, settings: Settings) -> int:
         raise Failure(f"there is no file {path}", USAGE)
     from moorage.sdk import run_file
 
+    configure(path.stem)
     return serve(run_file(str(path), settings))

@@ -83,7 +83,7 @@ def start_of(request: web.Request) -> str:
     """The key after which the page begins."""
     text = request.query.get("continue", "")
     try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError):
         raise bad_parameter("continue", "is not what a list answered") from None
 

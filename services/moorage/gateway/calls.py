@@ -17,12 +17,23 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _WHO = {"intents": "the intent store", "merger": "the merger", "patcher": "the patcher", "sim": "the simulator"}
 
 
+class _Head(msgspec.Struct):
+    problem: Problem | None = None
+
+
+_head = msgspec.json.Decoder(_Head).decode
+
+
 async def call(bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0) -> dict[str, Any]:
+    return _decode(await fetch(bus, subject, payload, timeout=timeout))
+
+
+async def fetch(bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0) -> bytes:
     """Raises Refused with the worker's problem, or one of our own where nobody answered: then a write may or may not
     have happened, and says so."""
     data = payload if isinstance(payload, bytes) else encode(payload)
     try:
-        reply = _decode(await bus.request(subject, data, timeout=timeout))
+        reply = await bus.request(subject, data, timeout=timeout)
     except NoAnswer as error:
         area = subject.split(".")[1]
         who = _WHO.get(area, area)
@@ -30,7 +41,7 @@ async def call(bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0) ->
         sure = "nobody listens" in text
         detail = f"{who} does not answer" + ("" if sure else " in time; whether it was done is not known, ask again")
         raise Refused(unavailable(f"{detail}; `moorage check` tells what is missing")) from error
-    problem = reply.get("problem")
+    problem = _head(reply).problem
     if problem is not None:
-        raise Refused(msgspec.convert(problem, Problem))
+        raise Refused(problem)
     return reply

@@ -116,7 +116,8 @@ async def intents(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     keys = sorted(view.documents)
     if kind := request.query.get("kind"):
-        keys = [key for key in keys if key.startswith(token(intent_kind(view, kind)) + ".")]
+        first = token(intent_kind(view, kind)) + "."
+        keys = [key for key in keys if key.startswith(first)]
     if project := request.query.get("project"):
         keys = [key for key in keys if key.split(".")[1] == token(project)]
     keys = selected(request, keys, lambda key: view.documents[key].get("metadata", {}).get("labels") or {})

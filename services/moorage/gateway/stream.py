@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from moorage.bus import Bus
 
 EVENTS = "moorage.events.>"
+AREAS = ("intents", "fleet", "decisions")
 _BACKLOG = 2048
 
 
@@ -57,7 +58,8 @@ class Stream:
         self._listeners: set[Listener] = set()
 
     async def start(self) -> None:
-        await self._bus.subscribe(EVENTS, self._heard)
+        for area in AREAS:  # a user's rights are these; all below `moorage.events` would be more
+            await self._bus.subscribe(f"moorage.events.{area}.>", self._heard)
 
     def _heard(self, subject: str, data: bytes) -> None:
         for listener in self._listeners:

@@ -14,7 +14,7 @@ from moorage.model.groups import Decide, GroupRecord
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
 
 from .answers import answer, encode
-from .calls import call
+from .calls import call, fetch
 from .events import group_of
 from .explain import phase_of, simulated
 from .groups import controller_item, intent_kind, known_group
@@ -92,12 +92,16 @@ async def simulate(request: web.Request) -> web.StreamResponse:
     return answer(found[0] if len(found) == 1 else {"items": found})
 
 
+class _Checked(msgspec.Struct):
+    record: GroupRecord
+
+
 async def _simulate(bus: Bus, document: dict[str, Any]) -> tuple[dict[str, Any], Why]:
-    checked = await call(bus, subjects.INTENTS_CHECK, document)
-    record = msgspec.convert(checked["record"], GroupRecord)
+    checked = await fetch(bus, subjects.INTENTS_CHECK, document)
+    record = msgspec.json.decode(checked, type=_Checked).record
     ask = Decide(id=new_id(), record=record.resolved)
-    reply = await call(bus, subjects.MERGER_SIMULATE, ask, timeout=15)
-    return checked, simulated(record, msgspec.convert(reply, Attempt))
+    attempt = msgspec.json.decode(await fetch(bus, subjects.MERGER_SIMULATE, ask, timeout=15), type=Attempt)
+    return _object(checked), simulated(record, attempt)
 
 
 async def act(request: web.Request) -> web.StreamResponse:
@@ -221,7 +225,7 @@ async def put_controller(request: web.Request) -> web.StreamResponse:
 
 
 async def _fleet(bus: Bus, document: dict[str, Any]) -> dict[str, Any]:
-    return await call(bus, subjects.SIM_APPLY, encode(document), timeout=60)
+    return await call(bus, subjects.SIM_APPLY, encode(document), timeout=600)
 
 
 async def put_fleet(request: web.Request) -> web.StreamResponse:

@@ -17,6 +17,7 @@ from moorage.bus.permissions import KINDS, for_user
 from moorage.cli.exits import DONE, Failure
 from moorage.cli.state import State
 from moorage.cli.workers import HEAVY, WORKERS, load, serve
+from moorage.telemetry import configure
 
 from . import brokers
 from .opening import Opening, open_up
@@ -65,7 +66,8 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
         opening = Opening(plan.url, plan.token, expected, options.fleet, options.example, str(state.logs))
         code = supervisor.perform("opening", partial(open_up, opening))
         if code != DONE:
-            raise Failure(f"the mesh did not get ready; the logs are in {state.logs}")
+            tails = [f"--- {kept.log} ({kept.last_exit})\n{kept.tail()}" for kept in plan.kept if kept.deaths]
+            raise Failure("\n".join([f"the mesh did not get ready; the logs are in {state.logs}", *tails]))
         supervisor.started = True
         sys.stdout.write(f"ready {plan.url}\n")
         sys.stdout.flush()
@@ -126,6 +128,7 @@ def _start_worker(supervisor: Supervisor, kind: str, number: int, settings: Sett
     def body() -> int:
         if kind != "gateway":
             listener.close()
+        configure(kind)
         return serve(load(kind)(settings, **extra))
 
     name = f"{kind}-{number}" if number else kind

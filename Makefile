@@ -1,0 +1,46 @@
+# Everything a person does with a checkout. No root, no containers, no services needed.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: help install up test check bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 …")'
+	@$(PYTHON) -m venv $(VENV) || { echo "no venv module: sudo apt install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+# Stamps, so that what is installed already costs nothing.
+$(VENV)/installed: pyproject.toml requirements.lock | $(BIN)/python
+	$(PIP) install -r requirements.lock
+	$(PIP) install --no-deps --editable .
+	@touch $@
+
+$(VENV)/developed: requirements-dev.lock $(VENV)/installed
+	$(PIP) install -r requirements-dev.lock
+	@touch $@
+
+install: $(VENV)/installed ## make .venv with the command .venv/bin/moorage
+
+up: $(VENV)/installed ## run a whole mesh with the example; Ctrl-C stops it
+	@exec $(BIN)/moorage up --example
+
+test: $(VENV)/developed ## run the tests (ARGS="-k name" for some)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/developed ## formatting, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes bench.json
+	$(BIN)/python -m tests.bench $(NAME)
+
+clean: ## remove what was built, .venv too; state of a mesh stays
+	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

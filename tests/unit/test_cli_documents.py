@@ -1,0 +1,85 @@
+"""Documents as the command line reads them: files, directories, several in one, and `{file: …}` taken in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moorage.cli.documents import read, read_all, read_text
+from moorage.cli.exits import Failure
+
+APP = """
+apiVersion: moorage.dev/v1alpha1
+kind: Application
+metadata: {name: shop}
+spec:
+  apps:
+    - name: web
+      manifests:
+        - {file: objects}
+        - {apiVersion: v1, kind: Service, metadata: {name: own}}
+    - name: db
+      manifests: {file: db.yaml}
+"""
+
+
+def test_files_are_taken_in_relative_to_the_document_in_order_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").write_text(APP)
+    objects = tmp_path / "objects"
+    objects.mkdir()
+    (objects / "b.yaml").write_text("kind: Deployment\n---\nkind: ConfigMap\n")
+    (objects / "a.json").write_text('{"kind": "List", "items": [{"kind": "Secret"}]}')
+    (objects / "notes.txt").write_text("not: read")
+    (tmp_path / "db.yaml").write_text("kind: StatefulSet\n")
+    (document,) = read(str(tmp_path / "shop.yaml"))
+    web, db = document.body["spec"]["apps"]
+    assert [m["kind"] for m in web["manifests"]] == ["Secret", "Deployment", "ConfigMap", "Service"]
+    assert [m["kind"] for m in db["manifests"]] == ["StatefulSet"]
+
+
+def test_a_missing_file_names_the_place_in_the_document(tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").write_text(APP)
+    with pytest.raises(Failure, match=r"spec\.apps\[0\]\.manifests\[0\]\.file: there is no .*objects") as wrong:
+        read(str(tmp_path / "shop.yaml"))
+    assert wrong.value.code == 1
+
+
+def test_a_directory_is_all_its_documents(tmp_path: Path) -> None:
+    (tmp_path / "2.yml").write_text("kind: B\n---\n---\nkind: C\n")
+    (tmp_path / "1.json").write_text('{"kind": "A"}')
+    assert [d.kind for d in read(str(tmp_path))] == ["A", "B", "C"]
+
+
+def test_dates_stay_text_as_kubernetes_has_them() -> None:
+    (document,) = read_text("kind: X\nspec: {when: 2024-01-01}\n", "x", Path())
+    assert document.body["spec"]["when"] == "2024-01-01"
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_line() -> None:
+    with pytest.raises(Failure, match=r"x\.yaml:3: not valid YAML: the key 'kind' stands twice"):
+        read_text("kind: A\nspec: {}\nkind: B\n", "x.yaml", Path())
+
+
+@pytest.mark.parametrize("text", ["{", "a: b: c", "- 1\n- 2", "just text", "\t- x", "!!python/object:os.system {}"])
+def test_what_is_no_document_is_a_failure_not_a_traceback(text: str) -> None:
+    with pytest.raises(Failure, match=r"x\.yaml"):
+        read_text(text, "x.yaml", Path())
+
+
+def test_a_fleet_needs_no_kind_and_nothing_else_passes_for_one() -> None:
+    (document,) = read_text("clusters: []", "f", Path(), fleet=True)
+    assert document.body["kind"] == "Fleet"
+    with pytest.raises(Failure, match="kind is Application"):
+        read_text("kind: Application", "f", Path(), fleet=True)
+
+
+def test_the_status_that_get_shows_is_not_sent_back() -> None:
+    (document,) = read_text('{"kind": "Application", "spec": {}, "status": {"phase": "Running"}}', "x", Path())
+    assert "status" not in document.body
+
+
+def test_nothing_at_all_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as wrong:
+        read_all([str(tmp_path)])
+    assert wrong.value.code == 2

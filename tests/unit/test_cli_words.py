@@ -1,0 +1,94 @@
+"""Names, durations, kinds and exit codes as people and scripts use them."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.cli.client import problem_text
+from moorage.cli.durations import seconds
+from moorage.cli.exits import Failure, of_status
+from moorage.cli.groups import cluster_parts, full_name
+from moorage.cli.kinds import resolve
+from moorage.cli.main import run
+from moorage.cli.terminal import table
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("300ms", 0.3), ("10s", 10), ("1.5m", 90), ("2h", 7200), ("7", 7), (" 1s ", 1)]
+)
+def test_durations(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1d", "1 s", "1e3s", "٣s", "1s\n2"])
+def test_what_is_no_duration_is_wrong_usage(text: str) -> None:
+    with pytest.raises(Failure) as wrong:
+        seconds(text)
+    assert wrong.value.code == 2
+
+
+def test_short_and_full_names() -> None:
+    assert full_name("shop") == "default/shop/v1/default"
+    assert full_name("shop", "p") == "p/shop/v1/default"
+    assert full_name("a/b/v2/g", "p") == "a/b/v2/g"
+    for text in ("", "a/b", "a//v/g", "a/b/c/d/e"):
+        with pytest.raises(Failure) as wrong:
+            full_name(text)
+        assert wrong.value.code == 2
+    assert cluster_parts("lab/edge-1") == ("lab", "edge-1")
+    for text in ("lab", "lab/", "/x", "a/b/c"):
+        with pytest.raises(Failure):
+            cluster_parts(text)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(200, 0), (204, 0), (400, 1), (413, 1), (401, 5), (403, 5), (404, 3), (409, 4), (500, 1), (503, 6), (504, 6)],
+)
+def test_exit_codes_of_answers(status: int, code: int) -> None:
+    assert of_status(status) == code
+
+
+@pytest.mark.parametrize("text", ["app", "Apps", "application", "applications"])
+def test_kinds_have_kubectls_names(text: str) -> None:
+    assert resolve(text).name == "applications"
+
+
+def test_kinds_of_intents_are_kinds_too() -> None:
+    assert resolve("hpaintents").intent_kind == "HpaIntent"
+    assert resolve("LatencyIntent").intent_kind == "LatencyIntent"
+    with pytest.raises(Failure, match="there is no kind 'foo'"):
+        resolve("foo")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["bogus"],
+        ["wait", "x"],
+        ["get"],
+        ["get", "apps", "-o", "xml"],
+        ["fleet", "fault", "a/b", "sulk"],
+        ["up", "--htp"],
+    ],
+)
+def test_wrong_usage_is_2_and_says_what_is_wrong(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(argv) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("moorage: ") and "Traceback" not in said.err
+
+
+def test_nothing_that_runs_is_6(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["get", "groups", "--state", str(tmp_path)]) == 6
+    assert "moorage up" in capsys.readouterr().err
+
+
+def test_every_violation_is_a_line_with_its_path() -> None:
+    errors = [{"path": "spec.apps[0].name", "message": "is required"}, {"path": "kind", "message": "is unknown"}]
+    text = problem_text({"title": "Not valid", "detail": "two things", "errors": errors}, "shop.yaml")
+    assert text.splitlines() == ["shop.yaml: Not valid:", "  spec.apps[0].name: is required", "  kind: is unknown"]
+
+
+def test_tables_have_no_colour_and_mark_what_is_empty() -> None:
+    text = table(["NAME", "PHASE"], [["a", "Running"], ["longer", ""]])
+    assert text.splitlines() == ["NAME     PHASE", "a        Running", "longer   -"]
