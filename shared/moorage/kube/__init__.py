@@ -1,0 +1,30 @@
+"""Kubernetes for agents: following objects, holding a lease, server-side apply. kubernetes-asyncio reads configurations and
+credentials; what it offers beyond that is not usable as it is, so following and electing are written here."""
+
+from __future__ import annotations
+
+from .api import Api, ApiError, Unreachable
+from .applying import MANAGER, apply, delete, rank, release
+from .configuration import connect
+from .elections import Elector, Term
+from .kinds import Kind, Kinds
+from .reflector import Metadata, Object, Reflector
+
+__all__ = [
+    "MANAGER",
+    "Api",
+    "ApiError",
+    "Elector",
+    "Kind",
+    "Kinds",
+    "Metadata",
+    "Object",
+    "Reflector",
+    "Term",
+    "Unreachable",
+    "apply",
+    "connect",
+    "delete",
+    "rank",
+    "release",
+]
