@@ -50,11 +50,14 @@ class Hpa:
             alone = np.logical_and.reduce([fleet.usable_clusters, *(room.fits for room in rooms)])
             torn = self._pair(app.shapes, (), alone & unsure) if len(app.shapes) > 1 else None
             fits = alone if torn is None else alone & ~torn
+            # Where it runs already, unchanged, its room is its own, however full the cluster is.
+            held = fleet.clusters.mask(ask.held.get(app.name, ())) & fleet.usable_clusters
+            fits = fits | held
             reasons: list[Reason] = []
             if ask.explain or not fits.any():
                 reasons = Refusals(fleet, app).reasons(rooms, torn)
             said[app.name] = allow(fits, levels=_levels(app, rooms, fits), reasons=reasons)
-            fitting.append(fits)
+            fitting.append(fits & ~held)  # nor does it stand against another app there
             warnings += self._exclusive(app, fits)
         whole = answer(said, ask, fleet, NAME)
         whole.warnings = warnings
