@@ -4,10 +4,10 @@ lease, looks after what waits."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import structlog
 
 from moorage.bus import Bus, Incoming, Settings, subjects
 from moorage.fleet import Fleet, Follower
@@ -18,8 +18,6 @@ from moorage.model.names import untoken
 
 from .deciding import Decider
 from .pending import Pending, look_after, tell
-
-log = structlog.get_logger("merger")
 
 #: Decisions under way at once; more would only make each controller's queue, and so each decision, longer.
 AT_ONCE = 48
@@ -68,31 +66,46 @@ class Merger:
             return msgspec.json.encode(await self._decider.candidates(hint.record, hint.id))
 
 
+@dataclass
+class Started:
+    """A merger at work over a fleet that somebody keeps current."""
+
+    decider: Decider
+    pending: list[Pending]  # the one that looks after what waits, while it is this merger
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"seq": self.decider.ledger.seq, "conflicts": self.decider.committer.conflicts}
+        if self.pending:
+            state["waiting"] = len(self.pending[0].waiting.groups)
+        return state
+
+
+async def start(bus: Bus, fleet: Fleet) -> Started:
+    log = await open_ledger(bus)
+    decider = Decider(bus, fleet, log, keep_capacity(log, fleet))
+    merger = Merger(bus, decider)
+    await bus.bucket("moorage-controllers").mirror(merger.registry)
+    queue = subjects.MERGERS
+    await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
+    await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
+    await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
+    await bus.serve(subjects.MERGER_CANDIDATES, merger.candidates, queue=queue, max_bytes=MAX_HINT)
+    started = Started(decider, [])
+    bus.spawn(look_after(bus, decider, started.pending))
+    return started
+
+
 async def main(settings: Settings) -> None:
     bus = await Bus.connect(settings, worker="merger")
     fleet = Fleet()
     nodes = Follower(settings.redis_url, fleet)
     try:
         await nodes.start()
-        log_follower = await open_ledger(bus)
-        decider = Decider(bus, fleet, log_follower, keep_capacity(log_follower, fleet))
-        merger = Merger(bus, decider)
-        await bus.bucket("moorage-controllers").mirror(merger.registry)
-        queue = subjects.MERGERS
-        await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
-        await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
-        await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
-        await bus.serve(subjects.MERGER_CANDIDATES, merger.candidates, queue=queue, max_bytes=MAX_HINT)
-        current: list[Pending] = []
-        bus.spawn(look_after(bus, decider, current))
+        started = await start(bus, fleet)
 
         def health() -> dict[str, Any]:
             missing = [] if nodes.healthy else ["the fleet in Redis"]
-            state: dict[str, Any] = {"ok": not missing, "missing": missing, "epoch": str(fleet.epoch)}
-            state |= {"seq": decider.ledger.seq, "conflicts": decider.committer.conflicts}
-            if current:
-                state["waiting"] = len(current[0].waiting.groups)
-            return state
+            return {"ok": not missing, "missing": missing, "epoch": str(fleet.epoch), **started.state()}
 
         await bus.announce(health)
         await bus.closed.wait()
