@@ -7,7 +7,7 @@ from typing import Any, Literal
 from .base import Message, Model
 from .groups import Phase
 from .problems import Problem
-from .reasons import Reason
+from .reasons import Reason, Warn
 from .shapes import ShapedApp
 
 
@@ -99,6 +99,7 @@ class DesiredRecord(Model, kw_only=True):
     contributions: list[Contribution] = []
     nodes: dict[str, list[str]] = {}
     reasons: list[Reason] = []
+    warnings: list[Warn] = []
 
 
 class AppStatus(Model, kw_only=True):
@@ -124,6 +125,7 @@ class GroupStatus(Model, kw_only=True):
     reached: bool = False
     apps: list[AppStatus] = []
     reasons: list[Reason] = []
+    warnings: list[Warn] = []
 
 
 class PhaseChange(Model, kw_only=True):

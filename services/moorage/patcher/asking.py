@@ -1,0 +1,124 @@
+"""Action controllers: all asked at once, each under its own deadline; what their silence means is their policy's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from moorage.bus import Bus, Reply, new_id, subjects
+from moorage.model.claims import Decision
+from moorage.model.controllers import Controller
+from moorage.model.desired import ActionAnswer, ActionAsk, Contribution
+from moorage.model.groups import GroupRecord
+from moorage.model.reasons import Reason, Warn
+
+from .core import by_controller
+from .patching import disagreements, unusable
+
+_answer = msgspec.json.Decoder(ActionAnswer).decode
+_encode = msgspec.json.Encoder().encode
+_KEEP = 1024
+
+
+class Contributed(NamedTuple):
+    """`reasons`: nothing is changed on any cluster because of these. `again`: asking once more may help."""
+
+    contributions: list[Contribution]
+    reasons: list[Reason]
+    warnings: list[Warn]
+    again: bool = False
+
+
+def question(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes:
+    ask = ActionAsk(
+        id=new_id(),
+        cause=decision.id,
+        group=decision.group,
+        revision=decision.revision,
+        budget_ms=budget_ms,
+        decision=cast("dict[str, Any]", decision),
+        intents=list(record.resolved.intents),
+        manifests=record.manifests,
+        apps=record.resolved.apps,
+    )
+    return _encode(ask)
+
+
+def gather(
+    controllers: Iterable[Controller],
+    replies: Mapping[str, Reply],
+    manifests: Mapping[str, list[dict[str, Any]]],
+    last: Mapping[str, list[Contribution]],
+) -> tuple[Contributed, dict[str, list[Contribution]]]:
+    """What all contribute together, and what each answered. `last`: earlier answers to the same question. Pure."""
+    together: list[Contribution] = []
+    reasons: list[Reason] = []
+    warnings: list[Warn] = []
+    answered: dict[str, list[Contribution]] = {}
+    again = False
+    for controller in controllers:
+        name, reply = controller.name, replies[controller.name]
+        code, message, mine = _read(name, reply, manifests)
+        if not code:
+            answered[name] = mine
+        elif controller.policy == "stale-ok" and name in last:
+            mine = last[name]
+            warnings.append(Warn(code=code, message=f"{message}; its last answer is used"))
+        elif controller.policy == "required":
+            reasons.append(Reason(code=code, by=name, message=message))
+            again = True
+            continue
+        else:
+            warnings.append(Warn(code=code, message=f"{message}; it is left out"))
+            continue
+        together += mine
+    reasons += disagreements(together)
+    return Contributed(together, reasons, warnings, again), answered
+
+
+def _read(
+    name: str, reply: Reply, manifests: Mapping[str, list[dict[str, Any]]]
+) -> tuple[str, str, list[Contribution]]:
+    """Code and message of what is wrong with a reply, or its contributions."""
+    if reply.outcome == "timeout":
+        return "ControllerTimeout", f"{name} did not answer within {reply.took_ms:.0f} ms what to write", []
+    if reply.outcome != "answered":
+        return "ControllerError", f"{name}: {reply.error}", []
+    if reply.data.startswith(b'{"problem"'):
+        return "ControllerError", f"{name} refused the question", []
+    try:
+        answer = _answer(reply.data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return "ControllerError", f"{name} answered what cannot be read: {error}", []
+    if answer.error:
+        return "ControllerError", f"{name}: {answer.error}", []
+    mine = by_controller(answer.contributions, name)
+    if wrong := unusable(manifests, mine):
+        return "ControllerError", wrong[0].message, []
+    return "", "", mine
+
+
+class Asking:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._last: OrderedDict[tuple[str, int], dict[str, list[Contribution]]] = OrderedDict()
+        self.registry: dict[str, Controller] = {}
+
+    async def contributions(self, record: GroupRecord, decision: Decision) -> Contributed:
+        asked = [c for _, c in sorted(self.registry.items()) if c.actions]
+        if not asked:
+            return Contributed([], [], [])
+        budget = max(c.deadline_ms for c in asked)
+        asks = {c.name: (subjects.actions(c.name), c.deadline_ms / 1e3) for c in asked}
+        replies = await self._bus.ask_many(asks, question(record, decision, budget))
+        key = (decision.group, decision.revision)
+        found, answered = gather(asked, replies, record.manifests, self._last.get(key, {}))
+        if any(c.policy == "stale-ok" for c in asked):
+            self._last[key] = {**self._last.get(key, {}), **answered}
+            self._last.move_to_end(key)
+            if len(self._last) > _KEEP:
+                self._last.popitem(last=False)
+        return found

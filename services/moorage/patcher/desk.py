@@ -1,0 +1,98 @@
+"""The patcher's memory of groups, and the order in which it works on them: each group by one task at a time, always from
+the newest state, so that whatever happened in between is skipped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+import msgspec
+
+from moorage.ledger import Ledger
+from moorage.model.desired import AppStatus, DesiredRecord, GroupStatus
+from moorage.model.groups import GroupRecord
+from moorage.model.names import GroupName
+
+from .core import Head
+
+_head = msgspec.json.Decoder(Head).decode
+_record = msgspec.json.Decoder(GroupRecord).decode
+_DECODED = 256
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.raw: dict[str, bytes] = {}  # group → its record, undecoded
+        self.heads: dict[str, Head] = {}
+        self.older: dict[
+            str, tuple[int, bytes]
+        ] = {}  # the record at the standing decision's revision, if not the newest
+        self.desired: dict[str, DesiredRecord] = {}
+        self.statuses: dict[str, GroupStatus] = {}
+        self.confirmed: dict[str, dict[tuple[str, str], AppStatus]] = {}
+        self.dirty: OrderedDict[str, None] = OrderedDict()
+        self.busy: set[str] = set()
+        self.woken = asyncio.Event()
+        self._decoded: OrderedDict[tuple[str, int], GroupRecord] = OrderedDict()
+
+    def mark(self, group: str) -> None:
+        self.dirty[group] = None
+        self.woken.set()
+
+    def take(self) -> str | None:
+        """The next group nobody works on."""
+        for group in self.dirty:
+            if group not in self.busy:
+                del self.dirty[group]
+                self.busy.add(group)
+                return group
+        return None
+
+    def done(self, group: str) -> None:
+        self.busy.discard(group)
+        if group in self.dirty:
+            self.woken.set()
+
+    def learn_record(self, key: str, value: bytes | None, _revision: int) -> None:
+        group = str(GroupName.from_tokens(key))
+        if value is None:
+            self.raw.pop(group, None)
+            self.heads.pop(group, None)
+        else:
+            head = _head(value)
+            before = self.heads.get(group)
+            desired = self.desired.get(group)
+            # What stands may still be of the revision that this one replaces.
+            replaced = before is not None and before.revision != head.revision
+            if replaced and desired is not None and desired.decision and desired.revision == before.revision:
+                self.older[group] = (before.revision, self.raw[group])
+            self.raw[group], self.heads[group] = value, head
+            self._decoded.pop((group, head.revision), None)
+        self.mark(group)
+
+    def record(self, group: str, revision: int) -> GroupRecord | None:
+        """The record at a revision, if it is here."""
+        key = (group, revision)
+        found = self._decoded.get(key)
+        if found is not None:
+            self._decoded.move_to_end(key)
+            return found
+        raw = None
+        head = self.heads.get(group)
+        if head is not None and head.revision == revision:
+            raw = self.raw[group]
+        elif group in self.older and self.older[group][0] == revision:
+            raw = self.older[group][1]
+        if raw is None:
+            return None
+        found = self._decoded[key] = _record(raw)
+        if len(self._decoded) > _DECODED:
+            self._decoded.popitem(last=False)
+        return found
+
+    def all_groups(self, ledger: Ledger) -> set[str]:
+        return {*ledger.standing, *ledger.by_group, *self.desired, *self.statuses, *self.heads}
+
+    def forget(self, group: str) -> None:
+        for table in (self.older, self.desired, self.statuses, self.confirmed):
+            table.pop(group, None)

@@ -1,0 +1,390 @@
+"""The patcher as a worker: follows the log and the documents, hands out desired state, takes confirmations, and says what
+phase each group is in. One is active, others stand by; all it keeps is found again in the log, the documents and KV."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+import nats.errors
+import structlog
+
+from moorage.bus import Bus, BusError, Incoming, Lease, NoAnswer, Settings, subjects
+from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
+from moorage.model.claims import Commit, Decision
+from moorage.model.controllers import Controller
+from moorage.model.desired import (
+    Confirm,
+    DesiredAsk,
+    DesiredRecord,
+    DiffAsk,
+    DiffReply,
+    GroupStatus,
+    PhaseChange,
+)
+from moorage.model.groups import GroupRecord
+from moorage.model.names import GroupName, cluster_from_tokens, group_tokens
+from moorage.model.problems import Problem, Refused, not_found
+
+from .asking import Asking
+from .core import Wanted, conclude, desired_app, diff_items, encoded, learn, nodes_of, parts, removable, wanted_on
+from .desk import Desk
+
+log = structlog.get_logger("patcher")
+
+WORKERS = 32
+#: Confirmations are answered once they are stored; so many may wait for that at once.
+CONFIRMS = 8192
+RETRY = 2.0
+REMIND = 1.0
+DIFF_BYTES = 4 << 20
+#: A record larger than a message of the broker's default would be refused by it; its contributions are asked again.
+RECORD_BYTES = 7 << 20
+OWN_PHASES = ("Deploying", "Running", "Degraded", "Terminating", "Terminated")
+
+_desired = msgspec.json.Decoder(DesiredRecord).decode
+_status = msgspec.json.Decoder(GroupStatus).decode
+_controller = msgspec.json.Decoder(Controller).decode
+_confirm = msgspec.json.Decoder(Confirm).decode
+_ask = msgspec.json.Decoder(DesiredAsk).decode
+_record = msgspec.json.Decoder(GroupRecord).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Patcher:
+    def __init__(self, bus: Bus, generation: int) -> None:
+        self.bus = bus
+        self.generation = generation
+        self.desk = Desk()
+        self.asking = Asking(bus)
+        self.follower: LedgerFollower
+        self._stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
+        self._removing: dict[str, None] = {}  # groups with withdrawn claims
+        self._parts: dict[tuple[str, bytes], list[bytes]] = {}
+        self._empty = parts([], generation)[0]
+        self._buckets = {name: bus.bucket(name) for name in ("moorage-desired", "moorage-status", "moorage-revisions")}
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.follower.ledger
+
+    async def start(self) -> None:
+        desk = self.desk
+        mirrors = [
+            await self.bus.bucket("moorage-desired").mirror(self._learn_desired),
+            await self.bus.bucket("moorage-status").mirror(self._learn_status),
+        ]
+        for mirror in mirrors:
+            await mirror.stop()  # from now on, this is their only writer
+        await self.bus.bucket("moorage-controllers").mirror(self._learn_controller)
+        await self.bus.bucket("moorage-groups").mirror(desk.learn_record)
+        self.follower = await open_ledger(self.bus)
+        self.follower.on_fold.append(self._folded)
+        self.follower.on_reload.append(lambda _ledger: self._everything())
+        self._everything()
+        for _ in range(WORKERS):
+            self.bus.spawn(self._work())
+        self.bus.spawn(self._remind())
+        await self.bus.serve("moorage.desired.get.*.*", self._get, limit=4096)
+        await self.bus.serve("moorage.desired.confirm.*.*", self._confirmed, limit=CONFIRMS)
+        await self.bus.serve(subjects.PATCHER_DIFF, self._diff)
+
+    # --- what comes in
+
+    def _learn_desired(self, key: str, value: bytes | None, _revision: int) -> None:
+        if value is not None:
+            self.desk.desired[str(GroupName.from_tokens(key))] = _desired(value)
+
+    def _learn_status(self, key: str, value: bytes | None, _revision: int) -> None:
+        if value is not None:
+            group, status = str(GroupName.from_tokens(key)), _status(value)
+            self.desk.statuses[group] = status
+            self.desk.confirmed[group] = {(app.app, app.cluster): app for app in status.apps if app.version}
+
+    def _learn_controller(self, key: str, value: bytes | None, _revision: int) -> None:
+        if value is None:
+            self.asking.registry.pop(key, None)
+        else:
+            self.asking.registry[key] = _controller(value)
+        for group, desired in self.desk.desired.items():
+            if desired.reasons:
+                self.desk.mark(group)
+
+    def _folded(self, _commit: Commit, changes: Changes) -> None:
+        for group in changes.groups:
+            self.desk.mark(group)
+        for ident in changes.withdrawn - changes.released:
+            self._removing[self.ledger.claims[ident].group] = None
+        if changes.released:
+            for group in list(self._removing):
+                if not any(held.withdrawn for held in self._held(group)):
+                    del self._removing[group]
+                    self.desk.mark(group)
+
+    def _held(self, group: str) -> list[Any]:
+        return [self.ledger.claims[ident] for ident in self.ledger.by_group.get(group, ())]
+
+    def _everything(self) -> None:
+        for group in self.desk.all_groups(self.ledger):
+            self.desk.mark(group)
+        self._removing = {held.group: None for held in self.ledger.claims.values() if held.withdrawn}
+
+    # --- the work on one group
+
+    async def _work(self) -> None:
+        desk = self.desk
+        while True:
+            group = desk.take()
+            if group is None:
+                desk.woken.clear()
+                await desk.woken.wait()
+                continue
+            waiting = self._stored.pop(group, [])
+            try:
+                await self._advance(group)
+            except (NoAnswer, BusError) as error:
+                log.warning("will be tried again", group=group, error=str(error))
+                self._stored.setdefault(group, []).extend(waiting)
+                self._later(group)
+            else:
+                for future in waiting:
+                    if not future.done():
+                        future.set_result(None)
+            finally:
+                desk.done(group)
+
+    def _later(self, group: str) -> None:
+        asyncio.get_running_loop().call_later(RETRY, self.desk.mark, group)
+
+    async def _advance(self, group: str) -> None:
+        """From whatever state a group is in to where it should be now. Safe to repeat."""
+        desk, ledger = self.desk, self.ledger
+        decision = ledger.standing.get(group)
+        counting = ledger.counting(group)
+        if group not in desk.heads and decision is None and not counting:
+            await self._forget(group)
+            return
+        desired = desk.desired.get(group)
+        ident = decision.id if decision is not None else ""
+        if desired is None and not ident and not counting:
+            pass  # never decided, or long over
+        elif desired is None or desired.decision != ident or desired.reasons:
+            await self._desire(group, decision, desired)
+        await self._conclude(group)
+
+    async def _desire(self, group: str, decision: Decision | None, before: DesiredRecord | None) -> None:
+        """Store what is to run from now on; only then do agents hear of it."""
+        version = max(self.ledger.seq, before.version + 1 if before is not None else 1)
+        if decision is None:
+            made = DesiredRecord(group=group, revision=before.revision if before else 0, decision="", version=version)
+        else:
+            record = await self._record(group, decision.revision)
+            if record is None:
+                raise NoAnswer(f"revision {decision.revision} of {group} is not stored (yet)")
+            found = await self.asking.contributions(record, decision)
+            made = DesiredRecord(
+                group=group,
+                revision=decision.revision,
+                decision=decision.id,
+                version=version,
+                contributions=found.contributions if not found.reasons else [],
+                nodes=nodes_of(decision, before),
+                reasons=found.reasons,
+                warnings=found.warnings,
+            )
+            if found.again:
+                self._later(group)
+            if before is not None and before.decision == made.decision and before.reasons == made.reasons:
+                return
+        data = _encode(made)
+        if len(data) > RECORD_BYTES:
+            data = _encode(msgspec.structs.replace(made, contributions=[], decision=""))
+        await self._buckets["moorage-desired"].put(group_tokens(group), data)
+        self.desk.desired[group] = made
+        if self.desk.older.get(group, (made.revision,))[0] != made.revision:
+            del self.desk.older[group]
+        clusters = {held.claim.cluster for held in self._held(group)}
+        for cluster in clusters:
+            await self.bus.publish(subjects.desired("changed", cluster), b"")
+
+    async def _record(self, group: str, revision: int) -> GroupRecord | None:
+        found = self.desk.record(group, revision)
+        if found is None:
+            entry = await self._buckets["moorage-revisions"].get(f"{group_tokens(group)}.{revision}")
+            if entry is None:
+                return None
+            self.desk.older[group] = (revision, entry.value)
+            found = self.desk.record(group, revision) or _record(entry.value)
+        return found
+
+    async def _conclude(self, group: str) -> None:
+        """Work out the status and the phase; store and tell what is new."""
+        desk = self.desk
+        before = desk.statuses.get(group)
+        confirmed = desk.confirmed.get(group, {})
+        status = conclude(group, desk.heads.get(group), self.ledger, desk.desired.get(group), before, confirmed)
+        if before is None and status.phase not in OWN_PHASES:
+            return
+        if before is not None and before == status:
+            return
+        desk.statuses[group] = status
+        try:
+            await self._buckets["moorage-status"].put(group_tokens(group), _encode(status))
+        except BaseException:
+            # What is not stored was not concluded: the next try must find it new again.
+            if before is None:
+                desk.statuses.pop(group, None)
+            else:
+                desk.statuses[group] = before
+            raise
+        if status.phase in OWN_PHASES and (
+            before is None or (before.phase, before.decision) != (status.phase, status.decision)
+        ):
+            change = PhaseChange(
+                group=group,
+                revision=status.revision,
+                phase=status.phase,
+                decision=status.decision,
+                reasons=status.reasons,
+            )
+            await self.bus.emit(subjects.decision_event(status.phase.lower(), group), change, cause=status.decision)
+        if group in self._removing:
+            await self._removed(group)
+        if not self.ledger.counting(group) and group in desk.desired:
+            await self._buckets["moorage-desired"].delete(group_tokens(group))
+            desk.desired.pop(group, None)
+            desk.confirmed.pop(group, None)
+
+    async def _forget(self, group: str) -> None:
+        """The document is gone and nothing of it runs."""
+        if group in self.desk.desired:
+            await self._buckets["moorage-desired"].delete(group_tokens(group))
+        if group in self.desk.statuses:
+            await self._buckets["moorage-status"].delete(group_tokens(group))
+        self.desk.forget(group)
+
+    async def _remind(self) -> None:
+        """Mergers hear of confirmed removals until the log shows the release."""
+        while True:
+            await asyncio.sleep(REMIND)
+            for group in list(self._removing):
+                await self._removed(group)
+
+    async def _removed(self, group: str) -> None:
+        confirmed = self.desk.confirmed.get(group, {})
+        for removed in removable(self.ledger, group, self.desk.desired.get(group), confirmed):
+            with contextlib.suppress(BusError, nats.errors.Error, OSError):
+                await self.bus.publish(subjects.MERGER_REMOVED, removed)
+
+    # --- agents
+
+    def _cluster(self, incoming: Incoming) -> str:
+        """The sender is who may speak on that subject, never who the body says."""
+        provider, cluster = incoming.subject.rsplit(".", 2)[1:]
+        return cluster_from_tokens(provider, cluster)
+
+    async def _get(self, incoming: Incoming) -> bytes:
+        cluster, ask = self._cluster(incoming), _ask(incoming.data)
+        have = _encode(ask.have)
+        if ask.part:
+            kept = self._parts.get((cluster, have))
+            if kept is not None and ask.part < len(kept):
+                return kept[ask.part]
+        apps = []
+        for wanted in wanted_on(self.ledger, cluster):
+            app = await self._wanted(wanted, cluster, ask.have.get(f"{wanted.group} {wanted.app}", 0))
+            if app is not None:
+                apps.append(app)
+        if not apps:
+            return self._empty
+        made = parts(apps, self.generation)
+        if len(made) > 1:
+            self._parts[cluster, have] = made
+            if len(self._parts) > 16:
+                del self._parts[next(iter(self._parts))]
+        return made[min(ask.part, len(made) - 1)]
+
+    async def _wanted(self, wanted: Wanted, cluster: str, have: int) -> bytes | None:
+        """What is new of one app for a cluster that has `have` of it."""
+        group = wanted.group
+        desired, decision = self.desk.desired.get(group), self.ledger.standing.get(group)
+        if desired is None or desired.version <= have or desired.reasons:
+            return None
+        if desired.decision != (decision.id if decision is not None else ""):
+            return None  # being worked on; a hint will come
+        record = await self._record(group, desired.revision) if wanted.standing else None
+        if wanted.standing and record is None:
+            return None
+        return encoded(desired_app(wanted, cluster, desired, record))
+
+    async def _confirmed(self, incoming: Incoming) -> bytes:
+        cluster, confirm = self._cluster(incoming), _confirm(incoming.data)
+        group = confirm.group
+        if not any(h.claim.cluster == cluster and h.claim.app == confirm.app for h in self._held(group)):
+            return b"{}"  # long released
+        mine = self.desk.confirmed.setdefault(group, {})
+        new = learn(confirm, cluster, mine.get((confirm.app, cluster)))
+        if new is None:
+            return b"{}"
+        mine[confirm.app, cluster] = new
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stored.setdefault(group, []).append(future)
+        self.desk.mark(group)
+        try:
+            async with asyncio.timeout(5):
+                await future
+        except TimeoutError:
+            problem = Problem(title="Not stored", status=503, code="NoAnswer", detail="say it again")
+            raise Refused(problem) from None
+        return b"{}"
+
+    # --- operators
+
+    async def _diff(self, incoming: Incoming) -> DiffReply:
+        group = msgspec.json.decode(incoming.data, type=DiffAsk).group
+        decision, desired = self.ledger.standing.get(group), self.desk.desired.get(group)
+        head = self.desk.heads.get(group)
+        if head is None and decision is None:
+            raise Refused(not_found(f"group {group}"))
+        revision = decision.revision if decision is not None else head.revision if head is not None else 0
+        reply = DiffReply(group=group, revision=revision)
+        if decision is None or desired is None or desired.decision != decision.id:
+            return reply
+        record = await self._record(group, decision.revision)
+        if record is None:
+            return reply
+        reply.decision, reply.reasons = decision.id, desired.reasons
+        size = 0
+        for item in diff_items(record, decision, desired):
+            size += len(_encode(item))
+            if size > DIFF_BYTES:
+                reply.truncated = True
+                break
+            reply.items.append(item)
+        return reply
+
+
+async def main(settings: Settings) -> None:
+    bus = await Bus.connect(settings, worker="patcher")
+    lease = Lease(bus, "patcher")
+    state: dict[str, Any] = {"role": "standby"}
+    try:
+        await bus.announce(lambda: {"ok": True, **state})
+        await lease.hold()
+        patcher = Patcher(bus, lease.generation)
+        await patcher.start()
+        state.update(role="active", generation=lease.generation)
+        log.info("active", generation=lease.generation, groups=len(patcher.desk.heads))
+        closed = asyncio.create_task(bus.closed.wait())
+        lost = asyncio.create_task(lease.lost.wait())
+        try:
+            # Another one is active now: end, and be started again as the one that stands by.
+            await asyncio.wait({closed, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closed.cancel()
+            lost.cancel()
+    finally:
+        await lease.release()
+        await bus.close()

@@ -1,0 +1,382 @@
+"""The patcher against a real broker and simulated clusters: from a decision in the log to pods that run, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from moorage.bus import Bus, new_id, subjects
+from moorage.bus.connection import Incoming
+from moorage.ledger import LedgerFollower, open_ledger
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Slot, Withdrawal
+from moorage.model.controllers import Controller
+from moorage.model.desired import ActionAnswer, Contribution, DiffReply, GroupStatus, Removed
+from moorage.model.events import Event
+from moorage.model.groups import GroupRecord, Revision, State
+from moorage.model.names import group_tokens
+from moorage.model.reports import Report, ReportReply
+from moorage.model.shapes import ShapedApp
+from moorage.sim.core import Core
+from moorage.sim.documents import decode, expand
+from moorage.sim.worker import Simulator
+from moorage.testing.conditions import until
+from moorage.testing.servers import NatsServer
+
+START = "import asyncio,sys; from moorage.bus import Settings; from moorage.patcher.worker import main; asyncio.run(main(Settings(sys.argv[1])))"
+NODE = {"name": "n", "count": 3, "allocatable": {"cpu": "64", "memory": "64Gi", "pods": "500"}}
+
+
+def manifest(cpu: str = "1") -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "web"},
+        "spec": {"replicas": 2, "template": template},
+    }
+
+
+class World:
+    """Everything around the patcher, each part a few lines: intent store, merger, inventory, and clusters."""
+
+    def __init__(self, nats: NatsServer, bus: Bus) -> None:
+        self.nats, self.bus = nats, bus
+        self.process: subprocess.Popen[bytes] | None = None
+        self.follower: LedgerFollower
+        self.sim: Simulator
+        self.events: list[tuple[str, str]] = []
+        self.statuses: dict[str, GroupStatus] = {}
+        self.live: dict[str, dict[str, str]] = {}  # pod → claim, per cluster
+        self.releasing = True
+
+    async def start(self, clusters: int) -> None:
+        bus = self.bus
+        await bus.serve("moorage.reports.*.*.*", self._report, limit=10_000)
+        await bus.subscribe("moorage.events.decisions.>", self._event)
+        await bus.subscribe(subjects.MERGER_REMOVED, self._removed)
+        await bus.bucket("moorage-status").mirror(self._status)
+        self.follower = await open_ledger(bus)
+        self.sim = Simulator(bus, Core(new_id()))
+        await self.sim.start()
+        document = {"clusters": [{"name": "c", "provider": "lab", "count": clusters, "nodes": [NODE]}]}
+        await self.sim.fill(expand(decode(document)))
+        self.spawn()
+
+    def spawn(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", START, self.nats.url])
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    async def _report(self, incoming: Incoming) -> ReportReply:
+        report = msgspec.json.decode(incoming.data, type=Report)
+        cluster = "/".join(incoming.subject.split(".")[2:4])
+        live = self.live.setdefault(cluster, {})
+        live.update({pod.uid: pod.claim for pod in report.pods})
+        for uid in report.pods_gone:
+            live.pop(uid, None)
+        return ReportReply(period_ms=300)
+
+    def _event(self, subject: str, data: bytes) -> None:
+        event = msgspec.json.decode(data, type=Event)
+        body = msgspec.json.decode(event.data, type=dict[str, Any])
+        self.events.append((body["group"], body["phase"]))
+        assert subject.split(".")[3] == body["phase"].lower()
+
+    def _status(self, _key: str, value: bytes | None, _revision: int) -> None:
+        if value is not None:
+            status = msgspec.json.decode(value, type=GroupStatus)
+            self.statuses[status.group] = status
+
+    def _removed(self, _subject: str, data: bytes) -> None:
+        removed = msgspec.json.decode(data, type=Removed)
+        if self.releasing:
+            assert not set(removed.claims) & set(self.live[removed.cluster].values()), "confirmed while pods run"
+            self.bus.spawn(self.commit(Commit(id=new_id(), releases=[Release(claims=removed.claims)])))
+
+    async def commit(self, commit: Commit) -> None:
+        log = self.bus.log("MOORAGE_LEDGER")
+        while True:
+            try:
+                await log.append(msgspec.json.encode(commit), expected=self.follower.ledger.seq)
+                return
+            except Exception:
+                await asyncio.sleep(0.005)
+
+    async def document(
+        self, group: str, revision: int, state: State = "Instantiated", *objects: dict[str, Any]
+    ) -> None:
+        resolved = Revision(group=group, revision=revision, tenant="t", apps=[ShapedApp(name="front")])
+        record = GroupRecord(
+            group=group,
+            revision=revision,
+            state=state,
+            resolved=resolved,
+            manifests={"front": list(objects or [manifest()])},
+        )
+        data = msgspec.json.encode(record)
+        await self.bus.bucket("moorage-revisions").put(f"{group_tokens(group)}.{revision}", data)
+        await self.bus.bucket("moorage-groups").put(group_tokens(group), data)
+
+    def decision(self, group: str, revision: int, clusters: list[str], template: str = "") -> Decision:
+        ident = new_id()
+        claims = [
+            Claim(
+                id=f"{group.split('/')[1]}-{cluster[4:]}{template}",
+                decision=ident,
+                intent=IntentRef(kind="Application", name=group, revision=revision),
+                tenant="t",
+                app="front",
+                object="Deployment/web",
+                cluster=cluster,
+                slots=[Slot(node="n-1", count=2, resources={"cpu": 1000, "pods": 1})],
+            )
+            for cluster in clusters
+        ]
+        return Decision(id=ident, group=group, revision=revision, claims=claims)
+
+    async def decide(self, group: str, revision: int, clusters: list[str], template: str = "") -> Decision:
+        made = self.decision(group, revision, clusters, template)
+        await self.commit(Commit(id=new_id(), decisions=[made]))
+        return made
+
+    async def place(self, group: str, clusters: list[str], revision: int = 1) -> Decision:
+        await self.document(group, revision)
+        return await self.decide(group, revision, clusters)
+
+    async def reach(self, group: str, phase: str, decision: Decision | None = None) -> None:
+        def there() -> bool:
+            status = self.statuses.get(group)
+            return status is not None and status.phase == phase and (decision is None or status.decision == decision.id)
+
+        await until(there, 20, f"{group} {phase}; it is {self.statuses.get(group)}")
+
+    def pods(self, cluster: str) -> dict[str, str]:
+        """uid → node, as the cluster itself has it."""
+        found = self.sim.core.agents[cluster].cluster.pods.values()
+        return {pod.uid: pod.node.name for pod in found if pod.node is not None}
+
+
+@pytest_asyncio.fixture
+async def world(nats: NatsServer, bus: Bus) -> AsyncIterator[World]:
+    made = World(nats, bus)
+    await made.start(3)
+    yield made
+    made.kill()
+
+
+G = "p/shop/v1/default"
+
+
+async def test_from_a_decision_to_running_and_to_the_release(world: World) -> None:
+    decision = await world.place(G, ["lab/c-0", "lab/c-2"])
+    await world.reach(G, "Running", decision)
+    assert set(world.pods("lab/c-0").values()) == {"n-1"}, "the claimed node is preferred"
+    assert not world.pods("lab/c-1")
+    assert [phase for group, phase in world.events if group == G][-1] == "Running"
+    await world.document(G, 1, "Terminated")
+    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await world.reach(G, "Terminated")
+    assert not world.pods("lab/c-0")
+    assert not world.follower.ledger.claims
+    assert await world.bus.bucket("moorage-desired").get(group_tokens(G)) is None
+
+
+async def test_a_decision_that_changes_nothing_restarts_nothing(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    before = world.pods("lab/c-0")
+    again = world.decision(G, 1, ["lab/c-0"])
+    again.claims[0].slots = [Slot(node="n-2", count=2, resources={"cpu": 1000, "pods": 1})]
+    await world.commit(Commit(id=new_id(), decisions=[again]))
+    await world.reach(G, "Running", again)
+    assert world.pods("lab/c-0") == before
+    world.kill()
+    world.spawn()
+    third = await world.place(G, ["lab/c-0"], 2)
+    await world.reach(G, "Running", third)
+    assert world.pods("lab/c-0") == before
+
+
+async def test_a_move_takes_the_old_away_and_counts_until_then(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    moved = await world.decide(G, 1, ["lab/c-1"])
+    await world.reach(G, "Running", moved)
+    await until(lambda: len(world.follower.ledger.claims) == 1, 10, "the old claim is released")
+    assert not world.pods("lab/c-0")
+    assert len(world.pods("lab/c-1")) == 2
+
+
+async def test_a_new_template_replaces_the_claim_where_it_is(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    before = set(world.pods("lab/c-0"))
+    await world.document(G, 2, "Instantiated", manifest(cpu="2"))
+    await world.reach(G, "Running", await world.decide(G, 2, ["lab/c-0"], template="-new"))
+    assert len(world.pods("lab/c-0")) == 2
+    assert not before & set(world.pods("lab/c-0"))
+    await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0-new"}, 10, "the old claim is released")
+
+
+async def test_lost_pods_degrade_and_heal(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    world.sim.core.fault("lab/c-0", "lose-pods", 1.0, world.sim.now)
+    await world.reach(G, "Degraded")
+    await world.reach(G, "Running")
+
+
+async def test_a_cluster_that_refuses_degrades_the_group(world: World) -> None:
+    world.sim.core.fault("lab/c-0", "refuse", 2.0, world.sim.now)
+    await world.place(G, ["lab/c-0"])
+    await world.reach(G, "Degraded")
+    assert world.statuses[G].apps[0].objects[0].state == "Failed"
+    await world.reach(G, "Running")
+
+
+async def test_claims_of_a_silent_cluster_stay(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0", "lab/c-1"]))
+    world.sim.core.fault("lab/c-0", "silent", 4.0, world.sim.now)
+    await world.document(G, 1, "Terminated")
+    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0"}, 10, "one is released")
+    assert world.statuses[G].phase == "Terminating"
+    await world.reach(G, "Terminated")
+
+
+async def test_killed_at_any_moment_everything_arrives(world: World) -> None:
+    groups = [f"p/g{i}/v1/default" for i in range(40)]
+
+    async def places() -> None:
+        for i, group in enumerate(groups):
+            await world.place(group, [f"lab/c-{i % 3}"])
+
+    placing = asyncio.create_task(places())
+    for pause in (0.7, 1.1, 0.4):
+        await asyncio.sleep(pause)
+        world.kill()
+        world.spawn()
+    await placing
+    for group in groups:
+        await world.reach(group, "Running")
+    assert sum(len(world.pods(f"lab/c-{i}")) for i in range(3)) == 80
+    world.kill()
+    for group in groups[:20]:
+        await world.document(group, 1, "Terminated")
+        await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=group, revision=1)]))
+    world.spawn()
+    for group in groups[:20]:
+        await world.reach(group, "Terminated")
+    assert sum(len(world.pods(f"lab/c-{i}")) for i in range(3)) == 40
+
+
+async def test_action_controllers_write_and_disagree(world: World) -> None:
+    async def action(incoming: Incoming) -> ActionAnswer:
+        name = incoming.subject.split(".")[2]
+        value = 3 if name == "one" else replicas
+        return ActionAnswer(
+            contributions=[
+                Contribution(app="front", object="Deployment/web", path="/spec/replicas", value=value, by="nobody")
+            ]
+        )
+
+    replicas = 3
+    await world.bus.serve("moorage.controllers.*.actions", action)
+    for name in ("one", "two"):
+        controller = Controller(name=name, policy="required", placement=False, actions=True)
+        await world.bus.bucket("moorage-controllers").put(name, msgspec.json.encode(controller))
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    assert len(world.pods("lab/c-0")) == 3
+    replicas = 5
+    await world.document(G, 2)
+    second = await world.decide(G, 2, ["lab/c-0"])
+    await world.reach(G, "Degraded", second)
+    reason = world.statuses[G].reasons[0]
+    assert (reason.code, reason.by) == ("PatchConflict", "one, two")
+    assert len(world.pods("lab/c-0")) == 3, "nothing changes while they disagree"
+    replicas = 3
+    controller = Controller(name="two", policy="required", placement=False, actions=True)
+    await world.bus.bucket("moorage-controllers").put("two", msgspec.json.encode(controller))
+    await world.reach(G, "Running", second)
+
+
+async def test_silent_action_controllers_by_policy(world: World) -> None:
+    optional = Controller(name="gone", policy="optional", deadline_ms=100, placement=False, actions=True)
+    await world.bus.bucket("moorage-controllers").put("gone", msgspec.json.encode(optional))
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    assert [w.code for w in world.statuses[G].warnings] == ["ControllerError"]
+    required = Controller(name="gone", policy="required", deadline_ms=100, placement=False, actions=True)
+    await world.bus.bucket("moorage-controllers").put("gone", msgspec.json.encode(required))
+    await until(lambda: world.process is not None and world.process.poll() is None, 1)
+    other = "p/other/v1/default"
+    await world.place(other, ["lab/c-1"])
+    await world.reach(other, "Degraded")
+    assert not world.pods("lab/c-1")
+    await world.bus.serve(subjects.actions("gone"), lambda _incoming: _nothing())
+    await world.reach(other, "Running")
+
+
+async def _nothing() -> ActionAnswer:
+    return ActionAnswer()
+
+
+async def test_diff_shows_what_is_applied(world: World) -> None:
+    decision = await world.place(G, ["lab/c-0"])
+    await world.reach(G, "Running", decision)
+    data = await world.bus.request(subjects.PATCHER_DIFF, msgspec.json.encode({"group": G}))
+    reply = msgspec.json.decode(data, type=DiffReply)
+    assert reply.decision == decision.id
+    (item,) = reply.items
+    assert item.manifests == [manifest()]
+    assert item.objects[0]["metadata"]["annotations"] == {"moorage.dev/decision": decision.id}
+    assert item.objects[0]["spec"]["template"]["metadata"]["labels"] == {"moorage.dev/claim": "shop-c-0"}
+    assert item.patch
+    data = await world.bus.request(subjects.PATCHER_DIFF, msgspec.json.encode({"group": "p/none/v1/default"}))
+    assert msgspec.json.decode(data)["problem"]["code"] == "NotFound"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"have": 7}', b'{"group": 1}', b"\xff"])
+async def test_junk_is_answered_and_nothing_stops(world: World, body: bytes) -> None:
+    for subject in ("moorage.desired.get.lab.c-0", "moorage.desired.confirm.lab.c-0", subjects.PATCHER_DIFF):
+        with_answer = await _patient(world.bus, subject, body)
+        assert b"problem" in with_answer
+    assert b"apps" in await world.bus.request("moorage.desired.get.lab.c-0", b"{}")
+
+
+async def _patient(bus: Bus, subject: str, body: bytes) -> bytes:
+    """The patcher may still be starting."""
+    for _ in range(100):
+        try:
+            return await bus.request(subject, body)
+        except Exception:
+            await asyncio.sleep(0.1)
+    raise AssertionError(f"{subject} never answered")
+
+
+async def test_an_agent_cannot_speak_for_others(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    before = world.statuses[G]
+    lie = {"group": G, "app": "front", "version": 99, "objects": [{"object": "Deployment/web", "state": "Failed"}]}
+    await world.bus.request("moorage.desired.confirm.lab.c-1", msgspec.json.encode(lie))
+    assert world.statuses[G] == before
+
+
+async def test_the_one_that_stands_by_takes_over(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    first = world.process
+    world.spawn()
+    await asyncio.sleep(0.5)
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    other = "p/other/v1/default"
+    await world.reach(other, "Running", await world.place(other, ["lab/c-1"]))
