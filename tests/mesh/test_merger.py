@@ -13,143 +13,17 @@ import pytest
 from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
 from moorage.controllers.hpa.core import Hpa
-from moorage.fleet import Fleet, Writer, row
-from moorage.ledger import Ledger, keep_capacity, open_ledger
+from moorage.fleet import row
 from moorage.merger.pending import Removed
-from moorage.merger.worker import Started, start
+from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
-from moorage.model.controllers import Controller
-from moorage.model.events import Event
-from moorage.model.explanations import Attempt
-from moorage.model.groups import Decide, GroupRecord, Revision, Withdraw
-from moorage.model.names import group_tokens, token
-from moorage.model.reports import NodeReport
+from moorage.model.groups import Decide, Withdraw
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.testing.checker import counting_pods, read_log, violations
+from moorage.testing.checker import counting_pods, read_log
 from moorage.testing.conditions import until
-from moorage.testing.fleets import node, writer_of
+from moorage.testing.fleets import node
 from moorage.testing.servers import NatsServer
-
-Clusters = dict[str, list[NodeReport]]
-
-
-def group(name: str) -> str:
-    return f"default/{name}/v1/default"
-
-
-def shape(cpu: int = 1000, count: int = 1, template: str = "t", **more: Any) -> Shape:
-    return Shape(
-        key=f"{cpu}x{count}{more}",
-        object="Deployment/x",
-        count=count,
-        resources={"cpu": cpu, "pods": 1},
-        template=template,
-        **more,
-    )
-
-
-def revision(name: str, *apps: ShapedApp, number: int = 1, at: str = "") -> Revision:
-    every = list(apps) or [ShapedApp(name="a", shapes=[shape()])]
-    return Revision(group=group(name), revision=number, tenant="default", apps=every, instantiated=at)
-
-
-class Site:
-    """Mergers and hpa in one process, each with a connection, a fleet and a ledger of its own; reports reach them all."""
-
-    def __init__(self, nats: NatsServer, bus: Bus, clusters: Callable[[], Clusters]) -> None:
-        self.nats, self.bus, self._clusters = nats, bus, clusters
-        self.writers: list[Writer] = []
-        self.buses: list[Bus] = []
-        self.mergers: list[Started] = []
-        self.events: list[Event] = []
-
-    async def open(self, mergers: int) -> None:
-        await self.bus.subscribe(
-            "moorage.events.decisions.>", lambda _, data: self.events.append(msgspec.json.decode(data, type=Event))
-        )
-        for _ in range(mergers):
-            await self.merger()
-
-    async def connect(self, worker: str) -> tuple[Bus, Fleet]:
-        bus = await Bus.connect(self.nats.settings(), worker=worker)
-        self.buses.append(bus)
-        writer = writer_of(self._clusters())
-        self.writers.append(writer)
-        return bus, writer.fleet
-
-    async def merger(self) -> Started:
-        bus, fleet = await self.connect("merger")
-        self.mergers.append(await start(bus, fleet))
-        return self.mergers[-1]
-
-    async def hpa(self) -> None:
-        bus, fleet = await self.connect("hpa")
-        keep_capacity(await open_ledger(bus), fleet)
-        hpa = Hpa(fleet)
-
-        async def answer(incoming: Incoming) -> Answer:
-            return hpa.answer(msgspec.json.decode(incoming.data, type=Ask))
-
-        await self.controller("hpa", answer, bus, policy="required", deadline_ms=2000)
-
-    async def controller(
-        self, name: str, answer: Callable[[Incoming], Awaitable[Any]] | None, bus: Bus | None = None, **fields: Any
-    ) -> None:
-        if answer is not None:
-            await (bus or self.bus).serve(subjects.candidates(name), answer, limit=512)
-        registered = Controller(name=name, **fields)
-        await self.bus.bucket("moorage-controllers").put(token(name), msgspec.json.encode(registered))
-        await until(lambda: all(m.decider.controllers.get(name) == registered for m in self.mergers))
-
-    def report(self, cluster: str, change: Callable[[Writer, int], Any]) -> None:
-        for writer in self.writers:
-            change(writer, writer.fleet.ids[cluster])
-
-    async def store(self, record: Revision, state: str = "Instantiated") -> None:
-        whole = GroupRecord(group=record.group, revision=record.revision, state=state, resolved=record)  # type: ignore[arg-type]
-        await self.bus.bucket("moorage-groups").put(group_tokens(record.group), msgspec.json.encode(whole))
-
-    async def decide(self, *records: Revision) -> None:
-        for record in records:
-            await self.store(record)
-        for record in records:
-            await self.bus.publish(subjects.GROUPS_DECIDE, Decide(id=f"hint {record.group}", record=record))
-
-    def attempts(self, name: str) -> list[Attempt]:
-        mine = [e for e in self.events if e.subject.endswith("." + group_tokens(group(name)))]
-        return [msgspec.json.decode(e.data, type=Attempt) for e in mine]
-
-    async def attempt(self, name: str, phase: str, seconds: float = 10) -> Attempt:
-        await until(lambda: any(a.phase == phase for a in self.attempts(name)), seconds, f"{name} {phase}")
-        return [a for a in self.attempts(name) if a.phase == phase][-1]
-
-    async def simulate(self, record: Revision) -> Attempt:
-        data = await self.bus.request(subjects.MERGER_SIMULATE, Decide(record=record), timeout=10)
-        return msgspec.json.decode(data, type=Attempt)
-
-    @property
-    def ledger(self) -> Ledger:
-        return max((m.decider.ledger for m in self.mergers), key=lambda ledger: ledger.seq)
-
-    async def check(self) -> None:
-        """The log never claims more than there is, whatever the test did."""
-        ledger, commits = await read_log(self.bus)
-        fleet = writer_of(self._clusters()).fleet
-        room = {
-            name: {
-                fleet.node_name(int(r)): {
-                    n: int(column[r]) for n in fleet.resources if (column := fleet.allocatable(n)) is not None
-                }
-                for r in fleet.rows_of(cid)
-            }
-            for name, cid in fleet.ids.items()
-        }
-        assert violations(commits, room, ledger) == []
-
-    async def close(self) -> None:
-        for bus in self.buses:
-            await bus.close()
-
+from moorage.testing.site import Clusters, Site, group, revision, shape
 
 Opener = Callable[..., Any]
 
@@ -158,7 +32,7 @@ Opener = Callable[..., Any]
 def site(nats: NatsServer, bus: Bus) -> Opener:
     @asynccontextmanager
     async def opened(clusters: Callable[[], Clusters], mergers: int = 1, *, hpa: bool = True) -> AsyncIterator[Site]:
-        site = Site(nats, bus, clusters)
+        site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
         try:
             await site.open(mergers)
             if hpa:
@@ -474,7 +348,7 @@ async def test_another_merger_takes_over_what_waits(site: Opener) -> None:
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", [made]))
         await s.attempt("second", "Placed")
         # n-9 is not in the fleet the checker knows.
-        s._clusters = lambda: {"lab/one": [node(cpu="1"), node("n-9", cpu="2")]}
+        s.clusters = lambda: {"lab/one": [node(cpu="1"), node("n-9", cpu="2")]}
 
 
 async def test_pods_that_stay_elsewhere_are_claimed_there(site: Opener) -> None:
