@@ -1,0 +1,279 @@
+"""Many groups and several mergers on scarce room, also while processes and the broker die: exactly as many are placed as
+fit, never more, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+
+from moorage.bus import Bus, Conflict, NoAnswer, Settings, subjects
+from moorage.controllers.hpa.core import Hpa
+from moorage.fleet.store import Store
+from moorage.ledger import Committed, Committer, Dropped, keep_capacity, open_ledger, write_snapshot
+from moorage.merger.worker import start
+from moorage.model.claims import Claim, Decision, IntentRef, Slot, Withdrawal
+from moorage.model.groups import Decide
+from moorage.model.shapes import ShapedApp
+from moorage.testing.checker import counting_pods, read_log, violations
+from moorage.testing.conditions import until
+from moorage.testing.fleets import fleet_of, node, writer_of
+from moorage.testing.servers import NatsServer, RedisServer
+from moorage.testing.site import Clusters, Site, group, revision, shape
+
+
+@asynccontextmanager
+async def opened(nats: NatsServer, bus: Bus, nodes: int, mergers: int) -> AsyncIterator[Site]:
+    site = Site(nats, bus, lambda: scarce(nodes), start, lambda fleet: Hpa(fleet).answer)
+    try:
+        await site.open(mergers)
+        await site.hpa()
+        yield site
+        await site.check()
+    finally:
+        await site.close()
+
+
+def scarce(nodes: int = 2) -> Clusters:
+    return {f"lab/c-{i}": [node(cpu="2") for _ in range(nodes)] for i in range(4)}
+
+
+@pytest.mark.parametrize("mergers", [1, 2, 3])
+async def test_exactly_as_many_as_fit(nats: NatsServer, bus: Bus, mergers: int) -> None:
+    """Room for 16 pods of one core, 40 groups at once."""
+    async with opened(nats, bus, 2, mergers) as s:
+        names = [f"g{i}" for i in range(40)]
+        await s.decide(*(revision(n, at=f"{i:03}") for i, n in enumerate(names)))
+        await until(lambda: all(s.attempts(n) for n in names), 30, "every group was tried")
+        await until(lambda: len(s.ledger.standing) == 16, 10)
+        await asyncio.sleep(0.3)
+        assert len(s.ledger.standing) == 16
+        assert counting_pods(s.ledger) == 16
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_groups_of_all_sizes_never_share_room(nats: NatsServer, bus: Bus, seed: int) -> None:
+    rng = random.Random(seed)
+    async with opened(nats, bus, 3, 2) as s:
+        records = []
+        for i in range(30):
+            apps = [
+                ShapedApp(
+                    name=n, replicas=rng.randint(1, 2), shapes=[shape(rng.choice([500, 1000, 2000]), rng.randint(1, 2))]
+                )
+                for n in "ab"[: rng.randint(1, 2)]
+            ]
+            records.append(revision(f"g{i}", *apps, at=f"{i:03}"))
+        await s.decide(*records)
+        await until(lambda: all(s.attempts(f"g{i}") for i in range(30)), 30)
+        for record in rng.sample(records, 10):
+            await s.store(record, "Terminated")
+            await s.bus.publish(subjects.GROUPS_WITHDRAW, b'{"group":"%s","revision":1}' % record.group.encode())
+        await until(lambda: sum(1 for r in records if s.ledger.ended.get(r.group)) >= 1, 10)
+
+
+# -- committers -------------------------------------------------------------------------------------------------------
+
+
+def pod_on(name: str, cluster: str = "lab/c-0", at: str = "n-0") -> Decision:
+    intent = IntentRef(kind="Application", name=name, revision=1)
+    slot = Slot(node=at, resources={"cpu": 1000, "pods": 1})
+    claim = Claim(
+        id=f"claim-{name}", decision=name, intent=intent, tenant="p", slots=[slot], cluster=cluster, app="a", object="o"
+    )
+    return Decision(id=name, group=group(name), revision=1, claims=[claim])
+
+
+class Party:
+    """A committer with all it needs."""
+
+    def __init__(self, nats: NatsServer) -> None:
+        self.nats = nats
+
+    async def open(self) -> Party:
+        self.bus = await Bus.connect(self.nats.settings(), worker="merger")
+        self.follower = await open_ledger(self.bus)
+        self.capacity = keep_capacity(self.follower, fleet_of(scarce()))
+        self.committer = Committer(self.bus, self.follower, self.capacity)
+        return self
+
+    async def commit(self, decision: Decision) -> Committed | Dropped:
+        self.capacity.hold(decision)
+        return await self.committer.commit(decision)
+
+
+async def test_two_committers_share_the_last_place(nats: NatsServer, bus: Bus) -> None:
+    parties = [await Party(nats).open() for _ in range(2)]
+    for turn in range(20):
+        both = await asyncio.gather(
+            *(
+                p.commit(pod_on(f"t{turn}-{i}", f"lab/c-{turn % 4}", f"n-{turn // 4 % 2}"))
+                for i, p in enumerate(parties)
+            )
+        )
+        assert any(isinstance(r, Committed) for r in both) or turn >= 8
+    _, commits = await read_log(bus)
+    room = {f"lab/c-{i}": {f"n-{j}": {"cpu": 2000, "pods": 110} for j in range(2)} for i in range(4)}
+    assert violations(commits, room) == []
+    assert sum(len(c.decisions) for _, c in commits) == 16
+    for p in parties:
+        await p.bus.close()
+
+
+async def test_batches_are_bounded_and_too_large_ones_refused(nats: NatsServer, bus: Bus) -> None:
+    party = await Party(nats).open()
+    many = [Withdrawal(group=group(f"g{i}"), revision=1) for i in range(100)]
+    results = await asyncio.gather(*(party.committer.commit(w) for w in many))
+    assert all(isinstance(r, Committed) for r in results)
+    _, commits = await read_log(bus)
+    assert max(len(c.withdrawals) for _, c in commits) <= 32
+    assert len(commits) < 10
+    huge = pod_on("huge")
+    huge.claims[0].object = "x" * (800 << 10)
+    refused = await party.commit(huge)
+    assert isinstance(refused, Dropped)
+    assert refused.code == "DecisionTooLarge"
+    assert party.capacity.fits("huge"), "nothing is held for it any more"
+    await party.bus.close()
+
+
+class Forgetful:
+    """The log, but acknowledgements get lost: some after the message stood, some before it was sent."""
+
+    def __init__(self, party: Party, lose: list[str]) -> None:
+        self._log, self._lose = party.committer._log, lose
+
+    async def append(self, data: bytes, *, expected: int) -> int:
+        how = self._lose.pop(0) if self._lose else "nothing"
+        if how == "message":
+            raise NoAnswer("lost")
+        seq = await self._log.append(data, expected=expected)
+        if how == "acknowledgement":
+            raise NoAnswer("lost")
+        return seq
+
+    async def last(self) -> int:
+        return await self._log.last()
+
+
+@pytest.mark.parametrize(
+    "lose", [["acknowledgement"], ["message"], ["message", "acknowledgement"], ["acknowledgement", "message"]]
+)
+async def test_a_lost_acknowledgement_is_settled_by_looking(nats: NatsServer, bus: Bus, lose: list[str]) -> None:
+    party = await Party(nats).open()
+    party.committer._log = Forgetful(party, lose)  # type: ignore[assignment]
+    result = await party.commit(pod_on("once"))
+    assert isinstance(result, Committed)
+    _, commits = await read_log(bus)
+    assert [d.id for _, c in commits for d in c.decisions] == ["once"]
+    again = await party.commit(pod_on("twice"))
+    assert isinstance(again, Committed)
+    assert party.follower.ledger.seq == await bus.log("MOORAGE_LEDGER").last()
+    await party.bus.close()
+
+
+async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus) -> None:
+    parties = [await Party(nats).open() for _ in range(2)]
+    await parties[0].committer.commit(Withdrawal(group=group("gone"), revision=1))
+    result = await parties[1].commit(pod_on("gone"))
+    assert isinstance(result, Dropped) or group("gone") not in parties[1].follower.ledger.standing
+    await until(lambda: parties[0].follower.ledger.seq == parties[1].follower.ledger.seq)
+    for p in parties:
+        assert not p.follower.ledger.claims
+        await p.bus.close()
+
+
+async def test_a_reader_begins_with_the_snapshot_and_survives_a_purge(nats: NatsServer, bus: Bus) -> None:
+    party, reader = await Party(nats).open(), await Party(nats).open()
+    for i in range(6):
+        await party.commit(pod_on(f"g{i}", f"lab/c-{i % 4}", f"n-{i // 4}"))
+        await write_snapshot(bus, party.follower.ledger)
+    assert await bus.log("MOORAGE_LEDGER").first() == 6, "what comes before the second-newest snapshot is purged"
+    assert len([n for n in await bus.objects("moorage-snapshots").names() if n.startswith("ledger-")]) == 2
+    late = await Party(nats).open()
+    assert late.follower.ledger.claims == party.follower.ledger.claims
+    await until(lambda: reader.follower.ledger.seq == 6)
+    await late.commit(pod_on("more", "lab/c-3", "n-1"))
+    await until(lambda: group("more") in reader.follower.ledger.standing)
+    # A reader that was away while the log was purged past it loads again.
+    reader.follower.ledger.seq = 2
+    _, commits = await read_log(bus)
+    reader.follower.fold(*commits[-1])
+    await until(lambda: reader.follower.ledger.seq == 7)
+    assert reader.follower.ledger.claims == late.follower.ledger.claims
+    for p in (party, reader, late):
+        await p.bus.close()
+
+
+async def test_conflicts_on_the_wire_are_conflicts(bus: Bus) -> None:
+    log = bus.log("MOORAGE_LEDGER")
+    await log.append(b"{}", expected=0)
+    with pytest.raises(Conflict):
+        await log.append(b"{}", expected=0)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+RUN = "import asyncio, sys; from moorage.bus import Settings; from {module} import main; asyncio.run(main(Settings(*sys.argv[1:])))"
+
+
+@contextmanager
+def worker(module: str, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    command = [
+        sys.executable,
+        "-c",
+        RUN.format(module=module),
+        settings.nats_url,
+        settings.nats_seed,
+        settings.redis_url,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_mergers_killed_and_the_broker_restarted_in_the_middle(
+    nats: NatsServer, redis: RedisServer, bus: Bus
+) -> None:
+    """Whatever dies when: in the end exactly what fits is placed, and the log holds together."""
+    settings = Settings(nats.url, "", redis.url)
+    writer = writer_of(scarce(6))
+    store = Store(redis.url)
+    await store.rewrite(1, 1, writer)
+    records = [revision(f"g{i}", at=f"{i:03}") for i in range(60)]
+    site = Site(nats, bus, lambda: scarce(6), start, lambda fleet: Hpa(fleet).answer)
+    hpa = await Bus.connect(nats.settings(), worker="hpa")
+    try:
+        site.buses.append(hpa)
+        await site.hpa()
+        follower = await open_ledger(bus)
+        with worker("moorage.merger.worker", settings) as first, worker("moorage.merger.worker", settings) as second:
+            for record in records:
+                await site.store(record)
+            for i, record in enumerate(records):
+                with_hint = Decide(record=record)
+                await bus.publish(subjects.GROUPS_DECIDE, with_hint)
+                if i == 20:
+                    await until(lambda: len(follower.ledger.standing) >= 1, 30)
+                    first.send_signal(signal.SIGKILL)
+            await until(lambda: len(follower.ledger.standing) >= 10, 30)
+            nats.restart(signal.SIGKILL)
+            await until(lambda: len(follower.ledger.standing) >= 20, 40)
+            second.send_signal(signal.SIGKILL)
+            with worker("moorage.merger.worker", settings):
+                await until(lambda: len(follower.ledger.standing) == 48, 40, "everything that fits is placed")
+                await asyncio.sleep(0.5)
+                assert len(follower.ledger.standing) == 48
+        await site.check()
+    finally:
+        await site.close()
+        await store.close()
