@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from itertools import zip_longest
 from typing import Any
 
 from .client import Client, group_path
@@ -17,19 +18,23 @@ def diff(group: str, /, *, project: Project = "", output: Format = "table", stat
     name = full_name(group, project)
     found = Client.find(state).get(group_path(name, "diff"))
     items: list[dict[str, Any]] = found["items"]
-    code = FAILED if items else DONE
+    code = FAILED if any(item.get("patch") for item in items) else DONE
     if output in ("json", "yaml"):
         show(found, output)
         return code
-    if not items:
+    if code == DONE:
         note(f"{name}: " + ("nothing differs from the manifests" if found.get("decision") else "nothing is placed yet"))
     for item in items:
+        if not item.get("patch"):
+            continue
         if output == "name":
-            out(f"{item['cluster']}/{item['app']}/{item['object']}")
-        else:
-            out("\n".join(_lines(item["manifest"], item["patched"], f"{item['cluster']} ({item['app']})")))
+            out(f"{item['cluster']}/{item['app']}")
+            continue
+        for before, after in zip_longest(item["manifests"], item["objects"]):
+            if lines := _lines(before, after, f"{item['cluster']} ({item['app']})"):
+                out("\n".join(lines))
     if found.get("truncated"):
-        note("there is more than one answer holds; look at one cluster with -o json")
+        note("there is more than one answer holds; the rest is left out")
     return code
 
 

@@ -21,6 +21,17 @@ _KEEP_ALIVE = 15.0
 _decode = msgspec.json.Decoder(Event).decode
 
 
+class _About(msgspec.Struct):
+    decision: str | None = None
+
+
+def _about(data: msgspec.Raw) -> _About:
+    try:
+        return msgspec.json.decode(data, type=_About)
+    except msgspec.DecodeError:
+        return _About()
+
+
 async def events(request: web.Request) -> web.StreamResponse:
     """Server-sent events; with `follow=false` the last ones, as a list."""
     subject = request.query.get("subject") or EVENTS
@@ -98,6 +109,8 @@ async def story(request: web.Request) -> web.StreamResponse:
         if event.id in wanted or event.cause in wanted:
             wanted.add(event.id)
             found.append(event_item(data))
+            if (decision := _about(event.data).decision) is not None:
+                wanted.add(decision)  # what carries it out names it as its cause
 
     gateway = gateway_of(request)
     follower = await gateway.bus.log("MOORAGE_EVENTS").follow(1, look)

@@ -13,6 +13,7 @@ from moorage.model.claims import Decision
 from moorage.model.desired import DiffAsk
 from moorage.model.names import token
 from moorage.model.problems import Refused, Violation, invalid, not_found
+from moorage.units import show
 
 from .answers import answer, bad_parameter, listed, page_of
 from .calls import call
@@ -140,7 +141,10 @@ async def intent(request: web.Request) -> web.StreamResponse:
 async def _decision_item(view: View, decision: Decision) -> dict[str, Any]:
     item: dict[str, Any] = msgspec.to_builtins(decision)
     item["seq"] = await view.seq_of(decision.group, decision.id)
-    item.setdefault("claims", [])
+    for claim in item.setdefault("claims", []):
+        for slot in claim["slots"]:
+            slot.setdefault("count", 1)
+            slot["resources"] = {name: show(name, amount) for name, amount in slot.get("resources", {}).items()}
     return item
 
 

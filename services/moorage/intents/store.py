@@ -306,10 +306,11 @@ class Store:
     async def _tell(
         self, group: str, revision: int, state: str, event: str, hint: str, record: GroupRecord | None, cause: str
     ) -> None:
-        """Hints, after what they are about is durable: mergers and others find it by themselves where one is lost."""
+        """Hints, after what they are about is durable: mergers and others find it by themselves where one is lost. Event
+        and hint share their id: what the hint sets off has the event for its cause, and a story has no gap."""
         ident = new_id()
         if hint == "decide" and record is not None:
-            await self._bus.publish(subjects.GROUPS_DECIDE, Decide(id=new_id(), cause=ident, record=record.resolved))
+            await self._bus.publish(subjects.GROUPS_DECIDE, Decide(id=ident, cause=cause, record=record.resolved))
         elif hint == "withdraw":
             await self._withdraw(group, revision, ident)
         data = {"group": group, "revision": revision, "state": state}
