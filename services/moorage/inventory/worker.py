@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, Conflict, Incoming, Lease, Settings, subjects
-from moorage.fleet import FAILURES, Changed, Fleet, Flush, Malformed, Store, Superseded, Writer
+from moorage.fleet import FAILURES, Changed, Fleet, Flush, Malformed, Store, Superseded, Writer, still_wanted
 from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
@@ -131,6 +131,7 @@ class Shell:
     async def _inherit(self, generation: int) -> bool:
         """The rows that a former inventory left in Redis. Waits for Redis: what it has is worth it."""
         while True:
+            still_wanted()
             try:
                 current = await self.store.current()
                 newest = await self.store.last()
@@ -240,6 +241,7 @@ class Shell:
         """Writes what changed, for ever; ends only with an error that another inventory's presence explains."""
         delay = 0.0
         while True:
+            still_wanted()
             try:
                 async with asyncio.timeout(EVERY / 4):
                     await self._dirty.wait()

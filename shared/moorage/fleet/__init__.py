@@ -7,7 +7,7 @@ from .fleet import BOUNDLESS, Change, Fleet
 from .follower import Follower
 from .patches import CORDONED, GONE, STALE, Epoch, Malformed, Patch
 from .rows import HOSTNAME, Row, exclusive_cores, name_problem, row
-from .store import FAILURES, Changed, Store, Superseded
+from .store import FAILURES, Changed, Store, Superseded, still_wanted
 from .writer import Flush, Writer
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "exclusive_cores",
     "name_problem",
     "row",
+    "still_wanted",
 ]

@@ -155,6 +155,11 @@ class Fleet:
         except (ValueError, IndexError):
             return None
 
+    def rows_named(self, name: str) -> NDArray[np.intp]:
+        """The nodes of this name, in whatever cluster."""
+        holding = [cid for cid, block in enumerate(self._nodes) if name in block]
+        return np.array([row for cid in holding if (row := self.row_of(cid, name)) is not None], np.intp)
+
     def rows_of(self, cluster: int) -> NDArray[np.intp]:
         if not 0 <= cluster < self.size:
             return np.empty(0, np.intp)

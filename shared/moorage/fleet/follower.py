@@ -14,7 +14,7 @@ import structlog
 from . import patches
 from .fleet import Fleet
 from .patches import Epoch, Malformed
-from .store import FAILURES, Changed, Store
+from .store import FAILURES, Changed, Store, still_wanted
 
 log = structlog.get_logger("fleet")
 
@@ -61,6 +61,7 @@ class Follower:
     async def _run(self) -> None:
         delay = 0.05
         while True:
+            still_wanted()
             try:
                 if await self._load():
                     delay = 0.05
@@ -88,6 +89,7 @@ class Follower:
         """Returns when the snapshots must be loaded."""
         delay = 0.05
         while True:
+            still_wanted()
             try:
                 changes = await self._store.changes(self.fleet.epoch, BLOCK_MS)
                 if not changes and await self._superseded():

@@ -45,6 +45,13 @@ class Superseded(Exception):
     """A newer generation has written here; this one must not any more."""
 
 
+def still_wanted() -> None:
+    """redis-py sometimes swallows a cancellation that arrives while it closes something; a loop that goes on must ask."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def key(generation: int, what: str) -> str:
     return f"{PREFIX}:{generation}:{what}"
 
