@@ -18,7 +18,8 @@ READY, UNSCHEDULABLE, REJECTED, HOST = 1, 2, 4, 8
 STALE, CORDONED, GONE = 1, 2, 4
 
 SEPARATOR = "\0"
-MAX_CLUSTERS = 1 << 24
+MAX_CLUSTERS = 1 << 21
+_MAX_COUNT = 1 << 62
 
 
 class Epoch(NamedTuple):
@@ -110,9 +111,14 @@ def decode(data: bytes) -> Patch:
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise Malformed(str(error)) from error
     rows = 0
+    for count in (patch.generation, patch.counter, patch.labels_from, patch.taints_from):
+        if not 0 <= count < _MAX_COUNT:
+            raise Malformed(f"a count of {count}")
     for part in patch.clusters:
-        if not 0 <= part.id < MAX_CLUSTERS or part.rows < 0:
-            raise Malformed(f"cluster number {part.id}, rows {part.rows}")
+        if not (0 <= part.id < MAX_CLUSTERS and 0 <= part.version < _MAX_COUNT and part.rows >= 0):
+            raise Malformed(f"cluster number {part.id}, version {part.version}, rows {part.rows}")
+        if not 0 <= part.state <= STALE | CORDONED | GONE:
+            raise Malformed(f"{part.name}: state {part.state}")
         names = set(part.names_list())
         if len(names) != part.rows or "" in names:
             raise Malformed(f"{part.name}: {part.rows} rows do not have that many names")

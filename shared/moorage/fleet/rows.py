@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from moorage.model.reports import CpuManager, NodeReport, Taint
+from moorage.model.shapes import EXCLUSIVE
 from moorage.units import CAPACITY_MAX, amount
 
 from .patches import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE
@@ -42,6 +43,8 @@ def row(node: NodeReport) -> tuple[Row, str]:
             allocatable[name] = _bounded(name, text, False)
         for name, text in node.requested.items():
             requested[name] = _bounded(name, text, True)
+        for amounts in (allocatable, requested):
+            amounts.pop(EXCLUSIVE, None)  # ours to say, from the CPU manager
     except ValueError as error:
         allocatable, requested, flags, problem = {}, {}, flags | REJECTED, f"node {node.name}: {name}: {error}"
     requested.setdefault(PODS, min(max(node.pod_count, 0), _MAX))

@@ -1,0 +1,299 @@
+"""What reports do, without a clock: sessions, gaps, parts, silence, numbers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.fleet import Writer
+from moorage.inventory.core import Inventory, Outcome, period_for
+from moorage.inventory.ids import ClusterRecord, Ids
+from moorage.inventory.sources import Source, Verdict, joined
+from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
+from moorage.model.shapes import EXCLUSIVE
+from moorage.testing.fleets import node
+
+A = "lab/edge-1"
+
+
+class Site:
+    """One inventory and what agents say to it."""
+
+    def __init__(self) -> None:
+        self.core = Inventory(Writer(), 1)
+        self.core.begin({}, 0.0)
+        self.fleet = self.core.writer.fleet
+
+    def say(
+        self, now: float, seq: int, session: str = "s1", cluster: str = A, source: str = "agent", **more: Any
+    ) -> Outcome:
+        if cluster not in self.core.clusters:
+            self.core.register(cluster, self.core.record_for(cluster, more.get("labels") or {}), now)
+        more.setdefault("as_of", now)
+        return self.core.report(cluster, source, Report(session=session, seq=seq, **more), now)
+
+    def full(self, now: float, seq: int, *nodes: NodeReport, **more: Any) -> Outcome:
+        return self.say(now, seq, kind="full", nodes=list(nodes), **more)
+
+    def free(self, name: str, resource: str = "cpu", cluster: str = A) -> int:
+        at = self.fleet.row_of(self.fleet.ids[cluster], name)
+        column = self.fleet.free(resource)
+        assert at is not None
+        assert column is not None
+        return int(column[at])
+
+
+def test_full_then_deltas_then_a_gap() -> None:
+    site = Site()
+    assert site.say(0, 5).reply.resync  # a session nobody knows
+    joined_ = site.full(0, 6, node("a", cpu="4"), node("b", cpu="2"))
+    assert [said.change for said in joined_.said] == ["joined"]
+    assert not joined_.reply.resync
+    changed = site.say(1, 7, nodes=[node("a", cpu="8")], nodes_gone=["b"])
+    assert [said.change for said in changed.said] == ["changed"]
+    assert site.free("a") == 8000
+    assert site.fleet.row_of(0, "b") is None
+    gap = site.say(2, 9, nodes=[node("a", cpu="1")])
+    assert gap.reply.resync
+    assert site.free("a") == 8000
+    again = site.full(3, 10, node("a", cpu="1"))
+    assert not again.reply.resync
+    assert site.free("a") == 1000
+
+
+def test_a_heartbeat_changes_nothing_but_how_new_the_rows_are() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    site.core.writer.flush(1, 1)
+    tick = site.fleet.tick
+    beat = site.say(2, 1)
+    assert beat.said == []
+    assert not site.core.writer.pending
+    assert site.core.writer.heard
+    assert site.fleet.as_of(0) == 2
+    assert site.fleet.changed_since(tick).tolist() == []  # type: ignore[union-attr]
+
+
+def test_the_same_report_again_is_no_news() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    site.say(1, 1, nodes=[node("a", cpu="8")])
+    for seq in (0, 1):
+        old = site.say(2, seq, kind="full", nodes=[node("a", cpu="1")])
+        assert (old.reply.resync, old.reply.refused, old.said) == (False, "", [])
+    assert site.free("a") == 8000
+
+
+def test_a_second_session_is_refused_while_the_first_is_alive() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    assert site.full(2, 0, node("b", cpu="1"), session="s2").reply.refused
+    assert site.full(2, 0, node("b", cpu="1"), source="other", session="s1").reply.refused
+    assert site.fleet.nodes_of(0) == ["a"]
+    taken = site.full(5.1, 0, node("b", cpu="1"), session="s2")
+    assert not taken.reply.refused
+    assert site.fleet.nodes_of(0) == ["b"]
+    assert site.say(5.2, 1).reply.refused  # the first one does not come back
+    assert site.full(60, 9, node("a", cpu="4")).reply.refused
+    assert site.fleet.nodes_of(0) == ["b"]
+
+
+def test_a_session_that_says_whom_it_succeeds_takes_over_at_once() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    assert site.full(0.1, 0, node("b", cpu="4"), session="s2", succeeds="s0").reply.refused
+    assert not site.full(0.1, 0, node("b", cpu="4"), session="s3", succeeds="s1").reply.refused
+    assert site.fleet.nodes_of(0) == ["b"]
+
+
+def test_three_missed_periods_make_a_cluster_stale_and_a_report_brings_it_back() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    assert site.core.tick(6.0) == []
+    assert [said.change for said in site.core.tick(6.1)] == ["stale"]
+    assert site.core.tick(6.2) == []
+    assert site.fleet.state(0) == "Stale"
+    assert not site.fleet.usable.any()
+    assert [said.change for said in site.say(7, 1).said] == ["ready"]
+    assert site.fleet.usable.sum() == 1
+
+
+def test_old_reports_do_not_keep_a_cluster_alive() -> None:
+    site = Site()
+    site.full(0, 3, node("a", cpu="4"))
+    for now in range(1, 8):
+        site.say(now, 2)
+        site.say(now, 9)  # a gap is no sign of life either: what it says is not in the rows
+    assert [said.change for said in site.core.tick(8)] == ["stale"]
+
+
+def test_one_malformed_node_is_unusable_and_named_the_rest_counts() -> None:
+    site = Site()
+    bad = node("bad", cpu="four")
+    outcome = site.full(0, 0, node("good", cpu="4"), bad, node("", cpu="1"), NodeReport(name="x\0y"))
+    assert len(outcome.problems) == 3
+    assert "four" in outcome.problems[0]
+    assert sorted(site.fleet.nodes_of(0)) == ["bad", "good"]
+    assert site.free("good") == 4000
+    assert site.fleet.usable.sum() == 1
+    assert site.say(1, 1, nodes=[bad]).problems == []  # no news
+    assert site.say(2, 2, nodes=[node("bad", cpu="-1")]).problems
+    assert site.say(3, 3, nodes=[node("bad", cpu="2")]).problems == []
+    assert site.free("bad") == 2000
+    assert site.fleet.usable.sum() == 2
+
+
+def test_a_cluster_that_leaves_is_gone_and_its_old_words_do_not_bring_it_back() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    left = site.say(1, 1, kind="full", leaving=True)
+    assert left.gone
+    assert [said.change for said in left.said] == ["gone"]
+    assert not site.fleet.known.any()
+    assert site.full(2, 0, node("a", cpu="4")).reply.refused
+    assert not site.fleet.known.any()
+    assert [said.change for said in site.full(3, 0, node("a", cpu="4"), session="s2").said] == ["joined"]
+    assert site.fleet.ids == {A: 0}
+
+
+def test_live_pods_of_claims_are_counted_where_they_are() -> None:
+    site = Site()
+
+    def pod(uid: str, claim: str, on: str, phase: str = "Running") -> PodReport:
+        return PodReport(uid=uid, namespace="d", name=uid, node=on, claim=claim, phase=phase)
+
+    site.full(
+        0, 0, node("a", cpu="4"), pods=[pod("1", "c", "a"), pod("2", "c", "b"), pod("3", "c", ""), pod("4", "", "a")]
+    )
+    assert site.fleet.live("c", 0) == {"a": 1, "b": 1}
+    assert site.fleet.present("c", 0) == 3
+    site.say(1, 1, pods=[pod("3", "c", "a"), pod("2", "c", "b", "Succeeded")])
+    assert site.fleet.live("c", 0) == {"a": 2}
+    site.say(2, 2, pods_gone=["1", "3", "nobody"])
+    assert site.fleet.present("c") == 0
+    site.say(3, 3, pods=[pod("5", "c", "a")])
+    site.full(4, 4, node("a", cpu="4"))
+    assert site.fleet.live("c") == {}
+
+
+def test_node_agents_own_their_fields() -> None:
+    site = Site()
+    site.say(0, 0, "n1", source="node-a", kind="full", nodes=[NodeReport(name="late", zones=[{"id": 1}])])
+    site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"))
+    fields = NodeReport(name="a", zones=[{"id": 0}], cpu_manager=CpuManager(policy="static", exclusive_free=3))
+    site.say(1, 0, "n2", source="node-a2", kind="full", nodes=[fields])
+    assert site.free("a", EXCLUSIVE) == 3
+    assert site.free("b", EXCLUSIVE) == 0
+    assert site.free("a") == 4000
+    site.full(2, 1, node("a", cpu="2"), node("late", cpu="1"))
+    at = site.fleet.row_of(0, "a")
+    late = site.fleet.row_of(0, "late")
+    assert at is not None
+    assert late is not None
+    assert (site.free("a"), site.free("a", EXCLUSIVE), site.fleet.extras(at)) == (2000, 3, {"zones": [{"id": 0}]})
+    assert site.fleet.extras(late) == {"zones": [{"id": 1}]}
+
+
+def test_operators_labels_and_cordon_stand_over_what_agents_say() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"), labels={"region": "eu", "tier": "1"})
+    record = site.core.clusters[A].record
+    edited = ClusterRecord(id=record.id, block=record.block, region="eu", labels={"tier": "2"}, cordoned=True)
+    assert [said.change for said in site.core.edit(A, edited)] == ["changed"]
+    assert site.fleet.cluster_labels(0) == {"region": "eu", "tier": "2"}
+    assert site.fleet.state(0) == "Cordoned"
+    site.full(1, 1, node("a", cpu="4"), labels={"region": "us", "tier": "1"})
+    assert site.fleet.cluster_labels(0) == {"region": "us", "tier": "2"}
+    assert site.fleet.state(0) == "Cordoned"
+    site.core.edit(A, ClusterRecord(id=record.id, block=record.block, region="eu"))
+    assert site.fleet.cluster_labels(0) == {"region": "us", "tier": "1"}
+    assert site.fleet.usable.sum() == 1
+
+
+def test_another_inventory_begins_with_rows_and_numbers_of_the_last() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    site.full(0, 0, node("z", cpu="4"), cluster="lab/lost")
+    kept = site.core.clusters[A].record
+    records = {A: kept, "lab/silent": ClusterRecord(id=7, block=kept.block, cordoned=True)}
+    second = Inventory(Writer(site.fleet), 2)
+    second.begin(records, 100.0)
+    fleet = second.writer.fleet
+    assert fleet.ids == {A: 0, "lab/silent": 7}
+    assert [fleet.state(0), fleet.state(7)] == ["Ready", "Stale"]
+    assert second.unheard()
+    assert second.report(A, "agent", Report(session="s1", seq=1), 100.0).reply.resync
+    full = Report(session="s1", seq=2, kind="full", nodes=[node("a", cpu="4")], as_of=5)
+    tick = fleet.tick
+    assert second.report(A, "agent", full, 100.0).said == []
+    assert fleet.changed_since(tick).tolist() == []  # type: ignore[union-attr]
+    assert second.record_for("lab/new", {}).id not in (0, 7)
+
+
+def test_the_period_grows_with_the_fleet() -> None:
+    assert [period_for(n) for n in (0, 1000, 1001, 5000, 100_000)] == [2.0, 2.0, 1001 / 500, 10.0, 200.0]
+
+
+parts = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+
+
+@settings(max_examples=200)
+@given(parts, st.randoms(use_true_random=False), st.booleans())
+def test_parts_in_any_order_and_repeated_are_one_report(sizes: list[int], rng: random.Random, doubled: bool) -> None:
+    source, whole = Source("agent", "s", 0, 2), []
+    for seq, count in enumerate(sizes):
+        messages = [
+            Report(session="s", seq=seq, part=(i, count), kind="delta" if seq else "full", nodes=[node(f"{seq}-{i}")])
+            for i in range(count)
+        ]
+        if doubled:
+            messages += messages
+        rng.shuffle(messages)
+        for message in messages:
+            verdict, report = source.accept(message)
+            assert verdict is not Verdict.RESYNC
+            if report is not None:
+                assert verdict is Verdict.WHOLE
+                whole.append([n.name for n in report.nodes])
+    assert whole == [[f"{seq}-{i}" for i in range(count)] for seq, count in enumerate(sizes)]
+
+
+def test_parts_of_an_older_report_are_passed_over() -> None:
+    source = Source("agent", "s", 0, 2)
+    assert source.accept(Report(session="s", seq=0, kind="full", part=(0, 2)))[0] is Verdict.WAIT
+    assert source.accept(Report(session="s", seq=1, kind="full", part=(0, 2)))[0] is Verdict.WAIT
+    assert source.accept(Report(session="s", seq=0, kind="full", part=(1, 2)))[0] is Verdict.OLD
+    assert source.accept(Report(session="s", seq=1, kind="full", part=(1, 2)))[0] is Verdict.WHOLE
+    assert source.accept(Report(session="s", seq=2, part=(3, 2)))[0] is Verdict.RESYNC
+    assert source.accept(Report(session="s", seq=-1, kind="full"))[0] is Verdict.RESYNC
+
+
+def test_joining_parts_loses_nothing() -> None:
+    one = Report(session="s", seq=1, as_of=1, nodes=[node("a")], pods_gone=["p"], labels={"a": "b"})
+    two = Report(session="s", seq=1, as_of=2, nodes=[node("b")], nodes_gone=["c"])
+    both = joined([one, two])
+    assert ([n.name for n in both.nodes], both.nodes_gone, both.pods_gone) == (["a", "b"], ["c"], ["p"])
+    assert (both.as_of, both.labels) == (2, {"a": "b"})
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from(["", "eu"])), max_size=80), st.integers(0, 80))
+def test_numbers_come_in_blocks_and_never_twice(asked: list[tuple[str, str]], restart: int) -> None:
+    ids, given_ = Ids(), list[tuple[str, ClusterRecord]]()
+    for i, (provider, region) in enumerate(asked):
+        if i == restart:
+            ids = Ids()
+            for owner, record in given_:
+                ids.learn(owner, record)
+        given_.append((provider, ids.next(provider, region)))
+    numbers = [record.id for _, record in given_]
+    assert len(set(numbers)) == len(numbers)
+    owners: dict[tuple[int, int], tuple[str, str]] = {}
+    for provider, record in given_:
+        start, length = record.block
+        assert start <= record.id < start + length
+        assert owners.setdefault(record.block, (provider, record.region)) == (provider, record.region)
+    assert max(numbers, default=0) <= 16 * 4 + 2 * len(numbers) + 64
