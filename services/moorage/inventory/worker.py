@@ -317,6 +317,8 @@ class Shell:
 
     async def _settle(self, flush: Flush) -> None:
         """Whether a write whose answer was lost happened: the counter in Redis tells."""
+        if (await self.store.current()).generation > self.generation:
+            raise Superseded
         there = await self.store.counter(self.generation)
         if there == flush.counter:
             self.counter = there
