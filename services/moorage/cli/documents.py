@@ -11,6 +11,7 @@ from typing import Any
 from .exits import FAILED, USAGE, Failure
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+STDIN = "/dev/stdin"
 API_VERSION = "moorage.dev/v1alpha1"
 
 
@@ -43,7 +44,7 @@ def read_all(sources: list[str], *, fleet: bool = False) -> list[Document]:
 
 def read(source: str, *, fleet: bool = False) -> list[Document]:
     """All documents of a file, of every file of a directory (by name), or of stdin (`-`)."""
-    if source == "-":
+    if source in ("-", STDIN):
         return read_text(sys.stdin.read(), "stdin", Path(), fleet=fleet)
     path = Path(source)
     found: list[Document] = []

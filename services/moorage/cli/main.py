@@ -7,6 +7,7 @@ import sys
 
 from cyclopts import App, CycloptsError
 
+from .documents import STDIN
 from .exits import FAILED, USAGE, Failure
 
 #: Section → command → (where it is, what it does).
@@ -64,7 +65,8 @@ def build(argv: list[str]) -> App:
 
 def run(argv: list[str] | None = None) -> int:
     """The exit code of one command. Every expected failure ends here, with words on stderr."""
-    argv = sys.argv[1:] if argv is None else argv
+    # A lone dash is a file's name here, which the parser would take for an option.
+    argv = [STDIN if word == "-" else word for word in (sys.argv[1:] if argv is None else argv)]
     try:
         return build(argv)(argv, exit_on_error=False, print_error=False) or 0
     except CycloptsError as wrong:

@@ -33,7 +33,7 @@ def open_up(opening: Opening) -> int:
     try:
         _wait_for_workers(client, opening)
         for document in _fleets(opening):
-            note(f"the simulated fleet of {document.where} is filled")
+            note(f"filling the simulated fleet from {document.where}")
             apply_fleet(client, document)
         if opening.example:
             _example(client, opening)

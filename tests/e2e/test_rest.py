@@ -1,0 +1,164 @@
+"""`/v1` itself: tokens, problems, pages, limits, streams."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from moorage.testing.mesh import Mesh
+
+
+def ask(
+    mesh: Mesh,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    *,
+    token: str | None = None,
+    kind: str = "application/json",
+) -> tuple[int, dict[str, str], Any]:
+    address = urlsplit(mesh.endpoint["http"])
+    assert address.hostname == "127.0.0.1", "loopback unless told"
+    conn = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=20)
+    headers = {"Authorization": f"Bearer {mesh.endpoint['token'] if token is None else token}", "Content-Type": kind}
+    if token == "":
+        del headers["Authorization"]
+    try:
+        conn.request(method, path, body, headers)
+        reply = conn.getresponse()
+        data = reply.read()
+        found = {k.lower(): v for k, v in reply.getheaders()}
+        return reply.status, found, json.loads(data) if "json" in found.get("content-type", "") else data
+    finally:
+        conn.close()
+
+
+def problem(answered: tuple[int, dict[str, str], Any], status: int, code: str) -> dict[str, Any]:
+    got, headers, body = answered
+    assert got == status, body
+    assert headers["content-type"] == "application/problem+json"
+    assert {"type", "title", "status", "code", "detail", "errors"} <= set(body)
+    assert (body["status"], body["code"]) == (status, code)
+    found: dict[str, Any] = body
+    return found
+
+
+def test_without_the_token_nothing_is_told(example: Mesh) -> None:
+    for path in ("/v1/groups", "/v1/nonsense", "/"):
+        answered = ask(example, "GET", path, token="")
+        problem(answered, 401, "Unauthorized")
+        assert answered[1]["www-authenticate"].startswith("Bearer")
+    problem(ask(example, "POST", "/v1/apply", b"{}", token="wrong"), 401, "Unauthorized")
+
+
+def test_probes_and_metrics_need_no_token(example: Mesh) -> None:
+    assert ask(example, "GET", "/livez", token="")[0] == 200
+    assert ask(example, "GET", "/readyz", token="")[0] == 200
+    status, headers, text = ask(example, "GET", "/metrics", token="")
+    assert status == 200 and headers["content-type"].startswith("text/plain")
+    assert b'moorage_groups{phase="Running"}' in text and b'moorage_clusters{state="Ready"}' in text
+    assert b"moorage_http_requests_total" in text and b"moorage_ledger_seq" in text
+
+
+def test_every_refusal_is_a_problem(example: Mesh) -> None:
+    problem(ask(example, "GET", "/v1/nonsense"), 404, "NotFound")
+    answered = ask(example, "DELETE", "/v1/apply")
+    problem(answered, 405, "MethodNotAllowed")
+    assert answered[1]["allow"] == "POST"
+    problem(ask(example, "POST", "/v1/apply", b" " * (2 << 20)), 413, "TooLarge")
+    problem(ask(example, "POST", "/v1/groups/default/app1/v1/default/explode"), 404, "NotFound")
+    problem(ask(example, "POST", "/v1/groups/default/app1/v1/default/approve"), 409, "WrongState")
+    problem(ask(example, "GET", "/v1/groups/default/%20/v1/default"), 404, "NotFound")
+    problem(ask(example, "GET", "/v1/clusters?labelSelector=a%20b"), 400, "Invalid")
+    problem(ask(example, "GET", "/v1/groups?limit=none"), 400, "Invalid")
+    problem(ask(example, "GET", "/v1/groups?continue=%2a"), 400, "Invalid")
+    problem(ask(example, "GET", "/v1/events?subject=moorage.ledger.commit"), 400, "Invalid")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"[1]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"kind": 3}']
+)
+def test_junk_is_400(example: Mesh, body: bytes) -> None:
+    for path in ("/v1/apply", "/v1/simulate"):
+        status, headers, answer = ask(example, "POST", path, body)
+        assert status == 400 and headers["content-type"] == "application/problem+json", answer
+
+
+def test_yaml_is_taken_too(example: Mesh) -> None:
+    text = b"kind: Application\nmetadata: {name: yam}\nspec: {apps: [{name: a, manifests: []}]}\n"
+    status, _, answer = ask(example, "POST", "/v1/apply?dryRun=true", text, kind="application/yaml")
+    assert status == 200, answer
+    assert answer["dryRun"] is True and answer["name"] == "yam"
+
+
+def test_pages_together_are_the_list(example: Mesh) -> None:
+    whole = [c["id"] for c in example.http("/v1/clusters")["items"]]
+    found: list[str] = []
+    token = ""
+    pages = 0
+    while True:
+        page = example.http(f"/v1/clusters?limit=4{'&continue=' + token if token else ''}")
+        found += [c["id"] for c in page["items"]]
+        pages += 1
+        token = page.get("continue", "")
+        if not token:
+            break
+    assert found == whole and len(whole) == 6 and pages == 2
+    nodes = example.http("/v1/nodes?limit=3")
+    assert len(nodes["items"]) == 3 and nodes["continue"]
+
+
+def test_a_controller_is_put_and_read(example: Mesh) -> None:
+    body = json.dumps({"deadlineMs": 450, "policy": "required", "weight": 1}).encode()
+    status, _, answer = ask(example, "PUT", "/v1/controllers/affinity", body)
+    assert status == 200 and answer["deadlineMs"] == 450
+    assert example.http("/v1/controllers/affinity")["deadlineMs"] == 450
+    wrong = json.dumps({"deadlineMs": 450, "policy": "sometimes"}).encode()
+    assert "policy" in problem(ask(example, "PUT", "/v1/controllers/affinity", wrong), 400, "Undecodable")["detail"]
+    problem(ask(example, "PUT", "/v1/controllers/affinity", b'{"name": "other"}'), 400, "Invalid")
+    ask(example, "PUT", "/v1/controllers/affinity", b'{"deadlineMs": 500}')
+
+
+def test_events_are_a_stream(example: Mesh) -> None:
+    address = urlsplit(example.endpoint["http"])
+    conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=20)
+    try:
+        conn.request(
+            "GET",
+            "/v1/events?subject=moorage.events.intents.*.default.streamed.v1.default",
+            headers={"Authorization": f"Bearer {example.endpoint['token']}"},
+        )
+        reply = conn.getresponse()
+        assert reply.status == 200 and reply.headers["Content-Type"] == "text/event-stream"
+        assert reply.readline().startswith(b":"), "said as soon as it listens"
+        document = example.http("/v1/applications/default/app1")
+        document["metadata"]["name"] = "streamed"
+        assert example.http("/v1/apply", document)["outcome"] == "created"
+        lines: list[bytes] = []
+        while not (lines and lines[-1].startswith(b"data:")):
+            lines.append(reply.readline())
+        event = json.loads(lines[-1].removeprefix(b"data: "))
+        assert lines[-2] == f"id: {event['id']}\n".encode()
+        assert event["subject"] == "moorage.events.intents.accepted.default.streamed.v1.default"
+    finally:
+        conn.close()
+    status, _, _ = ask(example, "DELETE", "/v1/applications/default/streamed")
+    assert status in (202, 204)
+    assert example.run("wait", "streamed", "--for", "delete", "--timeout", "20s").returncode == 0
+
+
+def test_who_wrote_can_read_at_once(example: Mesh) -> None:
+    document = example.http("/v1/applications/default/app1")
+    for number in range(20):
+        document["metadata"]["name"] = f"fresh{number}"
+        document["spec"]["apps"] = document["spec"]["apps"][:1]
+        example.http("/v1/apply", document)
+        assert example.http(f"/v1/groups/default/fresh{number}/v1/default")["revision"] == 1
+        ask(example, "DELETE", f"/v1/applications/default/fresh{number}")
+    for number in range(20):
+        done = example.run("wait", f"fresh{number}", "--for", "delete", "--timeout", "30s")
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,217 @@
+"""`moorage up` as a whole: detached, stopped, started again, refused, restarted piece by piece, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.testing.mesh import Mesh
+
+APPLICATION = json.dumps(
+    {
+        "apiVersion": "moorage.dev/v1alpha1",
+        "kind": "Application",
+        "metadata": {"name": "kept"},
+        "spec": {
+            "apps": [
+                {
+                    "name": "web",
+                    "manifests": [
+                        {
+                            "apiVersion": "apps/v1",
+                            "kind": "Deployment",
+                            "metadata": {"name": "web"},
+                            "spec": {
+                                "replicas": 2,
+                                "selector": {"matchLabels": {"app": "web"}},
+                                "template": {
+                                    "metadata": {"labels": {"app": "web"}},
+                                    "spec": {"containers": [{"name": "c", "image": "i"}]},
+                                },
+                            },
+                        }
+                    ],
+                }
+            ]
+        },
+    }
+).encode()
+
+
+class Local:
+    """The command line on a state directory of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def __call__(self, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MOORAGE_")} | {"MOORAGE_STATE": str(self.state)}
+        command = [sys.executable, "-m", "moorage.cli", *arguments]
+        return subprocess.run(command, env=env, input=data, capture_output=True, timeout=90, check=False)
+
+    def ok(self, *arguments: str, data: bytes | None = None) -> str:
+        done = self(*arguments, data=data)
+        assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout.decode()}\n{done.stderr.decode()}"
+        return done.stdout.decode()
+
+    @property
+    def endpoint(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.state / "endpoint.json").read_bytes())
+        return found
+
+    def pids(self) -> list[int]:
+        return [pid for pids in self.endpoint["pids"].values() for pid in pids]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    found = Local(tmp_path / "state")
+    yield found
+    found("down")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def restarted(local: Local, kind: str, old: int) -> bool:
+    return local.endpoint["pids"][kind] not in ([old], [])
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def test_detached_stopped_and_found_again(local: Local) -> None:
+    said = local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
+    endpoint = local.endpoint
+    assert said.splitlines()[-1] == f"ready {endpoint['http']}"
+    assert "fwall  1 of 1: lab/edge-3" in said
+    assert stat.S_IMODE((local.state / "endpoint.json").stat().st_mode) == 0o600
+    assert {"http", "token", "nats", "natsSeed", "redis", "pids"} <= set(endpoint)
+    assert all(stat.S_IMODE(p.stat().st_mode) & 0o077 == 0 for p in local.state.iterdir())
+
+    second = local("up", "--detach", "--http", "127.0.0.1:0")
+    assert second.returncode == 4 and str(endpoint["pids"]["up"][0]) in second.stderr.decode()
+    assert local.endpoint == endpoint, "a refused one touches nothing"
+
+    local.ok("apply", "-f", "-", data=APPLICATION)
+    local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "20s")
+    decision = json.loads(local.ok("why", "kept", "-o", "json"))["decision"]
+
+    pids = local.pids()
+    start = time.monotonic()
+    local.ok("down")
+    assert time.monotonic() - start < 10
+    assert not any(alive(pid) for pid in pids) and not (local.state / "endpoint.json").exists()
+    assert local("get", "groups").returncode == 6
+    assert local("down").returncode == 0
+
+    local.ok("up", "--detach", "--http", "127.0.0.1:0")
+    assert local.endpoint["token"] == endpoint["token"]
+    found = json.loads(local.ok("why", "kept", "-o", "json"))
+    assert found["decision"] == decision, "what was acknowledged stands"
+    local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")
+
+
+def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> None:
+    local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
+    for kind in [kind for kind in local.endpoint["pids"] if kind != "up"]:
+        (old,) = local.endpoint["pids"][kind]
+        os.kill(old, signal.SIGKILL)
+        until(partial(restarted, local, kind, old), 15, f"{kind} is not restarted")
+        until(lambda: local("check").returncode == 0, 30, f"not healthy again after {kind} died")
+        items = json.loads(local.ok("check", "-o", "json"))["items"]
+        (row,) = [i for i in items if i["kind"] == "process" and i["name"] == kind]
+        assert "restarted once" in row["detail"] and "SIGKILL" in row["detail"]
+    local.ok("wait", "app1", "--for", "phase=Running", "--timeout", "30s")
+    local.ok("apply", "-f", "-", data=APPLICATION)
+    local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")
+
+
+def test_a_worker_that_hangs_is_said_by_check_and_still_stopped(local: Local) -> None:
+    local.ok("up", "--detach", "--http", "127.0.0.1:0")
+    (pid,) = local.endpoint["pids"]["hpa"]
+    os.kill(pid, signal.SIGSTOP)
+    done = local("check", "-o", "json")
+    assert done.returncode == 1
+    items = [i for i in json.loads(done.stdout)["items"] if i["name"] == "hpa" and i["state"] == "down"]
+    assert {i["kind"] for i in items} == {"worker", "controller"} and all(i["do"] for i in items)
+    start = time.monotonic()
+    local.ok("down")
+    assert time.monotonic() - start < 10 and not alive(pid)
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(local: Local) -> None:
+    local.ok("up", "--detach", "--http", "127.0.0.1:0")
+    pids = local.pids()
+    assert len(pids) >= 12
+    os.kill(local.endpoint["pids"]["up"][0], signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in pids), 5, "orphans")
+    assert local("check").returncode == 1
+    local.ok("up", "--detach", "--http", "127.0.0.1:0")
+    assert local("check").returncode == 0
+
+
+def test_several_workers_of_a_kind(local: Local) -> None:
+    local.ok("up", "--detach", "--http", "127.0.0.1:0", "--workers", "merger=2", "--workers", "gateway=2")
+    assert len(local.endpoint["pids"]["merger"]) == 2 and len(local.endpoint["pids"]["gateway"]) == 2
+    local.ok("check")
+
+
+def test_in_the_foreground_a_signal_stops_all_of_it() -> None:
+    mesh = Mesh()
+    try:
+        mesh.start()
+        pids = [pid for pids in mesh.endpoint["pids"].values() for pid in pids]
+        assert mesh.process is not None
+        start = time.monotonic()
+        mesh.process.send_signal(signal.SIGINT)
+        assert mesh.process.wait(12) == 0
+        assert time.monotonic() - start < 10 and not any(alive(pid) for pid in pids)
+    finally:
+        mesh.remove()
+
+
+def test_what_cannot_start_says_why(local: Local, tmp_path: Path) -> None:
+    done = local("up", "--detach", "--fleet", str(tmp_path / "nope.yaml"))
+    assert done.returncode == 2 and b"nope.yaml" in done.stderr
+    done = local("up", "--detach", "--http", "nonsense")
+    assert done.returncode == 2 and b"HOST:PORT" in done.stderr
+    done = local("up", "--detach", "--http", "203.0.113.1:80")
+    assert done.returncode == 1 and b"cannot listen" in done.stderr
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("clusters: [{name: x, nodes: [{name: n, count: 2}]}]")
+    done = local("up", "--detach", "--http", "127.0.0.1:0", "--fleet", str(broken))
+    assert done.returncode == 1 and b"nodes[0].allocatable: is required" in done.stderr
+    assert not (local.state / "endpoint.json").exists()
+
+
+def test_it_uses_little_when_idle(local: Local) -> None:
+    local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
+
+    def memory(pid: int) -> int:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+        raise AssertionError(f"no Pss of {pid}")
+
+    assert sum(memory(pid) for pid in local.pids()) < 600 * 1024
