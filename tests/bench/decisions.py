@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 from moorage.bus import Bus
+from moorage.fleet import Fleet, Follower
 from moorage.testing.mesh import Mesh
 
 from .harness import Figure, floors, percentiles
@@ -27,18 +28,23 @@ async def fleet(mesh: Mesh, clusters: int, nodes: int = NODES) -> AsyncIterator[
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
+    seen = Fleet()
+    follower = Follower(mesh.settings.redis_url, seen)
     try:
+        await follower.start()
         end = time.monotonic() + 60 + clusters / 50
         while True:
-            listed = await asyncio.to_thread(mesh.http, "/v1/clusters?limit=1")
-            total = listed.get("total", 0)
+            total = int(seen.known.sum())
             if total >= clusters:
                 break
             if time.monotonic() > end or process.returncode is not None:
                 raise RuntimeError(f"{total} of {clusters} clusters joined")
             await asyncio.sleep(0.5)
+        await follower.stop()
+        await asyncio.sleep(2)  # the others see it too
         yield process
     finally:
+        await follower.stop()
         if process.returncode is None:
             process.terminate()
             await process.wait()
