@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -10,6 +11,11 @@ import pytest_asyncio
 from moorage.bus import Bus
 
 from .servers import NatsServer, RedisServer
+
+
+def pytest_configure() -> None:
+    # Where no loop was ever set, pytest-asyncio makes one only to remember it, and nobody closes it.
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture

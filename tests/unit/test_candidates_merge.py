@@ -1,0 +1,163 @@
+"""Answers merged: filters, counted groups, counts that contradict, weighted scores, rules; and junk refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.candidates import Choice, Mask, Merged, Room, Voice, choose, merge, read_answer
+from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
+
+IDS = {f"lab/c-{i}": i for i in range(6)}
+APPS = ["a", "b", "c"]
+
+
+def some(*numbers: int) -> list[str]:
+    return [f"lab/c-{n}" for n in numbers]
+
+
+def voice(name: str, answer: Answer, weight: float = 1) -> Voice:
+    return Voice(name, weight, read_answer(answer, APPS, IDS, 6))
+
+
+def says(
+    name: str, *groups: tuple[int | None, str, list[str]], weight: float = 1, app: str = "a", **more: Any
+) -> Voice:
+    sets = [CandidateGroup(count=count, mode=mode, clusters=clusters) for count, mode, clusters in groups]  # type: ignore[arg-type]
+    return voice(name, Answer(apps={app: AppAnswer(groups=sets, **more)}), weight)
+
+
+def merged(*voices: Voice, replicas: tuple[int, ...] = (1, 1, 1)) -> Merged:
+    return merge(replicas, np.ones(6, dtype=np.bool_), voices)
+
+
+def which(mask: Mask) -> list[int]:
+    return [int(i) for i in np.flatnonzero(mask)]
+
+
+def chosen(question: Merged) -> list[list[int]]:
+    room = Room(np.zeros((0, 6)), np.zeros((0, 6)), np.zeros((3, 0)))
+    got = choose(question, room, np.arange(6, dtype=np.int64))
+    assert isinstance(got, Choice)
+    return [sorted(clusters) for clusters in got.clusters]
+
+
+def test_everyone_must_allow() -> None:
+    got = merged(says("x", (None, "allow", some(0, 1, 2))), says("y", (None, "deny", some(1))), says("z"))
+    assert which(got.masks[0]) == [0, 2]
+    assert which(got.masks[1]) == [0, 1, 2, 3, 4, 5]
+    assert got.replicas == [1, 1, 1]
+
+
+def test_counted_groups_of_one_meet_the_filters_of_others() -> None:
+    got = merged(
+        says("sets", (2, "allow", some(0, 1, 2)), (1, "allow", some(2, 3))), says("hpa", (None, "deny", some(0)))
+    )
+    assert got.replicas[0] == 3
+    assert which(got.masks[0]) == [1, 2, 3]
+    assert chosen(got)[0] == [1, 2, 3]
+
+
+def test_every_one_of_them() -> None:
+    got = merged(says("labels", (0, "allow", some(0, 1, 2, 3))), says("hpa", (None, "deny", some(3))))
+    assert got.replicas[0] == 3
+    assert got.left_out == {0: 1}
+    assert chosen(got)[0] == [0, 1, 2]
+
+
+def test_counts_of_two_that_differ_clash_and_equal_ones_do_not() -> None:
+    got = merged(says("x", (2, "allow", some(0, 1))), says("y", (3, "deny", [])))
+    assert [(c.app, c.counts) for c in got.clashes] == [(0, {"x": 2, "y": 3})]
+    got = merged(says("x", (2, "allow", some(0, 1))), says("y", (1, "allow", some(0)), (1, "allow", some(1))))
+    assert not got.clashes
+    assert chosen(got)[0] == [0, 1]
+
+
+def test_scores_are_weighted_means_and_silence_is_zero() -> None:
+    level = [Level(value=0.5, clusters=some(0)), Level(value=1.0, clusters=some(1))]
+    got = merged(
+        says("x", levels=level, weight=3), says("y", levels=[Level(value=1.0, clusters=some(0))]), says("z", weight=4)
+    )
+    scores = got.scores[0]
+    assert scores is not None
+    assert np.allclose(scores, [(1.5 + 1) / 8, 3 / 8, 0, 0, 0, 0])
+    assert got.scores[1] is None
+
+
+def test_rules_of_the_second_form() -> None:
+    rules = [
+        AppsRule(app="a", mode="allow", apps=["b"]),
+        AppsRule(app="b", mode="with", apps=["a"]),
+        AppsRule(app="b", mode="deny", apps=["c"], mandatory=False),
+    ]
+    got = merged(voice("affinity", Answer(rules=rules)))
+    assert got.apart == {(0, 2)}
+    assert got.together == {(0, 1)}
+    assert got.bonus == {(1, 2): -1.0}
+    assert chosen(got) == [[0], [0], [1]]
+
+
+def test_conflicts_of_several_add_up_and_irrelevant_ones_go() -> None:
+    one = voice(
+        "hpa",
+        Answer(conflicts=[Conflict(apps=("b", "a"), clusters=some(0)), Conflict(apps=("a", "b"), clusters=some(1))]),
+    )
+    got = merged(one, says("x", (None, "deny", some(1))))
+    assert which(got.conflicts[0, 1]) == [0, 1]
+    assert not merged(one, says("x", (None, "deny", some(0, 1)))).conflicts
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(apps={"nobody": AppAnswer()}),
+        Answer(apps={"a": AppAnswer(groups=[CandidateGroup(mode="allow", count=-1)])}),
+        Answer(apps={"a": AppAnswer(groups=[CandidateGroup(mode="allow")] * 100)}),
+        Answer(conflicts=[Conflict(apps=("a", "a"), clusters=[])]),
+        Answer(conflicts=[Conflict(apps=("a", "nobody"), clusters=[])]),
+        Answer(rules=[AppsRule(app="nobody", mode="deny", apps=["a"])]),
+        Answer(rules=[AppsRule(app="a", mode="deny", apps=["nobody"])]),
+    ],
+)
+def test_nonsense_is_refused(answer: Answer) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_answer(answer, APPS, IDS, 6)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda x: (
+            st.lists(x, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["apps", "a", "groups", "mode", "clusters", "conflicts", "levels", "rules", "value", "count"]
+                ),
+                x,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_junk_is_refused_or_read_never_worse(junk: Any) -> None:
+    try:
+        answer = msgspec.json.decode(msgspec.json.encode(junk), type=Answer)
+        read_answer(answer, APPS, IDS, 6)
+    except (msgspec.DecodeError, ValueError):
+        pass
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allow", "deny"]), st.sets(st.integers(0, 5))), max_size=4))
+def test_the_order_of_answers_does_not_matter(sets: list[tuple[str, set[int]]]) -> None:
+    voices = [says(f"v{i}", (None, mode, some(*members))) for i, (mode, members) in enumerate(sets)]
+    expected = set(range(6))
+    for mode, members in sets:
+        expected &= members if mode == "allow" else set(range(6)) - members
+    assert set(which(merged(*voices).masks[0])) == expected
+    assert set(which(merged(*voices[::-1]).masks[0])) == expected

@@ -1,0 +1,76 @@
+"""Which of what waits something that changed may help."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moorage.merger.waiting import BACK_OFF, BACK_OFF_MOST, Waiting
+from moorage.model.explanations import Attempt
+from moorage.model.groups import Phase, Revision
+from moorage.model.reasons import Reason
+from moorage.model.shapes import Shape, ShapedApp
+from moorage.testing.fleets import fleet_of, node
+
+
+def record(name: str, cpu: int, at: str = "") -> Revision:
+    shape = Shape(key=str(cpu), object="Deployment/x", resources={"cpu": cpu})
+    return Revision(group=name, revision=1, tenant="p", apps=[ShapedApp(name="a", shapes=[shape])], instantiated=at)
+
+
+def refused(name: str, *codes: str, phase: Phase = "Pending") -> Attempt:
+    reasons = [Reason(code=code, by="hpa") for code in codes]
+    return Attempt(group=name, revision=1, phase=phase, reasons=reasons)
+
+
+def test_only_rows_that_improved_and_have_room_wake_a_group() -> None:
+    fleet = fleet_of({"lab/one": [node(cpu="4"), node(cpu="1")]})
+    waiting = Waiting()
+    for name, cpu in (("small", 500), ("medium", 2000), ("large", 9000)):
+        waiting.put(record(name, cpu), None)
+    all_rows, no_rows = waiting.hits(fleet, np.zeros(0, np.intp)), np.zeros(0, np.intp)
+    assert set(all_rows) == {"small", "medium"}, "what is new is tested against everything once"
+    assert waiting.hits(fleet, no_rows) == {}
+    assert set(waiting.hits(fleet, np.array([1]))) == {"small"}
+    assert set(waiting.hits(fleet, None)) == {"small", "medium"}
+    assert waiting.still(fleet, "small", np.array([1]))
+    fleet.take(1, {"cpu": 800})
+    assert not waiting.still(fleet, "small", np.array([1]))
+
+
+def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:
+    fleet = fleet_of({"lab/one": [node(cpu="4")]})
+    waiting = Waiting()
+    for name, at in (("c", "2026-01-03"), ("a", "2026-01-02"), ("b", "2026-01-01")):
+        waiting.put(record(name, 100, at), None)
+    assert waiting.oldest_first(["a", "b", "c", "gone"]) == ["b", "a", "c"]
+    waiting.refused("b", refused("b", "ReplicasConflict", phase="Failed"), 0.0, fresh=True)
+    assert set(waiting.hits(fleet, None)) == {"a", "c"}
+
+
+def test_silence_is_retried_with_growing_delays() -> None:
+    waiting = Waiting()
+    waiting.put(record("a", 1), 1.0)
+    assert waiting.due(1.0) == {"a"}
+    delays = []
+    for _ in range(10):
+        waiting.refused("a", refused("a", "ControllerTimeout"), 100.0, fresh=False)
+        due = waiting.next_due()
+        assert due is not None
+        delays.append(due - 100)
+    assert delays[:3] == [BACK_OFF, 2 * BACK_OFF, 4 * BACK_OFF]
+    assert delays[-1] == BACK_OFF_MOST
+    waiting.refused("a", refused("a", "ResourceShort"), 100.0, fresh=False)
+    assert waiting.next_due() is None
+
+
+def test_a_newer_revision_takes_the_place_and_older_tries_say_nothing_of_it() -> None:
+    waiting = Waiting()
+    waiting.put(record("a", 1), None)
+    newer = record("a", 2)
+    newer.revision = 2
+    waiting.put(newer, None)
+    waiting.refused("a", refused("a", "ResourceShort"), 0.0, fresh=False)
+    assert waiting.groups["a"].attempt is None
+    assert waiting.groups["a"].record.revision == 2
+    waiting.put(record("a", 1), None)
+    assert waiting.groups["a"].record.revision == 2
