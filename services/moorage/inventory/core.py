@@ -21,6 +21,7 @@ MISSED = 3  # periods of silence until a cluster is stale
 TAKEOVER = 1.5  # periods of silence until another session may take a source over
 REPORTS_PER_SECOND = 500
 SHORTEST_PERIOD = 2.0
+AT_ONCE = 1000  # clusters in one uninterrupted piece of work: the lease is to be renewed in between
 _FINISHED = frozenset({"Succeeded", "Failed"})
 _NODE_FIELDS = ("zones", "devices")
 
@@ -49,7 +50,6 @@ class Cluster:
         self.record = record
         self.heard = now
         self.period = period
-        self.reported = False  # since this inventory began
         self.owner: Source | None = None
         self.nodes: dict[str, Source] = {}
         self.retired: list[str] = []
@@ -71,6 +71,7 @@ class Inventory:
         self.generation = generation
         self.ids = Ids()
         self.clusters: dict[str, Cluster] = {}
+        self._unheard: set[str] = set()
         self.present = 0  # clusters that are not gone
 
     @property
@@ -79,24 +80,30 @@ class Inventory:
 
     # -- clusters -----------------------------------------------------------------------------------------------------
 
-    def begin(self, records: dict[str, ClusterRecord], now: float) -> None:
-        """What stands in KV, over rows that may have been inherited: rows of nobody go, and who has none is stale."""
+    def begin(self, records: dict[str, ClusterRecord], now: float) -> Iterator[None]:
+        """What stands in KV, over rows that may have been inherited: rows of nobody go, and who has none is stale. Yields
+        from time to time, for others to run."""
         fleet = self.writer.fleet
         for name, record in records.items():
             self.ids.learn(name.partition("/")[0], record)
             if not record.gone:
                 self.present += 1
+                self._unheard.add(name)
         right = {record.id: name for name, record in records.items() if not record.gone}
         for cid in range(fleet.size):
             if fleet.known[cid] and right.get(cid) != fleet.names[cid]:
                 self.writer.drop(cid)
-        for name, record in records.items():
+        for count, (name, record) in enumerate(records.items(), 1):
             self.clusters[name] = Cluster(name, record, now, self.period)
             if not record.gone:
                 inherited = record.id < fleet.size and bool(fleet.known[record.id])
-                stale = fleet.cluster_flags(record.id) & STALE if inherited else STALE
-                labels = None if inherited else dict(record.labels)
-                self.writer.put(record.id, name, labels=labels, state=stale | _cordon(record))
+                flags = fleet.cluster_flags(record.id) if inherited else -1
+                state = (flags & STALE if inherited else STALE) | _cordon(record)
+                if state != flags:
+                    labels = None if inherited else dict(record.labels)
+                    self.writer.put(record.id, name, labels=labels, state=state)
+            if count % AT_ONCE == 0:
+                yield
 
     def record_for(self, cluster: str, labels: dict[str, str]) -> ClusterRecord:
         """A number for a new cluster. It is to be durable before `register`."""
@@ -127,10 +134,10 @@ class Inventory:
 
     def unheard(self) -> bool:
         """Some cluster of the fleet has not reported to this inventory yet."""
-        return any(not c.reported and not c.record.gone for c in self.clusters.values())
+        return bool(self._unheard)
 
     def tick(self, now: float) -> list[Said]:
-        """Clusters that missed three periods are stale."""
+        """Clusters that missed three periods are stale; if they are many, the rest at the next call."""
         said = []
         fleet = self.writer.fleet
         for name, cluster in self.clusters.items():
@@ -141,6 +148,8 @@ class Inventory:
             if not flags & STALE and cid < fleet.size and fleet.known[cid]:
                 self.writer.set_state(cid, flags | STALE)
                 said.append(Said("stale", name, {"silentFor": round(now - cluster.heard, 1)}))
+                if len(said) >= AT_ONCE:
+                    break
         return said
 
     # -- reports ------------------------------------------------------------------------------------------------------
@@ -221,7 +230,7 @@ class Inventory:
             as_of=report.as_of,
             claims=self._claims(cluster, report, full),
         )
-        cluster.reported = True
+        self._unheard.discard(cluster.name)
         if new:
             outcome.said.append(Said("joined", cluster.name, {"nodes": len(rows)}, report.id))
         elif stale:
@@ -288,6 +297,7 @@ class Inventory:
         cluster.owner, cluster.nodes, cluster.labels = None, {}, None
         cluster.pods, cluster.by_claim, cluster.overlays, cluster.problems = {}, {}, {}, {}
         self.writer.drop(cluster.record.id)
+        self._unheard.discard(cluster.name)
         return self._answer()._replace(said=[Said("gone", cluster.name, {}, report.id)], gone=True)
 
 

@@ -18,7 +18,7 @@ from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
 from moorage.model.reports import Report, ReportReply
 
-from .core import TAKEOVER, Inventory, Said
+from .core import AT_ONCE, TAKEOVER, Inventory, Said
 from .ids import ClusterRecord
 
 log = structlog.get_logger("inventory")
@@ -119,7 +119,8 @@ class Shell:
         inherited = await self._inherit(generation)
         now = time.monotonic()
         core = Inventory(self.writer, self.generation)
-        core.begin(records, now)
+        for _ in core.begin(records, now):
+            await asyncio.sleep(0)
         if not inherited and core.present:
             self._publish_by = now + TAKEOVER * core.period
         self.core = core
@@ -279,11 +280,14 @@ class Shell:
             await self._rewrite()
         lively = self.writer.heard and now - self._heard_at >= EVERY
         self._dirty.clear()
+        said = len(self._said)  # what comes while Redis writes may not be there yet
         if self.writer.pending or lively:
             self._heard_at = now
             await self._flush()
-        said, self._said = self._said, []
-        for event in said:
+        if self.writer.pending:
+            self._dirty.set()
+        ready, self._said = self._said[:said], self._said[said:]
+        for event in ready:
             await self.bus.emit(subjects.fleet_event(event.change, event.cluster), event.data, cause=event.cause)
 
     async def _check(self) -> None:
@@ -305,7 +309,7 @@ class Shell:
         self._whole = True
 
     async def _flush(self) -> None:
-        flush = self.writer.flush(self.generation, self.counter + 1)
+        flush = self.writer.flush(self.generation, self.counter + 1, AT_ONCE)
         self._unsure = flush
         current = await self.store.write(self.generation, flush)
         self._unsure, self.counter = None, flush.counter

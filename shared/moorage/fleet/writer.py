@@ -234,13 +234,16 @@ class Writer:
     def heard(self) -> bool:
         return bool(self._heard)
 
-    def flush(self, generation: int, counter: int) -> Flush:
-        """All that followers do not know yet, as change number `counter`."""
+    def flush(self, generation: int, counter: int, most: int = 1 << 30) -> Flush:
+        """What followers do not know yet (of so many clusters at most), as change number `counter`."""
         fleet = self.fleet
         parts: list[ClusterPart] = []
         runs: list[NDArray[np.intp]] = []
         snapshots: dict[int, bytes | None] = {}
         pending, self._pending = self._pending, {}
+        while len(pending) > most:
+            cid, what = pending.popitem()
+            self._pending[cid] = what
         heard, self._heard = self._heard, {}
         for cid, what in pending.items():
             if fleet.cluster_flags(cid) & GONE:

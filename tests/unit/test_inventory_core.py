@@ -24,7 +24,7 @@ class Site:
 
     def __init__(self) -> None:
         self.core = Inventory(Writer(), 1)
-        self.core.begin({}, 0.0)
+        list(self.core.begin({}, 0.0))
         self.fleet = self.core.writer.fleet
 
     def say(
@@ -220,7 +220,7 @@ def test_another_inventory_begins_with_rows_and_numbers_of_the_last() -> None:
     kept = site.core.clusters[A].record
     records = {A: kept, "lab/silent": ClusterRecord(id=7, block=kept.block, cordoned=True)}
     second = Inventory(Writer(site.fleet), 2)
-    second.begin(records, 100.0)
+    list(second.begin(records, 100.0))
     fleet = second.writer.fleet
     assert fleet.ids == {A: 0, "lab/silent": 7}
     assert [fleet.state(0), fleet.state(7)] == ["Ready", "Stale"]
