@@ -63,8 +63,8 @@ class Desk:
             before = self.heads.get(group)
             desired = self.desired.get(group)
             # What stands may still be of the revision that this one replaces.
-            replaced = before is not None and before.revision != head.revision
-            if replaced and desired is not None and desired.decision and desired.revision == before.revision:
+            stands = desired.revision if desired is not None and desired.decision else None
+            if before is not None and before.revision != head.revision and before.revision == stands:
                 self.older[group] = (before.revision, self.raw[group])
             self.raw[group], self.heads[group] = value, head
             self._decoded.pop((group, head.revision), None)
