@@ -226,10 +226,21 @@ def test_the_life_of_an_application(example: Mesh, tmp_path: Path) -> None:
     ran(example, "wait", "shop", "--for", "delete", "--timeout", "1s")
 
 
+def test_projects_keep_names_apart(example: Mesh) -> None:
+    document = fits("twin").replace(b"{name: twin,", b"{name: twin, project: other,")
+    ran(example, "apply", "-f", "-", data=document)
+    refused(example, "get", "app", "twin", code=3)
+    assert shown(example, "get", "app", "twin", "-p", "other")["status"]["group"] == "other/twin/v1/default"
+    assert [g["group"] for g in shown(example, "get", "groups", "-p", "other")["items"]] == ["other/twin/v1/default"]
+    ran(example, "wait", "twin", "-p", "other", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "delete", "-f", "-", data=document)
+    refused(example, "why", "other/twin/v1/default", code=3)
+
+
 def test_delete_without_waiting(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("brief"))
     ran(example, "wait", "brief", "--for", "phase=Running", "--timeout", "20s")
-    ran(example, "delete", "application", "brief", "--no-wait")
+    ran(example, "delete", "application", "brief", "--wait=false")
     ran(example, "wait", "brief", "--for", "delete", "--timeout", "20s")
 
 

@@ -134,6 +134,11 @@ def test_detached_stopped_and_found_again(local: Local) -> None:
 
 def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> None:
     local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
+    huge = APPLICATION.replace(b'"kept"', b'"huge"').replace(
+        b'"image": "i"', b'"image": "i", "resources": {"requests": {"cpu": "900"}}'
+    )
+    local.ok("apply", "-f", "-", data=huge)
+    local.ok("wait", "huge", "--for", "phase=Pending", "--timeout", "10s")
     for kind in [kind for kind in local.endpoint["pids"] if kind != "up"]:
         (old,) = local.endpoint["pids"][kind]
         os.kill(old, signal.SIGKILL)
@@ -143,6 +148,9 @@ def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> N
         (row,) = [i for i in items if i["kind"] == "process" and i["name"] == kind]
         assert "restarted once" in row["detail"] and "SIGKILL" in row["detail"]
     local.ok("wait", "app1", "--for", "phase=Running", "--timeout", "30s")
+    local.ok("wait", "huge", "--for", "phase=Pending", "--timeout", "10s")
+    codes = {r["code"] for r in json.loads(local.ok("why", "huge", "-o", "json"))["reasons"]}
+    assert "ResourceShort" in codes, "why it waits was said before the gateway that is asked was there"
     local.ok("apply", "-f", "-", data=APPLICATION)
     local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")
 

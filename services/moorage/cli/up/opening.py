@@ -67,7 +67,7 @@ def _fleets(opening: Opening) -> list[Document]:
     found: list[Document] = []
     if opening.fleet is not None:
         found += read(str(opening.fleet), fleet=True)
-    if opening.example:
+    elif opening.example:
         found += read_text(_builtin("fleet.yaml"), "the example", Path(), fleet=True)
     return found
 
@@ -104,6 +104,10 @@ def _example(client: Client, opening: Opening) -> None:
             groups.append(f"{meta.get('project', 'default')}/{meta['name']}/v1/default")
     for group in groups:
         out("\n" + why_text(_settled(client, group)))
+        for app, sets in client.get(group_path(group, "candidates"))["merged"].items():
+            for one in sets:
+                which = "any but" if one["mode"] == "deny" else "one of"
+                out(f"  {app} may run on {which} {', '.join(one['clusters']) or 'none'}: what all controllers allow")
     short = groups[0].split("/")[1] if groups else "NAME"
     out(
         f"\nLook at it:\n  moorage get groups; moorage why {short}; moorage diff {short}; moorage events -f\n"
