@@ -326,6 +326,24 @@ async def test_of_two_inventories_one_speaks_and_the_other_takes_over(site: Site
     await until(lambda: free(fleet, "lab/a", "n-0") == 16000)
 
 
+async def test_an_inventory_that_was_stopped_and_wakes_up_says_nothing_any_more(site: Site) -> None:
+    process = site.process()
+    fleet = await site.follow()
+    await site.say("lab/a", "s", "full", nodes=nodes())
+    await until(lambda: len(fleet.ids) == 1)
+    generation = fleet.epoch.generation
+    process.send_signal(signal.SIGSTOP)
+    await site.inventory()
+    await until(lambda: fleet.epoch.generation > generation, 15)
+    generation = fleet.epoch.generation
+    process.send_signal(signal.SIGCONT)
+    await until(lambda: process.poll() is not None, 10, "it ends, to be started again")
+    await site.say("lab/a", "s2", "full", nodes=nodes(1, cpu="16"), succeeds="s")
+    await until(lambda: free(fleet, "lab/a", "n-0") == 16000)
+    assert fleet.epoch.generation == generation
+    assert site.followers[0].loads == 2
+
+
 async def test_a_silent_cluster_is_stale_and_comes_back(site: Site) -> None:
     await site.inventory()
     fleet = await site.follow()

@@ -16,14 +16,13 @@ from moorage.model.shapes import EXCLUSIVE
 
 from . import patches
 from .clusters import Clusters
-from .columns import Blocks, Resource, grown, spread
+from .columns import Resource, grown
 from .patches import (
     CORDONED,
     GONE,
     HOST,
     READY,
     REJECTED,
-    SEPARATOR,
     STALE,
     UNSCHEDULABLE,
     ClusterPart,
@@ -31,6 +30,7 @@ from .patches import (
     Malformed,
     Patch,
 )
+from .table import Table
 
 #: What a node has of exclusive cores where nothing in its cluster reports CPU managers.
 BOUNDLESS = 1 << 40
@@ -49,33 +49,19 @@ class Change(NamedTuple):
     heard: NDArray[np.int32] = _NONE  # clusters whose `as_of` went on
 
 
-class Fleet:
+class Fleet(Table):
     """Arrays are replaced when they grow: read them from here each time. After a reset (`changed_since` says None) label
     and taint numbers mean other sets."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tick = 1
         self.resets = 0
         self.on_change: list[Callable[[Change], None]] = []
         self.epoch = Epoch(0, 0)
-        self.n = 0
-        self.size = 0
-        # Of rows.
-        self.cluster: NDArray[np.int32] = np.empty(0, np.int32)
-        self.usable: NDArray[np.bool_] = np.empty(0, np.bool_)
-        self.labelset: NDArray[np.int32] = np.empty(0, np.int32)
-        self.taintset: NDArray[np.int32] = np.empty(0, np.int32)
-        self.host_label: NDArray[np.bool_] = np.empty(0, np.bool_)
-        self.flags: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.exclusive: NDArray[np.int64] | None = None  # as reported; made when the first node reports one
-        self._improved: NDArray[np.int64] = np.empty(0, np.int64)
-        self._resources: dict[str, Resource] = {}
-        self._blocks = Blocks()
         # Of clusters.
         self.names: list[str] = []
         self.ids: dict[str, int] = {}
-        self._start: NDArray[np.int64] = np.empty(0, np.int64)
-        self._length: NDArray[np.int64] = np.empty(0, np.int64)
         self._state: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._known: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._usable_clusters: NDArray[np.bool_] = np.empty(0, np.bool_)
@@ -83,9 +69,6 @@ class Fleet:
         self._as_of: NDArray[np.float64] = np.empty(0, np.float64)
         self._changed: NDArray[np.int64] = np.empty(0, np.int64)
         self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
-        self._nodes: list[str] = []  # names of the block's rows, joined; "" = hole
-        self._split: dict[int, list[str]] = {}
-        self._extras: dict[int, dict[str, bytes]] = {}
         self._claims: dict[int, dict[str, dict[str, int]]] = {}
         self._claimed_in: dict[str, tuple[int, ...]] = {}
         self._sums: dict[str, tuple[int, NDArray[np.int64], NDArray[np.int64]]] = {}
@@ -137,55 +120,10 @@ class Fleet:
         """The agent's time of the newest report that is in these rows."""
         return float(self._as_of[cid])
 
-    def node_name(self, row: int) -> str:
-        cid = int(self.cluster[row])
-        return self._node_list(cid)[row - int(self._start[cid])] if cid >= 0 else ""
-
-    def nodes_of(self, cid: int) -> list[str]:
-        return [name for name in self._node_list(cid) if name]
-
-    def places(self, cid: int) -> dict[str, int]:
-        """Node → row, of one cluster."""
-        start = int(self._start[cid])
-        return {name: start + i for i, name in enumerate(self._node_list(cid)) if name}
-
-    def row_of(self, cid: int, node: str) -> int | None:
-        try:
-            return int(self._start[cid]) + self._node_list(cid).index(node) if node else None
-        except (ValueError, IndexError):
-            return None
-
-    def rows_named(self, name: str) -> NDArray[np.intp]:
-        """The nodes of this name, in whatever cluster."""
-        holding = [cid for cid, block in enumerate(self._nodes) if name in block]
-        return np.array([row for cid in holding if (row := self.row_of(cid, name)) is not None], np.intp)
-
-    def rows_of(self, cluster: int) -> NDArray[np.intp]:
-        if not 0 <= cluster < self.size:
-            return np.empty(0, np.intp)
-        start = int(self._start[cluster])
-        rows = np.arange(start, start + int(self._length[cluster]), dtype=np.intp)
-        return rows[self.cluster[rows] >= 0]
-
-    def rows_in(self, clusters: NDArray[Any]) -> NDArray[np.intp]:
-        """The rows of many clusters, in the order of the clusters."""
-        rows = spread(self._start[clusters], self._length[clusters])
-        return rows[self.cluster[rows] >= 0]
-
     def extras(self, row: int) -> dict[str, Any]:
         """Zones, providers, devices and machines of a node, as reported."""
         found = self._extras.get(int(self.cluster[row]), {}).get(self.node_name(row))
         return dict(msgspec.json.decode(found, type=dict[str, Any])) if found else {}
-
-    def names_at(self, cid: int, rows: NDArray[np.intp]) -> list[str]:
-        """Names of rows of one cluster."""
-        block, start = self._node_list(cid), int(self._start[cid])
-        return [block[row - start] for row in rows.tolist()]
-
-    @property
-    def stored(self) -> dict[str, Resource]:
-        """The resources as nodes report them, by name; exclusive cores are none of these."""
-        return {name: found for name, found in self._resources.items() if name != EXCLUSIVE}
 
     def extras_of(self, cid: int) -> dict[str, bytes]:
         return self._extras.get(cid, {})
@@ -413,102 +351,6 @@ class Fleet:
             del self._claims[part.id]
         return set(claims)
 
-    def _place(self, part: ClusterPart) -> tuple[NDArray[np.intp], NDArray[np.bool_], bool]:
-        """Where the rows of a part go: rows, which of them are new, and whether the set of nodes or their rows changed."""
-        cid, names = part.id, part.names_list()
-        start, length = int(self._start[cid]), int(self._length[cid])
-        extras = self._extras.get(cid)
-        if extras is not None:
-            for node in [n for n in (list(extras) if part.whole else [*part.gone, *names]) if n in extras]:
-                del extras[node]
-        if part.extras:
-            self._extras.setdefault(cid, {}).update(part.extras)
-        elif extras is not None and not extras:
-            del self._extras[cid]
-        if length == 0 and not part.gone:
-            length = Blocks.length_for(len(names))
-            start = self._blocks.take(length)
-            self._ensure_rows(self._blocks.top)
-            self._start[cid], self._length[cid] = start, length
-            self._nodes[cid] = part.names + SEPARATOR * (length - len(names)) if names else ""
-            self._split.pop(cid, None)
-            rows = np.arange(start, start + len(names), dtype=np.intp)
-            self.cluster[rows] = cid
-            return rows, np.ones(len(names), np.bool_), bool(names)
-        if part.whole and not names:
-            self._clear(self.rows_of(cid))
-            self._blocks.give(start, length)
-            self._start[cid] = self._length[cid] = 0
-            self._nodes[cid] = ""
-            self._split.pop(cid, None)
-            return np.empty(0, np.intp), np.empty(0, np.bool_), True
-        block = self._node_list(cid) if length else []
-        at = {name: i for i, name in enumerate(block) if name}
-        leaving = [n for n in at if n not in set(names)] if part.whole else [n for n in part.gone if n in at]
-        if leaving:
-            places = np.array([at.pop(n) for n in leaving], np.intp)
-            for place in places.tolist():
-                block[place] = ""
-            self._clear(start + places)
-        coming = [n for n in names if n not in at]
-        holes = [i for i, name in enumerate(block) if not name] if coming else []
-        moved = bool(leaving or coming)
-        if len(coming) > len(holes):
-            start = self._move(cid, len(at) + len(coming))
-            more = int(self._length[cid]) - len(block)
-            holes += range(len(block), len(block) + more)
-            block += [""] * more
-        for name, place in zip(coming, holes, strict=False):
-            at[name] = place
-            block[place] = name
-        if moved:
-            self._nodes[cid] = SEPARATOR.join(block)
-            self._split.pop(cid, None)
-        rows = start + np.array([at[n] for n in names], np.intp)
-        self.cluster[rows] = cid
-        new = np.isin(np.array(names, object), np.array(coming, object)) if coming else np.zeros(len(names), np.bool_)
-        return rows, new, moved
-
-    def _move(self, cid: int, rows: int) -> int:
-        """Gives a cluster a longer block; its rows and what is claimed of them go along."""
-        old, had = int(self._start[cid]), int(self._length[cid])
-        length = Blocks.length_for(max(rows, had))
-        start = self._blocks.take(length)
-        self._ensure_rows(self._blocks.top)
-        here, there = slice(old, old + had), slice(start, start + had)
-        row_columns: tuple[NDArray[Any], ...] = (
-            self.labelset,
-            self.taintset,
-            self.host_label,
-            self.flags,
-            self._improved,
-        )
-        for values in row_columns:
-            values[there] = values[here]
-        emptied: tuple[tuple[NDArray[Any] | None, Any], ...] = (
-            (self.cluster, -1),
-            (self.usable, False),
-            (self.exclusive, -1),
-        )
-        for column, empty in emptied:
-            if column is not None:
-                column[there] = column[here]
-                column[here] = empty
-        for resource in self._resources.values():
-            resource.move(here, there)
-        self._blocks.give(old, had)
-        self._start[cid], self._length[cid] = start, length
-        return start
-
-    def _clear(self, rows: NDArray[np.intp]) -> None:
-        self.cluster[rows] = -1
-        self.usable[rows] = False
-        self.flags[rows] = 0
-        if self.exclusive is not None:
-            self.exclusive[rows] = -1
-        for resource in self._resources.values():
-            resource.clear(rows)
-
     def _write(self, rows: NDArray[np.intp], better: NDArray[np.bool_], columns: _Columns) -> None:
         for name in columns.resources:
             if name not in self._resources and name != EXCLUSIVE:
@@ -576,18 +418,6 @@ class Fleet:
             self._judge_exclusive(np.flatnonzero(self.known).astype(np.int32))
         return found
 
-    def _new_resource(self, name: str) -> Resource:
-        found = self._resources[name] = Resource(len(self.cluster))
-        return found
-
-    def _node_list(self, cid: int) -> list[str]:
-        found = self._split.get(cid)
-        if found is None:
-            if len(self._split) >= 1024:
-                self._split.clear()
-            found = self._split[cid] = self._nodes[cid].split(SEPARATOR)
-        return found
-
     def _ensure_clusters(self, size: int) -> None:
         if size <= self.size:
             return
@@ -602,23 +432,6 @@ class Fleet:
         self._nodes += [""] * (size - self.size)
         self.size = size
         self.clusters.grow(size)
-
-    def _ensure_rows(self, top: int) -> None:
-        self.n = max(self.n, top)
-        if top <= len(self.cluster):
-            return
-        length = max(top, len(self.cluster) * 5 // 4, 256)
-        self.cluster = grown(self.cluster, length, -1)
-        self.usable = grown(self.usable, length, False)
-        self.labelset = grown(self.labelset, length)
-        self.taintset = grown(self.taintset, length)
-        self.host_label = grown(self.host_label, length, False)
-        self.flags = grown(self.flags, length)
-        self._improved = grown(self._improved, length)
-        if self.exclusive is not None:
-            self.exclusive = grown(self.exclusive, length, -1)
-        for resource in self._resources.values():
-            resource.grow(length)
 
 
 class _Columns(NamedTuple):
