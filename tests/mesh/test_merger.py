@@ -14,9 +14,9 @@ from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
 from moorage.controllers.hpa.core import Hpa
 from moorage.fleet import row
-from moorage.merger.pending import Removed
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
+from moorage.model.desired import Removed
 from moorage.model.groups import Decide, Withdraw
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.testing.checker import counting_pods, read_log
@@ -150,20 +150,6 @@ async def test_simulate_is_the_same_without_the_commit(site: Opener) -> None:
         await s.decide(revision("shop"))
         placed = await s.attempt("shop", "Placed")
         assert [v.clusters for v in placed.apps.values()]
-
-
-async def test_candidates_in_the_form_people_read(site: Opener) -> None:
-    async with site(three) as s:
-        both = [ShapedApp(name=n, shapes=[shape(3000, 2)]) for n in "ab"]
-        data = await s.bus.request(subjects.MERGER_CANDIDATES, Decide(record=revision("shop", *both)))
-        shown = msgspec.json.decode(data)
-        sets = [one for app in "ab" for one in shown["merged"][app]]
-        names = {f"lab/c-{i}" for i in range(3)}
-        listed = [set(x["clusters"]) if x["mode"] == "allow" else names - set(x["clusters"]) for x in sets]
-        assert not listed[0] & listed[1], "both do not fit on one cluster"
-        assert listed[0] | listed[1] == names
-        assert shown["controllers"][0]["name"] == "hpa"
-        assert shown["controllers"][0]["apps"]["a"][0]["clusters"] == []
 
 
 async def test_an_unsupported_need_fails_and_does_not_wait(site: Opener) -> None:

@@ -138,10 +138,6 @@ def room_of(record: Revision, fleet: Fleet) -> Room:
     return Room(free, whole, needs)
 
 
-def merged_answers(record: Revision, got: Gathered, fleet: Fleet) -> Merged:
-    return merge([app.replicas for app in record.apps], fleet.usable_clusters, got.voices)
-
-
 class _Assigner:
     """Exact assignments of the apps that share a cluster, each tried once."""
 
@@ -226,7 +222,7 @@ def propose(
         return Refusal(odd, final=True)
     if got.missing:
         return Refusal(list(got.missing))
-    merged = merged_answers(record, got, fleet)
+    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, got.voices)
     if merged.clashes:
         return Refusal([_clash(record, clash.app, clash.counts) for clash in merged.clashes], final=True)
     known = before(record, fleet, ledger) if known is None else known

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import msgspec
 
 from moorage.bus import Bus, Reply, new_id, subjects
-from moorage.candidates import disjoint
 from moorage.fleet import Fleet
 from moorage.ledger import Capacity, Committed, Committer, Dropped, Guard, Ledger, LedgerFollower
 from moorage.model.candidates import Ask
@@ -19,9 +18,8 @@ from moorage.model.explanations import AppView, Attempt, ClaimView, SlotView
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 
-from .core import Before, Names, Proposal, Refusal, before, merged_answers, propose
+from .core import Before, Names, Proposal, Refusal, before, propose
 from .gathering import Gathered, gather, reasons
-from .showing import clusters_shown, rules_shown, sets_shown
 
 #: A decision may take the largest deadline and this much more; asking for reasons has to end a little before.
 GRACE = 0.050
@@ -225,29 +223,6 @@ class Decider:
             attempt.decision = ""
         attempt.simulated = True
         return attempt
-
-    async def candidates(self, record: Revision, cause: str) -> dict[str, object]:
-        """The merged sets, disjoint where two apps may not share, and each controller's own: the form of the design."""
-        known = before(record, self.fleet, self.ledger)
-        got = await self.gather(record, cause, known)
-        merged = merged_answers(record, got, self.fleet)
-        names = [app.name for app in record.apps]
-        shown = {
-            name: [clusters_shown(mask, self.fleet, count)]
-            for name, mask, count in zip(names, disjoint(merged), merged.replicas, strict=True)
-        }
-        controllers = [
-            {
-                "name": asked.name,
-                "outcome": asked.outcome,
-                "apps": sets_shown(got.answers[asked.name], record.apps, self.fleet)
-                if asked.name in got.answers
-                else {},
-                "rules": rules_shown(got.answers.get(asked.name)),
-            }
-            for asked in got.asked
-        ]
-        return {"group": record.group, "revision": record.revision, "merged": shown, "controllers": controllers}
 
 
 def _placed(record: Revision, proposal: Proposal, got: Gathered, seq: int) -> Attempt:

@@ -13,6 +13,7 @@ from moorage.fleet import Change
 from moorage.ledger import Changes, Dropped, Guard, Ledger, write_snapshot
 from moorage.model.base import Model
 from moorage.model.claims import Claim, Commit, Reassign, Release, Slot
+from moorage.model.desired import Removed
 from moorage.model.explanations import Attempt
 from moorage.model.groups import Revision, State
 from moorage.model.names import untoken
@@ -39,14 +40,6 @@ class _Head(Model, kw_only=True):
     revision: int
     state: State
     resolved: msgspec.Raw
-
-
-class Removed(Model, kw_only=True):
-    """What an agent confirmed: these claims' objects are gone as of its time."""
-
-    claims: list[str]
-    cluster: str
-    as_of: float
 
 
 _heads = msgspec.json.Decoder(_Head)

@@ -60,11 +60,6 @@ class Merger:
         async with self._turn:
             return await self._decider.simulate(hint.record, hint.id)
 
-    async def candidates(self, incoming: Incoming) -> bytes:
-        hint = _decides.decode(incoming.data)
-        async with self._turn:
-            return msgspec.json.encode(await self._decider.candidates(hint.record, hint.id))
-
 
 @dataclass
 class Started:
@@ -89,7 +84,6 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
-    await bus.serve(subjects.MERGER_CANDIDATES, merger.candidates, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, [])
     bus.spawn(look_after(bus, decider, started.pending))
     return started

@@ -10,10 +10,10 @@ INTENTS_APPLY = "moorage.intents.apply"
 INTENTS_CHECK = "moorage.intents.check"
 INTENTS_DELETE = "moorage.intents.delete"
 INTENTS_ACT = "moorage.intents.act"
+INTENTS_RESOURCE = "moorage.intents.resource"
 GROUPS_DECIDE = "moorage.groups.decide"
 GROUPS_WITHDRAW = "moorage.groups.withdraw"
 MERGER_SIMULATE = "moorage.merger.simulate"
-MERGER_CANDIDATES = "moorage.merger.candidates"
 MERGER_WAITING = "moorage.merger.waiting"
 MERGER_REMOVED = "moorage.merger.removed"
 PATCHER_DIFF = "moorage.patcher.diff"
@@ -33,6 +33,7 @@ BUCKETS = (
     "moorage-groups",
     "moorage-revisions",
     "moorage-documents",
+    "moorage-resources",
     "moorage-controllers",
     "moorage-clusters",
     "moorage-leases",
@@ -98,11 +99,11 @@ TABLE: tuple[Subject, ...] = (
     Subject(INTENTS_APPLY, "a document", ("gateway",), ("intents",), "store a document and act on it", True),
     Subject(INTENTS_CHECK, "a document", ("gateway",), ("intents",), "the same, nothing stored", True),
     Subject(INTENTS_DELETE, "kind, project, name", ("gateway",), ("intents",), "remove what is terminated", True),
-    Subject(INTENTS_ACT, "group, verb", ("gateway",), ("intents",), "approve, instantiate, update, terminate", True),
+    Subject(INTENTS_ACT, "group, verb", ("gateway",), ("intents",), "a step of a group's life", True),
+    Subject(INTENTS_RESOURCE, "Change", ("gateway",), ("intents",), "make, change or remove a `/v2` resource", True),
     Subject(GROUPS_DECIDE, "Decide", ("intents",), ("merger",), "a revision wants a decision"),
     Subject(GROUPS_WITHDRAW, "Withdraw", ("intents",), ("merger",), "a revision is to end"),
     Subject(MERGER_SIMULATE, "Decide", ("gateway",), ("merger",), "decide without committing", True),
-    Subject(MERGER_CANDIDATES, "Decide", ("gateway",), ("merger",), "the clusters that may take each app, and who says so", True),
     Subject(MERGER_WAITING, "Attempt", ("merger",), ("merger",), "a group could not be placed"),
     Subject(MERGER_REMOVED, "claims, cluster, asOf", ("patcher",), ("merger",), "an agent confirmed a removal"),
     Subject(PATCHER_DIFF, "group", ("gateway",), ("patcher",), "manifests and what is applied, per cluster", True),
@@ -122,7 +123,7 @@ TABLE: tuple[Subject, ...] = (
     Subject(SIM_LIST, "-", ("gateway",), ("sim",), "the simulated clusters", True),
     Subject("moorage.events.intents.>", "Event", ("intents",), ("gateway", "controller"), "documents and life cycle"),
     Subject("moorage.events.fleet.>", "Event", ("inventory",), ("gateway", "controller"), "clusters come, change, go"),
-    Subject("moorage.events.decisions.>", "Event", ("merger", "patcher"), ("gateway", "patcher", "controller"), "what became of groups"),
+    Subject("moorage.events.decisions.>", "Event", ("merger", "patcher"), ("gateway", "intents", "patcher", "controller"), "what became of groups"),
     Subject(LEDGER_COMMIT, "Commit", ("merger",), FOLLOWERS, "the decision log (a stream)"),
     Subject("moorage.rejected.*", "what was refused, why", KINDS, ("gateway",), "bad messages, kept for a while (a stream)"),
     Subject("$SRV.>", "NATS micro service", ("gateway",), KINDS, "who is there and how they are", True),
