@@ -12,12 +12,13 @@ __all__ = ["KINDS", "for_agent", "for_user"]
 
 #: Buckets that a kind may write, and those it may read (everyone reads through mirrors and direct gets).
 WRITES: dict[str, tuple[str, ...]] = {
-    "intents": ("moorage-groups", "moorage-revisions", "moorage-documents", "moorage-controllers"),
+    "intents": ("moorage-groups", "moorage-revisions", "moorage-documents", "moorage-resources", "moorage-controllers"),
     "inventory": ("moorage-clusters", "moorage-leases"),
     "merger": ("moorage-leases",),
     "patcher": ("moorage-desired", "moorage-status", "moorage-leases"),
 }
 READS: dict[str, tuple[str, ...]] = {
+    "intents": ("moorage-status",),
     "merger": ("moorage-groups", "moorage-controllers"),
     "patcher": ("moorage-groups", "moorage-revisions", "moorage-controllers"),
     "gateway": BUCKETS,
@@ -35,6 +36,7 @@ OBJECT_WRITES: dict[str, tuple[str, ...]] = {
     "sim": ("moorage-sim",),
 }
 OBJECT_READS: dict[str, tuple[str, ...]] = {
+    "intents": ("moorage-status",),
     **dict.fromkeys((*FOLLOWERS, "controller"), ("moorage-snapshots",)),
     "patcher": ("moorage-snapshots", "moorage-manifests"),
 }

@@ -15,6 +15,8 @@ from .subjects import BUCKETS, LOGS, OBJECTS
 _DAY = 24 * 3600 * 10**9
 #: Buckets that can be made again from the log and documents need no fsync on each write.
 _REBUILDABLE = {"moorage-desired", "moorage-status"}
+#: Several keys of these change together or not at all.
+_ATOMIC = {"moorage-resources"}
 
 
 def _bucket(name: str) -> dict[str, Any]:
@@ -29,6 +31,8 @@ def _bucket(name: str) -> dict[str, Any]:
     }
     if name in _REBUILDABLE:
         config["persist_mode"] = "async"
+    if name in _ATOMIC:
+        config["allow_atomic"] = True
     return config
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ from nats.js.api import ObjectStoreConfig
 from nats.js.client import JetStreamContext
 from nats.js.object_store import ObjectStore
 
-from .connection import Connection
+from .connection import Connection, new_id
 from .errors import BusError, Conflict, NoAnswer
 from .tail import Tail
 
@@ -101,8 +101,39 @@ class Bucket:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
         await _append(self._conn, self._prefix + key, b"", headers, self._timeout)
 
-    async def mirror(self, apply: Callable[[str, bytes | None, int], None], keys: str = ">") -> Mirror:
-        """Every key, then every change; after a break the whole state again, and None for keys that went meanwhile."""
+    async def delete_all(self, revisions: Mapping[str, int]) -> int:
+        """All of these keys or none: each must still be at the revision given. At most a thousand."""
+        batch = new_id()
+        last = len(revisions)
+        for number, (key, revision) in enumerate(revisions.items(), 1):
+            headers = {
+                "KV-Operation": "DEL",
+                "Nats-Batch-Id": batch,
+                "Nats-Batch-Sequence": str(number),
+                "Nats-Expected-Last-Subject-Sequence": str(revision),
+            }
+            if number == last:
+                headers["Nats-Batch-Commit"] = "1"
+                return await _append(self._conn, self._prefix + key, b"", headers, self._timeout)
+            await self._conn.nc.publish(self._prefix + key, b"", headers=headers)
+        return 0
+
+    async def last(self) -> int:
+        """The number of the last change of any key."""
+        data = await self._conn.request(f"$JS.API.STREAM.INFO.KV_{self._name}", b"", timeout=self._timeout)
+        reply = msgspec.json.decode(data, type=dict[str, Any])
+        if "error" in reply:
+            raise BusError(f"{self._name}: {reply['error'].get('description')}")
+        return int(reply["state"]["last_seq"])
+
+    async def mirror(
+        self,
+        apply: Callable[[str, bytes | None, int], None],
+        keys: str = ">",
+        passed: Callable[[int], None] | None = None,
+    ) -> Mirror:
+        """Every key, then every change; after a break the whole state again, and None for keys that went meanwhile.
+        `passed` is told every number, also of changes that leave nothing."""
         known: set[str] = set()
         before: set[str] = set()
         cut = len(self._prefix)
@@ -117,9 +148,11 @@ class Bucket:
                 if key in known:
                     known.discard(key)
                     apply(key, None, seq)
-                return
-            known.add(key)
-            apply(key, data, seq)
+            else:
+                known.add(key)
+                apply(key, data, seq)
+            if passed is not None:
+                passed(seq)
 
         def synced() -> None:
             for key in before:

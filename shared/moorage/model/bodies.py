@@ -1,0 +1,186 @@
+"""Bodies of the `/v2` interface in the form they are answered in. Clients may write them in older spellings; what the
+intent store keeps and everybody reads is this."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+MAX_DESCRIPTION, MAX_USER_DATA = 1024, 512
+
+
+class Body(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
+    pass
+
+
+class Meta(Body, kw_only=True):
+    name: str
+    description: str = ""
+    user_data1: str = ""
+    user_data2: str = ""
+
+
+class Named(Body, kw_only=True):
+    """Projects, composite profiles, providers: a name and words about it; of `spec` whatever was given is kept."""
+
+    metadata: Meta
+    spec: dict[str, Any] = {}
+
+
+class CompositeAppSpec(Body, kw_only=True):
+    composite_app_version: str
+
+
+class CompositeApp(Body, kw_only=True):
+    metadata: Meta
+    spec: CompositeAppSpec
+
+
+class AppSpec(Body, kw_only=True):
+    """`manifests`: Kubernetes objects, or YAML text with several; or they are uploaded as a file."""
+
+    manifests: list[dict[str, Any]] | str = []
+
+
+class App(Body, kw_only=True):
+    metadata: Meta
+    spec: AppSpec = msgspec.field(default_factory=AppSpec)
+
+
+class OfAppSpec(Body, kw_only=True):
+    app: str
+
+
+class OfApp(Body, kw_only=True):
+    """A profile or a hardware intent: it is about one app of the composite app."""
+
+    metadata: Meta
+    spec: OfAppSpec
+
+
+class OverrideValues(Body, kw_only=True):
+    app: str
+    values: dict[str, Any] = {}
+
+
+class GroupSpec(Body, kw_only=True):
+    composite_profile: str = ""
+    version: str = ""
+    logical_cloud: str = ""
+    override_values: list[OverrideValues] = []
+
+
+class Group(Body, kw_only=True):
+    metadata: Meta
+    spec: GroupSpec = msgspec.field(default_factory=GroupSpec)
+
+
+class IntentsSpec(Body, kw_only=True):
+    intent: dict[str, str]
+
+
+class Intents(Body, kw_only=True):
+    """Which of the group's intents count, by kind; a kind that it does not name counts whole."""
+
+    metadata: Meta
+    spec: IntentsSpec
+
+
+class ClusterTerm(Body, kw_only=True):
+    """One cluster by name, or those of a provider with a label."""
+
+    cluster_provider: str = ""
+    cluster: str = ""
+    cluster_label: str = ""
+    all_of: list[ClusterTerm] = []
+    any_of: list[ClusterTerm] = []
+
+
+class ClusterTerms(Body, kw_only=True):
+    all_of: list[ClusterTerm] = []
+    any_of: list[ClusterTerm] = []
+
+
+class AppIntentSpec(Body, kw_only=True):
+    app: str
+    intent: ClusterTerms = msgspec.field(default_factory=ClusterTerms)
+
+
+class AppIntent(Body, kw_only=True):
+    metadata: Meta
+    spec: AppIntentSpec
+
+
+class ConsumerSpec(Body, kw_only=True):
+    api_version: str
+    kind: str
+    name: str
+    container: str = ""
+    replicas: int | None = None
+
+
+class Consumer(Body, kw_only=True):
+    metadata: Meta
+    spec: ConsumerSpec
+
+
+class Amount(Body, kw_only=True):
+    """Allocatable: `name` with requests or limits or both. Else `key` and `value` of a node label."""
+
+    name: str = ""
+    requests: int | float | str | None = None
+    limits: int | float | str | None = None
+    units: str = ""
+    key: str = ""
+    value: str = ""
+
+
+class RequirementSpec(msgspec.Struct, rename="camel", kw_only=True):
+    mandatory: bool
+    allocatable: bool
+    weight: int | msgspec.UnsetType = msgspec.UNSET
+    resource: Amount
+
+
+class Requirement(Body, kw_only=True):
+    metadata: Meta
+    spec: RequirementSpec
+
+
+class ClusterLabel(Body, kw_only=True):
+    """`clusterLabel` is its name: `east`, or `region=eu` where the label has a value."""
+
+    cluster_label: str
+
+
+class KeyValues(Body, kw_only=True):
+    kv: list[dict[str, Any]] = []
+
+
+class KeyValuePairs(Body, kw_only=True):
+    metadata: Meta
+    spec: KeyValues = msgspec.field(default_factory=KeyValues)
+
+
+class ClusterReferenceSpec(Body, kw_only=True):
+    cluster_provider: str
+    cluster: str
+    loadbalancer_ip: str = ""
+
+
+class ClusterReference(Body, kw_only=True):
+    metadata: Meta
+    spec: ClusterReferenceSpec
+
+
+class ControllerSpec(Body, kw_only=True):
+    host: str = ""
+    port: int = 0
+    type: str = ""
+    priority: int = 0
+
+
+class ControllerBody(Body, kw_only=True):
+    metadata: Meta
+    spec: ControllerSpec = msgspec.field(default_factory=ControllerSpec)

@@ -1,0 +1,245 @@
+"""The tree of `/v2` resources: which kinds there are, where they stand, and a copy of it in memory that the intent store
+and the gateways keep from the same bucket."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from . import bodies
+from .base import Message, Model
+from .names import token, untoken
+from .problems import Problem
+from .reasons import Warn
+
+Path = tuple[str, ...]
+
+
+class Kind(NamedTuple):
+    """`path` is of one resource; what stands in braces are names. `upload`: may come with a file."""
+
+    path: Path
+    body: type[msgspec.Struct]
+    about: str
+    upload: bool = False
+    replaced: bool = True  # PUT is possible
+
+    @property
+    def collection(self) -> Path:
+        """Composite apps have two names: their own and the version."""
+        at = len(self.path)
+        while self.path[at - 1].startswith("{"):
+            at -= 1
+        return self.path[:at]
+
+    @property
+    def segment(self) -> str:
+        return self.collection[-1]
+
+    @property
+    def names(self) -> int:
+        return len(self.path) - len(self.collection)
+
+    def parent(self, path: Path) -> Path:
+        return path[: len(self.collection) - 1]
+
+
+def _kind(path: str, body: type[msgspec.Struct], about: str, *, upload: bool = False, replaced: bool = True) -> Kind:
+    return Kind(tuple(path.split("/")), body, about, upload, replaced)
+
+
+_PROJECT = "projects/{project}"
+_APP = _PROJECT + "/composite-apps/{app}/{version}"
+_GROUP = _APP + "/deployment-intent-groups/{group}"
+_CLOUD = _PROJECT + "/logical-clouds/{cloud}"
+_CLUSTER = "cluster-providers/{provider}/clusters/{cluster}"
+
+KINDS: tuple[Kind, ...] = (
+    _kind(_PROJECT, bodies.Named, "a project"),
+    _kind(_APP, bodies.CompositeApp, "a composite app in one version"),
+    _kind(_APP + "/apps/{member}", bodies.App, "an app, with its manifests or its chart", upload=True),
+    _kind(_APP + "/composite-profiles/{composite-profile}", bodies.Named, "a set of profiles"),
+    _kind(
+        _APP + "/composite-profiles/{composite-profile}/profiles/{profile}",
+        bodies.OfApp,
+        "values for the chart of an app",
+        upload=True,
+    ),
+    _kind(_GROUP, bodies.Group, "a deployment intent group"),
+    _kind(_GROUP + "/intents/{map}", bodies.Intents, "which intents of the group count"),
+    _kind(_GROUP + "/generic-placement-intents/{placement}", bodies.Named, "placement by name and label"),
+    _kind(
+        _GROUP + "/generic-placement-intents/{placement}/app-intents/{app-intent}",
+        bodies.AppIntent,
+        "the clusters of one app",
+    ),
+    _kind(_GROUP + "/hpa-intents/{intent}", bodies.OfApp, "a hardware intent of one app"),
+    _kind(
+        _GROUP + "/hpa-intents/{intent}/hpa-resource-consumers/{consumer}",
+        bodies.Consumer,
+        "an object, and the container in it, that needs hardware",
+    ),
+    _kind(
+        _GROUP + "/hpa-intents/{intent}/hpa-resource-consumers/{consumer}/resource-requirements/{requirement}",
+        bodies.Requirement,
+        "one need of a consumer",
+    ),
+    _kind(_CLOUD, bodies.Named, "a logical cloud"),
+    _kind(_CLOUD + "/cluster-references/{reference}", bodies.ClusterReference, "a cluster of a logical cloud"),
+    _kind(_CLOUD + "/cluster-quotas/{quota}", bodies.Named, "a quota of a logical cloud"),
+    _kind(_CLOUD + "/user-permissions/{permission}", bodies.Named, "permissions in a logical cloud"),
+    _kind(_CLOUD + "/kv-pairs/{pairs}", bodies.KeyValuePairs, "keys and values of a logical cloud"),
+    _kind("cluster-providers/{provider}", bodies.Named, "a provider of clusters"),
+    _kind(_CLUSTER, bodies.Named, "a cluster, perhaps with its kubeconfig", upload=True),
+    _kind(_CLUSTER + "/labels/{label}", bodies.ClusterLabel, "a label of a cluster", replaced=False),
+    _kind(_CLUSTER + "/kv-pairs/{pairs}", bodies.KeyValuePairs, "keys and values of a cluster"),
+    _kind("controllers/{controller}", bodies.ControllerBody, "a controller of another system"),
+    _kind("clm-controllers/{controller}", bodies.ControllerBody, "a controller of cluster life cycles"),
+    _kind("dcm-controllers/{controller}", bodies.ControllerBody, "a controller of logical clouds"),
+)
+_BY_SHAPE: dict[tuple[str, ...], Kind] = {}
+
+
+def _shape(path: Path) -> tuple[str, ...]:
+    return tuple("" if part.startswith("{") else part for part in path)
+
+
+for _one in KINDS:
+    _BY_SHAPE[_shape(_one.path)] = _one
+PROJECT = KINDS[0]
+COMPOSITE_APP = KINDS[1]
+GROUP = _BY_SHAPE[_shape(tuple(_GROUP.split("/")))]
+CLUSTER = _BY_SHAPE[_shape(tuple(_CLUSTER.split("/")))]
+CHILDREN: dict[Path, tuple[Kind, ...]] = {
+    kind.path: tuple(other for other in KINDS if other.parent(other.path) == kind.path) for kind in KINDS
+}
+
+
+def kind_of(path: Path, *, collection: bool = False) -> Kind | None:
+    """The kind of a resource, or of what a collection holds."""
+    for kind in KINDS:
+        pattern = kind.collection if collection else kind.path
+        if len(pattern) == len(path) and all(p.startswith("{") or p == q for p, q in zip(pattern, path, strict=True)):
+            return kind
+    return None
+
+
+def key_of(path: Path) -> str:
+    return ".".join(token(part) for part in path)
+
+
+def path_of(key: str) -> Path:
+    return tuple(untoken(part) for part in key.split("."))
+
+
+def group_path(group: str) -> Path:
+    project, app, version, name = group.split("/")
+    return ("projects", project, "composite-apps", app, version, "deployment-intent-groups", name)
+
+
+def group_name(path: Path) -> str:
+    """The group that a resource below a deployment intent group belongs to."""
+    return "/".join((path[1], path[3], path[4], path[6]))
+
+
+class Resource(Model, kw_only=True):
+    """What the bucket `moorage-resources` keeps. Only `body` is ever answered."""
+
+    body: msgspec.Raw
+    created: str = ""
+    objects: list[dict[str, Any]] = []  # of an app: its manifests, from a file
+    chart: str = ""  # of an app: a Helm chart as .tgz, base64
+    values: dict[str, Any] = {}  # of a profile
+    kubeconfig: str = ""  # of a cluster
+
+
+class Change(Message, kw_only=True):
+    """On `moorage.intents.resource`: POST into a collection, PUT or DELETE of one resource, or DELETE of a collection.
+    `file` is base64. `if_match`: the resource must still be at this number of the bucket."""
+
+    verb: str  # create | replace | delete | clear
+    path: list[str]
+    body: msgspec.Raw = msgspec.Raw(b"null")
+    file: str = ""
+    if_match: int | None = None
+
+
+class Changed(Model, kw_only=True):
+    accepted: bool = True
+    path: list[str] = []
+    body: msgspec.Raw = msgspec.Raw(b"null")
+    seq: int = 0
+    removed: list[list[str]] = []
+    warnings: list[Warn] = []
+    problem: Problem | None = None
+
+
+class Held(NamedTuple):
+    value: Any
+    seq: int
+
+
+class Tree:
+    """What is where, kept current from a mirror and from one's own writes, in whichever order the two arrive."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, Held] = {}
+        self._gone: dict[Path, int] = {}
+        self._in: dict[Path, dict[Path, None]] = defaultdict(dict)  # collection → names
+        self.position = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, path: Path) -> Held | None:
+        return self._held.get(path)
+
+    def put(self, path: Path, value: Any, seq: int) -> bool:
+        """False: something newer is known already."""
+        held = self._held.get(path)
+        if (held is not None and held.seq >= seq) or self._gone.get(path, 0) > seq:
+            return False
+        self._held[path] = Held(value, seq)
+        kind = kind_of(path)
+        if kind is not None:
+            self._in[path[: len(kind.collection)]][path] = None
+        return True
+
+    def drop(self, path: Path, seq: int, *, mirrored: bool = False) -> bool:
+        held = self._held.get(path)
+        if mirrored:
+            if self._gone.get(path, 0) <= seq or seq == 0:
+                self._gone.pop(path, None)
+        else:
+            self._gone[path] = seq
+        if held is None or 0 < seq < held.seq:
+            return False
+        del self._held[path]
+        kind = kind_of(path)
+        if kind is not None:
+            inside = self._in[path[: len(kind.collection)]]
+            inside.pop(path, None)
+            if not inside:
+                del self._in[path[: len(kind.collection)]]
+        return True
+
+    def members(self, collection: Path) -> list[Path]:
+        """Sorted; of composite apps every version."""
+        return sorted(self._in.get(collection, ()))
+
+    def has_members(self, collection: Path) -> bool:
+        return bool(self._in.get(collection))
+
+    def children(self, path: Path) -> str:
+        """The first collection below that holds something; empty if none does."""
+        kind = kind_of(path)
+        for child in CHILDREN[kind.path] if kind is not None else ():
+            if self._in.get((*path, child.segment)):
+                return child.segment
+        return ""
+
+    def items(self) -> Iterator[tuple[Path, Held]]:
+        yield from self._held.items()
