@@ -238,3 +238,12 @@ def test_the_search_is_bounded_beyond_the_promise() -> None:
     problem = Problem(rng.integers(90, 110, (24, 3)), needs, [1] * 24, np.ones((24, 24), np.bool_))
     with pytest.raises(Bound):
         search(problem, 2000)
+
+
+@pytest.mark.parametrize("key", ["metadata.name", "kubernetes.io/hostname"])
+@pytest.mark.parametrize("operator", ["In", "NotIn"])
+def test_names_select_nodes_of_a_large_fleet_too(key: str, operator: str) -> None:
+    fleet = fleet_of(
+        {f"lab/{i}": [node(f"n-{i * j}", cpu="4", hostname=i % 2 == 0) for j in (1, 10)] for i in range(1, 90)}
+    )
+    check_room(fleet, Rooms(fleet), shape(terms=[[Requirement(key=key, operator=operator, values=("n-2", "n-70"))]]))

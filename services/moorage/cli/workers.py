@@ -30,6 +30,9 @@ WORKERS = {
 #: What all workers import, once, before any is forked: its pages are shared.
 HEAVY = ("numpy", "nats", "msgspec", "redis.asyncio", "pyroaring", "uvloop", "structlog", "asyncio", "hiredis")
 
+#: How long a worker that was asked to end has for it, until it is asked again.
+AGAIN = 3.0
+
 
 def load(kind: str) -> Callable[..., Coroutine[Any, Any, None]]:
     main: Callable[..., Coroutine[Any, Any, None]] = importlib.import_module(WORKERS[kind]).main
@@ -49,7 +52,11 @@ def serve(coro: Coroutine[Any, Any, None]) -> int:
         def end() -> None:
             nonlocal asked
             asked = True
-            task.cancel()
+            if not task.done():
+                task.cancel()
+                # Before Python 3.12 asyncio.wait_for, which the broker's client uses, loses a cancellation that comes as
+                # its future is done; once lost, a worker would run on.
+                loop.call_later(AGAIN, end)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)

@@ -15,6 +15,8 @@ from .rows import Ids, Mask, NamedRows, Rows, Where
 
 _HOSTNAME = "kubernetes.io/hostname"
 _NAME = "metadata.name"
+#: So many rows are asked for their names one by one before the fleet is asked for the name.
+_FEW = 64
 
 
 class _Selectors:
@@ -39,7 +41,7 @@ def _ids(rows: Rows, where: Where) -> Ids:
 
 def _named(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
     """Per row, whether the node's own name meets the requirement."""
-    if isinstance(rows, NamedRows) and requirement.operator in ("In", "NotIn"):
+    if len(ids) > _FEW and requirement.operator in ("In", "NotIn") and isinstance(rows, NamedRows):
         found = [rows.rows_named(name) for name in requirement.values]
         mask = np.isin(ids, np.concatenate(found)) if found else np.zeros(len(ids), np.bool_)
         return mask if requirement.operator == "In" else ~mask

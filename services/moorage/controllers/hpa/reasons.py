@@ -79,9 +79,8 @@ class Refusals:
         needed, free = show(figure.resource, figure.needed), show(figure.resource, figure.best)
         short = show(figure.resource, figure.needed - figure.best)
         what = "every node" if shape.per_node else "one node"
-        message = (
-            f"a pod of {shape.object} needs {needed} {figure.resource} on {what}; at most {free} is free there, {short} too little"
-        )
+        message = f"a pod of {shape.object} needs {needed} {figure.resource} on {what}"
+        message += f"; at most {free} is free there, {short} too little"
         return self._reason(
             figure.code,
             figure.clusters,
