@@ -130,7 +130,7 @@ def _resources(target: _Target, sums: Mapping[tuple[str, str], Amounts], cluster
             continue
         where, index, manifest = found
         limits = max(one) if one.limits else _raised(manifest, resource, one.requests)
-        base = (*path, "spec", where, index, "resources")
+        base: tuple[str | int, ...] = (*path, "spec", where, index, "resources")
         for field, value in (("requests", one.requests), ("limits", limits)):
             if value:
                 yield Contribution(
