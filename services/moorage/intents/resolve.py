@@ -107,9 +107,13 @@ def _of_app(group: str, app: App) -> list[Intent]:
     if app.consumers:
         hpa = HpaIntentSpec(group=group, app=app.name, consumers=app.consumers)
         found.append(Intent(kind="HpaIntent", name=app.name, spec=msgspec.Raw(_encode(hpa))))
-    if app.placement is not None and (app.placement.all_of or app.placement.any_of):
+    if app.placement is not None and (app.placement.all_of or app.placement.any_of or app.placement.sets):
         placement = PlacementIntentSpec(
-            group=group, app=app.name, all_of=app.placement.all_of, any_of=app.placement.any_of
+            group=group,
+            app=app.name,
+            all_of=app.placement.all_of,
+            any_of=app.placement.any_of,
+            sets=app.placement.sets,
         )
         found.append(Intent(kind="PlacementIntent", name=app.name, spec=msgspec.Raw(_encode(placement))))
     return found
@@ -145,6 +149,8 @@ def _replicas(app: App, attached: Sequence[AcceptedIntent], warnings: list[Warn]
     sets = [
         s for a in attached if isinstance(a.spec, PlacementIntentSpec) and a.spec.app == app.name for s in a.spec.sets
     ]
+    if app.placement is not None:
+        sets = [*app.placement.sets, *sets]
     if not sets:
         return 1 if app.replicas is None else app.replicas
     total = 0 if any(s.count == 0 for s in sets) else sum(s.count for s in sets)

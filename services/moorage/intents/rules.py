@@ -17,6 +17,7 @@ from moorage.model.documents import (
     Metadata,
     Need,
     PlacementIntentSpec,
+    PlacementSet,
     Term,
 )
 from moorage.model.names import GroupName, is_name
@@ -91,9 +92,13 @@ def placement_intent(given: PlacementIntentSpec, report: Report) -> None:
         report("spec.sets", "Contradiction", "give either sets or allOf and anyOf, not both")
     _terms(given.all_of, "spec.allOf", report)
     _terms(given.any_of, "spec.anyOf", report)
-    _many(given.sets, MAX_TERMS, "spec.sets", report)
-    for i, choice in enumerate(given.sets):
-        at = f"spec.sets[{i}]"
+    _sets(given.sets, "spec.sets", report)
+
+
+def _sets(given: list[PlacementSet], path: str, report: Report) -> None:
+    _many(given, MAX_TERMS, path, report)
+    for i, choice in enumerate(given):
+        at = f"{path}[{i}]"
         if not 0 <= choice.count <= MAX_CLUSTERS:
             report(f"{at}.count", "OutOfRange", f"must be 0 (all of them) to {MAX_CLUSTERS}")
         _terms(choice.all_of, f"{at}.allOf", report)
@@ -142,8 +147,14 @@ def _app(app: App, path: str, report: Report) -> Objects:
     if app.placement is not None:
         _terms(app.placement.all_of, f"{path}.placement.allOf", report)
         _terms(app.placement.any_of, f"{path}.placement.anyOf", report)
+        _sets(app.placement.sets, f"{path}.placement.sets", report)
     _consumers(app.consumers, f"{path}.consumers", report)
     return _manifests(app.manifests, f"{path}.manifests", report)
+
+
+def manifests(given: list[dict[str, Any]], path: str, report: Report) -> list[dict[str, Any]]:
+    """Kubernetes objects, lists opened, that no document holds yet."""
+    return _manifests(given, path, report).manifests
 
 
 def _manifests(given: list[dict[str, Any]] | dict[str, Any], path: str, report: Report) -> Objects:
@@ -232,7 +243,7 @@ def _consumer(consumer: Consumer, path: str, report: Report) -> None:
     seen: set[tuple[str, str, bool]] = set()
     for i, need in enumerate(consumer.needs[:MAX_NEEDS]):
         at = f"{path}.needs[{i}]"
-        _need(need, at, report)
+        need_is_right(need, at, report)
         allocatable = allocatable or bool(need.resource)
         key = (need.resource, need.label, is_mandatory(need))
         if key in seen:
@@ -247,7 +258,7 @@ def is_mandatory(need: Need) -> bool:
     return need.weight is None if need.mandatory is None else need.mandatory
 
 
-def _need(need: Need, path: str, report: Report) -> None:
+def need_is_right(need: Need, path: str, report: Report) -> None:
     if need.name:
         _name(need.name, f"{path}.name", report)
     if need.weight is not None and not 1 <= need.weight <= 10:

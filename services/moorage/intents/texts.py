@@ -17,11 +17,11 @@ MAX_CONTAINERS = 100_000
 _json = msgspec.json.Decoder()
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Dates stay text, as in JSON: nothing in a document is a date."""
 
 
-_Loader.yaml_implicit_resolvers = {
+Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -45,7 +45,7 @@ def data_of(text: bytes) -> dict[str, Any]:
         raise _too_deep() from None
     if not isinstance(data, dict):
         raise _bad("Undecodable", "a document is an object with apiVersion, kind, metadata and spec")
-    _bounded(data)
+    bounded(data)
     return data
 
 
@@ -53,11 +53,11 @@ def _yaml(text: bytes, error: Exception) -> Any:
     if text.lstrip()[:1] in (b"{", b"["):
         raise _bad("Undecodable", f"this is not JSON: {error}") from None
     try:
-        found = list(yaml.load_all(text.decode(), _Loader))
+        found = list(yaml.load_all(text.decode(), Loader))
         # What YAML has and JSON has not (keys that are numbers, sets, NaN) must not reach a store.
         documents = [d for d in found if d is not None]
         for document in documents:
-            _bounded(document)
+            bounded(document)
         documents = _json.decode(msgspec.json.encode(documents))
     except yaml.YAMLError as broken:
         raise _bad("Undecodable", f"this is neither JSON nor YAML: {broken}") from None
@@ -76,7 +76,7 @@ def _too_deep() -> Refused:
     return _bad("TooDeep", f"the document is nested deeper than {MAX_DEPTH}")
 
 
-def _bounded(data: Any) -> None:
+def bounded(data: Any) -> None:
     level = [data]
     seen = 0
     for _ in range(MAX_DEPTH):

@@ -58,9 +58,20 @@ class Term(Strict, kw_only=True):
     all_of: list[Term] = []
 
 
-class Placement(Strict, kw_only=True):
+class PlacementSet(Strict, kw_only=True):
+    """`count` clusters out of those the terms select; 0 = every one of them."""
+
+    count: int = 1
     all_of: list[Term] = []
     any_of: list[Term] = []
+
+
+class Placement(Strict, kw_only=True):
+    """A filter; with `sets` also how many clusters, which then takes the place of the app's `replicas`."""
+
+    all_of: list[Term] = []
+    any_of: list[Term] = []
+    sets: list[PlacementSet] = []
 
 
 class App(Strict, kw_only=True):
@@ -93,14 +104,6 @@ class HpaIntentSpec(Strict, kw_only=True):
     group: str
     app: str
     consumers: list[Consumer] = []
-
-
-class PlacementSet(Strict, kw_only=True):
-    """`count` clusters out of those the terms select; 0 = every one of them."""
-
-    count: int = 1
-    all_of: list[Term] = []
-    any_of: list[Term] = []
 
 
 class PlacementIntentSpec(Strict, kw_only=True):
