@@ -16,6 +16,7 @@ from moorage.controllers.hpa.core import Hpa
 from moorage.fleet import row
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.desired import Removed
 from moorage.model.groups import Decide, Withdraw
 from moorage.model.shapes import Shape, ShapedApp
@@ -317,6 +318,43 @@ async def test_a_lost_hint_loses_nothing(site: Opener) -> None:
         await s.attempt("unheard", "Placed")
         await s.store(revision("unheard"), "Terminated")
         await until(lambda: group("unheard") not in s.ledger.standing)
+
+
+async def test_a_merger_that_died_between_commit_and_event(site: Opener) -> None:
+    """Its decision stands, is not made again, and what it had not come to is found by the next one."""
+    async with site(three) as s:
+        records = [revision("told"), revision("untold")]
+        for record in records:
+            await s.store(record)
+        intent = IntentRef(kind="Application", name="told", revision=1)
+        slot = Slot(node="n-0", resources={"cpu": 1000, "pods": 1})
+        claim = Claim(id="c", decision="d", intent=intent, tenant="default", slots=[slot], app="a", cluster="lab/c-0")
+        decision = Decision(id="d", group=group("told"), revision=1, claims=[claim])
+        commit = Commit(id="last words", by="the dead", decisions=[decision])
+        await s.bus.log("MOORAGE_LEDGER").append(msgspec.json.encode(commit), expected=0)
+        await s.attempt("untold", "Placed")
+        await asyncio.sleep(0.2)
+        assert s.ledger.standing[group("told")].id == "d"
+        assert s.attempts("told") == []
+
+
+async def test_a_silent_controller_does_not_cost_each_group_its_deadline(site: Opener) -> None:
+    async with site(three) as s:
+        answers: dict[str, Callable[[Incoming], Awaitable[Any]]] = {"now": silent}
+
+        async def changing(incoming: Incoming) -> Any:
+            return await answers["now"](incoming)
+
+        await s.controller("must", changing, policy="required", deadline_ms=200)
+        await s.decide(*(revision(f"g{i}") for i in range(12)))
+        for i in range(12):
+            await s.attempt(f"g{i}", "Pending")
+        await until(lambda: bool(s.mergers[0].pending))
+        answers["now"] = only("lab/c-1", "lab/c-2")
+        started = asyncio.get_running_loop().time()
+        for i in range(12):
+            await s.attempt(f"g{i}", "Placed")
+        assert asyncio.get_running_loop().time() - started < 5
 
 
 async def test_another_merger_takes_over_what_waits(site: Opener) -> None:

@@ -27,6 +27,9 @@ def test_only_rows_that_improved_and_have_room_wake_a_group() -> None:
     waiting = Waiting()
     for name, cpu in (("small", 500), ("medium", 2000), ("large", 9000)):
         waiting.put(record(name, cpu), None)
+    assert waiting.hits(fleet, None) == {}, "somebody is deciding them for the first time"
+    for name in waiting.groups:
+        waiting.refused(name, refused(name, "ResourceShort"), 0.0, fresh=True)
     all_rows, no_rows = waiting.hits(fleet, np.zeros(0, np.intp)), np.zeros(0, np.intp)
     assert set(all_rows) == {"small", "medium"}, "what is new is tested against everything once"
     assert waiting.hits(fleet, no_rows) == {}
@@ -42,6 +45,7 @@ def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:
     waiting = Waiting()
     for name, at in (("c", "2026-01-03"), ("a", "2026-01-02"), ("b", "2026-01-01")):
         waiting.put(record(name, 100, at), None)
+        waiting.refused(name, refused(name, "ResourceShort"), 0.0, fresh=True)
     assert waiting.oldest_first(["a", "b", "c", "gone"]) == ["b", "a", "c"]
     waiting.refused("b", refused("b", "ReplicasConflict", phase="Failed"), 0.0, fresh=True)
     assert set(waiting.hits(fleet, None)) == {"a", "c"}

@@ -290,10 +290,9 @@ def _proposal(
         revision=record.revision,
         claims=claims,
         epoch=str(fleet.epoch),
+        # Of those who scored: that others had nothing to say about an app makes its place no worse.
         scores={
-            name: round(score, 6)
-            for name, score, has in zip(apps_by_name, chosen.scores, merged.scores, strict=True)
-            if has is not None
+            apps_by_name[app]: round(min(1.0, chosen.scores[app] / share), 6) for app, share in merged.scored.items()
         },
         replicas=dict(zip(apps_by_name, merged.replicas, strict=True)),
         controllers=got.asked,

@@ -209,7 +209,8 @@ class Pending:
         forced = (self._forced | self.waiting.due(self._now)) & self.waiting.groups.keys()
         self._forced = set()
         hits = self.waiting.hits(self._fleet, improved)
-        for group in self.waiting.oldest_first(forced | hits.keys()):
+        order = self.waiting.oldest_first(forced | hits.keys())
+        for number, group in enumerate(order):
             waiter = self.waiting.groups.get(group)
             if waiter is None or (group not in forced and not self.waiting.still(self._fleet, group, hits[group])):
                 continue
@@ -224,6 +225,10 @@ class Pending:
                 self.waiting.drop(group)
             if before is None or attempt.phase == "Placed" or _figures(before) != _figures(attempt):
                 await tell(self._bus, attempt, "")
+            if waiter.due is not None and waiter.attempt is attempt:
+                # A required controller is silent, so it would be for all the others, one deadline each.
+                self.waiting.postpone(order[number + 1 :], waiter.due)
+                break
 
     def _look_again(self, group: str) -> None:
         """Somebody else is at it, or it is settled."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,11 @@ class Waiting:
         if attempt.phase == "Failed":
             waiter.due, waiter.fresh = None, False
 
+    def postpone(self, groups: Iterable[str], until: float) -> None:
+        for group in groups:
+            if group in self.groups:
+                self.groups[group].due = until
+
     def next_due(self) -> float | None:
         return min((w.due for w in self.groups.values() if w.due is not None), default=None)
 
@@ -91,7 +96,9 @@ class Waiting:
         tested: dict[tuple[str, bool], bool] = {}
         found: dict[str, NDArray[np.intp]] = {}
         for group, waiter in self.groups.items():
-            if waiter.attempt is not None and waiter.attempt.phase == "Failed":
+            if waiter.attempt is None:
+                continue  # the first decision is under way; if it got lost, `due` says when to make it here
+            if waiter.attempt.phase == "Failed":
                 continue
             fresh, waiter.fresh = waiter.fresh, False
             for app in waiter.record.apps:
@@ -113,5 +120,5 @@ class Waiting:
             helps(fleet, shape, rows) for app in waiter.record.apps for shape in app.shapes
         )
 
-    def oldest_first(self, groups: Any) -> list[str]:
+    def oldest_first(self, groups: Iterable[str]) -> list[str]:
         return sorted((g for g in groups if g in self.groups), key=lambda g: self.groups[g].age)

@@ -42,6 +42,7 @@ class Merged:
     together: set[tuple[int, int]] = field(default_factory=set)
     bonus: dict[tuple[int, int], float] = field(default_factory=dict)  # for each cluster that both share
     clashes: list[Clash] = field(default_factory=list)
+    scored: dict[int, float] = field(default_factory=dict)  # apps with scores: what share of all weight gave them
     left_out: dict[int, int] = field(default_factory=dict)  # apps that want "all": how many others refused
 
 
@@ -60,6 +61,7 @@ def merge(replicas: Sequence[int], base: Mask, voices: Sequence[Voice]) -> Merge
             if said.scores is not None and voice.weight > 0:
                 part = said.scores * (voice.weight / total)
                 scores = part if scores is None else scores + part
+                merged.scored[app] = merged.scored.get(app, 0.0) + voice.weight / total
         counts: dict[str, int] = {}
         groups: list[list[Group]] = []
         for voice, said in heard:
