@@ -144,8 +144,11 @@ def _tidy(errors: Iterable[Violation], formal: int) -> list[Violation]:
     return list(shown.values())
 
 
-def _within(path: str, outer: str) -> bool:
-    return not outer or path == outer or path.startswith((outer + ".", outer + "["))
+def _within(path: str, broken: str) -> bool:
+    """At the broken place, inside of it, or about what it is a field of and now lacks."""
+    if not broken or path == broken or path.startswith((broken + ".", broken + "[")):
+        return True
+    return path == broken.rpartition(".")[0]
 
 
 def check_schema(schema: dict[str, Any]) -> str:

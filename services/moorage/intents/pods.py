@@ -182,7 +182,7 @@ def read(manifest: dict[str, Any], path: str, report: Report) -> Pods | None:
             work = msgspec.convert(manifest.get("spec"), _Workload)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
-        inside = where.rstrip("`").replace("[...]", "[]")
+        inside = where.rstrip("`").replace("[...]", "")
         base = path if kind == "Pod" else f"{path}.spec"
         report(f"{base}{inside}", "InvalidManifest", message)
         return None

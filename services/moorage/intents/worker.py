@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, new_id, subjects
+from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, subjects
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
 from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
@@ -219,7 +219,7 @@ async def main(settings: Settings) -> None:
         worker = Worker(bus)
         await worker.start()
         await bus.announce(worker.health)
-        log.info("ready", instance=new_id(), **worker.health())
+        log.info("ready", **worker.health())
         await bus.closed.wait()
     finally:
         await bus.close()

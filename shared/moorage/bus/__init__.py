@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,10 @@ class Bus(Connection):
 
     async def announce(self, health: Callable[[], dict[str, Any]]) -> None:
         await _service.announce(self, health)
+        # nats-py swallows a cancellation that meets it while it writes: who was told to end while starting ends here.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
 
     async def provision(self) -> None:
         await _provision.provision(self)

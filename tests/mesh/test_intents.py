@@ -1,0 +1,402 @@
+"""The intent store against a real broker: what is acknowledged stands, once, whoever else writes at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import yaml
+
+import moorage.cli.example
+from moorage.bus import Bus, subjects
+from moorage.bus.stores import Bucket
+from moorage.intents.worker import main
+from moorage.model.groups import Decide, GroupRecord, Withdraw
+from moorage.model.names import group_tokens
+from moorage.testing.conditions import until
+from moorage.testing.servers import NatsServer
+
+EXAMPLE = yaml.safe_load((Path(next(iter(moorage.cli.example.__path__))) / "application.yaml").read_text())
+GROUP = "default/app1/v1/default"
+
+
+def application(name: str = "shop", **changes: Any) -> dict[str, Any]:
+    app = {
+        "name": "web",
+        "manifests": [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": "web"},
+                "spec": {"template": {"spec": {"containers": [{"name": "nginx"}]}}},
+            }
+        ],
+        **changes,
+    }
+    return {
+        "apiVersion": "moorage.dev/v1alpha1",
+        "kind": "Application",
+        "metadata": {"name": name},
+        "spec": {"apps": [app]},
+    }
+
+
+def hpa(name: str = "more", group: str = "shop", app: str = "web", cpu: Any = 2) -> dict[str, Any]:
+    consumer = {
+        "object": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"},
+        "container": "nginx",
+        "needs": [{"resource": "cpu", "requests": cpu}],
+    }
+    return {
+        "apiVersion": "moorage.dev/v1alpha1",
+        "kind": "HpaIntent",
+        "metadata": {"name": name},
+        "spec": {"group": group, "app": app, "consumers": [consumer]},
+    }
+
+
+class Mesh:
+    """A client with an ear on everything the intent store says."""
+
+    def __init__(self, bus: Bus, nats: NatsServer) -> None:
+        self.bus, self.nats = bus, nats
+        self.decides: list[Decide] = []
+        self.withdraws: list[Withdraw] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.workers: list[asyncio.Task[None]] = []
+        self.groups: Bucket = bus.bucket("moorage-groups")
+
+    async def listen(self) -> None:
+        decide, withdraw = msgspec.json.Decoder(Decide), msgspec.json.Decoder(Withdraw)
+        await self.bus.subscribe(subjects.GROUPS_DECIDE, lambda _s, d: self.decides.append(decide.decode(d)))
+        await self.bus.subscribe(subjects.GROUPS_WITHDRAW, lambda _s, d: self.withdraws.append(withdraw.decode(d)))
+        await self.bus.subscribe(
+            "moorage.events.intents.>", lambda s, d: self.events.append((s, msgspec.json.decode(d)))
+        )
+
+    async def start(self) -> asyncio.Task[None]:
+        """One more worker, ready once it answers."""
+        task = asyncio.create_task(main(self.nats.settings("intents")))
+        self.workers.append(task)
+        want = len(self.workers)
+
+        async def ready() -> int:
+            found: list[bytes] = []
+            inbox = f"_INBOX.admin.ready.{want}"
+            sub = await self.bus.subscribe(inbox, lambda _s, d: found.append(d) if d else None)  # empty: nobody there
+            await self.bus.publish("$SRV.PING.moorage-intents", b"", reply=inbox)
+            with contextlib.suppress(AssertionError):
+                await until(lambda: len(found) >= want, 0.2)
+            await sub.unsubscribe()
+            return len(found)
+
+        async with asyncio.timeout(10):
+            while await ready() < want:
+                if task.done():
+                    task.result()
+        return task
+
+    async def stop(self, task: asyncio.Task[None]) -> None:
+        self.workers.remove(task)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def ask(self, subject: str, payload: Any) -> Any:
+        data = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
+        return msgspec.json.decode(await self.bus.request(subject, data, timeout=10))
+
+    async def apply(self, document: Any) -> Any:
+        return await self.ask(subjects.INTENTS_APPLY, document)
+
+    async def act(self, verb: str, group: str = "shop") -> Any:
+        return await self.ask(subjects.INTENTS_ACT, {"group": group, "verb": verb})
+
+    async def record(self, group: str = "default/shop/v1/default") -> GroupRecord | None:
+        entry = await self.groups.get(group_tokens(group))
+        return None if entry is None else msgspec.json.decode(entry.value, type=GroupRecord)
+
+    async def the_record(self, group: str = "default/shop/v1/default") -> GroupRecord:
+        record = await self.record(group)
+        assert record is not None
+        return record
+
+
+@pytest.fixture
+def broker(secure_nats: NatsServer) -> Iterator[NatsServer]:
+    yield secure_nats
+
+
+@pytest_asyncio.fixture
+async def mesh(broker: NatsServer) -> AsyncIterator[Mesh]:
+    bus = await Bus.connect(broker.settings("admin"), worker="admin")
+    await bus.provision()
+    mesh = Mesh(bus, broker)
+    await mesh.listen()
+    await mesh.start()
+    yield mesh
+    for task in list(mesh.workers):
+        await mesh.stop(task)
+    await bus.close()
+
+
+async def test_an_application_is_stored_decided_and_told(mesh: Mesh) -> None:
+    answer = await mesh.apply(EXAMPLE)
+    assert answer == {
+        "accepted": True,
+        "name": "app1",
+        "group": GROUP,
+        "revision": 1,
+        "outcome": "created",
+        "state": "Instantiated",
+    }
+    await until(lambda: bool(mesh.decides and mesh.events))
+    record = await mesh.the_record(GROUP)
+    assert record.state == "Instantiated" and record.document == EXAMPLE and record.created
+    assert mesh.decides[0].record == record.resolved
+    assert [len(a.shapes) for a in record.resolved.apps] == [2, 2]
+    subject, event = mesh.events[0]
+    assert subject == f"moorage.events.intents.accepted.{group_tokens(GROUP)}"
+    assert event["data"] == {"group": GROUP, "revision": 1, "state": "Instantiated"}
+    assert mesh.decides[0].id == event["id"]  # so that what it sets off has the event for its cause
+
+
+async def test_the_same_again_is_unchanged_and_writes_nothing(mesh: Mesh) -> None:
+    await mesh.apply(application())
+    before = await mesh.groups.get(group_tokens("default/shop/v1/default"))
+    reordered = dict(reversed(list(application().items())))
+    for document in (application(), reordered, yaml.safe_dump(application()).encode()):
+        answer = await mesh.apply(document)
+        assert (answer["outcome"], answer["revision"]) == ("unchanged", 1)
+    assert await mesh.groups.get(group_tokens("default/shop/v1/default")) == before
+    await until(lambda: len(mesh.decides) == 1)
+
+
+async def test_a_change_is_a_new_revision_and_the_old_one_is_kept(mesh: Mesh) -> None:
+    await mesh.apply(application())
+    first = await mesh.the_record()
+    answer = await mesh.apply(application(replicas=2))
+    assert (answer["outcome"], answer["revision"]) == ("updated", 2)
+    kept = await mesh.bus.bucket("moorage-revisions").get(group_tokens("default/shop/v1/default") + ".1")
+    assert kept is not None and msgspec.json.decode(kept.value, type=GroupRecord) == first
+    second = await mesh.the_record()
+    assert second.resolved.instantiated == first.resolved.instantiated
+    await until(lambda: [d.record.revision for d in mesh.decides] == [1, 2])
+
+
+async def test_life_cycle_and_wrong_states_by_name(mesh: Mesh) -> None:
+    assert (await mesh.act("terminate"))["problem"]["status"] == 404
+    await mesh.apply(application())
+    for verb in ("approve", "instantiate", "delete"):
+        problem = (await mesh.act(verb))["problem"]
+        assert (problem["status"], problem["code"]) == (409, "WrongState") and "Instantiated" in problem["detail"]
+    assert (await mesh.act("fly"))["problem"]["code"] == "UnknownVerb"
+    assert (await mesh.act("update"))["outcome"] == "unchanged"
+    assert (await mesh.act("terminate"))["state"] == "Terminated"
+    await until(lambda: [w.revision for w in mesh.withdraws] == [1])
+    assert (await mesh.act("terminate"))["problem"]["code"] == "WrongState"
+    again = await mesh.apply(application())
+    assert (again["revision"], again["state"]) == (2, "Instantiated")
+    await mesh.act("terminate")
+    assert (await mesh.act("instantiate"))["revision"] == 3
+    await mesh.act("terminate")
+    await mesh.act("approve")
+    # Everything up to revision 3 is withdrawn: the next must be above it, whichever way it comes.
+    assert (await mesh.apply(application()))["revision"] == 4
+
+
+async def test_what_was_deleted_starts_above_what_was_withdrawn(mesh: Mesh) -> None:
+    await mesh.apply(application())
+    await mesh.apply(application(replicas=2))
+    await mesh.act("terminate")
+    gone = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "Application", "project": "default", "name": "shop"})
+    assert gone["outcome"] == "deleted" and await mesh.record() is None
+    assert (await mesh.ask(subjects.INTENTS_DELETE, {"kind": "Application", "name": "shop"}))["problem"][
+        "status"
+    ] == 404
+    await mesh.start()
+    answers = [await mesh.apply(application("shop")) for _ in range(6)]
+    assert [(a["outcome"], a["revision"]) for a in answers] == [("created", 3)] + [("unchanged", 3)] * 5
+
+
+async def test_intents_of_their_own_before_and_after(mesh: Mesh) -> None:
+    early = await mesh.apply(hpa("early", cpu=2))
+    assert (early["outcome"], early["revision"]) == ("created", 0)
+    await mesh.apply(application())
+    record = await mesh.the_record()
+    assert list(record.intents) == ["HpaIntent/early"]
+    assert record.resolved.apps[0].shapes[0].resources["cpu"] == 2000
+    late = await mesh.apply(hpa("late", group="default/shop/v1/default", cpu="500m"))
+    assert (late["outcome"], late["revision"]) == ("created", 2)
+    # Two consumers that name one container are one pod and add up.
+    assert (await mesh.the_record()).resolved.apps[0].shapes[0].resources["cpu"] == 2500
+    assert (await mesh.apply(hpa("late", cpu="500m", group="default/shop/v1/default")))["outcome"] == "unchanged"
+    gone = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "HpaIntent", "name": "early"})
+    assert (gone["outcome"], gone["revision"]) == ("deleted", 3)
+    assert (await mesh.the_record()).resolved.apps[0].shapes[0].resources["cpu"] == 500
+    missing = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "HpaIntent", "name": "early"})
+    assert missing["problem"]["status"] == 404
+
+
+async def test_an_intent_that_cannot_be_joined_is_not_stored(mesh: Mesh) -> None:
+    await mesh.apply(application())
+    refused = await mesh.apply(hpa("wrong", app="nowhere"))
+    assert (refused["accepted"], refused["problem"]["code"]) == (False, "UnknownApp")
+    documents = mesh.bus.bucket("moorage-documents")
+    assert await documents.get("HpaIntent.default.wrong") is None
+    document = application("other")
+    document["spec"]["apps"][0]["consumers"] = [{"object": {"apiVersion": "v1", "kind": "Deployment", "name": "web"}}]
+    refused = await mesh.apply(document)
+    assert (refused["problem"]["status"], refused["problem"]["code"]) == (409, "ConsumerMatchesNothing")
+    assert "Deployment/web (apps/v1)" in refused["problem"]["detail"]
+    assert await mesh.record("default/other/v1/default") is None
+
+
+async def test_check_says_what_apply_would_and_stores_nothing(mesh: Mesh) -> None:
+    checked = await mesh.ask(subjects.INTENTS_CHECK, application())
+    assert (checked["outcome"], checked["record"]["revision"]) == ("created", 1)
+    assert await mesh.record() is None and not mesh.decides
+    await mesh.apply(application())
+    unchanged = await mesh.ask(subjects.INTENTS_CHECK, application())
+    assert unchanged["outcome"] == "unchanged"
+    assert unchanged["record"]["resolved"] == msgspec.to_builtins(await mesh.the_record())["resolved"]
+    changed = await mesh.ask(subjects.INTENTS_CHECK, hpa())
+    assert (changed["outcome"], changed["record"]["revision"]) == ("updated", 2)
+    assert (await mesh.the_record()).revision == 1
+
+
+async def test_two_stores_write_one_group_at_once(mesh: Mesh) -> None:
+    await mesh.start()
+    await mesh.apply(application(replicas=100))
+    answers = await asyncio.gather(*(mesh.apply(application(replicas=n)) for n in range(1, 13)))
+    assert all(a["accepted"] for a in answers)
+    # Every acknowledged change got a revision of its own: none was lost under another.
+    assert sorted(a["revision"] for a in answers) == list(range(2, 14))
+    last = next(n for n, a in enumerate(answers, 1) if a["revision"] == 13)
+    record = await mesh.the_record()
+    assert (record.revision, record.resolved.apps[0].replicas) == (13, last)
+    revisions = mesh.bus.bucket("moorage-revisions")
+    for n in range(1, 13):
+        assert await revisions.get(f"{group_tokens(record.group)}.{n}") is not None
+
+
+async def test_many_groups_at_once_over_two_stores(mesh: Mesh) -> None:
+    await mesh.start()
+    answers = await asyncio.gather(*(mesh.apply(application(f"shop-{n % 100}")) for n in range(200)))
+    assert sorted(a["outcome"] for a in answers) == ["created"] * 100 + ["unchanged"] * 100
+    await until(lambda: len({d.record.group for d in mesh.decides}) == 100)
+
+
+async def test_a_restarted_store_has_everything_and_joins_what_was_cut_apart(mesh: Mesh) -> None:
+    await mesh.apply(application())
+    await mesh.stop(mesh.workers[0])
+    # As if it had died between its two writes: the intent is stored, the group does not have it.
+    await mesh.bus.bucket("moorage-documents").put("HpaIntent.default.more", msgspec.json.encode(hpa()))
+    await mesh.start()
+    async with asyncio.timeout(5):
+        while (record := await mesh.the_record()).revision == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert list(record.intents) == ["HpaIntent/more"]
+    await until(lambda: [d.record.revision for d in mesh.decides] == [1, 2])
+    assert (await mesh.apply(application()))["outcome"] == "unchanged"
+
+
+async def test_survives_a_restart_of_the_broker(mesh: Mesh, broker: NatsServer) -> None:
+    await mesh.apply(application())
+    broker.kill()
+    broker.start()
+
+    async def applied(document: Any) -> Any:
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(Exception):
+                    answer = await mesh.apply(document)
+                    if answer["accepted"] or answer["problem"]["status"] != 503:
+                        return answer
+                await asyncio.sleep(0.1)
+
+    assert (await applied(application()))["outcome"] == "unchanged"
+    assert (await applied(application(replicas=3)))["revision"] == 2
+
+
+async def test_registry_an_operators_word_outlives_the_controllers(mesh: Mesh) -> None:
+    controllers = mesh.bus.bucket("moorage-controllers")
+
+    async def stored(name: str) -> Any:
+        entry = await controllers.get(name)
+        return None if entry is None else msgspec.json.decode(entry.value)
+
+    register, leave = "moorage.controllers.only-eu.register", "moorage.controllers.only-eu.leave"
+    assert (await mesh.ask(register, {"deadlineMs": 200}))["accepted"]
+    assert await stored("only-eu") == {"name": "only-eu", "deadlineMs": 200}
+    await mesh.ask(subjects.CONTROLLERS_SET, {"name": "only-eu", "policy": "required", "deadlineMs": 300})
+    await mesh.ask(register, {"deadlineMs": 200, "weight": 2})
+    assert await stored("only-eu") == {
+        "name": "only-eu",
+        "deadlineMs": 300,
+        "policy": "required",
+        "weight": 2,
+        "pinned": ["deadline_ms", "policy"],
+    }
+    await mesh.ask(leave, {})
+    assert (await stored("only-eu"))["placement"] is False
+    await mesh.ask(register, {})
+    assert (await stored("only-eu"))["policy"] == "required"
+    await mesh.ask(subjects.CONTROLLERS_SET, {"name": "plain", "deadlineMs": 100})
+    assert (await stored("plain"))["deadlineMs"] == 100
+    await mesh.ask("moorage.controllers.v=2E1.register", {})
+    assert (await stored("v=2E1"))["name"] == "v.1"
+    await mesh.ask("moorage.controllers.v=2E1.leave", {})
+    assert await stored("v=2E1") is None
+    refused = await mesh.ask(subjects.CONTROLLERS_SET, {"name": "plain", "deadlineMs": -1, "weight": -3})
+    assert [e["path"] for e in refused["problem"]["errors"]] == ["deadlineMs", "weight"]
+    await mesh.ask(subjects.CONTROLLERS_SET, {"name": "plain", "remove": True})
+    assert await stored("plain") is None
+
+
+async def test_a_registered_kind_is_checked_by_its_schema_and_carried(mesh: Mesh) -> None:
+    document = {"kind": "ColourIntent", "metadata": {"name": "c"}, "spec": {"group": "shop", "colour": "blue"}}
+    assert (await mesh.apply(document))["problem"]["errors"][0]["code"] == "UnknownKind"
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}, "size": {"type": "integer"}},
+        "additionalProperties": False,
+        "required": ["colour"],
+    }
+    assert (await mesh.ask("moorage.controllers.colours.register", {"kinds": {"ColourIntent": schema}}))["accepted"]
+    broken = {**document, "spec": {"group": "shop", "colour": "pink", "size": "big"}}
+    paths = {e["path"] for e in (await mesh.apply(broken))["problem"]["errors"]}
+    assert paths == {"spec.colour", "spec.size"}
+    assert (await mesh.apply(document))["accepted"]
+    await mesh.apply(application())
+    intents = (await mesh.the_record()).resolved.intents
+    assert [(i.kind, msgspec.json.decode(i.spec)["colour"]) for i in intents] == [("ColourIntent", "blue")]
+    bad = await mesh.ask("moorage.controllers.x.register", {"kinds": {"HpaIntent": {}, "X": {"type": 3}}})
+    assert {e["path"] for e in bad["problem"]["errors"]} == {"kinds.HpaIntent", "kinds.X"}
+
+
+async def test_bad_messages_are_answered_kept_and_survived(mesh: Mesh) -> None:
+    kept: list[bytes] = []
+    await mesh.bus.subscribe("moorage.rejected.>", lambda _s, d: kept.append(d))
+    for subject in (subjects.INTENTS_APPLY, subjects.INTENTS_CHECK, subjects.INTENTS_DELETE, subjects.INTENTS_ACT):
+        for junk in (b"", b"\xff\xfe", b"[1,2]", b"{", b"[" * 100_000, b"{}" + b" " * (1 << 20), b'{"kind": 3}'):
+            answer = await mesh.ask(subject, junk)
+            assert not answer.get("accepted")
+            assert answer["problem"]["status"] in (400, 413), (subject, junk[:20], answer)
+    await until(lambda: len(kept) >= 16)
+    assert (await mesh.apply(application()))["accepted"]
+
+
+async def test_ends_when_told_to_at_any_moment_of_its_start(mesh: Mesh) -> None:
+    for step in range(25):
+        task = asyncio.create_task(main(mesh.nats.settings("intents")))
+        await asyncio.sleep(step * 0.002)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=8)
+        assert done, f"cancelled {step * 2} ms after its start, it still runs"

@@ -1,0 +1,406 @@
+"""Shapes: what Kubernetes' scheduler counts for a pod, with the intents of the group laid over its manifest."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import moorage.cli.example
+from moorage.intents import core, documents, texts
+from moorage.intents.documents import Accepted, AcceptedIntent
+from moorage.intents.resolve import resolve
+from moorage.model.documents import HpaIntentSpec, PlacementIntentSpec
+from moorage.model.groups import Revision
+from moorage.model.problems import Problem, Refused
+from moorage.model.shapes import EXCLUSIVE, NeedRef, OptionalNeed, Requirement, Shape, Toleration
+
+EXAMPLE = (Path(next(iter(moorage.cli.example.__path__))) / "application.yaml").read_bytes()
+
+
+def accept(data: dict[str, Any]) -> Accepted:
+    found = documents.accept(data, {})
+    assert isinstance(found, Accepted)
+    return found
+
+
+def manifest(kind: str = "Deployment", spec: dict[str, Any] | None = None, **pod: Any) -> dict[str, Any]:
+    groups = {"Job": "batch/v1", "CronJob": "batch/v1", "Pod": "v1", "ReplicationController": "v1"}
+    inner = {"containers": [{"name": "main"}], **pod}
+    found: dict[str, Any] = {"apiVersion": groups.get(kind, "apps/v1"), "kind": kind, "metadata": {"name": "x"}}
+    work = {**(spec or {}), "template": {"spec": inner}}
+    found["spec"] = inner if kind == "Pod" else {"jobTemplate": {"spec": work}} if kind == "CronJob" else work
+    return found
+
+
+def ref(of: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": of["apiVersion"], "kind": of["kind"], "name": of["metadata"]["name"]}
+
+
+def revision(
+    manifests: list[dict[str, Any]], consumers: list[dict[str, Any]], attached: list[Any] | None = None, **app: Any
+) -> Revision:
+    spec = {"apps": [{"name": "web", "manifests": manifests, "consumers": consumers, **app}]}
+    given = accept({"kind": "Application", "metadata": {"name": "shop"}, "spec": spec})
+    own = [documents.intent(a, {}) for a in attached or ()]
+    return resolve(given, own)
+
+
+def shape(of: dict[str, Any], *needs: dict[str, Any], container: str = "main", **consumer: Any) -> Shape:
+    consumers = [{"object": ref(of), "container": container, "needs": list(needs), **consumer}]
+    (found,) = revision([of], consumers if needs or consumer else []).apps[0].shapes
+    return found
+
+
+def refusal(*args: Any, **kwargs: Any) -> Problem:
+    with pytest.raises(Refused) as caught:
+        revision(*args, **kwargs)
+    return caught.value.problem
+
+
+def resources(requests: dict[str, Any] | None = None, limits: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"resources": {"requests": requests or {}, "limits": limits or {}}}
+
+
+CPU4 = {"resource": "cpu", "requests": 4, "limits": 4}
+GB = {"resource": "memory", "requests": 1000, "limits": 1000, "units": "MB"}
+
+
+def test_the_usage_example() -> None:
+    found = resolve(accept(texts.data_of(EXAMPLE)))
+    assert (found.group, found.tenant, found.warnings) == ("default/app1/v1/default", "default", [])
+    fwall, analytics = found.apps
+    assert [(a.name, a.replicas) for a in found.apps] == [("fwall", 1), ("analytics", 1)]
+    core_fwall, api_server = fwall.shapes
+    assert core_fwall.object == "StatefulSet/core-fwall"
+    assert core_fwall.resources == {"cpu": 4000, "memory": 10**9, EXCLUSIVE: 4, "pods": 1}
+    gpu = OptionalNeed(consumer="core-fwall", name="nvidia.com/gpu", weight=9, resources={"nvidia.com/gpu": 1})
+    assert core_fwall.optional == [gpu]
+    assert core_fwall.needs == [
+        NeedRef(consumer="core-fwall", name="cpu", amount=4000),
+        NeedRef(consumer="core-fwall", name="memory", amount=10**9),
+        NeedRef(consumer="core-fwall", name=EXCLUSIVE, amount=4),
+    ]
+    assert (api_server.object, api_server.resources) == (
+        "Deployment/api-server",
+        {"cpu": 1000, "memory": 2 * 10**8, "pods": 1},
+    )
+    ai_model, logger = analytics.shapes
+    assert (ai_model.object, ai_model.resources) == ("StatefulSet/ai-model", {"cpu": 2000, "pods": 1})
+    assert (logger.object, logger.resources) == ("Deployment/logger", {"intel.com/qat": 1, "pods": 1})
+    assert all(s.count == 1 and not s.terms and not s.optional for s in (api_server, ai_model, logger))
+    assert [s.surge for s in (core_fwall, api_server, ai_model, logger)] == [0, 1, 0, 1]
+    assert len({s.key for a in found.apps for s in a.shapes}) == 4
+    specs = {i.name: msgspec.json.decode(i.spec, type=HpaIntentSpec) for i in found.intents}
+    assert [c.name for c in specs["fwall"].consumers] == ["core-fwall", "api-server"]
+
+
+def test_the_example_costs_less_than_a_millisecond() -> None:
+    text = msgspec.json.encode(texts.data_of(EXAMPLE))
+
+    def once() -> bytes:
+        data = texts.data_of(text)
+        return msgspec.json.encode(core.applied(None, accept(data), data, [], "now").record)
+
+    once()
+    best = 1.0
+    for _ in range(20):
+        start = time.thread_time()
+        for _ in range(5):
+            once()
+        best = min(best, (time.thread_time() - start) / 5)
+    assert best < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "count", "per_node", "surge"),
+    [
+        ("Deployment", {}, 1, False, 1),
+        ("Deployment", {"replicas": 10}, 10, False, 3),
+        ("Deployment", {"replicas": 4, "strategy": {"rollingUpdate": {"maxSurge": 2}}}, 4, False, 2),
+        ("Deployment", {"replicas": 3, "strategy": {"rollingUpdate": {"maxSurge": "50%"}}}, 3, False, 2),
+        ("Deployment", {"replicas": 3, "strategy": {"type": "Recreate"}}, 3, False, 0),
+        ("StatefulSet", {"replicas": 3}, 3, False, 0),
+        ("ReplicaSet", {"replicas": 2}, 2, False, 0),
+        ("ReplicationController", {"replicas": 2}, 2, False, 0),
+        ("DaemonSet", {}, 1, True, 0),
+        ("DaemonSet", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, 1, True, 1),
+        ("Job", {}, 1, False, 0),
+        ("Job", {"parallelism": 5}, 5, False, 0),
+        ("Job", {"parallelism": 5, "completions": 2}, 2, False, 0),
+        ("CronJob", {"parallelism": 3}, 3, False, 0),
+        ("Pod", {}, 1, False, 0),
+    ],
+)
+def test_kinds(kind: str, spec: dict[str, Any], count: int, per_node: bool, surge: int) -> None:
+    found = shape(manifest(kind, spec), {"resource": "cpu", "requests": 2})
+    assert (found.object, found.count, found.per_node, found.surge) == (f"{kind}/x", count, per_node, surge)
+    assert found.resources == {"cpu": 2000, "pods": 1}
+
+
+def test_a_consumers_replicas_replace_the_manifests() -> None:
+    of = manifest("Deployment", {"replicas": 2})
+    assert shape(of, replicas=8).count == 8 and shape(of, replicas=8).surge == 2
+    two = [{"object": ref(of), "replicas": n} for n in (3, 4)]
+    assert refusal([of], two).code == "ReplicasConflict"
+
+
+def test_nothing_runs_and_nothing_has_pods() -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}
+    stranger = {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": {"name": "x"},
+        "spec": {"tasks": 1},
+    }
+    found = revision([service, stranger, manifest("Deployment", {"replicas": 0})], [])
+    assert found.apps[0].shapes == []
+
+
+def test_init_containers_sidecars_and_overhead_count_as_in_kubernetes() -> None:
+    of = manifest(
+        containers=[
+            {"name": "a", **resources({"cpu": 1, "memory": "1Gi"})},
+            {"name": "b", **resources({"cpu": "500m"})},
+        ],
+        initContainers=[
+            {"name": "first", **resources({"cpu": 3})},
+            {"name": "side", "restartPolicy": "Always", **resources({"cpu": 1, "memory": "1Gi"})},
+            {"name": "second", **resources({"cpu": 1, "memory": "4Gi"})},
+        ],
+        overhead={"cpu": "250m"},
+    )
+    # first: 3; second beside side: 2 and 5Gi; afterwards a + b + side: 2.5 and 2Gi.
+    assert shape(of).resources == {"cpu": 3250, "memory": 5 << 30, "pods": 1}
+    assert shape(of, {"resource": "cpu", "requests": 2}, container="a").resources["cpu"] == 3750
+    assert shape(of, {"resource": "cpu", "requests": 1}, container="first").resources["cpu"] == 2750
+
+
+def test_limits_are_requests_where_there_are_none() -> None:
+    of = manifest(containers=[{"name": "main", **resources({"cpu": 1}, {"cpu": 2, "memory": "1Gi", "a.b/c": 2})}])
+    assert shape(of).resources == {"a.b/c": 2, "cpu": 1000, "memory": 1 << 30, "pods": 1}
+    assert shape(of, {"resource": "a.b/c", "limits": 3}).resources["a.b/c"] == 3
+    assert shape(of).needs == [
+        NeedRef(consumer="", name="a.b/c", amount=2),
+        NeedRef(consumer="", name="cpu", amount=1000),
+        NeedRef(consumer="", name="memory", amount=1 << 30),
+    ]
+
+
+def test_requests_above_a_limit_of_the_manifest() -> None:
+    of = manifest(containers=[{"name": "main", **resources({}, {"cpu": 2})}])
+    problem = refusal([of], [{"object": ref(of), "container": "main", "needs": [{"resource": "cpu", "requests": 3}]}])
+    assert (problem.status, problem.code) == (409, "LimitBelowRequests")
+    assert shape(of, {"resource": "cpu", "requests": 3, "limits": 3}).resources["cpu"] == 3000
+
+
+def test_labels_are_anded_into_every_term() -> None:
+    node = {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]},
+            {},
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+        ]
+    }
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node}}
+    selector = Requirement(key="disk", operator="In", values=("ssd",))
+    label = Requirement(key="avx", operator="In", values=("true",))
+    wanted = {"label": "avx", "value": True}
+    assert shape(manifest(nodeSelector={"disk": "ssd"}, affinity=affinity), wanted).terms == [
+        [selector, Requirement(key="zone", operator="In", values=("a", "b")), label],
+        [selector, Requirement(key="metadata.name", operator="In", values=("n1",)), label],
+    ]
+    assert shape(manifest(nodeSelector={"disk": "ssd"}), wanted).terms == [[selector, label]]
+    assert shape(manifest(), wanted).terms == [[label]]
+    assert shape(manifest(), wanted).needs == [NeedRef(consumer="x", name="avx", label=("avx", "true"))]
+    node["nodeSelectorTerms"] = [{}]  # in Kubernetes it matches no node
+    (term,) = shape(manifest(affinity=affinity)).terms
+    assert term == [Requirement(key="metadata.name", operator="In", values=())]
+    assert shape(manifest(nodeName="n7")).terms == [[Requirement(key="metadata.name", operator="In", values=("n7",))]]
+
+
+def test_tolerations() -> None:
+    given = [{"key": "k", "operator": "Exists"}, {"key": "k", "value": "v", "effect": "NoSchedule"}]
+    assert shape(manifest(tolerations=given)).tolerations == [
+        Toleration(key="k", operator="Exists"),
+        Toleration(key="k", value="v", effect="NoSchedule"),
+    ]
+    assert any(t.key == "node.kubernetes.io/unschedulable" for t in shape(manifest("DaemonSet")).tolerations)
+
+
+def test_optional_needs_never_become_necessary() -> None:
+    of = manifest(containers=[{"name": "main", **resources({"cpu": 1})}])
+    found = shape(
+        of,
+        {"resource": "cpu", "requests": "2500m", "weight": 3},
+        {"resource": "nvidia.com/gpu", "limits": 1, "mandatory": False},
+        {"label": "ssd", "value": "true", "mandatory": False, "weight": 10},
+        {"resource": "memory", "requests": 1, "mandatory": True, "weight": 5},
+    )
+    assert found.resources == {"cpu": 1000, "memory": 10**6, "pods": 1} and found.terms == []
+    assert found.optional == [
+        OptionalNeed(consumer="x", name="cpu", weight=3, resources={"cpu": 1500}),
+        OptionalNeed(consumer="x", name="nvidia.com/gpu", weight=1, resources={"nvidia.com/gpu": 1}),
+        OptionalNeed(consumer="x", name="ssd", weight=10, label=("ssd", "true")),
+    ]
+
+
+def test_exclusive_cores() -> None:
+    assert shape(manifest(), CPU4, GB).resources[EXCLUSIVE] == 4
+    limits_only: list[dict[str, Any]] = [{"resource": "cpu", "limits": 2}, {"resource": "memory", "limits": "1Gi"}]
+    assert shape(manifest(), *limits_only).resources[EXCLUSIVE] == 2
+    loose: list[list[dict[str, Any]]] = [
+        [CPU4],
+        [CPU4, {"resource": "memory", "requests": 1}],
+        [{"resource": "cpu", "requests": 4}, GB],
+        [{"resource": "cpu", "requests": "1500m", "limits": "1500m"}, GB],
+        [{"resource": "cpu", "requests": 1, "limits": 2}, GB],
+    ]
+    for needs in loose:
+        assert EXCLUSIVE not in shape(manifest(), *needs).resources
+    # Memory may come from the manifest; what nobody asked for by a need stays an ordinary request.
+    whole = manifest(containers=[{"name": "main", **resources({}, {"cpu": 2, "memory": "1Gi"})}])
+    assert shape(whole, CPU4).resources[EXCLUSIVE] == 4
+    assert EXCLUSIVE not in shape(whole).resources
+
+
+def test_another_container_breaks_the_guarantee() -> None:
+    of = manifest(containers=[{"name": "main"}, {"name": "proxy", **resources({"cpu": "100m"})}])
+    found = revision([of], [{"object": ref(of), "container": "main", "needs": [CPU4, GB]}])
+    assert EXCLUSIVE not in found.apps[0].shapes[0].resources
+    assert [w.code for w in found.warnings] == ["NotGuaranteed"] and "proxy" in found.warnings[0].message
+
+
+def test_consumers_of_one_object_are_one_pod_and_add_up() -> None:
+    of = manifest(containers=[{"name": "a"}, {"name": "b"}])
+    consumers = [
+        {"name": "one", "object": ref(of), "container": "a", "needs": [{"resource": "cpu", "requests": 1}]},
+        {"name": "two", "object": ref(of), "container": "b", "needs": [{"resource": "cpu", "requests": 2}]},
+        {"name": "three", "object": ref(of), "container": "b", "needs": [{"resource": "cpu", "requests": "500m"}]},
+        {"name": "four", "object": ref(of), "needs": [{"label": "a", "value": "b"}]},
+    ]
+    (found,) = revision([of], consumers).apps[0].shapes
+    assert found.resources == {"cpu": 3500, "pods": 1}
+    assert [n.consumer for n in found.needs] == ["one", "two", "three", "four"]
+
+
+def test_what_matches_nothing_says_what_is_there() -> None:
+    of = manifest()
+    wrong = [
+        {"object": {**ref(of), "name": "y"}},
+        {"object": {**ref(of), "apiVersion": "v1"}},
+        {"object": ref(of), "container": "nginx"},
+    ]
+    problem = refusal([of], wrong)
+    assert (problem.status, problem.code) == (409, "ConsumerMatchesNothing")
+    assert [e.path for e in problem.errors] == [
+        "spec.apps[0].consumers[0].object",
+        "spec.apps[0].consumers[1].object",
+        "spec.apps[0].consumers[2].container",
+    ]
+    assert "Deployment/x (apps/v1)" in problem.errors[0].message and "has main" in problem.errors[2].message
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}
+    assert "has no pods" in refusal([service], [{"object": ref(service)}]).detail
+    assert "no manifests" in refusal([], [{"object": ref(service)}]).detail
+
+
+def own(kind: str, name: str, **spec: Any) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": name}, "spec": {"group": "shop", **spec}}
+
+
+def test_replicas_come_from_the_app_or_its_sets() -> None:
+    def sets(*counts: int) -> list[Any]:
+        return [
+            own("PlacementIntent", "p", app="web", sets=[{"count": c, "anyOf": [{"provider": "lab"}]} for c in counts])
+        ]
+
+    assert revision([], []).apps[0].replicas == 1
+    assert revision([], [], replicas=4).apps[0].replicas == 4
+    assert revision([], [], sets(2, 3)).apps[0].replicas == 5
+    assert revision([], [], sets(2, 0)).apps[0].replicas == 0  # as many as the sets select
+    assert revision([], [], sets(2, 3), replicas=5).warnings == []
+    found = revision([], [], sets(2, 3), replicas=2)
+    assert (found.apps[0].replicas, [w.code for w in found.warnings]) == (2, ["ReplicasConflict"])
+
+
+def test_an_application_speaks_in_intents() -> None:
+    of = manifest()
+    given = {
+        "kind": "Application",
+        "metadata": {"name": "shop"},
+        "spec": {
+            "apps": [
+                {"name": "web", "manifests": [of], "placement": {"allOf": [{"label": {"region": "eu"}}]}},
+                {"name": "db"},
+            ],
+            "affinity": [{"apart": ["web", "db"], "mandatory": False}],
+        },
+    }
+    found = resolve(accept(given), [documents.intent(own("HpaIntent", "h", app="db"), {})])
+    assert [(i.kind, i.name) for i in found.intents] == [
+        ("PlacementIntent", "web"),
+        ("AffinityIntent", "shop"),
+        ("HpaIntent", "h"),
+    ]
+    placement = msgspec.json.decode(found.intents[0].spec, type=PlacementIntentSpec)
+    assert (placement.group, placement.app, placement.all_of[0].label) == (found.group, "web", {"region": "eu"})
+
+
+@pytest.mark.parametrize(
+    "intent",
+    [
+        own("HpaIntent", "h", app="nowhere"),
+        own("PlacementIntent", "p", app="nowhere"),
+        own("AffinityIntent", "a", rules=[{"apart": ["web", "nowhere"]}]),
+    ],
+    ids=lambda i: str(i["kind"]),
+)
+def test_intents_for_an_app_that_is_not_there(intent: dict[str, Any]) -> None:
+    problem = refusal([], [], [intent])
+    assert (problem.status, problem.code) == (409, "UnknownApp")
+    assert "nowhere" in problem.detail and problem.errors[0].path.startswith(f"{intent['kind']}/")
+
+
+def test_what_is_left_to_kubernetes_is_said() -> None:
+    anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "x"}]}}
+    found = revision([manifest(affinity=anti, topologySpreadConstraints=[{"whenUnsatisfiable": "DoNotSchedule"}])], [])
+    assert [w.code for w in found.warnings] == ["NotConsidered"] * 2
+
+
+def test_lists_are_opened() -> None:
+    found = revision([{"apiVersion": "v1", "kind": "List", "items": [manifest(), manifest("Pod")]}], [])
+    assert [s.object for s in found.apps[0].shapes] == ["Deployment/x", "Pod/x"]
+
+
+def test_keys_are_of_what_decides_and_templates_of_what_runs() -> None:
+    base = shape(manifest(), CPU4)
+    assert shape(manifest(), CPU4) == base
+    other_image = shape(manifest(containers=[{"name": "main", "image": "other"}]), CPU4)
+    assert other_image.key == base.key and other_image.template != base.template
+    more_pods = shape(manifest("Deployment", {"replicas": 2}), CPU4)
+    assert more_pods.key != base.key and more_pods.template == base.template
+    renamed = shape(manifest(), CPU4, name="another")
+    assert (renamed.key, renamed.template) == (base.key, base.template)
+    more_cpu = shape(manifest(), {**CPU4, "limits": 5})
+    assert more_cpu.key == base.key and more_cpu.template != base.template  # the limit runs, but does not decide
+
+
+def test_nothing_that_comes_in_is_changed() -> None:
+    data = texts.data_of(EXAMPLE)
+    before = copy.deepcopy(data)
+    given = accept(data)
+    first = core.applied(None, given, data, [], "now").record
+    assert data == before
+    second = core.applied(None, accept(copy.deepcopy(data)), data, [], "now").record
+    assert msgspec.json.encode(first) == msgspec.json.encode(second)
+
+
+def test_stored_intents_are_read_as_they_were_accepted() -> None:
+    given = documents.intent(own("HpaIntent", "h", app="web"), {})
+    assert isinstance(given, AcceptedIntent)
+    again = documents.stored(msgspec.json.decode(msgspec.json.encode(given.document)))
+    assert again == given
