@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help install up test check bench clean
+.PHONY: help install up test check bench kube-assets clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-12s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 …")'
@@ -40,6 +40,9 @@ check: $(VENV)/developed ## formatting, lint, types, layers
 
 bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes bench.json
 	$(BIN)/python -m tests.bench $(NAME)
+
+kube-assets: $(VENV)/installed ## build etcd, Kubernetes and kwok for tests/kube, once, into the user's cache
+	@$(BIN)/python -m moorage.testing.kube_assets
 
 clean: ## remove what was built, .venv too; state of a mesh stays
 	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -162,8 +162,10 @@ class Api:
         content_type: str = "application/json",
         timeout: float = TIMEOUT,
         paced: bool = True,
+        proves: bool = True,
     ) -> tuple[int, bytes]:
-        """The status and the body of an answer below 300; ApiError or Unreachable otherwise."""
+        """The status and the body of an answer below 300; ApiError or Unreachable otherwise. `proves`: an answer shows
+        that the server is well again."""
         if paced:
             await self.pace.turn()
         try:
@@ -181,15 +183,18 @@ class Api:
             self.pace.fail()
             raise Unreachable(f"{method} {path}: {str(error) or type(error).__name__}") from error
         if code >= 300:
-            await self._refused(code)
+            await self._refused(code, data)
             raise refusal(code, data)
         if "json" not in response.content_type and data:
             self.pace.fail()
             raise Unreachable(f"{method} {path}: {response.content_type} instead of JSON; this is no API server")
+        if paced and proves:
+            self.pace.well()
         return code, data
 
-    async def _refused(self, code: int) -> None:
-        if code >= 500 or code == 429:
+    async def _refused(self, code: int, body: bytes) -> None:
+        # A webhook that fails is a 500 of one object, in the server's own words.
+        if code in (429, 502, 503, 504) or (code >= 500 and b'"Status"' not in body):
             self.pace.fail()
         if code == 401 and self._renew is not None:
             await self._renew()
@@ -220,9 +225,9 @@ class Api:
             raise Unreachable(f"{path}: {str(error) or type(error).__name__}") from error
         try:
             if response.status >= 300:
-                await self._refused(response.status)
                 async with asyncio.timeout(TIMEOUT):
                     body = await response.content.read(4096)
+                await self._refused(response.status, body)
                 raise refusal(response.status, body)
             yield b""
             rest = b""

@@ -52,25 +52,28 @@ def gates(kind: str) -> bool:
     return kind in ("Namespace", "CustomResourceDefinition")
 
 
-async def apply(api: Api, kind: Kind, obj: dict[str, Any], *, force: bool) -> tuple[dict[str, Any], bool]:
+async def apply(
+    api: Api, kind: Kind, obj: dict[str, Any], *, force: bool, manager: str = MANAGER
+) -> tuple[dict[str, Any], bool]:
     """The object as the server has it now, and whether this made it. Without `force`, fields that others have set to
     something else are a conflict (ApiError 409 that names them)."""
     meta = obj["metadata"]
     status, data = await api.call(
         "PATCH",
         kind.path(meta.get("namespace", ""), meta["name"]),
-        query={"fieldManager": MANAGER, "force": "true" if force else "false"},
+        query={"fieldManager": manager, "force": "true" if force else "false"},
         body=msgspec.json.encode(obj),  # JSON is YAML
         content_type=_APPLY,
     )
     return decoded(data, dict[str, Any]), status == 201
 
 
-async def release(api: Api, kind: Kind, namespace: str, name: str, uid: str) -> None:
+async def release(api: Api, kind: Kind, namespace: str, name: str, uid: str, *, manager: str = MANAGER) -> None:
     """Give back every field that is ours, on an object that is not. The uid keeps this from making one."""
     metadata = {"name": name, "uid": uid} | ({"namespace": namespace} if kind.namespaced else {})
+    body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     try:
-        await apply(api, kind, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}, force=True)
+        await apply(api, kind, body, force=True, manager=manager)
     except ApiError as error:
         if error.code not in (404, 409):
             raise

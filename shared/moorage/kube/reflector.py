@@ -168,7 +168,12 @@ class Reflector(Generic[T]):
             more = {"continue": following} if following else {}
             try:
                 _, data = await self._api.call(
-                    "GET", self._path, query={**self._selector, **query, **more}, timeout=30, paced=not following
+                    "GET",
+                    self._path,
+                    query={**self._selector, **query, **more},
+                    timeout=30,
+                    paced=not following,
+                    proves=False,
                 )
             except ApiError as error:
                 if error.expired and following:

@@ -1,0 +1,126 @@
+"""The few fields of nodes, pods, slices and topologies that a report is made of. Everything else is skipped while reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.kube import Object
+
+Amounts = dict[str, str | int | float] | None
+
+
+class _Kube(msgspec.Struct, kw_only=True, rename="camel"):
+    pass
+
+
+class Taint(_Kube, kw_only=True):
+    key: str
+    effect: str = ""
+    value: str = ""
+
+
+class Condition(_Kube, kw_only=True):
+    type: str
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class NodeSpec(_Kube, kw_only=True):
+    taints: list[Taint] | None = None
+    unschedulable: bool = False
+
+
+class NodeStatus(_Kube, kw_only=True):
+    capacity: Amounts = None
+    allocatable: Amounts = None
+    conditions: list[Condition] | None = None
+
+
+class Node(Object, kw_only=True):
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class Resources(_Kube, kw_only=True):
+    requests: Amounts = None
+    limits: Amounts = None
+
+
+class Container(_Kube, kw_only=True):
+    name: str = ""
+    resources: Resources | None = None
+    restart_policy: str | None = None
+
+
+class PodSpec(_Kube, kw_only=True):
+    node_name: str | None = None
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    overhead: Amounts = None
+    resources: Resources | None = None
+
+
+class Because(_Kube, kw_only=True):
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(_Kube, kw_only=True):
+    waiting: Because | None = None
+    running: dict[str, Any] | None = None
+    terminated: Because | None = None
+
+
+class ContainerStatus(_Kube, kw_only=True):
+    name: str = ""
+    ready: bool = False
+    state: ContainerState | None = None
+    resources: Resources | None = None
+    allocated_resources: Amounts = None
+
+
+class PodStatus(_Kube, kw_only=True):
+    phase: str = "Pending"
+    qos_class: str = ""
+    conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+
+
+class Pod(Object, kw_only=True):
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Pool(_Kube, kw_only=True):
+    name: str = ""
+    generation: int = 0
+
+
+class SliceSpec(_Kube, kw_only=True):
+    driver: str = ""
+    pool: Pool = Pool()
+    node_name: str | None = None
+    devices: list[dict[str, Any]] | None = None
+
+
+class Slice(Object, kw_only=True):
+    """`resource.k8s.io/v1` ResourceSlice."""
+
+    spec: SliceSpec = SliceSpec()
+
+
+class Topology(Object, kw_only=True):
+    """NodeResourceTopology; it has its node's name."""
+
+    zones: list[dict[str, Any]] | None = None
+    attributes: list[dict[str, Any]] | None = None
+
+
+node = msgspec.json.Decoder(Node).decode
+pod = msgspec.json.Decoder(Pod).decode
+slice_ = msgspec.json.Decoder(Slice).decode
+topology = msgspec.json.Decoder(Topology).decode

@@ -1,0 +1,163 @@
+"""The agent as a process: elects, and while it is the one that acts, follows its cluster, reports and applies. Everything it
+does in a term is one group of tasks; the first that fails ends the term."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from moorage.bus import Bus, Settings, new_id, subjects
+from moorage.kube import Api, ApiError, Elector, Kinds, Reflector, Term, Unreachable, connect
+from moorage.model.names import cluster_tokens
+
+from . import objects
+from .apps import Site
+from .core import View
+from .deciding import Deciding
+from .following import Following
+from .records import Fenced, Records
+from .reporting import Reporting
+
+log = structlog.get_logger("agent")
+
+NAMESPACE = "moorage-system"
+LEASE = "moorage-agent"
+SESSION = "moorage.dev/session"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+
+
+async def main(
+    settings: Settings,
+    *,
+    cluster: str,
+    kubeconfig: str | Path | None = None,
+    context: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    namespace: str = NAMESPACE,
+) -> None:
+    """Until cancelled, or until the mesh cannot be reached any more."""
+    api = await connect(kubeconfig, context)
+    try:
+        bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(cluster)}")
+        try:
+            await _act(Agent(api, bus, cluster, dict(labels or {}), namespace))
+        finally:
+            await bus.close()
+    finally:
+        await api.close()
+
+
+async def _act(agent: Agent) -> None:
+    await _namespace(agent.api, agent.namespace)
+    elector = Elector(agent.api, agent.namespace, LEASE, f"{socket.gethostname()}-{os.getpid()}-{new_id()[:6]}")
+    acting = asyncio.ensure_future(elector.run(agent.act))
+    closed = asyncio.ensure_future(agent.bus.closed.wait())
+    try:
+        await asyncio.wait({acting, closed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (acting, closed):
+            task.cancel()
+        outcome = (await asyncio.gather(acting, closed, return_exceptions=True))[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+
+
+async def _namespace(api: Api, name: str) -> None:
+    """Where the lease and the records are. Joining makes it; on a laptop we do, if we may."""
+    while True:
+        try:
+            if await api.get(f"/api/v1/namespaces/{name}") is None:
+                body = b'{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"%b"}}' % name.encode()
+                await api.call("POST", "/api/v1/namespaces", body=body)
+            return
+        except ApiError as error:
+            if error.code in (403, 409):
+                return  # without the right to look, the lease will tell
+            log.warning("the API server refuses", error=error.message)
+        except Unreachable as error:
+            log.warning("the API server cannot be reached", error=str(error))
+        await asyncio.sleep(2)
+
+
+class Agent:
+    def __init__(self, api: Api, bus: Bus, cluster: str, labels: dict[str, str], namespace: str) -> None:
+        self.api, self.bus, self.cluster, self.labels, self.namespace = api, bus, cluster, labels, namespace
+        self._deciding: Deciding | None = None
+
+    async def act(self, term: Term) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._begin(term, tasks)
+        except* Fenced as lost:
+            log.warning("another agent acts", reason=str(lost.exceptions[0]))
+
+    async def _begin(self, term: Term, tasks: asyncio.TaskGroup) -> None:
+        def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            return tasks.create_task(coro)
+
+        view = View()
+        reflectors = self._reflectors(view)
+        nodes, pods = reflectors[0], reflectors[1]
+        for reflector in reflectors:
+            spawn(reflector.run())
+        loop = asyncio.get_running_loop()
+
+        def age() -> float | None:
+            if not all(r.synced.is_set() for r in reflectors) or not (nodes.listed and pods.listed):
+                return None
+            return loop.time() - min(nodes.current(), pods.current())
+
+        reporting = Reporting(self.bus, self.cluster, view, age, self.labels, term.before.get(SESSION, ""))
+        term.notes[SESSION] = reporting.session
+        view.stirred = reporting.changed.set
+        records = Records(self.api, self.namespace, term)
+        following = Following(self.api, spawn, lambda label: deciding.woken(label))
+        site = Site(self.api, term, records, Kinds(self.api), following, view)
+        deciding = Deciding(self.bus, self.cluster, site, spawn, lambda: reporting.period)
+        spawn(reporting.run())
+        await self._take_over(records, deciding)
+        await self._listen(deciding)
+        spawn(deciding.ask())
+        spawn(deciding.tell())
+
+    def _reflectors(self, view: View) -> list[Reflector[Any]]:
+        api = self.api
+        return [
+            Reflector(api, "/api/v1/nodes", objects.node, view.put_node, view.drop_node),
+            Reflector(api, "/api/v1/pods", objects.pod, view.put_pod, view.drop_pod),
+            Reflector(api, SLICES, objects.slice_, view.put_slice, view.drop_slice),
+            Reflector(api, TOPOLOGIES, objects.topology, view.put_topology, view.drop_topology),
+        ]
+
+    async def _take_over(self, records: Records, deciding: Deciding) -> None:
+        """What predecessors made. From here on they can write nothing any more."""
+        while True:
+            try:
+                for record in await records.load():
+                    deciding.adopt(record)
+                return
+            except (ApiError, Unreachable) as error:
+                log.warning("the records cannot be read yet", error=str(error))
+                await asyncio.sleep(1)
+
+    async def _listen(self, deciding: Deciding) -> None:
+        """One subscription for all terms of this process."""
+        first = self._deciding is None
+        self._deciding = deciding
+        if first:
+            await self.bus.subscribe(subjects.desired("changed", self.cluster), self._hinted)
+            self.bus.on_reconnect(self._reconnected)
+
+    def _hinted(self, _subject: str = "", _data: bytes = b"") -> None:
+        if self._deciding is not None:
+            self._deciding.asking.set()
+
+    async def _reconnected(self) -> None:
+        self._hinted()
