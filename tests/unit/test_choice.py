@@ -54,7 +54,8 @@ def worth(
         if shares:
             if min(shares) < 0:
                 return None
-            total += round(min(1.0, min(shares)) * (1 << 20)) * len(apps)
+            asking = sum(1 for a in apps if room.needs[a].any())
+            total += round(min(1.0, min(shares)) * (1 << 20)) * asking
     return total
 
 
@@ -161,6 +162,16 @@ def test_ties_go_to_the_most_free_then_to_the_name() -> None:
     got = choose(merged, room, ranks)
     assert isinstance(got, Choice)
     assert got.clusters == [[5, 4]]
+
+
+def test_an_app_that_asks_for_nothing_gains_nothing_from_company() -> None:
+    merged, room = plain(4, [1, 1, 1], resources=1)
+    for mask in merged.masks:
+        mask[:] = True
+    merged.scores = [None, None, None]
+    room.free[:], room.allocatable[:] = [[0, 0, 0, 2]], 12
+    room.needs[:] = [[0], [0], [1]]
+    check(merged, room, [])
 
 
 def test_what_stays_outranks_scores_and_needs_no_new_room() -> None:

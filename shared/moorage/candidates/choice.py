@@ -131,7 +131,9 @@ class _Search:
         share = self._share(apps)
         if share is not None:
             may = may & (share >= 0)
-            value = value + np.rint(np.minimum(share, 1.0) * _ROOM_STEPS).astype(np.int64) * len(apps)
+            # Once for each app that asks for anything: one that does not is as well off anywhere.
+            asking = int(np.count_nonzero(self.room.needs[list(apps)].any(axis=1)))
+            value = value + np.rint(np.minimum(share, 1.0) * _ROOM_STEPS).astype(np.int64) * asking
         result: Values = np.where(may, value, NEVER)
         if self.nogoods:
             inside = frozenset(apps)
