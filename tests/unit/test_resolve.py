@@ -191,11 +191,11 @@ def test_limits_are_requests_where_there_are_none() -> None:
     ]
 
 
-def test_requests_above_a_limit_of_the_manifest() -> None:
-    of = manifest(containers=[{"name": "main", **resources({}, {"cpu": 2})}])
-    problem = refusal([of], [{"object": ref(of), "container": "main", "needs": [{"resource": "cpu", "requests": 3}]}])
-    assert (problem.status, problem.code) == (409, "LimitBelowRequests")
-    assert shape(of, {"resource": "cpu", "requests": 3, "limits": 3}).resources["cpu"] == 3000
+def test_requests_above_a_limit_of_the_manifest_raise_it() -> None:
+    of = manifest(containers=[{"name": "main", **resources({}, {"cpu": 2, "memory": "1Gi"})}])
+    assert shape(of, {"resource": "cpu", "requests": 3}).resources == {"cpu": 3000, "memory": 1 << 30, "pods": 1} | {
+        EXCLUSIVE: 3  # the pod is Guaranteed then
+    }
 
 
 def test_labels_are_anded_into_every_term() -> None:
@@ -247,6 +247,15 @@ def test_optional_needs_never_become_necessary() -> None:
         OptionalNeed(consumer="x", name="nvidia.com/gpu", weight=1, resources={"nvidia.com/gpu": 1}),
         OptionalNeed(consumer="x", name="ssd", weight=10, label=("ssd", "true")),
     ]
+
+
+def test_what_is_wished_for_beside_what_is_necessary() -> None:
+    gpus = {"resource": "nvidia.com/gpu", "requests": 1, "limits": 4}
+    found = shape(manifest(), gpus, {**gpus, "weight": 5})
+    assert found.resources["nvidia.com/gpu"] == 1  # Kubernetes gives what is requested, and no more, of what is counted
+    assert found.optional[0].resources == {"nvidia.com/gpu": 1}
+    less = manifest(containers=[{"name": "main", **resources({"cpu": 4})}])
+    assert shape(less, {"resource": "cpu", "requests": 2, "weight": 1}).optional[0].resources == {}
 
 
 def test_exclusive_cores() -> None:

@@ -31,7 +31,7 @@ from moorage.model.shapes import (
     Shape,
     ShapedApp,
 )
-from moorage.units import need_amount, show
+from moorage.units import need_amount
 
 from .documents import Accepted, AcceptedIntent
 from .pods import Pods, surge_of
@@ -40,6 +40,10 @@ from .salvage import label_text
 
 _encode = msgspec.json.Encoder().encode
 _canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+#: Only these may have requests below limits; of all others Kubernetes wants both equal.
+_OVERCOMMITS = ("cpu", "memory", "ephemeral-storage")
 
 
 class _Ask(NamedTuple):
@@ -97,7 +101,6 @@ def resolve(
 _TITLES = {
     "ConsumerMatchesNothing": "A consumer matches nothing",
     "ReplicasConflict": "Replicas contradict each other",
-    "LimitBelowRequests": "A limit is below what is requested",
 }
 
 
@@ -228,7 +231,7 @@ def _shape(pods: Pods, asks: Sequence[_Ask], errors: list[Violation], warnings: 
                 needs.append(NeedRef(consumer=ask.name, name=need.label, label=(need.label, value)))
             elif container is not None:
                 wanted = _amounts(need)[0]
-                _lay(need, container, ask, errors)
+                _lay(need, container, ask)
                 needs.append(NeedRef(consumer=ask.name, name=need.resource, amount=wanted))
     resources = _pod(pods, laid)
     needs += _exclusive(pods, laid, resources, warnings)
@@ -282,36 +285,27 @@ def _amounts(need: Need) -> tuple[int, int | None]:
     requests = need.requests if need.requests is not None else need.limits
     assert requests is not None
     wanted = need_amount(need.resource, requests, need.units)
-    if "/" in need.resource:
+    if need.resource not in _OVERCOMMITS:
         return wanted, wanted
     return wanted, None if need.limits is None else need_amount(need.resource, need.limits, need.units)
 
 
-def _lay(need: Need, container: _Laid, ask: _Ask, errors: list[Violation]) -> None:
-    """A need replaces what the manifest says of a resource; needs of several consumers for it add up."""
+def _lay(need: Need, container: _Laid, ask: _Ask) -> None:
+    """A need replaces what the manifest says of a resource; needs of several consumers for it add up. A limit that would
+    be below the requests goes up with them, as in what is written into the manifest."""
     wanted, limit = _amounts(need)
     name = need.resource
-    if name in container.set:
+    if name not in container.set:
+        container.set[name] = ask.name
+        container.requests[name] = wanted
+        if limit is not None:
+            container.limits[name] = limit
+    else:
         container.requests[name] += wanted
-        if limit is None:
-            container.limits.pop(name, None)
-        elif name in container.limits:
-            container.limits[name] += limit
-        return
-    container.set[name] = ask.name
-    container.requests[name] = wanted
-    if limit is not None:
-        container.limits[name] = limit
-    elif container.limits.get(name, wanted) < wanted:
-        errors.append(
-            Violation(
-                path=ask.path,
-                code="LimitBelowRequests",
-                message=f"consumer {ask.name!r} requests {show(name, wanted)} of {name} for container"
-                f" {ask.consumer.container!r}, whose limit in the manifest is {show(name, container.limits[name])};"
-                " give limits, too",
-            )
-        )
+        if limit is not None:
+            container.limits[name] = container.limits.get(name, 0) + limit
+    if container.limits.get(name, container.requests[name]) < container.requests[name]:
+        container.limits[name] = container.requests[name]
 
 
 def _pod(pods: Pods, laid: Mapping[str, _Laid]) -> dict[str, int]:
@@ -383,8 +377,11 @@ def _wish(ask: _Ask, need: Need, laid: Mapping[str, _Laid]) -> OptionalNeed:
         return OptionalNeed(
             consumer=ask.name, name=need.label, weight=weight, label=(need.label, label_text(need.value))
         )
-    # On top of what the container has anyway; a wish for less than that is met.
-    more = _amounts(need)[0] - laid[ask.consumer.container].requests.get(need.resource, 0)
+    # On top of what mandatory needs ask for, but instead of what the manifest has; a wish for less than that is met.
+    container = laid[ask.consumer.container]
+    more = _amounts(need)[0]
+    if need.resource not in container.set:
+        more -= container.requests.get(need.resource, 0)
     return OptionalNeed(
         consumer=ask.name, name=need.resource, weight=weight, resources={need.resource: more} if more > 0 else {}
     )

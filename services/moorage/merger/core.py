@@ -218,6 +218,12 @@ def propose(
         for shape in app.shapes
         if (why := unsupported(shape))
     ]
+    # Documents that contradict themselves: no answer of a controller would change that.
+    odd += [
+        Reason(code=warning.code, message=warning.message, by="intents")
+        for warning in record.warnings
+        if warning.code == "ReplicasConflict"
+    ]
     if odd:
         return Refusal(odd, final=True)
     if got.missing:

@@ -47,7 +47,7 @@ def amounts(need: Need) -> Amounts:
     """Requests and limits of an allocatable need; limits 0 = none given."""
     given = [need_amount(need.resource, v, need.units) for v in (need.requests, need.limits) if v is not None]
     if not overcommits(need.resource):
-        return Amounts(max(given), max(given))
+        return Amounts(given[0], given[0])
     limits = given[-1] if need.limits is not None else 0
     return Amounts(given[0], limits)
 
@@ -58,7 +58,7 @@ def granted(extra: int, optional: Sequence[int]) -> list[bool]:
     reachable: dict[int, tuple[int, ...]] = {0: ()}
     for index, value in enumerate(optional):
         for total, chosen in list(reachable.items()):
-            if total + value <= extra and total + value not in reachable:
+            if value > 0 and total + value <= extra and total + value not in reachable:
                 reachable[total + value] = (*chosen, index)
     best = reachable[max(reachable)]
     return [index in best for index in range(len(optional))]
@@ -112,12 +112,29 @@ def _sums(target: _Target, extra: Mapping[str, int]) -> dict[tuple[str, str], Am
             else:
                 optional.setdefault(need.resource, []).append((consumer.container, one))
     for resource, candidates in optional.items():
-        taken = granted(extra.get(resource, 0), [one.requests for _, one in candidates])
+        # On top of mandatory needs, but instead of what the manifest has without any.
+        more = [
+            one.requests - (0 if (container, resource) in sums else _there(target, container, resource))
+            for container, one in candidates
+        ]
+        taken = granted(extra.get(resource, 0), more)
         for (container, one), yes in zip(candidates, taken, strict=True):
             if yes:
                 key = (container, resource)
                 sums[key] = sums.get(key, Amounts()).plus(one)
     return sums
+
+
+def _there(target: _Target, container: str, resource: str) -> int:
+    """What the manifest itself requests for a container."""
+    spec = pod_spec(target.manifest)
+    found = named(spec, container) if spec is not None else None
+    given = (found[2].get("resources") or {}) if found is not None else {}
+    for field in ("requests", "limits"):
+        value = (given.get(field) or {}).get(resource)
+        if value is not None:
+            return amount(resource, str(value), True)
+    return 0
 
 
 def _resources(target: _Target, sums: Mapping[tuple[str, str], Amounts], cluster: str) -> Iterable[Contribution]:
