@@ -54,9 +54,17 @@ class ControlPlane:
         return f"https://127.0.0.1:{self.port}"
 
     def start(self) -> None:
+        self.begin()
+        self.finish()
+
+    def begin(self) -> None:
+        """Without waiting for anything: several start at once. From one thread, whose end would be theirs too."""
         self._write()
         self._start_etcd()
-        self.start_server()
+        self._run_server()
+
+    def finish(self) -> None:
+        self.until(self.ready, 60, "kube-apiserver")
         config = ["--kubeconfig", str(self.kubeconfig)]
         scheduler, controllers, kubelets = self._others
         if self._scheduler:
@@ -122,6 +130,10 @@ class ControlPlane:
 
     def start_server(self) -> None:
         """The API server, until it says that it is ready."""
+        self._run_server()
+        self.until(self.ready, 60, "kube-apiserver")
+
+    def _run_server(self) -> None:
         keys = self.directory
         self._run(
             "kube-apiserver",
@@ -140,7 +152,6 @@ class ControlPlane:
             "--max-requests-inflight=1500",
             "--max-mutating-requests-inflight=800",
         )
-        self.until(self.ready, 60, "kube-apiserver")
 
     def stop_server(self, number: int = signal.SIGKILL) -> None:
         process = self.processes.pop("kube-apiserver")

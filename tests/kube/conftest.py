@@ -1,0 +1,157 @@
+"""Real control planes, started once for all tests that need them; and the mesh's side of an agent, small enough to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from moorage.agent.worker import main
+from moorage.bus import Bus, Incoming
+from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
+from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
+from moorage.testing.kube import ControlPlane
+from moorage.testing.kube_assets import find
+from moorage.testing.servers import NatsServer
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture(scope="session")
+def planes() -> Iterator[list[ControlPlane]]:
+    """edge-1 and edge-2 are plain; core-1 has GPUs and a zone of its own."""
+    assets, why = find()
+    if assets is None:
+        pytest.skip(why)
+    made = [ControlPlane(name) for name in ("edge-1", "edge-2", "core-1")]
+    try:
+        for plane in made:
+            plane.begin()
+        for plane in made:
+            plane.finish()
+        for plane in made:
+            for i in range(4):
+                gpus = {GPU: "2"} if plane.name == "core-1" and i < 2 else {}
+                zone = "core" if plane.name == "core-1" else "edge"
+                plane.node(f"{plane.name}-n{i}", allocatable=gpus, labels={"topology.kubernetes.io/zone": zone})
+        yield made
+    finally:
+        for plane in made:
+            plane.remove()
+
+
+@pytest.fixture
+def plane(planes: list[ControlPlane]) -> ControlPlane:
+    return planes[0]
+
+
+class Mesh:
+    """What an agent talks to: takes its reports and confirmations, says what should run."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.nodes: dict[str, NodeReport] = {}
+        self.pods: dict[str, PodReport] = {}
+        self.reports: list[Report] = []
+        self.confirms: list[Confirm] = []
+        self.desired: dict[str, DesiredApp] = {}
+        self.asked = 0
+        self.deaf = False
+        self.cluster = ""
+
+    async def start(self) -> None:
+        await self.bus.serve("moorage.reports.*.*.*", self._report, max_bytes=8 << 20)
+        await self.bus.serve("moorage.desired.get.*.*", self._get)
+        await self.bus.serve("moorage.desired.confirm.*.*", self._confirm)
+
+    async def _report(self, incoming: Incoming) -> msgspec.Struct | None:
+        if self.deaf:
+            return None
+        report = msgspec.json.decode(incoming.data, type=Report)
+        assert len(incoming.data) < 512_000
+        self.reports.append(report)
+        if report.kind == "full" and report.part[0] == 0:
+            self.nodes, self.pods = {}, {}
+        self.nodes |= {n.name: n for n in report.nodes}
+        self.pods |= {p.uid: p for p in report.pods}
+        for name in report.nodes_gone:
+            del self.nodes[name]
+        for uid in report.pods_gone:
+            del self.pods[uid]
+        return ReportReply(period_ms=500)
+
+    async def _get(self, incoming: Incoming) -> msgspec.Struct | None:
+        if self.deaf:
+            return None
+        self.asked += 1
+        have = msgspec.json.decode(incoming.data, type=DesiredAsk).have
+        news = [app for app in self.desired.values() if have.get(f"{app.group} {app.app}", 0) < app.version]
+        return DesiredReply(apps=news)
+
+    async def _confirm(self, incoming: Incoming) -> bytes | None:
+        if self.deaf:
+            return None
+        self.confirms.append(msgspec.json.decode(incoming.data, type=Confirm))
+        return b"{}"
+
+    async def want(self, cluster: str, app: str, version: int, *objects: dict[str, Any], remove: bool = False) -> None:
+        self.desired[app] = DesiredApp(
+            group="p/shop/v1/default", app=app, version=version, objects=list(objects), remove=remove
+        )
+        await self.bus.publish(f"moorage.desired.changed.{cluster.replace('/', '.')}", b"")
+
+    def said(self, app: str, version: int) -> Confirm | None:
+        return next((c for c in reversed(self.confirms) if c.app == app and c.version == version), None)
+
+    def states(self, app: str, version: int) -> dict[str, str]:
+        confirm = self.said(app, version)
+        return {o.object: o.state for o in confirm.objects} if confirm is not None else {}
+
+
+@pytest_asyncio.fixture
+async def mesh(nats: NatsServer) -> AsyncIterator[Mesh]:
+    bus = await Bus.connect(nats.settings(), worker="admin")
+    mesh = Mesh(bus)
+    await mesh.start()
+    yield mesh
+    await bus.close()
+
+
+Start = Callable[..., "asyncio.Task[None]"]
+
+
+@pytest_asyncio.fixture
+async def agents(nats: NatsServer) -> AsyncIterator[Start]:
+    """`agents(plane)` starts one; whatever still runs is ended, and none may have failed."""
+    tasks: list[asyncio.Task[None]] = []
+
+    def start(plane: ControlPlane, cluster: str = "", **more: Any) -> asyncio.Task[None]:
+        settings = nats.settings()
+        arguments = {"cluster": cluster or f"lab/{plane.name}", "kubeconfig": plane.kubeconfig, **more}
+        tasks.append(asyncio.ensure_future(main(settings, **arguments)))
+        return tasks[-1]
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def settled(check: Callable[[], bool | Awaitable[bool]], seconds: float = 20, what: str = "") -> None:
+    """Waits for something that only asking the API server shows."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        found = await asyncio.to_thread(check)  # type: ignore[arg-type]
+        if found:
+            return
+        if loop.time() > end:
+            raise AssertionError(f"not within {seconds:g} s: {what or check}")
+        await asyncio.sleep(0.05)

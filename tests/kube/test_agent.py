@@ -1,0 +1,221 @@
+"""One agent and one real cluster: what it reports, applies, keeps, prunes and takes away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.error
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from moorage.testing.conditions import until
+from moorage.testing.kube import ControlPlane
+
+from .conftest import Mesh, Start, settled
+
+CLUSTER = "lab/edge-1"
+
+
+def deployment(
+    name: str, namespace: str = "", *, replicas: int = 2, cpu: str = "1", claim: str = "", **spec: Any
+) -> dict[str, Any]:
+    labels = {"app": name, **({"moorage.dev/claim": claim} if claim else {})}
+    container = {"name": "c", "image": "registry.example/c:1", "resources": {"requests": {"cpu": cpu}}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container], **spec}},
+        },
+    }
+
+
+def config(name: str, namespace: str = "", **data: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace or "default"},
+        "data": data,
+    }
+
+
+def there(plane: ControlPlane, path: str) -> Any:
+    try:
+        return plane.get(path)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+
+
+def config_path(name: str, namespace: str = "default") -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps/{name}"
+
+
+def deployment_path(name: str, namespace: str = "default") -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
+
+
+@pytest.fixture(autouse=True)
+def clean(plane: ControlPlane) -> Iterator[None]:
+    """What tests leave behind must not be found by the next."""
+    yield
+    for path in ("/apis/apps/v1/namespaces/default/deployments", "/api/v1/namespaces/default/pods"):
+        with contextlib.suppress(urllib.error.HTTPError):
+            plane.call("DELETE", path)
+    for item in plane.get("/api/v1/namespaces/default/configmaps")["items"]:
+        if item["metadata"]["name"] != "kube-root-ca.crt":
+            plane.call("DELETE", config_path(item["metadata"]["name"]))
+    with contextlib.suppress(urllib.error.HTTPError):
+        plane.call("DELETE", "/api/v1/namespaces/moorage-system/configmaps?labelSelector=moorage.dev/record")
+        plane.call("DELETE", "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent")
+
+
+async def test_what_runs_is_reported_and_counted(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane, labels={"region": "eu"})
+    await until(lambda: len(mesh.nodes) == 4, 20, "a full report")
+    assert mesh.reports[0].kind == "full" and mesh.reports[0].labels == {"region": "eu"}
+    node = mesh.nodes["edge-1-n0"]
+    assert node.ready and node.allocatable["cpu"] == "8" and node.labels["topology.kubernetes.io/zone"] == "edge"
+    await mesh.want(CLUSTER, "web", 5, deployment("web", cpu="1500m", claim="cl-1"))
+    await until(lambda: mesh.states("web", 5) == {"Deployment/web": "Ready"}, 30, "the deployment is ready")
+    await until(lambda: len(mesh.pods) == 2, 5, "its pods")
+    assert {p.claim for p in mesh.pods.values()} == {"cl-1"} and all(p.node for p in mesh.pods.values())
+    await until(lambda: sum(n.pod_count for n in mesh.nodes.values()) == 2, 5, "pods are counted where they are")
+    assert sorted(n.requested.get("cpu", "0") for n in mesh.nodes.values()) in (
+        ["0", "0", "1500m", "1500m"],
+        ["0", "0", "0", "3"],
+    )
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 30, "it is removed")
+    await until(lambda: not mesh.pods and not any(n.pod_count for n in mesh.nodes.values()), 5, "room is free again")
+    assert there(plane, deployment_path("web")) is None
+
+
+async def test_the_same_decision_twice_changes_nothing(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    task = agents(plane)
+    await mesh.want(CLUSTER, "web", 5, deployment("web"), config("c", a="1"))
+    await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 30)
+    before = [plane.get(p)["metadata"]["resourceVersion"] for p in (config_path("c"), deployment_path("web"))]
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    mesh.confirms.clear()
+    agents(plane)
+    await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 30, "the next agent has it too")
+    assert [plane.get(p)["metadata"]["resourceVersion"] for p in (config_path("c"), deployment_path("web"))] == before
+
+
+async def test_a_new_version_prunes_and_drift_is_repaired(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, config("one", a="1"), config("two", a="1"))
+    await until(lambda: len(mesh.states("web", 5)) == 2, 30)
+    await mesh.want(CLUSTER, "web", 6, config("one", a="2"))
+    await settled(lambda: there(plane, config_path("two")) is None, what="what the new version has not is pruned")
+    assert plane.get(config_path("one"))["data"] == {"a": "2"}
+    await asyncio.to_thread(
+        plane.call, "PATCH", config_path("one"), {"data": {"a": "9", "theirs": "stays"}}, "application/merge-patch+json"
+    )
+    await settled(
+        lambda: plane.get(config_path("one"))["data"] == {"a": "2", "theirs": "stays"}, what="a change is taken back"
+    )
+    await asyncio.to_thread(plane.call, "DELETE", config_path("one"))
+    await settled(lambda: there(plane, config_path("one")) is not None, what="what was deleted is made again")
+
+
+async def test_objects_of_others_are_left_alone(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    plane.call("POST", "/api/v1/namespaces/default/configmaps", config("theirs", a="theirs"))
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, config("theirs", a="ours"), config("mine", a="1"))
+    await until(lambda: mesh.states("web", 5) == {"ConfigMap/theirs": "Failed", "ConfigMap/mine": "Ready"}, 30)
+    confirm = mesh.said("web", 5)
+    assert confirm is not None and "conflict" in confirm.objects[0].message
+    assert plane.get(config_path("theirs"))["data"] == {"a": "theirs"}
+    await mesh.want(CLUSTER, "web", 6, config("theirs", b="added"), config("mine", a="1"))
+    await settled(lambda: plane.get(config_path("theirs"))["data"] == {"a": "theirs", "b": "added"})
+    await mesh.want(CLUSTER, "web", 7, remove=True)
+    await until(lambda: (c := mesh.said("web", 7)) is not None and c.removed, 30)
+    assert plane.get(config_path("theirs"))["data"] == {"a": "theirs"}, "what was ours on it is taken back"
+    assert there(plane, config_path("mine")) is None
+
+
+async def test_a_refused_object_says_why_and_stands_alone(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane)
+    bad = deployment("bad")
+    bad["spec"]["template"]["metadata"]["labels"] = {"app": "other"}
+    strange = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}}
+    await mesh.want(CLUSTER, "web", 5, bad, strange, config("fine", a="1"))
+    await until(lambda: len(mesh.states("web", 5)) == 3, 30)
+    confirm = mesh.said("web", 5)
+    assert confirm is not None
+    found = {o.object: o for o in confirm.objects}
+    assert found["Deployment/bad"].state == "Failed" and "selector" in found["Deployment/bad"].message
+    assert found["Widget/w"].state == "Failed" and "no kind Widget" in found["Widget/w"].message
+    assert found["ConfigMap/fine"].state == "Ready"
+
+
+async def test_what_cannot_be_scheduled_says_so(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, deployment("big", cpu="99", claim="cl-big"))
+
+    def explained() -> bool:
+        confirm = mesh.said("web", 5)
+        return confirm is not None and "Insufficient cpu" in confirm.objects[0].message
+
+    await until(explained, 30, "the scheduler's words")
+    assert mesh.states("web", 5) == {"Deployment/big": "Progressing"}
+
+
+async def test_namespaces_and_kinds_come_before_what_is_in_them(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane)
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    crd = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "widgets.example.com"},
+        "spec": {
+            "group": "example.com",
+            "names": {"kind": "Widget", "plural": "widgets"},
+            "scope": "Namespaced",
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+    widget = {
+        "apiVersion": "example.com/v1",
+        "kind": "Widget",
+        "metadata": {"name": "w", "namespace": "shop"},
+        "spec": {"a": 1},
+    }
+    await mesh.want(CLUSTER, "web", 5, widget, deployment("web", "shop"), config("c", "shop", a="1"), crd)
+    await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 40, "all of it")
+    assert plane.get("/apis/example.com/v1/namespaces/shop/widgets/w")["spec"] == {"a": 1}
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 40)
+    assert there(plane, "/api/v1/namespaces/shop") is None, "a namespace that only we used goes with what was in it"
+    assert there(plane, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com") is None
+
+
+async def test_two_agents_one_acts_and_the_other_takes_over(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    first = agents(plane)
+    await until(lambda: bool(mesh.nodes), 20)
+    agents(plane)
+    sessions = {r.session for r in mesh.reports}
+    await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
+    await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 20)
+    assert {r.session for r in mesh.reports} == sessions, "only one reports"
+    first.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await first
+    await until(lambda: {r.session for r in mesh.reports} != sessions, 20, "the other one reports")
+    taken = next(r for r in mesh.reports if r.session not in sessions)
+    assert taken.kind == "full" and taken.succeeds in sessions
+    lease = plane.get("/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent")
+    assert lease["spec"]["leaseTransitions"] == 2
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 20, "it knows what its predecessor made")
+    assert there(plane, config_path("c")) is None
