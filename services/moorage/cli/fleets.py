@@ -102,11 +102,12 @@ def sim(
         raise Failure("give either a fleet FILE or --clusters N", USAGE)
     from .running import settings_for
     from .state import State, state_dir
-    from .workers import serve
+    from .workers import serve, settle
 
     body = read(str(file), fleet=True)[0].body if file is not None else None
     settings = settings_for("sim", State(state_dir(state)))
     from moorage.sim.worker import simulate
 
     note("simulating; Ctrl-C ends it")
+    settle("sim")
     return serve(simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed))

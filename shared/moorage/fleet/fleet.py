@@ -167,7 +167,8 @@ class Fleet(Table):
         rows = rows[self.usable[rows]]
         for total, column in ((free, found.free), (allocatable, found.allocatable)):
             total[changed] = 0
-            np.add.at(total, self.cluster[rows], column[rows])
+            # A node that has given more than it has takes nothing from what others have free.
+            np.add.at(total, self.cluster[rows], np.maximum(column[rows], 0))
         self._sums[resource] = (self.tick, free, allocatable)
         return free, allocatable
 

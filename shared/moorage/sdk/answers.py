@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 Clusters = NDArray[np.bool_] | Iterable[str]
 
 
-class Allowed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Allowed:
     clusters: Clusters
     allowed: bool = True
     count: int | None = None

@@ -16,7 +16,7 @@ from moorage.bus import Bus, Settings
 from moorage.bus.permissions import KINDS, for_user
 from moorage.cli.exits import DONE, Failure
 from moorage.cli.state import State
-from moorage.cli.workers import HEAVY, WORKERS, load, serve
+from moorage.cli.workers import HEAVY, WORKERS, load, serve, settle
 from moorage.telemetry import configure
 
 from . import brokers
@@ -129,6 +129,7 @@ def _start_worker(supervisor: Supervisor, kind: str, number: int, settings: Sett
         if kind != "gateway":
             listener.close()
         configure(kind)
+        settle(kind)
         return serve(load(kind)(settings, **extra))
 
     name = f"{kind}-{number}" if number else kind

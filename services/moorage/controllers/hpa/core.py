@@ -24,6 +24,8 @@ NAME = "hpa"
 LEVELS = 15
 #: Larger groups would cost more than they tell: what is not reported as a conflict shows up in the joint assignment.
 PAIRS = 28
+#: Clusters that are looked at node by node for a conflict.
+BROAD = 64
 
 #: Fits where some node has no bound on exclusive cores, which is how nodes look that do not report them.
 _SILENT = Shape(key="nodes that report no CPU manager", object="", resources={EXCLUSIVE: BOUNDLESS // 2})
@@ -76,10 +78,27 @@ class Hpa:
         return self._fleet.usable_clusters if everything is None else ~self._rooms.of(everything).fits
 
     def _pair(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask | None:
+        """Where both do not fit. With many clusters in question only what sums prove: the merger then has a choice, and
+        a conflict that is not seen costs it a try."""
         if not both.any():
             return None
-        found = self._pairs.of(a, b, both)
+        found = self._short([*a, *b]) & both
+        rest = both & ~found
+        if 0 < np.count_nonzero(rest) <= BROAD:
+            found |= self._pairs.of(a, b, rest)
         return found if found.any() else None
+
+    def _short(self, shapes: Sequence[Shape]) -> Mask:
+        """Clusters whose free sums are less than what all these pods need."""
+        wanted: dict[str, int] = {}
+        for shape in shapes:
+            for resource, need in () if shape.per_node else shape.resources.items():
+                wanted[resource] = wanted.get(resource, 0) + need * shape.count
+        short = np.zeros(self._fleet.size, np.bool_)
+        for resource, need in wanted.items():
+            if need > 0 and resource != EXCLUSIVE:  # nodes without a bound on exclusive cores have no sum of them
+                short |= self._fleet.sums(resource)[0] < need
+        return short
 
     def _exclusive(self, app: ShapedApp, fits: Mask) -> Iterable[Warn]:
         """Whole cores where nobody reports whether they are exclusive: a warning, not a refusal."""
