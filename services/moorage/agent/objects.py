@@ -11,29 +11,29 @@ from moorage.kube import Object
 Amounts = dict[str, str | int | float] | None
 
 
-class _Kube(msgspec.Struct, kw_only=True, rename="camel"):
+class _Kube(msgspec.Struct, kw_only=True, rename="camel", frozen=True):
     pass
 
 
-class Taint(_Kube, kw_only=True):
+class Taint(_Kube, kw_only=True, frozen=True):
     key: str
     effect: str = ""
     value: str = ""
 
 
-class Condition(_Kube, kw_only=True):
+class Condition(_Kube, kw_only=True, frozen=True):
     type: str
     status: str = ""
     reason: str = ""
     message: str = ""
 
 
-class NodeSpec(_Kube, kw_only=True):
+class NodeSpec(_Kube, kw_only=True, frozen=True):
     taints: list[Taint] | None = None
     unschedulable: bool = False
 
 
-class NodeStatus(_Kube, kw_only=True):
+class NodeStatus(_Kube, kw_only=True, frozen=True):
     capacity: Amounts = None
     allocatable: Amounts = None
     conditions: list[Condition] | None = None
@@ -44,18 +44,18 @@ class Node(Object, kw_only=True):
     status: NodeStatus = NodeStatus()
 
 
-class Resources(_Kube, kw_only=True):
+class Resources(_Kube, kw_only=True, frozen=True):
     requests: Amounts = None
     limits: Amounts = None
 
 
-class Container(_Kube, kw_only=True):
+class Container(_Kube, kw_only=True, frozen=True):
     name: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
 
 
-class PodSpec(_Kube, kw_only=True):
+class PodSpec(_Kube, kw_only=True, frozen=True):
     node_name: str | None = None
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
@@ -63,18 +63,18 @@ class PodSpec(_Kube, kw_only=True):
     resources: Resources | None = None
 
 
-class Because(_Kube, kw_only=True):
+class Because(_Kube, kw_only=True, frozen=True):
     reason: str = ""
     message: str = ""
 
 
-class ContainerState(_Kube, kw_only=True):
+class ContainerState(_Kube, kw_only=True, frozen=True):
     waiting: Because | None = None
     running: dict[str, Any] | None = None
     terminated: Because | None = None
 
 
-class ContainerStatus(_Kube, kw_only=True):
+class ContainerStatus(_Kube, kw_only=True, frozen=True):
     name: str = ""
     ready: bool = False
     state: ContainerState | None = None
@@ -82,7 +82,7 @@ class ContainerStatus(_Kube, kw_only=True):
     allocated_resources: Amounts = None
 
 
-class PodStatus(_Kube, kw_only=True):
+class PodStatus(_Kube, kw_only=True, frozen=True):
     phase: str = "Pending"
     qos_class: str = ""
     conditions: list[Condition] | None = None
@@ -95,12 +95,12 @@ class Pod(Object, kw_only=True):
     status: PodStatus = PodStatus()
 
 
-class Pool(_Kube, kw_only=True):
+class Pool(_Kube, kw_only=True, frozen=True):
     name: str = ""
     generation: int = 0
 
 
-class SliceSpec(_Kube, kw_only=True):
+class SliceSpec(_Kube, kw_only=True, frozen=True):
     driver: str = ""
     pool: Pool = Pool()
     node_name: str | None = None
