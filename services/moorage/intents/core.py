@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from moorage.model.groups import GroupRecord, Revision, State
+from moorage.model.names import GroupName
 from moorage.model.problems import Refused, wrong_state
 
 from .documents import Accepted, AcceptedIntent
@@ -21,12 +22,15 @@ Hint = Literal["", "decide", "withdraw"]
 #: What an operator can do to a group, and in which states.
 VERBS: dict[str, tuple[State, ...]] = {
     "approve": ("Created", "Terminated"),
-    "instantiate": ("Approved", "Terminated"),
-    "update": ("Instantiated",),
-    "terminate": ("Instantiated", "InstantiateStopped"),
+    "instantiate": ("Approved", "Terminated", "InstantiateStopped", "TerminateStopped"),
+    "update": ("Instantiated", "InstantiateStopped"),
+    "stop": ("Instantiated", "Terminated"),
+    "terminate": ("Instantiated", "InstantiateStopped", "TerminateStopped"),
     "delete": ("Created", "Approved", "Terminated", "TerminateStopped"),
 }
 _ENDED = ("Terminated", "TerminateStopped")
+#: The origin of groups that resources describe.
+V2 = "v2"
 
 
 class _Resolved(msgspec.Struct, rename="camel"):
@@ -43,6 +47,8 @@ class Head(msgspec.Struct, rename="camel"):
     created: str = ""
     resolved: _Resolved = msgspec.field(default_factory=_Resolved)
     attached: str = ""
+    origin: str = ""
+    succeeds: str = ""
 
     @classmethod
     def of(cls, record: GroupRecord) -> Head:
@@ -54,6 +60,8 @@ class Head(msgspec.Struct, rename="camel"):
             created=record.created,
             resolved=_Resolved(record.resolved.instantiated),
             attached=digest_of_raw(record.intents),
+            origin=record.origin,
+            succeeds=record.succeeds,
         )
 
 
@@ -67,7 +75,17 @@ _head = msgspec.json.Decoder(_Stored)
 def head_of(value: bytes) -> Head:
     stored = _head.decode(value)
     attached = digest_of_raw(stored.intents)
-    return Head(stored.group, stored.revision, stored.state, stored.digest, stored.created, stored.resolved, attached)
+    return Head(
+        stored.group,
+        stored.revision,
+        stored.state,
+        stored.digest,
+        stored.created,
+        stored.resolved,
+        attached,
+        stored.origin,
+        stored.succeeds,
+    )
 
 
 class Change(NamedTuple):
@@ -126,12 +144,21 @@ def applied(
         labels=given.document.metadata.labels,
         created=head.created if head is not None else now,
         digest=digest,
+        origin=head.origin if head is not None else "",
     )
     if head is None:
         outcome, event = "created", "accepted"
     else:
         outcome, event = "updated", "updated" if head.state == "Instantiated" else "instantiated"
     return Change(record, outcome, event, "decide", tuple(resolved.warnings))
+
+
+def created(group: str, now: str, last: int) -> Change:
+    """A group that resources describe: what they say is looked at when it is instantiated."""
+    name = GroupName.parse(group)
+    resolved = Revision(group=group, revision=last + 1, tenant=name.project, apps=[])
+    record = GroupRecord(group=group, revision=last + 1, state="Created", resolved=resolved, created=now, origin=V2)
+    return Change(record, "created", "accepted")
 
 
 def reattached(record: GroupRecord, given: Accepted, attached: Iterable[AcceptedIntent]) -> Change:
@@ -150,8 +177,12 @@ def reattached(record: GroupRecord, given: Accepted, attached: Iterable[Accepted
 
 
 def acted(record: GroupRecord, verb: str, now: str) -> Change:
-    """approve, instantiate and terminate. Raises Refused in a wrong state, naming it."""
+    """approve, instantiate, stop and terminate. Raises Refused in a wrong state, naming it."""
     check_state(record.group, record.state, verb)
+    if verb == "stop":
+        # What is decided stays, what is being taken away goes; nothing new begins.
+        state: State = "InstantiateStopped" if record.state == "Instantiated" else "TerminateStopped"
+        return Change(msgspec.structs.replace(record, state=state), "stopped", "stopped")
     if verb == "approve":
         return Change(msgspec.structs.replace(record, state="Approved"), "approved", "approved")
     if verb == "terminate":

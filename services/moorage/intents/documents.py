@@ -75,14 +75,16 @@ def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
     raise Refused(invalid([Violation(path="kind", code="UnknownKind", message=message)]))
 
 
-def application(data: dict[str, Any]) -> Accepted:
+def application(data: dict[str, Any], group: GroupName | None = None) -> Accepted:
+    """`group`: whose document this is, where that is not said by its name."""
     errors: list[Violation] = []
     document = _struct(data, Application, "", errors)
     formal = len(errors)
     objects = rules.application(document, reporter(errors))
     if errors:
         raise Refused(invalid(_tidy(errors, formal)))
-    return Accepted(document, objects, GroupName(document.metadata.project, document.metadata.name, "v1", "default"))
+    own = GroupName(document.metadata.project, document.metadata.name, "v1", "default")
+    return Accepted(document, objects, group or own)
 
 
 def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:

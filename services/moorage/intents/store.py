@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -122,7 +122,7 @@ class Store:
             record = _records.decode(entry.value)
             if verb == "update":
                 core.check_state(group, record.state, verb)
-                return core.reattached(record, documents.application(record.document), self._of(group))
+                return core.reattached(record, _given(record), self._of(group))
             try:
                 return core.acted(record, verb, now_text())
             except Refused:
@@ -190,10 +190,10 @@ class Store:
 
     def check_intent(self, given: AcceptedIntent, record: GroupRecord | None) -> Done:
         group = str(given.group)
-        if record is None:
+        if record is None or not record.document:
             return Done(group, 0, "", "unchanged" if self._has(given) else "created")
         own = {**self._attached.get(group, {}), given.key: given}
-        change = core.reattached(record, documents.application(record.document), own.values())
+        change = core.reattached(record, _given(record), own.values())
         after = change.record or record
         return Done(group, after.revision, after.state, change.outcome, change.warnings, after)
 
@@ -223,10 +223,38 @@ class Store:
             if entry is None:
                 return Change(None, "absent")
             record = _records.decode(entry.value)
-            return core.reattached(record, documents.application(record.document), self._of(group))
+            if not record.document:
+                return Change(None, "unchanged")  # only resources so far
+            return core.reattached(record, _given(record), self._of(group))
 
         done = await self._change(group, plan, cause, whole=True)
         return None if done.outcome == "absent" else done
+
+    # For those who describe groups by other means
+
+    async def change(self, group: str, plan: Plan, cause: str) -> Done:
+        """The plan gets the stored entry."""
+        return await self._change(group, plan, cause, whole=True)
+
+    def heads(self) -> Iterable[Head]:
+        return (known.head for known in self._known.values())
+
+    def head(self, group: str) -> Head | None:
+        known = self._known.get(group_tokens(group))
+        return None if known is None else known.head
+
+    def attached(self, group: str) -> list[AcceptedIntent]:
+        return self._of(group)
+
+    async def last(self, group: str) -> int:
+        return await self._last(group)
+
+    async def older(self, group: str, revision: int) -> GroupRecord | None:
+        entry = await self._revisions.get(f"{group_tokens(group)}.{revision}")
+        return None if entry is None else _records.decode(entry.value)
+
+    async def withdraw(self, group: str, revision: int, cause: str) -> None:
+        await self._withdraw(group, revision, cause)
 
     # The one way a group changes
 
@@ -335,9 +363,9 @@ class Store:
     async def _planned_with(self, group: str, given: AcceptedIntent) -> None:
         """Raises Refused where the group cannot be resolved with this intent."""
         record = await self.record(group)
-        if record is not None:
+        if record is not None and record.document:
             own = {**self._attached.get(group, {}), given.key: given}
-            core.reattached(record, documents.application(record.document), own.values())
+            core.reattached(record, _given(record), own.values())
 
     # Memory
 
@@ -433,6 +461,10 @@ class Store:
                 except NoAnswer:
                     self._stale.add(group)
                     self._woken.set()
+
+
+def _given(record: GroupRecord) -> Accepted:
+    return documents.application(record.document, GroupName.parse(record.group))
 
 
 def document_key(kind: str, project: str, name: str) -> str:

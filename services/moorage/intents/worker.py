@@ -13,15 +13,19 @@ from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, s
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
 from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
+from moorage.model.resources import GROUP, Change, group_name, kind_of
 
 from . import documents, registry, texts
 from .documents import Accepted
 from .store import ATTEMPTS, Done, Store
+from .v2.lifecycle import Lifecycle, Order
 
 log = structlog.get_logger("intents")
 QUEUE = "intents"
 #: At a thousand a second the last of so many still gets its answer within half a second.
 AT_ONCE = 512
+#: A resource may come with a file, in base64.
+MAX_CHANGE = 3 << 20
 
 _controllers = msgspec.json.Decoder(Controller)
 _settings = msgspec.json.Decoder(Setting)
@@ -43,16 +47,21 @@ class _Act(msgspec.Struct):
     verb: str
     project: str = "default"
     cause: str = ""
+    repeat: bool = False
+    target: str = ""
+    revision: int = 0
 
 
 _deletes = msgspec.json.Decoder(_Delete)
 _acts = msgspec.json.Decoder(_Act)
+_changes = msgspec.json.Decoder(Change)
 
 
 class Worker:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._store = Store(bus)
+        self._life = Lifecycle(bus, self._store)
         self._registry = bus.bucket("moorage-controllers")
         self._known: dict[str, tuple[Controller, int]] = {}
         self._kinds: dict[str, list[dict[str, Any]]] = {}
@@ -60,22 +69,23 @@ class Worker:
     async def start(self) -> None:
         await self._registry.mirror(self._saw_controller)
         await self._store.start()
+        await self._life.start()
         served: tuple[tuple[str, Handler], ...] = (
             (subjects.INTENTS_APPLY, self._apply),
             (subjects.INTENTS_CHECK, self._check),
             (subjects.INTENTS_DELETE, self._delete),
             (subjects.INTENTS_ACT, self._act),
+            (subjects.INTENTS_RESOURCE, self._resource),
             ("moorage.controllers.*.register", self._register),
             ("moorage.controllers.*.leave", self._leave),
             (subjects.CONTROLLERS_SET, self._set),
         )
         for subject, handle in served:
-            await self._bus.serve(
-                subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=texts.MAX_BYTES
-            )
+            most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else texts.MAX_BYTES
+            await self._bus.serve(subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=most)
 
     def health(self) -> dict[str, Any]:
-        return {"ok": True, "missing": [], **self._store.counts()}
+        return {"ok": True, "missing": [], **self._store.counts(), "resources": len(self._life.resources.tree)}
 
     def _answered(self, handle: Handler) -> Callable[[Incoming], Awaitable[bytes]]:
         async def answer(incoming: Incoming) -> bytes:
@@ -105,6 +115,8 @@ class Worker:
         data = texts.data_of(incoming.data)
         given = documents.accept(data, self._kinds)
         if isinstance(given, Accepted):
+            if self._life.described(str(given.group)):
+                raise Refused(conflict(f"{given.group} is made of /v2 resources; change those"))
             done = await self._store.apply(given, data, "")
         else:
             done = await self._store.apply_intent(given, "")
@@ -135,7 +147,36 @@ class Worker:
     async def _act(self, incoming: Incoming) -> dict[str, Any]:
         said = _acts.decode(incoming.data)
         group = _group(said.group, said.project)
-        return _reply(group.split("/")[1], await self._store.act(group, said.verb, said.cause))
+        target = _group(said.target, said.project) if said.target else ""
+        order = Order(group, said.verb, said.cause, said.repeat, target, said.revision)
+        return _reply(group.split("/")[1], await self._life.act(order))
+
+    # Resources
+
+    async def _resource(self, incoming: Incoming) -> dict[str, Any]:
+        change = _changes.decode(incoming.data)
+        resources = self._life.resources
+        if change.verb == "create":
+            done = await resources.create(change)
+            if kind_of(tuple(done.path)) is GROUP:
+                await self._life.open(group_name(tuple(done.path)), change.id)
+        elif change.verb == "replace":
+            done = await resources.replace(change)
+        elif change.verb in ("delete", "clear"):
+            chosen = await resources.chosen(change)
+            if chosen and kind_of(chosen[0]) is GROUP:
+                done = await self._life.delete(chosen, change.id, change.if_match)
+            else:
+                done = await resources.remove(chosen, change.if_match)
+        else:
+            raise Refused(invalid([], f"{change.verb!r} is none of create, replace, delete and clear"))
+        return {
+            "path": done.path,
+            "body": done.body,
+            "seq": done.seq,
+            "removed": done.removed,
+            "warnings": done.warnings,
+        }
 
     # The registry
 

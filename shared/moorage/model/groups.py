@@ -26,6 +26,14 @@ class Revision(Model, kw_only=True):
     instantiated: str = ""  # RFC 3339, of the first instantiation: what waits is served oldest first
 
 
+class Action(Model, kw_only=True):
+    """A step of a group's life, as its status lists them."""
+
+    state: State
+    time: str
+    revision: int
+
+
 class GroupRecord(Model, kw_only=True):
     """What the intent store keeps for a group, as one value: a change is one write."""
 
@@ -39,6 +47,9 @@ class GroupRecord(Model, kw_only=True):
     labels: dict[str, str] = {}
     created: str = ""
     digest: str = ""  # of document and intents: equal means unchanged
+    origin: str = ""  # "v2": composed from resources; else an Application as given
+    succeeds: str = ""  # the group that ends as soon as this one runs
+    actions: list[Action] = []  # of groups from resources, the last ones
 
 
 class Decide(Message, kw_only=True):

@@ -200,7 +200,7 @@ class Tree:
     def put(self, path: Path, value: Any, seq: int) -> bool:
         """False: something newer is known already."""
         held = self._held.get(path)
-        if (held is not None and held.seq >= seq) or self._gone.get(path, 0) > seq:
+        if (held is not None and held.seq >= seq) or self._gone.get(path, 0) >= seq:
             return False
         self._held[path] = Held(value, seq)
         kind = kind_of(path)
