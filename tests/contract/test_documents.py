@@ -1,0 +1,52 @@
+"""The page on documents and the code say the same: every field, code and verb, and its examples are accepted as they
+stand; so is the example that `moorage up --example` applies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+import moorage.cli.example
+from moorage.intents import core, documents, rules
+from moorage.intents.documents import Accepted
+from moorage.intents.resolve import resolve
+from moorage.model import documents as model
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "documents.md").read_text()
+EXAMPLES = [d for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) for d in yaml.safe_load_all(block)]
+
+
+def test_the_pages_examples_are_accepted_together() -> None:
+    first, *others = EXAMPLES
+    given = documents.application(first)
+    found = resolve(given, [documents.intent(other, {}) for other in others])
+    assert [a.replicas for a in found.apps] == [2, 1] and not found.warnings
+    assert found.apps[0].shapes[0].resources["hugepages-1Gi"] == 2 << 30
+
+
+def test_every_field_is_on_the_page() -> None:
+    kinds = [k for k in vars(model).values() if isinstance(k, type) and issubclass(k, msgspec.Struct)]
+    for kind in kinds:
+        for field in msgspec.structs.fields(kind):
+            assert re.search(rf"\b{field.encode_name}\b", PAGE), f"{kind.__name__}.{field.encode_name} is not explained"
+    assert len(kinds) > 10
+
+
+def test_every_code_and_verb_is_on_the_page() -> None:
+    package = Path(rules.__file__).parent
+    source = "".join((package / f"{m}.py").read_text() for m in ("rules", "documents", "salvage", "pods", "texts"))
+    codes = set(re.findall(r'(?:report\(\s*[^,]+,|code=|_bad\()\s*"([A-Z][a-zA-Z]+)"', source))
+    assert not {c for c in codes if f"`{c}`" not in PAGE} and len(codes) > 12
+    for verb, states in core.VERBS.items():
+        assert f"| `{verb}` | {', '.join(states)} |" in PAGE
+
+
+@pytest.mark.parametrize("name", ["application.yaml"])
+def test_the_packaged_example_is_accepted(name: str) -> None:
+    text = (Path(next(iter(moorage.cli.example.__path__))) / name).read_text()
+    assert isinstance(documents.accept(yaml.safe_load(text), {}), Accepted)
