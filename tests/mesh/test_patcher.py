@@ -17,7 +17,7 @@ import pytest_asyncio
 from moorage.bus import Bus, Conflict, NoAnswer, new_id, subjects
 from moorage.bus.connection import Incoming
 from moorage.ledger import LedgerFollower, open_ledger
-from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Slot, Withdrawal
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAnswer, Contribution, DiffReply, GroupStatus, Removed
 from moorage.model.events import Event
@@ -207,6 +207,18 @@ async def test_a_decision_that_changes_nothing_restarts_nothing(world: World) ->
     third = await world.place(G, ["lab/c-0"], 2)
     await world.reach(G, "Running", third)
     assert world.pods("lab/c-0") == before
+
+
+async def test_a_claim_that_was_assigned_again_changes_nothing_that_runs(world: World) -> None:
+    first = await world.place(G, ["lab/c-0"])
+    await world.reach(G, "Running", first)
+    before, version = world.pods("lab/c-0"), world.statuses[G].version
+    elsewhere = [Slot(node="n-0", count=2, resources={"cpu": 1000, "pods": 1})]
+    await world.commit(Commit(id=new_id(), reassigns=[Reassign(claim="shop-c-0", slots=elsewhere)]))
+    again = await world.place(G, ["lab/c-0"], 2)
+    await world.reach(G, "Running", again)
+    assert world.pods("lab/c-0") == before
+    assert world.statuses[G].version > version
 
 
 async def test_a_move_takes_the_old_away_and_counts_until_then(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.manifests import PatchError, apply, diff
+from moorage.manifests import PatchError, apply, assigned, diff, replaced
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(alphabet="ab/~0 ", max_size=3),
@@ -74,3 +74,24 @@ def test_operations(document: Any, operation: dict[str, Any], result: Any) -> No
 def test_what_does_not_fit_is_refused(operation: dict[str, Any]) -> None:
     with pytest.raises(PatchError):
         apply({"l": [1], "n": 1}, [operation])
+
+
+@given(
+    st.dictionaries(st.sampled_from("ab"), json_values),
+    st.lists(st.tuples(st.lists(st.sampled_from("ab01"), min_size=1, max_size=4), json_values), max_size=5),
+)
+def test_many_at_once_are_the_same_as_one_after_the_other(before: Any, changes: list[tuple[list[str], Any]]) -> None:
+    kept = copy.deepcopy(before)
+    changes.sort(key=lambda change: len(change[0]))
+    values = copy.deepcopy([value for _, value in changes])
+    expected: Any = before
+    try:
+        for parts, value in changes:
+            expected = replaced(expected, parts, value)
+    except PatchError:
+        with pytest.raises(PatchError):
+            assigned(before, changes)
+    else:
+        assert exact(assigned(before, changes)) == exact(expected)
+    assert exact(before) == exact(kept)
+    assert exact([value for _, value in changes]) == exact(values)

@@ -32,12 +32,26 @@ class Desk:
         self.confirmed: dict[str, dict[tuple[str, str], AppStatus]] = {}
         self.dirty: OrderedDict[str, None] = OrderedDict()
         self.busy: set[str] = set()
-        self.woken = asyncio.Event()
+        self._idle: list[asyncio.Future[None]] = []
         self._decoded: OrderedDict[tuple[str, int], GroupRecord] = OrderedDict()
 
     def mark(self, group: str) -> None:
         self.dirty[group] = None
-        self.woken.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """One of those that wait, not all of them."""
+        while self._idle:
+            future = self._idle.pop()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    async def work(self) -> None:
+        """Until something was marked, or may be."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        await future
 
     def take(self) -> str | None:
         """The next group nobody works on."""
@@ -51,7 +65,7 @@ class Desk:
     def done(self, group: str) -> None:
         self.busy.discard(group)
         if group in self.dirty:
-            self.woken.set()
+            self._wake()
 
     def learn_record(self, key: str, value: bytes | None, _revision: int) -> None:
         group = str(GroupName.from_tokens(key))

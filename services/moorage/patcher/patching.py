@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moorage.manifests import WORKLOADS, PatchError, object_key, replaced, template_path
-from moorage.manifests.patches import split
+from moorage.manifests import WORKLOADS, PatchError, assigned, object_key, replaced, split, template_path
 from moorage.model.claims import Claim
 from moorage.model.desired import Contribution
 from moorage.model.reasons import Reason
@@ -30,60 +29,65 @@ def _inside(value: Any, parts: Sequence[str]) -> Any:
 def disagreements(contributions: Sequence[Contribution]) -> list[Reason]:
     """Pairs that set one field of one object, in some cluster, to different values; each reason names both."""
     found = []
-    by_object: dict[tuple[str, str], list[tuple[list[str], Contribution]]] = {}
+    by_object: dict[tuple[str, str], list[tuple[tuple[str, ...], Contribution]]] = {}
     for one in contributions:
         if one.op == "set":
             by_object.setdefault((one.app, one.object), []).append((_path(one.path), one))
-    for (app, obj), entries in by_object.items():
-        entries.sort(key=lambda e: len(e[0]))
-        by_path: dict[tuple[str, ...], list[Contribution]] = {}
+    for entries in by_object.values():
+        entries.sort(key=lambda e: e[0])
+        # Whatever is inside of a path follows right after it: most often nothing touches anything else.
+        above: list[tuple[tuple[str, ...], Contribution]] = []
         for parts, one in entries:
-            clash = None
-            for cut in range(len(parts) + 1):
-                for other in by_path.get(tuple(parts[:cut]), ()):
-                    both = not one.cluster or not other.cluster or one.cluster == other.cluster
-                    if both and not _same(_inside(other.value, parts[cut:]), one.value):
-                        clash = other
-            by_path.setdefault(tuple(parts), []).append(one)
-            if clash is not None:
-                found.append(
-                    Reason(
-                        code="PatchConflict",
-                        app=app,
-                        consumer=obj,
-                        need=one.path,
-                        by=f"{clash.by}, {one.by}",
-                        cluster=one.cluster or clash.cluster,
-                        message=f"{obj}: {clash.by} sets {clash.path} to {clash.value!r}, {one.by} sets {one.path} to {one.value!r}",
-                    )
-                )
+            while above and above[-1][0] != parts[: len(above[-1][0])]:
+                above.pop()
+            for over, other in above:
+                both = not one.cluster or not other.cluster or one.cluster == other.cluster
+                if both and not _same(_inside(other.value, parts[len(over) :]), one.value):
+                    found.append(_conflict(other, one))
+                    break
+            above.append((parts, one))
     return found
+
+
+def _conflict(a: Contribution, b: Contribution) -> Reason:
+    return Reason(
+        code="PatchConflict",
+        app=a.app,
+        consumer=a.object,
+        need=b.path,
+        by=f"{a.by}, {b.by}",
+        cluster=b.cluster or a.cluster,
+        message=f"{a.object}: {a.by} sets {a.path} to {a.value!r}, {b.by} sets {b.path} to {b.value!r}",
+    )
 
 
 def _same(a: Any, b: Any) -> bool:
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
-def _path(path: str) -> list[str]:
+def _path(path: str) -> tuple[str, ...]:
     try:
         return split(path)
     except PatchError:
-        return [path]
+        return (path,)
 
 
 def unusable(manifests: Mapping[str, Sequence[Manifest]], contributions: Iterable[Contribution]) -> list[Reason]:
     """Contributions that fit no object of the group: refused as a whole, never half done."""
     found = []
+    objects = {(app, object_key(m)): m for app, listed in manifests.items() for m in reversed(listed)}
     for one in contributions:
-        objects = [m for m in manifests.get(one.app, ()) if object_key(m) == one.object]
-        message = ""
-        if not objects:
+        manifest, message = objects.get((one.app, one.object)), ""
+        if manifest is None:
             message = f"there is no {one.object} in app {one.app!r}"
-        elif one.op != "set" and template_path(objects[0]) is None:
-            message = f"{one.object} has no pod template"
         else:
             try:
-                _contribute(objects[0], one)
+                if one.op == "set":
+                    _reachable(manifest, one.path)
+                elif template_path(manifest) is None:
+                    message = f"{one.object} has no pod template"
+                else:
+                    _contribute(manifest, one)
             except (PatchError, TypeError, AttributeError) as error:
                 message = str(error)
         if message:
@@ -137,13 +141,26 @@ def _template(manifest: Manifest, change: Any) -> Manifest:
     return changed
 
 
+def _reachable(manifest: Manifest, path: str) -> None:
+    """PatchError where nothing can be set at this path."""
+    parts = split(path)
+    if not parts or parts[0] in ("apiVersion", "kind") or parts in (("metadata",), ("metadata", "name")):
+        raise PatchError(f"{path or 'the whole object'} may not be set")
+    node: Any = manifest
+    for part in parts:
+        if isinstance(node, list):
+            if not (part.isascii() and part.isdigit() and int(part) < len(node)):
+                raise PatchError(f"{path}: no entry {part!r} in a list of {len(node)}")
+            node = node[int(part)]
+        elif isinstance(node, dict):
+            node = node.get(part)
+            if node is None:
+                return
+        else:
+            raise PatchError(f"{path}: {part!r} is inside of something that holds nothing")
+
+
 def _contribute(manifest: Manifest, one: Contribution) -> Manifest:
-    if one.op == "set":
-        parts = split(one.path)
-        if not parts or parts[0] in ("apiVersion", "kind") or parts in (["metadata"], ["metadata", "name"]):
-            raise PatchError(f"{one.path or 'the whole object'} may not be set")
-        changed: Manifest = replaced(manifest, parts, one.value, one.path)
-        return changed
     if one.op == "require":
         return _template(manifest, lambda t: {**t, "spec": _required(t.get("spec") or {}, one.value)})
     return _template(manifest, lambda t: {**t, "spec": _preferred(t.get("spec") or {}, one.value)})
@@ -189,15 +206,20 @@ def tailor(
     by_object: dict[str, list[Contribution]] = {}
     for one in contributions:
         by_object.setdefault(one.object, []).append(one)
-    order = {"set": 0, "require": 1, "prefer": 2}
     patched = []
     for manifest in objects:
         key = object_key(manifest)
-        for one in sorted(by_object.get(key, ()), key=lambda c: (order[c.op], len(split(c.path)))):
-            manifest = _contribute(manifest, one)
+        mine = by_object.get(key, ())
+        sets = [(split(one.path), one.value) for one in mine if one.op == "set"]
+        sets.sort(key=lambda entry: len(entry[0]))
+        sets.append((("metadata", "annotations", DECISION_ANNOTATION), decision))
+        manifest = assigned(manifest, sets)
+        for op in ("require", "prefer"):
+            for one in mine:
+                if one.op == op:
+                    manifest = _contribute(manifest, one)
         claim = claims.get(key)
         if claim is not None and manifest.get("kind") in WORKLOADS:
             manifest = claimed(manifest, claim, nodes.get(claim.id, ()))
-        manifest = replaced(manifest, ["metadata", "annotations", DECISION_ANNOTATION], decision)
         patched.append(manifest)
     return patched

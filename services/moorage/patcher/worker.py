@@ -138,8 +138,7 @@ class Patcher:
         while True:
             group = desk.take()
             if group is None:
-                desk.woken.clear()
-                await desk.woken.wait()
+                await desk.work()
                 continue
             waiting = self._stored.pop(group, [])
             try:

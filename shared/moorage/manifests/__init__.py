@@ -4,12 +4,13 @@ place: what comes in may be shared by thousands of clusters."""
 from __future__ import annotations
 
 from .kinds import WORKLOADS, containers, find, named, object_key, pod_spec, template, template_path
-from .patches import PatchError, apply, diff, escape, pointer, replaced
+from .patches import PatchError, apply, assigned, diff, escape, pointer, replaced, split
 
 __all__ = [
     "WORKLOADS",
     "PatchError",
     "apply",
+    "assigned",
     "containers",
     "diff",
     "escape",
@@ -19,6 +20,7 @@ __all__ = [
     "pod_spec",
     "pointer",
     "replaced",
+    "split",
     "template",
     "template_path",
 ]

@@ -4,6 +4,7 @@ makes a patch per cluster and agents apply it, thousands of times over the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 Operation = dict[str, Any]
@@ -13,6 +14,7 @@ class PatchError(ValueError):
     """The patch does not fit the document."""
 
 
+@lru_cache(16384)
 def escape(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
@@ -21,16 +23,18 @@ def pointer(parts: Sequence[str | int]) -> str:
     return "".join("/" + escape(str(part)) for part in parts)
 
 
-def split(path: str) -> list[str]:
+@lru_cache(16384)
+def split(path: str) -> tuple[str, ...]:
     if not path:
-        return []
+        return ()
     if not path.startswith("/"):
         raise PatchError(f"{path!r} is not a JSON pointer")
-    return [part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/")]
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/"))
 
 
-def _index(part: str, length: int, path: str) -> int:
+def _index(part: str, length: int, path: str | Sequence[str]) -> int:
     if not part.isascii() or not part.isdigit() or (part[0] == "0" and len(part) > 1) or int(part) >= length:
+        path = path if isinstance(path, str) else pointer(path)
         raise PatchError(f"{path}: no entry {part!r} in a list of {length}")
     return int(part)
 
@@ -48,6 +52,30 @@ def replaced(node: Any, parts: Sequence[str], value: Any, path: str = "") -> Any
     if not isinstance(node, dict):
         raise PatchError(f"{path}: {head!r} is inside of something that holds nothing")
     return {**node, head: replaced(node.get(head), rest, value, path)}
+
+
+def assigned(node: dict[str, Any], settings: Sequence[tuple[Sequence[str], Any]]) -> dict[str, Any]:
+    """`node` with all these values at their paths, as `replaced` would one after the other; what several of them pass
+    through is copied once."""
+    root = [node]
+    mine: dict[int, Any] = {id(root): root}  # copies made here; kept, so that no id comes twice
+    for parts, value in settings:
+        holder: Any = root
+        key: Any = 0
+        for part in parts:
+            child = holder[key] if isinstance(holder, list) else holder.get(key)
+            if id(child) not in mine:
+                if child is None:
+                    child = {}
+                elif isinstance(child, dict | list):
+                    child = child.copy()
+                else:
+                    raise PatchError(f"{pointer(parts)}: {part!r} is inside of something that holds nothing")
+                mine[id(child)] = holder[key] = child
+            holder = child
+            key = _index(part, len(child), parts) if isinstance(child, list) else part
+        holder[key] = value
+    return root[0]
 
 
 def _value(node: Any, parts: Sequence[str], path: str) -> Any:
@@ -119,29 +147,28 @@ def apply(document: Any, patch: Sequence[Operation]) -> Any:
     return document
 
 
-def diff(before: Any, after: Any, parts: tuple[str | int, ...] = ()) -> list[Operation]:
+def diff(before: Any, after: Any) -> list[Operation]:
     """A patch from one to the other. What is the very same object is skipped without a look inside."""
-    if before is after:
-        return []
+    patch: list[Operation] = []
+    if before is not after:
+        _compare(before, after, "", patch)
+    return patch
+
+
+def _compare(before: Any, after: Any, path: str, patch: list[Operation]) -> None:
     if isinstance(before, dict) and isinstance(after, dict):
-        patch: list[Operation] = [
-            {"op": "remove", "path": pointer((*parts, key))} for key in before if key not in after
-        ]
+        patch += [{"op": "remove", "path": f"{path}/{escape(key)}"} for key in before if key not in after]
         for key, value in after.items():
-            if key in before:
-                patch.extend(diff(before[key], value, (*parts, key)))
-            else:
-                patch.append({"op": "add", "path": pointer((*parts, key)), "value": value})
-        return patch
-    if isinstance(before, list) and isinstance(after, list) and len(before) <= len(after):
-        patch = []
+            if key not in before:
+                patch.append({"op": "add", "path": f"{path}/{escape(key)}", "value": value})
+            elif before[key] is not value:
+                _compare(before[key], value, f"{path}/{escape(key)}", patch)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) <= len(after):
         for index, value in enumerate(after):
-            if index < len(before):
-                patch.extend(diff(before[index], value, (*parts, index)))
-            else:
-                patch.append({"op": "add", "path": pointer((*parts, index)), "value": value})
-        return patch
+            if index >= len(before):
+                patch.append({"op": "add", "path": f"{path}/{index}", "value": value})
+            elif before[index] is not value:
+                _compare(before[index], value, f"{path}/{index}", patch)
     # True equals 1 in Python and nowhere else.
-    if before == after and type(before) is type(after) and not isinstance(before, list):
-        return []
-    return [{"op": "replace", "path": pointer(parts), "value": after}]
+    elif before != after or type(before) is not type(after) or isinstance(before, list):
+        patch.append({"op": "replace", "path": path, "value": after})
