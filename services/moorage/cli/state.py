@@ -45,6 +45,7 @@ class State:
         self.nats_conf = root / "nats.conf"
         self.nats_store = root / "nats"
         self.redis_conf = root / "redis.conf"
+        self.requests = root / "requests"
 
     def make(self) -> None:
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from moorage.bus.permissions import for_agent
 from moorage.cli.exits import Failure
 from moorage.cli.state import State, write_private
 
@@ -61,14 +62,18 @@ def redis_server() -> str:
     return str(binary)
 
 
-def write_nats_conf(state: State, port: int, secrets: Secrets, permissions: Callable[[str], dict[str, Any]]) -> None:
+def write_nats_conf(state: State, listen: str, secrets: Secrets, permissions: Callable[[str], dict[str, Any]]) -> None:
     """JSON is a subset of NATS's own format. Every write to a stream is on disk before it is acknowledged."""
     users = [
         {"nkey": public_key(seed), "permissions": permissions(kind)} for kind, seed in sorted(secrets.seeds.items())
     ]
+    users += [
+        {"nkey": public_key(seed), "permissions": for_agent(cluster)}
+        for cluster, seed in sorted(secrets.agents.items())
+    ]
     conf = {
         "server_name": "moorage",
-        "listen": f"127.0.0.1:{port}",
+        "listen": listen,
         "max_payload": MAX_PAYLOAD,
         "ping_interval": "2s",
         "ping_max": 2,
@@ -77,6 +82,20 @@ def write_nats_conf(state: State, port: int, secrets: Secrets, permissions: Call
         "authorization": {"users": users},
     }
     write_private(state.nats_conf, json.dumps(conf, indent=1))
+
+
+def nats_port(secrets: Secrets, wanted: int) -> int:
+    """The port that was asked for, else the one that agents were told, else a free one, which is kept from now on."""
+    if not wanted:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", secrets.nats_port))
+                wanted = probe.getsockname()[1]
+            except OSError:
+                wanted = free_port()
+    secrets.nats_port = wanted
+    return wanted
 
 
 def write_redis_conf(state: State, port: int, secrets: Secrets) -> None:

@@ -22,6 +22,7 @@ def up(
     *,
     state: StateDir = None,
     http: str = "127.0.0.1:7070",
+    nats: str = "127.0.0.1:0",
     fleet: Path | None = None,
     example: Annotated[bool, Parameter(negative="")] = False,
     detach: Annotated[bool, Parameter(negative="")] = False,
@@ -32,6 +33,7 @@ def up(
     Parameters
     ----------
     http: HOST:PORT of the gateway; port 0 takes a free one.
+    nats: HOST:PORT of NATS, which agents of other machines need to reach; port 0 takes the one of last time, or a free one.
     fleet: A file with simulated clusters.
     example: Apply the usage example on a built-in fleet and show what became of it.
     detach: Return once it is ready and leave it running; `moorage down` stops it.
@@ -39,21 +41,24 @@ def up(
     """
     if fleet is not None and not fleet.is_file():
         raise Failure(f"there is no fleet file {fleet}", USAGE)
+    _, colon, port = nats.rpartition(":")
+    if not colon or not port.isdigit():
+        raise Failure(f"--nats {nats!r} is not HOST:PORT", USAGE)
     counts = _counts(workers or [])
     found = State(state_dir(state))
     found.make()
     os.environ["MOORAGE_STATE"] = str(found.root)
     if detach:
-        return _detached(found, http, fleet, example, counts)
-    return _run(found, http, fleet, example, counts)
+        return _detached(found, http, nats, fleet, example, counts)
+    return _run(found, http, nats, fleet, example, counts)
 
 
-def _run(state: State, http: str, fleet: Path | None, example: bool, counts: dict[str, int]) -> int:
+def _run(state: State, http: str, nats: str, fleet: Path | None, example: bool, counts: dict[str, int]) -> int:
     state.take()
     note(f"the mesh lives in {state.root}")
     from .launch import Options, launch  # imports everything the workers need
 
-    return launch(state, Options(http, fleet, example, counts), note)
+    return launch(state, Options(http, fleet, example, counts, nats), note)
 
 
 def _counts(given: list[str]) -> dict[str, int]:
@@ -66,7 +71,7 @@ def _counts(given: list[str]) -> dict[str, int]:
     return counts
 
 
-def _detached(state: State, http: str, fleet: Path | None, example: bool, counts: dict[str, int]) -> int:
+def _detached(state: State, http: str, nats: str, fleet: Path | None, example: bool, counts: dict[str, int]) -> int:
     """The child becomes the supervisor in a session of its own; this process passes on what it says until it is ready."""
     out_read, out_write = os.pipe()
     pid = os.fork()
@@ -76,7 +81,7 @@ def _detached(state: State, http: str, fleet: Path | None, example: bool, counts
         try:
             os.setsid()
             _redirect(state, out_write)
-            code = _run(state, http, fleet, example, counts)
+            code = _run(state, http, nats, fleet, example, counts)
         except Failure as wrong:
             note(f"moorage: {wrong}")
             code = wrong.code

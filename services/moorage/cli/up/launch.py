@@ -20,6 +20,7 @@ from moorage.cli.workers import HEAVY, WORKERS, load, serve, settle
 from moorage.telemetry import configure
 
 from . import brokers
+from .agents import Agents
 from .opening import Opening, open_up
 from .processes import Kept
 from .secrets import Secrets
@@ -32,6 +33,7 @@ class Options:
     fleet: Path | None = None
     example: bool = False
     counts: dict[str, int] = field(default_factory=dict)
+    nats: str = "127.0.0.1:0"
 
 
 def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
@@ -53,7 +55,7 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
     supervisor = Supervisor(plan, say)
     supervisor.prepare()
     try:
-        redis_for = _start_brokers(supervisor, secrets)
+        redis_for = _start_brokers(supervisor, secrets, options.nats)
         _provision(supervisor)
         say("starting " + ", ".join(kind for kind in WORKERS if options.counts.get(kind, 1)))
         for kind in WORKERS:
@@ -79,16 +81,21 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
     return DONE
 
 
-def _start_brokers(supervisor: Supervisor, secrets: Secrets) -> Callable[[str], str]:
+def _start_brokers(supervisor: Supervisor, secrets: Secrets, wanted: str) -> Callable[[str], str]:
     """Starts NATS and Redis unless others are named; answers which Redis URL each kind gets."""
     plan, state = supervisor.plan, supervisor.plan.state
     waits: list[tuple[Kept, Callable[[], bool]]] = []
     if not plan.nats:
-        port = brokers.free_port()
-        brokers.write_nats_conf(state, port, secrets, for_user)
+        host, _, given = wanted.rpartition(":")
+        port = brokers.nats_port(secrets, int(given))
+        secrets.save(state)
+        listen = f"{host or '127.0.0.1'}:{port}"
+        brokers.write_nats_conf(state, listen, secrets, for_user)
         plan.nats = f"nats://127.0.0.1:{port}"
         kept = supervisor.start(program("nats", [brokers.nats_server(), "-c", str(state.nats_conf)], state.logs))
         waits.append((kept, partial(brokers.nats_ready, port)))
+        broker = kept
+        supervisor.asked = Agents(state, secrets, listen, for_user, lambda: broker.pid, supervisor.perform).answer
     redis_port = 0
     if not plan.redis:
         redis_port = brokers.free_port()

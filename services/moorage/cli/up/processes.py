@@ -18,7 +18,7 @@ _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
 #: Signals the supervisor takes with sigtimedwait; children get them back as they were.
-TAKEN = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+TAKEN = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 #: Back-off of restarts: doubled for each death that came soon after the start, forgotten after a quiet while.
 FIRST_DELAY, LAST_DELAY, QUIET = 0.2, 15.0, 30.0
@@ -55,7 +55,7 @@ def _settle(name: str, parent: int, log: Path | None) -> None:
         os._exit(1)
     os.setsid()  # a Ctrl-C in the terminal is for the supervisor, who stops all in order
     _libc.prctl(_PR_SET_NAME, f"moorage-{name}".encode()[:15], 0, 0, 0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -32,6 +32,8 @@ class Secrets:
         self.token = token
         self.seeds = seeds
         self.redis = redis
+        self.agents: dict[str, str] = {}  # cluster → its agent's seed
+        self.nats_port = 0  # kept: agents elsewhere were told
 
     @classmethod
     def open(cls, state: State, kinds: Iterable[str]) -> Secrets:
@@ -50,7 +52,17 @@ class Secrets:
         for user in ("default", "inventory", "reader"):
             passwords.setdefault(user, secrets.token_urlsafe(24))
         found = cls(kept.get("token") or secrets.token_urlsafe(32), seeds, passwords)
-        write_private(
-            state.secrets, json.dumps({"token": found.token, "seeds": found.seeds, "redis": found.redis}, indent=1)
-        )
+        found.agents = dict(kept.get("agents", {}))
+        found.nats_port = int(kept.get("natsPort", 0))
+        found.save(state)
         return found
+
+    def save(self, state: State) -> None:
+        kept = {
+            "token": self.token,
+            "seeds": self.seeds,
+            "redis": self.redis,
+            "agents": self.agents,
+            "natsPort": self.nats_port,
+        }
+        write_private(state.secrets, json.dumps(kept, indent=1))

@@ -46,6 +46,8 @@ class Supervisor:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.plan = plan
         self.say = say
+        self.asked: Callable[[], None] = lambda: None  # what to do when a command woke us
+        self._woken = False
         self.started = False  # until then a death is a reason not to go on
         self._tasks: dict[int, int | None] = {}  # one-shot children → exit status once there
 
@@ -63,7 +65,9 @@ class Supervisor:
         due = [k.due - now for k in self.plan.kept if not k.pid and k.started]
         wait = min([*due, 3600.0 if longest is None else longest])
         info = signal.sigtimedwait(TAKEN, max(wait, 0.0))
-        if info is not None and info.si_signo != signal.SIGCHLD:
+        if info is not None and info.si_signo == signal.SIGUSR1:
+            self._woken = True
+        elif info is not None and info.si_signo != signal.SIGCHLD:
             raise Stopped
         changed = self._reap()
         for kept in self.plan.kept:
@@ -160,7 +164,11 @@ class Supervisor:
     def watch(self) -> None:
         """Runs until somebody asks for the end."""
         while True:
-            self.step(None)
+            if self._woken:
+                self._woken = False
+                self.asked()
+            else:
+                self.step(None)
 
     def stop(self) -> None:
         """Ends everything, in order, within the patience of each wave; a second request ends it at once."""
