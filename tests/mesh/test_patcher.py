@@ -221,6 +221,19 @@ async def test_a_claim_that_was_assigned_again_changes_nothing_that_runs(world: 
     assert world.statuses[G].version > version
 
 
+async def test_an_app_without_pods_is_applied_and_removed(world: World) -> None:
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "b"}}
+    await world.document(G, 1, "Instantiated", settings)
+    made = world.decision(G, 1, ["lab/c-0"])
+    made.claims[0].object, made.claims[0].slots = "", []
+    await world.commit(Commit(id=new_id(), decisions=[made]))
+    await world.reach(G, "Running", made)
+    assert [o.object for o in world.statuses[G].apps[0].objects] == ["ConfigMap/settings"]
+    await world.document(G, 1, "Terminated")
+    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await world.reach(G, "Terminated")
+
+
 async def test_a_move_takes_the_old_away_and_counts_until_then(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     moved = await world.decide(G, 1, ["lab/c-1"])

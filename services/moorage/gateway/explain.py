@@ -69,6 +69,7 @@ def why(known: Known) -> Why:
         record.resolved.warnings,
         attempt.warnings if attempt is not None else (),
         decision.warnings if decision is not None else (),
+        known.status.warnings if known.status is not None and decision is not None else (),
     )
     return found
 
@@ -91,6 +92,8 @@ def apps_of(known: Known) -> dict[str, AppView]:
         view = views.setdefault(claim.app, AppView(replicas=decision.replicas.get(claim.app, 1)))
         if claim.cluster not in view.clusters:
             view.clusters = [*view.clusters, claim.cluster]
+        if not claim.object:
+            continue  # an app without pods is there, but claims nothing
         slots = [SlotView(node=slot.node, count=slot.count) for slot in claim.slots]
         view.claims = [*view.claims, ClaimView(cluster=claim.cluster, object=claim.object, slots=slots)]
     for name, score in decision.scores.items():

@@ -272,19 +272,33 @@ def _proposal(
     for cid, apps in places:
         cluster = fleet.names[cid]
         for number, shape, slots in assigner.done[cid, apps]:
-            app = record.apps[number].name
+            name = record.apps[number].name
             claims.append(
                 Claim(
-                    id=claim_id(record.group, app, shape.object, cluster, shape.template),
+                    id=claim_id(record.group, name, shape.object, cluster, shape.template),
                     decision=ident,
                     intent=intent,
                     tenant=record.tenant,
                     slots=slots,
-                    app=app,
+                    app=name,
                     object=shape.object,
                     cluster=cluster,
                 )
             )
+        # Apps without pods take no room, but the log has to say where they are.
+        claims += [
+            Claim(
+                id=claim_id(record.group, app.name, "", cluster, ""),
+                decision=ident,
+                intent=intent,
+                tenant=record.tenant,
+                slots=[],
+                app=app.name,
+                cluster=cluster,
+            )
+            for app in map(record.apps.__getitem__, sorted(apps))
+            if not app.shapes
+        ]
     warnings = list(dict.fromkeys([*record.warnings, *got.warnings]))
     for number, count in merged.left_out.items():
         text = f"{record.apps[number].name}: {count} clusters that should all take it are not allowed by others"

@@ -237,7 +237,7 @@ def _placed(record: Revision, proposal: Proposal, got: Gathered, seq: int) -> At
                     cluster=c.cluster, object=c.object, slots=[SlotView(node=s.node, count=s.count) for s in c.slots]
                 )
                 for c in decision.claims
-                if c.app == app.name
+                if c.app == app.name and c.object
             ],
         )
         for app in record.apps
