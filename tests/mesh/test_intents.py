@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest_asyncio
 import yaml
 
 import moorage.cli.example
-from moorage.bus import Bus, subjects
+from moorage.bus import Bus, NoAnswer, subjects
 from moorage.bus.stores import Bucket
 from moorage.intents.worker import main
 from moorage.model.groups import Decide, GroupRecord, Withdraw
@@ -400,3 +401,36 @@ async def test_ends_when_told_to_at_any_moment_of_its_start(mesh: Mesh) -> None:
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=8)
         assert done, f"cancelled {step * 2} ms after its start, it still runs"
+
+
+async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -> None:
+    await mesh.stop(mesh.workers[0])
+    settings = mesh.nats.settings("intents")
+    program = "import asyncio; from moorage.bus import Settings; from moorage.intents.worker import main\n"
+    program += f"asyncio.run(main(Settings({settings.nats_url!r}, {settings.nats_seed!r})))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    acknowledged: set[int] = set()
+
+    async def insist(number: int) -> None:
+        """As clients do: until there is an answer, which repeating cannot spoil."""
+        while True:
+            with contextlib.suppress(NoAnswer):
+                data = msgspec.json.encode(application(f"shop-{number}"))
+                answer = msgspec.json.decode(await mesh.bus.request(subjects.INTENTS_APPLY, data, timeout=1))
+                assert answer["accepted"] and answer["revision"] == 1
+                acknowledged.add(number)
+                return
+            await asyncio.sleep(0.05)
+
+    clients = [asyncio.create_task(insist(n)) for n in range(300)]
+    await until(lambda: len(acknowledged) >= 20, 20)
+    process.kill()
+    await process.wait()
+    before = set(acknowledged)
+    for number in before:
+        assert (await mesh.the_record(f"default/shop-{number}/v1/default")).state == "Instantiated"
+    await mesh.start()
+    await asyncio.gather(*clients)
+    for number in range(300):
+        assert (await mesh.the_record(f"default/shop-{number}/v1/default")).revision == 1
+    assert len(before) < 300
