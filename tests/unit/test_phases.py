@@ -1,0 +1,139 @@
+"""A group's phase from document, log and status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.ledger import Ledger
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Withdrawal
+from moorage.model.desired import AppStatus, Confirm, DesiredRecord, GroupStatus, ObjectStatus
+from moorage.model.explanations import Attempt
+from moorage.model.phases import phase
+from moorage.model.reasons import Reason
+from moorage.patcher.core import Head, conclude, learn, removable, wanted_on
+
+READY, BUSY, FAILED = "Ready", "Progressing", "Failed"
+
+
+def status(
+    *states: Any, decision: str = "d", reached: bool = False, reasons: list[Reason] | None = None
+) -> GroupStatus:
+    apps = [
+        AppStatus(app=f"a{i}", cluster="c", version=5 if s else 4, objects=[ObjectStatus(object="o", state=s or READY)])
+        for i, s in enumerate(states)
+    ]
+    return GroupStatus(
+        group="g",
+        revision=1,
+        phase="Draft",
+        decision=decision,
+        version=5,
+        apps=apps,
+        reached=reached,
+        reasons=reasons or [],
+    )
+
+
+def tried(outcome: Any, revision: int = 1) -> Attempt:
+    return Attempt(group="g", revision=revision, phase=outcome)
+
+
+@pytest.mark.parametrize(
+    ("state", "decision", "counting", "attempt", "known", "expected"),
+    [
+        ("Created", "", False, None, None, "Draft"),
+        ("Approved", "", False, tried("Pending"), None, "Draft"),
+        ("Instantiated", "", False, None, None, "Deciding"),
+        ("Instantiated", "", False, tried("Pending"), None, "Pending"),
+        ("Instantiated", "", False, tried("Failed"), None, "Failed"),
+        ("Instantiated", "", False, tried("Pending", 7), None, "Deciding"),
+        ("Instantiated", "", False, tried("Placed"), None, "Deciding"),
+        ("Instantiated", "d", True, tried("Placed"), None, "Placed"),
+        ("Instantiated", "d", True, None, status(READY, decision="older"), "Placed"),
+        ("Instantiated", "d", True, None, status(None, READY), "Deploying"),
+        ("Instantiated", "d", True, None, status(BUSY, READY), "Deploying"),
+        ("Instantiated", "d", True, None, status(BUSY, READY, reached=True), "Degraded"),
+        ("Instantiated", "d", True, None, status(READY, READY), "Running"),
+        ("Instantiated", "d", True, None, status(READY, FAILED), "Degraded"),
+        ("Instantiated", "d", True, None, status(READY, reasons=[Reason(code="PatchConflict")]), "Degraded"),
+        ("Instantiated", "d", True, tried("Pending", 2), status(READY), "Running"),
+        ("Terminated", "d", True, None, status(READY), "Terminating"),
+        ("Terminated", "", True, None, status(READY), "Terminating"),
+        ("Terminated", "", False, None, status(READY), "Terminated"),
+        ("Terminated", "", False, tried("Pending"), None, "Terminated"),
+    ],
+)
+def test_phase(state: Any, decision: str, counting: bool, attempt: Any, known: Any, expected: str) -> None:
+    assert phase(state, 1, decision, counting, attempt, known) == expected
+
+
+def decision(ident: str, revision: int, **where: str) -> Decision:
+    claims = [
+        Claim(
+            id=claim,
+            decision=ident,
+            intent=IntentRef(kind="Application", name="g", revision=revision),
+            tenant="t",
+            slots=[],
+            app="a",
+            object="Deployment/o",
+            cluster=cluster,
+        )
+        for claim, cluster in where.items()
+    ]
+    return Decision(id=ident, group="g", revision=revision, claims=claims)
+
+
+def confirm(version: int, as_of: float = 1, removed: bool = False) -> Confirm:
+    objects = [] if removed else [ObjectStatus(object="Deployment/o", state=READY)]
+    return Confirm(group="g", app="a", version=version, as_of=as_of, removed=removed, objects=objects)
+
+
+def test_a_move_from_one_cluster_to_another() -> None:
+    ledger, head = Ledger(), Head("g", 1, "Instantiated")
+    ledger.fold(1, Commit(id="1", decisions=[decision("d1", 1, x="one")]))
+    desired = DesiredRecord(group="g", revision=1, decision="d1", version=1)
+    first = conclude("g", head, ledger, desired, None, {})
+    assert (first.phase, [a.cluster for a in first.apps]) == ("Deploying", ["one"])
+    known = learn(confirm(1), "one", None)
+    assert known is not None
+    confirmed = {("a", "one"): known}
+    second = conclude("g", head, ledger, desired, first, confirmed)
+    assert (second.phase, second.reached) == ("Running", True)
+
+    ledger.fold(2, Commit(id="2", decisions=[decision("d2", 1, y="two")]))
+    assert conclude("g", head, ledger, desired, second, confirmed).phase == "Placed", "nothing was handed out yet"
+    assert removable(ledger, "g", desired, confirmed) == []
+    assert [bool(w.standing) for w in wanted_on(ledger, "one") + wanted_on(ledger, "two")] == [False, True]
+    desired = DesiredRecord(group="g", revision=1, decision="d2", version=2)
+    third = conclude("g", head, ledger, desired, second, confirmed)
+    assert (third.phase, third.reached) == ("Deploying", False)
+    assert removable(ledger, "g", desired, confirmed) == [], "what is confirmed is about the version before"
+    gone = learn(confirm(2, 2, removed=True), "one", known)
+    assert gone is not None
+    confirmed["a", "one"] = gone
+    (removed,) = removable(ledger, "g", desired, confirmed)
+    assert (removed.claims, removed.cluster, removed.as_of) == (["x"], "one", 2)
+    ledger.fold(3, Commit(id="3", releases=[Release(claims=["x"])]))
+    assert removable(ledger, "g", desired, confirmed) == []
+    assert [a.cluster for a in conclude("g", head, ledger, desired, third, confirmed).apps] == ["two"]
+
+
+def test_the_end_of_a_group() -> None:
+    ledger, head = Ledger(), Head("g", 1, "Terminated")
+    ledger.fold(1, Commit(id="1", decisions=[decision("d1", 1, x="one")]))
+    ledger.fold(2, Commit(id="2", withdrawals=[Withdrawal(group="g", revision=1)]))
+    desired = DesiredRecord(group="g", revision=1, decision="", version=2)
+    leaving = conclude("g", head, ledger, desired, None, {})
+    assert leaving.phase == "Terminating"
+    ledger.fold(3, Commit(id="3", releases=[Release(claims=["x"])]))
+    assert conclude("g", head, ledger, desired, leaving, {}).phase == "Terminated"
+
+
+def test_an_older_confirmation_changes_nothing() -> None:
+    newest = learn(confirm(3, 9), "one", None)
+    assert learn(confirm(2, 10), "one", newest) is None
+    assert learn(confirm(3, 8), "one", newest) is None
+    assert learn(confirm(3, 9), "one", newest) == newest
