@@ -14,7 +14,8 @@ from moorage.model.phases import phase
 from moorage.model.reasons import Reason
 from moorage.patcher.core import Head, conclude, learn, removable, wanted_on
 
-READY, BUSY, FAILED = "Ready", "Progressing", "Failed"
+READY: Any = "Ready"
+BUSY, FAILED = "Progressing", "Failed"
 
 
 def status(
