@@ -14,6 +14,7 @@ from moorage.telemetry import configure
 from . import candidates, clusters, events, groups, health, writing
 from .serving import BODY_LIMIT, GATEWAY, Gateway, counted, known, told
 from .stream import Stream
+from .v2 import routes as v2
 from .view import View
 
 DEFAULT_HTTP = "127.0.0.1:7070"
@@ -50,6 +51,7 @@ def build(gateway: Gateway) -> web.Application:
             web.delete("/v1/intents/{kind}/{project}/{name}", writing.delete_intent),
             web.get("/v1/clusters", clusters.clusters),
             web.get("/v1/clusters/{provider}/{name}", clusters.cluster),
+            web.patch("/v1/clusters/{provider}/{name}", writing.patch_cluster),
             web.get("/v1/nodes", clusters.nodes),
             web.get("/v1/nodes/{provider}/{cluster}/{name}", clusters.node),
             web.get("/v1/decisions", groups.decisions),
@@ -66,6 +68,7 @@ def build(gateway: Gateway) -> web.Application:
             web.post("/v1/sim/clusters/{provider}/{name}/fault", writing.fault),
         ]
     )
+    v2.add_to(app, gateway)
     return app
 
 
@@ -89,6 +92,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
         view, stream = View(bus, settings), Stream(bus)
         gateway = Gateway(bus, view, stream, token)
         await view.start()
+        v2.start(gateway)
         await stream.start()
         runner = web.AppRunner(build(gateway), access_log=None, shutdown_timeout=1.0, handle_signals=False)
         await runner.setup()

@@ -20,7 +20,7 @@ from .explain import phase_of, simulated
 from .groups import controller_item, intent_kind, known_group
 from .serving import Gateway, gateway_of
 
-VERBS = ("approve", "instantiate", "update", "terminate")
+VERBS = ("approve", "instantiate", "update", "redecide", "terminate")
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 _any = msgspec.json.Decoder().decode
 
@@ -110,9 +110,33 @@ async def act(request: web.Request) -> web.StreamResponse:
         raise Refused(not_found(f"the operation {verb} ({', '.join(VERBS)} do)"))
     if gateway.view.record(group) is None:
         raise Refused(not_found(f"group {group}"))
-    reply = await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": verb, "cause": new_id()})
+    raw = await request.read()
+    said = _object(raw) if raw.strip() else {}
+    if unknown := said.keys() - _ORDER:
+        message = f"unknown field; known are {', '.join(sorted(_ORDER))}"
+        raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(unknown)]))
+    order = {**said, "group": group, "verb": verb, "cause": new_id()}
+    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60)
     await gateway.view.caught_up(group)
     return answer({"group": group, **reply}, 202)
+
+
+class _Edit(msgspec.Struct, forbid_unknown_fields=True):
+    cordoned: bool | None = None
+    labels: dict[str, str] | None = None
+
+
+async def patch_cluster(request: web.Request) -> web.StreamResponse:
+    """What an operator says about a cluster: that nothing new goes there, or labels of its own."""
+    gateway, info = gateway_of(request), request.match_info
+    cluster = f"{info['provider']}/{info['name']}"
+    edit = msgspec.json.decode(await request.read(), type=_Edit)
+    body: dict[str, Any] = {"cluster": cluster}
+    if edit.cordoned is not None:
+        body["cordoned"] = edit.cordoned
+    if edit.labels is not None:
+        body["labels"] = edit.labels
+    return answer({"id": cluster, **await call(gateway.bus, subjects.CLUSTERS_SET, body)})
 
 
 # --- deleting --------------------------------------------------------------------------------------------------------
@@ -132,9 +156,12 @@ async def delete_application(request: web.Request) -> web.StreamResponse:
 
 async def _delete(gateway: Gateway, group: str) -> web.StreamResponse:
     """What runs is terminated first and removed once it is gone; asking again while that lasts changes nothing."""
+    known = gateway.view.known(group)
+    if known is not None and known.record.origin == "v2":
+        detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
+        raise Refused(Problem(title="Made of resources", status=409, code="MadeOfResources", detail=detail))
     if await _removed(gateway, group):
         return web.Response(status=204)
-    known = gateway.view.known(group)
     if known is not None and known.record.state not in ("Terminated", "TerminateStopped"):
         await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "terminate", "cause": new_id()})
         await gateway.view.caught_up(group)
@@ -155,7 +182,7 @@ async def _removed(gateway: Gateway, group: str) -> bool:
     known = gateway.view.known(group)
     if known is None:
         return True
-    if phase_of(known) not in ("Draft", "Terminated"):
+    if phase_of(known) not in ("Draft", "Terminated") or known.record.state == "InstantiateStopped":
         return False
     await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "delete", "cause": new_id()})
     await gateway.view.caught_up(group)

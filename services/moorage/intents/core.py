@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[State, ...]] = {
     "approve": ("Created", "Terminated"),
     "instantiate": ("Approved", "Terminated", "InstantiateStopped", "TerminateStopped"),
     "update": ("Instantiated", "InstantiateStopped"),
+    "redecide": ("Instantiated",),
     "stop": ("Instantiated", "Terminated"),
     "terminate": ("Instantiated", "InstantiateStopped", "TerminateStopped"),
     "delete": ("Created", "Approved", "Terminated", "TerminateStopped"),
@@ -177,7 +178,7 @@ def reattached(record: GroupRecord, given: Accepted, attached: Iterable[Accepted
 
 
 def acted(record: GroupRecord, verb: str, now: str) -> Change:
-    """approve, instantiate, stop and terminate. Raises Refused in a wrong state, naming it."""
+    """approve, instantiate, redecide, stop and terminate. Raises Refused in a wrong state, naming it."""
     check_state(record.group, record.state, verb)
     if verb == "stop":
         # What is decided stays, what is being taken away goes; nothing new begins.
@@ -187,6 +188,11 @@ def acted(record: GroupRecord, verb: str, now: str) -> Change:
         return Change(msgspec.structs.replace(record, state="Approved"), "approved", "approved")
     if verb == "terminate":
         return Change(msgspec.structs.replace(record, state="Terminated"), "terminated", "terminated", "withdraw")
+    if verb == "redecide":  # nothing of it changed, but where it may run did
+        again: Revision = msgspec.structs.replace(record.resolved, revision=record.revision + 1)
+        return Change(
+            msgspec.structs.replace(record, revision=again.revision, resolved=again), "updated", "updated", "decide"
+        )
     # What was terminated is withdrawn up to its revision, also where it was approved again since.
     fresh = not record.resolved.instantiated
     revision = record.revision if fresh else record.revision + 1

@@ -93,6 +93,16 @@ def desired_app(wanted: Wanted, cluster: str, desired: DesiredRecord, record: Gr
     )
 
 
+def may_go(decision: Decision | None, app: str, version: int, confirmed: Mapping[tuple[str, str], AppStatus]) -> bool:
+    """What an app leaves behind goes only once it runs where it is now: the new place first, then the removal."""
+    places = {c.cluster for c in decision.claims if c.app == app} if decision is not None else set()
+    for place in places:
+        status = confirmed.get((app, place))
+        if status is None or status.version < version or any(o.state != "Ready" for o in status.objects):
+            return False
+    return True
+
+
 def diff_items(record: GroupRecord, decision: Decision, desired: DesiredRecord) -> Iterable[DiffItem]:
     places: dict[tuple[str, str], list[Claim]] = {}
     for claim in decision.claims:

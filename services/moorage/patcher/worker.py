@@ -29,7 +29,19 @@ from moorage.model.names import GroupName, cluster_from_tokens, group_tokens
 from moorage.model.problems import Problem, Refused, not_found
 
 from .asking import Asking
-from .core import Wanted, conclude, desired_app, diff_items, encoded, learn, nodes_of, parts, removable, wanted_on
+from .core import (
+    Wanted,
+    conclude,
+    desired_app,
+    diff_items,
+    encoded,
+    learn,
+    may_go,
+    nodes_of,
+    parts,
+    removable,
+    wanted_on,
+)
 from .desk import Desk
 
 log = structlog.get_logger("patcher")
@@ -251,6 +263,7 @@ class Patcher:
             await self.bus.emit(subjects.decision_event(status.phase.lower(), group), change, cause=status.decision)
         if group in self._removing:
             await self._removed(group)
+            await self._hint(group)
         if not self.ledger.counting(group) and group in desk.desired:
             await self._buckets["moorage-desired"].delete(group_tokens(group))
             desk.desired.pop(group, None)
@@ -313,10 +326,30 @@ class Patcher:
             return None
         if desired.decision != (decision.id if decision is not None else ""):
             return None  # being worked on; a hint will come
+        if not wanted.standing and not self._may_go(group, wanted.app):
+            return None
         record = await self._record(group, desired.revision) if wanted.standing else None
         if wanted.standing and record is None:
             return None
         return encoded(desired_app(wanted, cluster, desired, record))
+
+    def _may_go(self, group: str, app: str) -> bool:
+        desired = self.desk.desired.get(group)
+        version = desired.version if desired is not None else 0
+        return may_go(self.ledger.standing.get(group), app, version, self.desk.confirmed.get(group, {}))
+
+    async def _hint(self, group: str) -> None:
+        """Clusters that an app has left may ask now what was kept from them."""
+        desired = self.desk.desired.get(group)
+        told = self.desk.confirmed.get(group, {})
+        leaving = set()
+        for held in self._held(group):
+            place = (held.claim.app, held.claim.cluster)
+            late = desired is not None and (place not in told or told[place].version < desired.version)
+            if held.withdrawn and late and self._may_go(group, held.claim.app):
+                leaving.add(held.claim.cluster)
+        for cluster in leaving:
+            await self.bus.publish(subjects.desired("changed", cluster), b"")
 
     async def _confirmed(self, incoming: Incoming) -> bytes:
         cluster, confirm = self._cluster(incoming), _confirm(incoming.data)

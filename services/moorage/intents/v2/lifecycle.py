@@ -29,7 +29,7 @@ log = structlog.get_logger("intents")
 _records = msgspec.json.Decoder(GroupRecord)
 _statuses = msgspec.json.Decoder(GroupStatus)
 
-VERBS = ("approve", "instantiate", "update", "migrate", "rollback", "stop", "terminate", "delete")
+VERBS = ("approve", "instantiate", "update", "redecide", "migrate", "rollback", "stop", "terminate", "delete")
 MAX_ACTIONS = 50
 #: A group that replaces another is looked at again after so long, whatever was heard.
 SWEEP = 5.0
