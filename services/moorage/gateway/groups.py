@@ -87,7 +87,8 @@ async def applications(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     page, token = page_of(request, _group_keys(request, view))
     items = [view.known(key) for key in page]
-    return listed([application_item(known) for known in items if known is not None], token)
+    # Groups that resources describe are no Applications.
+    return listed([application_item(k) for k in items if k is not None and not k.record.origin], token)
 
 
 async def application(request: web.Request) -> web.StreamResponse:

@@ -20,6 +20,7 @@ from moorage.model.events import Event
 from moorage.model.explanations import Attempt
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens, untoken
+from moorage.model.resources import Path, Shown, Tree, path_of
 
 from .explain import Known
 
@@ -30,6 +31,7 @@ _status = msgspec.json.Decoder(GroupStatus).decode
 _controller = msgspec.json.Decoder(Controller).decode
 _attempt = msgspec.json.Decoder(Attempt).decode
 _event = msgspec.json.Decoder(Event).decode
+_shown = msgspec.json.Decoder(Shown).decode
 _document = msgspec.json.Decoder(dict[str, Any]).decode
 
 #: Events that carry an Attempt; the patcher's phases are in the status.
@@ -59,6 +61,7 @@ class View:
         self.follower = Follower(settings.redis_url, self.fleet)
         self.controllers: dict[str, Controller] = {}
         self.documents: dict[str, dict[str, Any]] = {}  # KIND.project.name tokens → as given
+        self.resources = Tree()  # /v2, bodies undecoded
         self._groups: dict[str, _Lazy] = {}
         self._statuses: dict[str, _Lazy] = {}
         self._attempts: dict[str, _Lazy] = {}
@@ -67,6 +70,7 @@ class View:
         self._log: LedgerFollower | None = None
         self._capacity: Capacity | None = None
         self.changed: list[Callable[[str], None]] = []  # told the group that changed
+        self.labelled: list[Callable[[Path], None]] = []  # told what changed below cluster-providers
 
     # --- following -----------------------------------------------------------------------------------------------------
 
@@ -75,6 +79,7 @@ class View:
         await bus.subscribe("moorage.events.decisions.>", self._heard)
         await bus.bucket("moorage-controllers").mirror(self._registry)
         await bus.bucket("moorage-documents").mirror(self._documents)
+        await bus.bucket("moorage-resources").mirror(self._resource)
         await bus.bucket("moorage-status").mirror(self._status)
         await bus.bucket("moorage-groups").mirror(self._group)
         self._log = await open_ledger(bus)
@@ -130,6 +135,19 @@ class View:
             self.documents.pop(key, None)
         else:
             self.documents[key] = _document(value)
+
+    def _resource(self, key: str, value: bytes | None, revision: int) -> None:
+        path = path_of(key)
+        if value is None:
+            self.resources.drop(path, revision, mirrored=True)
+        else:
+            self.resources.put(path, bytes(_shown(value).body), revision)
+        self.tell_resource(path)
+
+    def tell_resource(self, path: Path) -> None:
+        if path[0] == "cluster-providers":
+            for callback in self.labelled:
+                callback(path)
 
     def _heard(self, subject: str, data: bytes) -> None:
         phase, _, tokens = subject.removeprefix("moorage.events.decisions.").partition(".")

@@ -20,7 +20,8 @@ from .explain import phase_of, simulated
 from .groups import controller_item, intent_kind, known_group
 from .serving import Gateway, gateway_of
 
-VERBS = ("approve", "instantiate", "update", "redecide", "terminate")
+VERBS = ("approve", "instantiate", "update", "redecide", "migrate", "rollback", "stop", "terminate")
+_ORDER = {"revision", "target"}  # what rollback and migrate are told
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 _any = msgspec.json.Decoder().decode
 

@@ -156,6 +156,12 @@ class Resource(Model, kw_only=True):
     kubeconfig: str = ""  # of a cluster
 
 
+class Shown(Model, kw_only=True):
+    """Of a Resource what may be seen."""
+
+    body: msgspec.Raw
+
+
 class Change(Message, kw_only=True):
     """On `moorage.intents.resource`: POST into a collection, PUT or DELETE of one resource, or DELETE of a collection.
     `file` is base64. `if_match`: the resource must still be at this number of the bucket."""
@@ -241,5 +247,5 @@ class Tree:
                 return child.segment
         return ""
 
-    def items(self) -> Iterator[tuple[Path, Held]]:
-        yield from self._held.items()
+    def paths(self) -> Iterator[Path]:
+        yield from self._held

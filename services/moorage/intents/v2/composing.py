@@ -65,15 +65,15 @@ async def compose(tree: Tree, group: GroupName, render: Render) -> Composed:
     """Raises Refused (409) with everything that does not hold together."""
     parts = _Parts(tree, group)
     spec = parts.body(parts.root, bodies.Group).spec
+    if not parts.apps:
+        message = "the composite app has no apps; add them with their manifests first"
+        parts.errors.append(Violation(path="apps", code="Required", message=message))
     consumers = _consumers(parts)
     sets = _sets(parts)
     overrides: dict[str, dict[str, Any]] = {}
     for i, one in enumerate(spec.override_values):
         if parts.known_app(one.app, f"spec.overrideValues[{i}].app"):
             overrides.setdefault(one.app, {}).update(one.values)
-    if not parts.apps:
-        message = "the composite app has no apps; add them with their manifests first"
-        parts.errors.append(Violation(path="apps", code="Required", message=message))
     values = _values(parts, spec.composite_profile)
     if parts.errors:
         first = parts.errors[0]

@@ -179,7 +179,8 @@ class Lifecycle:
             change = core.applied(head, given, composed.document, own, now_text())
             if change.record is not None:
                 change.record.succeeds = succeeds
-                change = change._replace(warnings=(*composed.warnings, *warnings, *change.warnings))
+                outcome = "instantiated" if change.event == "instantiated" else change.outcome
+                change = change._replace(outcome=outcome, warnings=(*composed.warnings, *warnings, *change.warnings))
             return _stamped(change, record.actions)
 
         return await self._store.change(order.group, plan, order.cause)

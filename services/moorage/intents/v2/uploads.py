@@ -51,7 +51,10 @@ def app(data: bytes) -> Upload:
 
 def manifests(data: bytes | str, path: str) -> list[dict[str, Any]]:
     """Kubernetes objects of a YAML or JSON text, lists opened."""
-    found = [one for one in documents(data, path) if one is not None]
+    found: list[Any] = []
+    for one in documents(data, path):
+        if one is not None:
+            found += one if isinstance(one, list) else [one]
     errors: list[Violation] = []
     objects = rules.manifests([one if isinstance(one, dict) else {} for one in found], path, reporter(errors))
     if errors:

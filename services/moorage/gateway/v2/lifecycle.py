@@ -1,0 +1,250 @@
+"""The steps of a group's life over HTTP, and its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from moorage.bus import new_id, subjects
+from moorage.model.desired import DiffAsk
+from moorage.model.groups import GroupRecord, Revision
+from moorage.model.names import GroupName
+from moorage.model.problems import Refused, Violation, invalid, not_found
+from moorage.model.resources import GROUP, Path, group_name
+
+from ..answers import answer, bad_parameter
+from ..calls import call
+from ..explain import Known
+from ..serving import Gateway, gateway_of
+from .reading import path_in, resources_of
+from .status import Asked, status
+from .writing import body_of
+
+VERBS = ("approve", "instantiate", "update", "migrate", "rollback", "stop", "terminate")
+CLOUD_VERBS = ("instantiate", "terminate", "stop", "update")
+OUTPUTS = ("summary", "all", "detail")
+_ALIASES = {
+    "targetcompositeappversion": "version",
+    "targetdigname": "group",
+    "targetdeploymentintentgroup": "group",
+    "targetdeploymentintentgroupname": "group",
+    "revision": "revision",
+}
+_any = msgspec.json.Decoder().decode
+
+
+def group_in(request: web.Request) -> tuple[str, Path]:
+    path = path_in(request, GROUP.path)
+    try:
+        return str(GroupName.parse(group_name(path))), path
+    except ValueError:
+        raise Refused(not_found("/".join(path))) from None
+
+
+async def act(request: web.Request) -> web.StreamResponse:
+    """202 with where to watch. A step that was taken already is no mistake; one that the state forbids is."""
+    gateway, verb = gateway_of(request), request.match_info["verb"]
+    group, path = group_in(request)
+    if not resources_of(request).exists(path) and gateway.view.record(group) is None:
+        raise Refused(not_found("/".join(path)))
+    order: dict[str, Any] = {"group": group, "verb": verb, "cause": new_id(), "repeat": True}
+    watched = group
+    if verb in ("migrate", "rollback"):
+        said = await _said(request)
+        if verb == "rollback":
+            order["revision"] = _revision(said.get("revision"))
+        else:
+            name = GroupName.parse(group)
+            version, target = said.get("version", name.version), said.get("group")
+            if target is None:
+                message = "is required: the group that takes this one's place"
+                raise Refused(invalid([Violation(path="spec.targetDigName", code="Required", message=message)]))
+            try:
+                watched = str(GroupName.parse(f"{name.project}/{name.app}/{version}/{target}"))
+            except ValueError as wrong:
+                raise Refused(
+                    invalid([Violation(path="spec.targetDigName", code="InvalidName", message=str(wrong))])
+                ) from None
+            order["target"] = watched
+    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60)
+    await gateway.view.caught_up(group)
+    if watched != group:
+        await gateway.view.caught_up(watched)
+    watch = _status_url(request, watched)
+    reply.pop("accepted", None)
+    reply.pop("name", None)
+    return _watched({**reply, "group": watched, "watch": watch, "events": _events(watched)}, watch)
+
+
+def _watched(body: dict[str, Any], watch: str) -> web.Response:
+    response = answer(body, 202)
+    response.headers["Location"] = watch
+    return response
+
+
+def _status_url(request: web.Request, group: str) -> str:
+    project, app, version, name = group.split("/")
+    prefix = "/v2" if request.path.startswith("/v2/") else ""
+    return f"{prefix}/projects/{project}/composite-apps/{app}/{version}/deployment-intent-groups/{name}/status"
+
+
+def _events(group: str) -> str:
+    tokens = GroupName.parse(group).tokens
+    return f"/v1/events?subject=moorage.events.*.*.{tokens}"
+
+
+async def _said(request: web.Request) -> dict[str, Any]:
+    raw, _ = await body_of(request)
+    data = _any(raw)
+    spec = data.get("spec", data) if isinstance(data, dict) else None
+    if data is not None and not isinstance(spec, dict):
+        raise Refused(invalid([Violation(path="spec", code="WrongType", message="must be an object")]))
+    if data is None:
+        return {}
+    assert spec is not None
+    known = {_ALIASES.get(str(k).replace("-", "").lower(), ""): v for k, v in spec.items()}
+    known.pop("", None)
+    return known
+
+
+def _revision(value: Any) -> int:
+    text = str(value).strip() if value is not None and not isinstance(value, bool) else "?"
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+        message = "is required: the number of an earlier revision"
+        raise Refused(invalid([Violation(path="spec.revision", code="Required", message=message)]))
+    return int(text)
+
+
+# --- status ----------------------------------------------------------------------------------------------------------
+
+
+async def watch(request: web.Request) -> web.StreamResponse:
+    """POST of status: where to look, as for the steps."""
+    group, _ = group_in(request)
+    known = _known(request, group)
+    url = _status_url(request, group)
+    body = {"group": group, "state": known.record.state, "revision": known.record.revision}
+    return _watched({**body, "watch": url, "events": _events(group)}, url)
+
+
+async def show(request: web.Request) -> web.StreamResponse:
+    gateway = gateway_of(request)
+    group, _ = group_in(request)
+    known = _known(request, group)
+    query = request.query
+    output = query.get("output", "all")
+    if output not in OUTPUTS:
+        raise bad_parameter("output", f"is one of {', '.join(OUTPUTS)}")
+    fleet = gateway.view.fleet
+    connected = {name: fleet.state(cid) != "Stale" for name, cid in fleet.ids.items() if fleet.known[cid]}
+    asked = Asked(
+        output=output,
+        apps=frozenset(query.getall("app", ())),
+        clusters=frozenset(_cluster(text) for text in query.getall("cluster", ())),
+        resources=frozenset(query.getall("resource", ())),
+        detail=await _detail(gateway, known) if output == "detail" else {},
+        connected=connected,
+    )
+    found = status(known, asked, _status_url(request, group))
+    body = resources_of(request).body(path_in(request, GROUP.path))
+    profile = (body or {}).get("spec", {}).get("compositeProfile")
+    if profile:
+        found["compositeProfile"] = profile
+    return answer(_only(found, query))
+
+
+def _only(found: dict[str, Any], query: Any) -> dict[str, Any]:
+    """`?apps`, `?clusters` and `?resources` list names and nothing else."""
+    apps = found.get("apps", [])
+    if "apps" in query:
+        return {"name": found["name"], "apps": [{"name": one["name"]} for one in apps]}
+    if "clusters" in query:
+        shown = [
+            {
+                "name": one["name"],
+                "clusters": [{k: c[k] for k in ("clusterProvider", "cluster")} for c in one["clusters"]],
+            }
+            for one in apps
+        ]
+        return {"name": found["name"], "apps": shown}
+    if "resources" in query:
+        shown = [
+            {
+                "name": one["name"],
+                "clusters": [
+                    {
+                        **{k: c[k] for k in ("clusterProvider", "cluster")},
+                        "resources": [{k: r[k] for k in ("GVK", "name")} for r in c["resources"]],
+                    }
+                    for c in one["clusters"]
+                ],
+            }
+            for one in apps
+        ]
+        return {"name": found["name"], "apps": shown}
+    return found
+
+
+def _cluster(text: str) -> str:
+    """`lab/edge-1`; these clients write `lab+edge-1`, and a plus may arrive as a space."""
+    for sign in ("+", " "):
+        if "/" not in text:
+            text = text.replace(sign, "/", 1)
+    return text
+
+
+def _known(request: web.Request, group: str) -> Known:
+    """Of a group whose record is still to be made, as it will be."""
+    known = gateway_of(request).view.known(group)
+    if known is not None:
+        return known
+    path = path_in(request, GROUP.path)
+    if not resources_of(request).exists(path):
+        raise Refused(not_found("/".join(path)))
+    resolved = Revision(group=group, revision=1, tenant=path[1], apps=[])
+    record = GroupRecord(group=group, revision=1, state="Created", resolved=resolved, origin="v2")
+    return Known(record, None, False, None, None)
+
+
+async def _detail(gateway: Gateway, known: Known) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Objects as they are applied; before there is a decision, as they were given."""
+    if known.decision is None:
+        return {}
+    reply = await call(gateway.bus, subjects.PATCHER_DIFF, DiffAsk(group=known.record.group), timeout=10)
+    return {(item["cluster"], item["app"]): item["objects"] for item in reply.get("items", [])}
+
+
+# --- logical clouds --------------------------------------------------------------------------------------------------
+
+
+async def cloud_act(request: web.Request) -> web.StreamResponse:
+    """Logical clouds are kept, and nothing runs for them: each step is done at once."""
+    path = _cloud(request)
+    prefix = "/v2" if request.path.startswith("/v2/") else ""
+    url = f"{prefix}/{'/'.join(path)}/status"
+    return _watched({"logicalCloud": path[3], "outcome": "nothing to do", "watch": url}, url)
+
+
+async def cloud_status(request: web.Request) -> web.StreamResponse:
+    path = _cloud(request)
+    resources = resources_of(request)
+    references = [resources.body(p)["spec"] for p in resources.members((*path, "cluster-references"))]
+    return answer(
+        {
+            "project": path[1],
+            "name": path[3],
+            "deployedStatus": "Instantiated",
+            "readyStatus": "Ready",
+            "clusters": [{k: r[k] for k in ("clusterProvider", "cluster")} for r in references],
+        }
+    )
+
+
+def _cloud(request: web.Request) -> Path:
+    info = request.match_info
+    path = ("projects", info["project"], "logical-clouds", info["cloud"])
+    if not resources_of(request).exists(path):
+        raise Refused(not_found("/".join(path)))
+    return path

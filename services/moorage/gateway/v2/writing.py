@@ -1,0 +1,167 @@
+"""POST, PUT and DELETE of resources: the intent store does it, and what it answers is seen here at once."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import yaml
+from aiohttp import MultipartReader, web
+
+from moorage.bus import new_id, subjects
+from moorage.model.problems import Problem, Refused, Violation, invalid
+from moorage.model.resources import CLUSTER, Change, Kind, Path
+
+from ..answers import answer
+from ..calls import call
+from ..serving import BODY_LIMIT, Gateway, gateway_of
+from .reading import path_in, resources_of
+
+_any = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_NULL = msgspec.Raw(b"null")
+
+
+async def create(request: web.Request, kind: Kind) -> web.StreamResponse:
+    path = path_in(request, kind.collection)
+    body, file = await body_of(request)
+    gateway = gateway_of(request)
+    if kind.parent(kind.path) == CLUSTER.path:
+        await _adopted(request, gateway, path[:4])
+    change = Change(id=new_id(), verb="create", path=list(path), body=body, file=file)
+    return await _changed(request, change, 201)
+
+
+async def replace(request: web.Request, kind: Kind) -> web.StreamResponse:
+    path = path_in(request, kind.path)
+    body, file = await body_of(request)
+    change = Change(id=new_id(), verb="replace", path=list(path), body=body, file=file, if_match=_if_match(request))
+    return await _changed(request, change, 200)
+
+
+async def delete(request: web.Request, kind: Kind) -> web.StreamResponse:
+    path = path_in(request, kind.path)
+    return await _removed(request, Change(id=new_id(), verb="delete", path=list(path), if_match=_if_match(request)))
+
+
+async def clear(request: web.Request, kind: Kind) -> web.StreamResponse:
+    """The whole collection or nothing."""
+    path = path_in(request, kind.collection)
+    return await _removed(request, Change(id=new_id(), verb="clear", path=list(path)))
+
+
+async def _changed(request: web.Request, change: Change, status: int) -> web.StreamResponse:
+    gateway = gateway_of(request)
+    reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10)
+    path: Path = tuple(reply["path"])
+    seq = reply["seq"]
+    gateway.view.resources.put(path, _encode(reply["body"]), seq)
+    gateway.view.tell_resource(path)
+    if len(path) == 7 and status == 201 and path[5] == "deployment-intent-groups":
+        await gateway.view.caught_up("/".join((path[1], path[3], path[4], path[6])))
+    response = answer(resources_of(request).body(path) if status == 200 else reply["body"], status)
+    response.headers["ETag"] = f'"{seq}"'
+    if status == 201:
+        own = [part.replace("/", "%2F") for part in path[len(change.path) :]]
+        response.headers["Location"] = "/".join((request.rel_url.raw_path.rstrip("/"), *own))
+    for warning in reply.get("warnings", []):
+        response.headers.add("Warning", _warning(warning))
+    return response
+
+
+def _warning(warning: dict[str, Any]) -> str:
+    text = f"{warning['code']}: {warning['message']}".replace("\\", "\\\\").replace('"', '\\"')
+    return f'299 moorage "{"".join(c if " " <= c <= "~" else "?" for c in text)}"'
+
+
+async def _removed(request: web.Request, change: Change) -> web.StreamResponse:
+    gateway = gateway_of(request)
+    reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=30)
+    for removed in reply["removed"]:
+        path = tuple(removed)
+        gateway.view.resources.drop(path, reply["seq"])
+        gateway.view.tell_resource(path)
+        if len(path) == 7 and path[5] == "deployment-intent-groups":
+            await gateway.view.caught_up("/".join((path[1], path[3], path[4], path[6])))
+    return web.Response(status=204)
+
+
+async def _adopted(request: web.Request, gateway: Gateway, path: Path) -> None:
+    """A cluster that the fleet has is registered when something is to be written below it."""
+    resources = resources_of(request)
+    for part in (path[:2], path[:4]):
+        if resources.seq(part) is None and resources.exists(part):
+            body = msgspec.Raw(_encode({"metadata": {"name": part[-1]}}))
+            change = Change(id=new_id(), verb="create", path=list(part[:-1]), body=body)
+            try:
+                reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10)
+            except Refused as refusal:
+                if refusal.problem.code != "AlreadyExists":
+                    raise
+            else:
+                gateway.view.resources.put(part, _encode(reply["body"]), reply["seq"])
+
+
+def _if_match(request: web.Request) -> int | None:
+    text = request.headers.get("If-Match", "").strip()
+    if not text or text == "*":
+        return None
+    text = text.removeprefix("W/").strip('"')
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+
+async def body_of(request: web.Request) -> tuple[msgspec.Raw, str]:
+    """The body as JSON, and a file beside it in base64."""
+    if request.content_type.startswith("multipart/"):
+        return await _parts(request)
+    raw = await request.read()
+    if not raw.strip():
+        return _NULL, ""
+    return _json(raw, "yaml" in request.content_type), ""
+
+
+def _json(raw: bytes, maybe_yaml: bool) -> msgspec.Raw:
+    try:
+        _any(raw)
+        return msgspec.Raw(raw)
+    except msgspec.DecodeError as error:
+        if not maybe_yaml:
+            problem = Problem(title="Not readable", status=400, code="Undecodable", detail=f"not JSON: {error}")
+            raise Refused(problem) from None
+    try:
+        return msgspec.Raw(_encode(yaml.load(raw, yaml.CSafeLoader)))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, UnicodeDecodeError) as error:
+        problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
+        raise Refused(problem) from None
+
+
+async def _parts(request: web.Request) -> tuple[msgspec.Raw, str]:
+    body, file = _NULL, ""
+    room = BODY_LIMIT
+    try:
+        reader = await request.multipart()
+        while (part := await reader.next()) is not None:
+            if isinstance(part, MultipartReader):
+                detail = "not multipart: a part has parts"
+                raise Refused(Problem(title="Not readable", status=400, code="Undecodable", detail=detail))
+            data = bytearray()
+            while chunk := await part.read_chunk():
+                room -= len(chunk)
+                if room < 0:
+                    raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, BODY_LIMIT - room)
+                data += chunk
+            if part.name == "metadata":
+                body = _json(bytes(data), True) if data.strip() else _NULL
+            elif part.name in ("file", "files"):
+                if file:
+                    message = "comes twice; one is taken"
+                    raise Refused(invalid([Violation(path="file", code="TooMany", message=message)]))
+                file = base64.b64encode(bytes(data)).decode()
+    except (ValueError, AssertionError, EOFError) as error:
+        detail = f"not multipart: {error}"[:500]
+        raise Refused(Problem(title="Not readable", status=400, code="Undecodable", detail=detail)) from None
+    return body, file
