@@ -6,7 +6,12 @@ from cyclopts import App
 
 from .output import Format, StateDir, Watch
 
-app = App(name="cluster", help="Show clusters: `cluster`, `cluster get NAME`, `cluster describe NAME`.")
+app = App(name="cluster", help="Clusters: show, join, leave, cordon, uncordon and drain them.")
+app.command("moorage.cli.joining:join", name="join", help="Join a cluster to the fleet.")
+app.command("moorage.cli.joining:leave", name="leave", help="Take a cluster out of the fleet.")
+app.command("moorage.cli.draining:cordon", name="cordon", help="Let nothing new go to a cluster.")
+app.command("moorage.cli.draining:uncordon", name="uncordon", help="Let new things go to a cluster again.")
+app.command("moorage.cli.draining:drain", name="drain", help="Move to other clusters what can be moved.")
 
 
 @app.default

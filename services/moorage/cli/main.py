@@ -40,7 +40,8 @@ _COMMANDS = {
     },
     "Parts": {
         "controllers": ("controllers:app", "Show controllers; `set` changes one."),
-        "cluster": ("clusters:app", "Show clusters."),
+        "cluster": ("clusters:app", "Show clusters; join, leave, cordon, drain them."),
+        "agent": ("agents:agent", "Run the agent of one cluster."),
         "fleet": ("fleets:app", "Simulated clusters: run, apply, make them misbehave."),
         "subjects": ("listening:subjects", "The table of subjects."),
     },

@@ -1,0 +1,137 @@
+"""What joining makes in a cluster: a namespace, the least rights that do, the agent's own credentials, and its deployment.
+`ops/agent` has the same as plain manifests; both are made here."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+NAMESPACE = "moorage-system"
+NAME = "moorage-agent"
+#: Who may apply more kinds than these: a ClusterRole with this label adds its rights to the agent's.
+AGGREGATED = "moorage.dev/aggregate-to-agent"
+MANAGER = "moorage-join"
+IMAGE = "ghcr.io/moorage/moorage:latest"
+
+Object = dict[str, Any]
+_LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "moorage"}
+_LOOK = ["get", "list", "watch"]
+_WRITE = ["get", "create", "patch", "delete"]
+_KEEP = ["get", "list", "watch", "create", "patch", "delete"]
+
+#: Secrets are never listed: what is in those of others is nobody's business.
+RULES: list[Object] = [
+    {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": _LOOK},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": _LOOK},
+    {"apiGroups": ["topology.node.k8s.io"], "resources": ["noderesourcetopologies"], "verbs": _LOOK},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "get"]},
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": _WRITE},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "patch", "delete"]},
+    {
+        "apiGroups": [""],
+        "resources": ["namespaces", "configmaps", "services", "serviceaccounts", "persistentvolumeclaims", "resourcequotas", "limitranges", "replicationcontrollers"],
+        "verbs": _KEEP,
+    },
+    {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": _KEEP},
+    {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets", "daemonsets", "replicasets"], "verbs": _KEEP},
+    {"apiGroups": ["batch"], "resources": ["jobs", "cronjobs"], "verbs": _KEEP},
+    {"apiGroups": ["networking.k8s.io"], "resources": ["ingresses", "networkpolicies"], "verbs": _KEEP},
+    {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": _KEEP},
+    {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": _KEEP},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": _KEEP},
+]  # fmt: skip
+
+#: In its own namespace only: its lease, and its records of what it made.
+OWN_RULES: list[Object] = [
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "create", "update", "delete"]},
+]
+
+
+def _object(api: str, kind: str, name: str, *, namespaced: bool = False, labels: Mapping[str, str] = {}, **rest: Any) -> Object:  # fmt: skip
+    metadata: Object = {"name": name, "labels": {**_LABELS, **labels}}
+    if namespaced:
+        metadata["namespace"] = NAMESPACE
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **rest}
+
+
+def _binding(kind: str, role: str, *, namespaced: bool) -> Object:
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+    api = "rbac.authorization.k8s.io"
+    reference = {"apiGroup": api, "kind": role, "name": NAME}
+    return _object(f"{api}/v1", kind, NAME, namespaced=namespaced, roleRef=reference, subjects=[subject])
+
+
+def rights() -> list[Object]:
+    """Everything but the credentials and the deployment."""
+    rbac = "rbac.authorization.k8s.io/v1"
+    selector = {"clusterRoleSelectors": [{"matchLabels": {AGGREGATED: "true"}}]}
+    return [
+        _object("v1", "Namespace", NAMESPACE),
+        _object("v1", "ServiceAccount", NAME, namespaced=True),
+        _object(rbac, "ClusterRole", f"{NAME}-base", labels={AGGREGATED: "true"}, rules=RULES),
+        _object(rbac, "ClusterRole", NAME, aggregationRule=selector, rules=[]),
+        _binding("ClusterRoleBinding", "ClusterRole", namespaced=False),
+        _object(rbac, "Role", NAME, namespaced=True, rules=OWN_RULES),
+        _binding("RoleBinding", "Role", namespaced=True),
+    ]
+
+
+def credentials(cluster: str, nats_url: str, seed: str, labels: Mapping[str, str]) -> Object:
+    data = {
+        "MOORAGE_CLUSTER": cluster,
+        "MOORAGE_NATS_URL": nats_url,
+        "MOORAGE_NATS_SEED": seed,
+        "MOORAGE_CLUSTER_LABELS": ",".join(f"{k}={v}" for k, v in sorted(labels.items())),
+    }
+    encoded = {name: b64encode(value.encode()).decode() for name, value in data.items()}
+    return _object("v1", "Secret", NAME, namespaced=True, type="Opaque", data=encoded)
+
+
+def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
+    """Two: the other one takes over within seconds."""
+    container = {
+        "name": "agent",
+        "image": image,
+        "args": ["agent"],
+        "envFrom": [{"secretRef": {"name": NAME}}],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    spec = {
+        "serviceAccountName": NAME,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    template = {"metadata": {"labels": dict(_LABELS)}, "spec": spec}
+    selector = {"matchLabels": {"app.kubernetes.io/name": NAME}}
+    body = {"replicas": replicas, "selector": selector, "template": template}
+    return _object("apps/v1", "Deployment", NAME, namespaced=True, spec=body)
+
+
+def files() -> dict[str, str]:
+    """The files of `ops/agent`."""
+    import yaml
+
+    def dumped(*objects: Object) -> str:
+        return yaml.safe_dump_all(objects, sort_keys=False, width=120)
+
+    secret = credentials("PROVIDER/NAME", "nats://nats.example:4222", "SEED", {})
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["rights.yaml", "deployment.yaml"],
+    }
+    return {
+        "rights.yaml": dumped(*rights()),
+        "credentials.example.yaml": dumped(secret),
+        "deployment.yaml": dumped(deployment()),
+        "kustomization.yaml": dumped(kustomization),
+    }

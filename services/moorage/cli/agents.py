@@ -1,0 +1,107 @@
+"""`moorage agent`: the agent of one cluster in the foreground, in a pod or on a laptop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from .exits import USAGE, Failure
+from .output import StateDir
+from .state import State, state_dir
+from .terminal import note
+
+if TYPE_CHECKING:
+    from moorage.bus import Settings
+
+Labels = Annotated[list[str] | None, Parameter(name="--label", negative="")]
+
+
+def agent(
+    *,
+    kubeconfig: Path | None = None,
+    context: str | None = None,
+    name: str = "",
+    provider: str = "",
+    label: Labels = None,
+    state: StateDir = None,
+) -> int:
+    """Run the agent of one cluster until Ctrl-C.
+
+    In a pod everything comes from its environment. Elsewhere it uses a kubeconfig, and the mesh on this machine gives it a
+    user of its own.
+
+    Parameters
+    ----------
+    kubeconfig: The file; default $KUBECONFIG, then ~/.kube/config.
+    context: Which context of it; default the current one.
+    name: The cluster's name in the fleet; default the context's.
+    provider: The cluster's provider; default kube.
+    label: NAME=VALUE, a label of the cluster (may be given several times).
+    """
+    from moorage.agent.joining import read_labels
+    from moorage.agent.worker import main
+    from moorage.bus import Settings
+    from moorage.telemetry import configure
+
+    from .workers import serve
+
+    try:
+        given = [*(label or []), os.environ.get("MOORAGE_CLUSTER_LABELS", "")]
+        labels = read_labels(",".join(filter(None, given)))
+    except ValueError as wrong:
+        raise Failure(f"--label {wrong}", USAGE) from wrong
+    cluster = os.environ.get("MOORAGE_CLUSTER", "")
+    if name or provider or not cluster:
+        cluster = cluster_name(name, provider, kubeconfig, context)
+    if os.environ.get("MOORAGE_NATS_URL"):
+        settings = Settings.from_env()
+    else:
+        settings = local_settings(State(state_dir(state)), cluster)
+    configure("agent")
+    note(f"the agent of {cluster}; Ctrl-C ends it")
+    return serve(main(settings, cluster=cluster, kubeconfig=kubeconfig, context=context, labels=labels))
+
+
+def local_settings(state: State, cluster: str) -> Settings:
+    """A user of its own on the broker of the mesh on this machine."""
+    from moorage.bus import Settings
+
+    from .up.agents import ask
+
+    seed = ask(state, "add", cluster)
+    endpoint = state.read_endpoint() or {}
+    return Settings(str(endpoint.get("nats", "")), seed)
+
+
+def cluster_name(name: str, provider: str, kubeconfig: Path | None, context: str | None) -> str:
+    """`provider/name`; contexts may be called what clusters may not."""
+    from moorage.model.names import is_name
+
+    name = name or _tidy(context or _current_context(kubeconfig))
+    cluster = f"{provider or 'kube'}/{name}"
+    if not all(is_name(part) for part in cluster.split("/")) or cluster.count("/") != 1:
+        raise Failure(f"{cluster!r} is no name of a cluster; name it with --name and --provider", USAGE)
+    return cluster
+
+
+def _tidy(context: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in context).strip("-_.")
+
+
+def _current_context(kubeconfig: Path | None) -> str:
+    import yaml
+
+    paths = [kubeconfig] if kubeconfig else [Path(p) for p in os.environ.get("KUBECONFIG", "").split(":") if p]
+    for path in paths or [Path("~/.kube/config").expanduser()]:
+        try:
+            found = yaml.safe_load(path.read_text())
+        except OSError:
+            continue
+        except yaml.YAMLError as wrong:
+            raise Failure(f"{path} cannot be read: {wrong}", USAGE) from wrong
+        if isinstance(found, dict) and found.get("current-context"):
+            return str(found["current-context"])
+    raise Failure("no kubeconfig with a current context; name one with --kubeconfig and --context", USAGE)

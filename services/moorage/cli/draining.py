@@ -1,0 +1,109 @@
+"""`moorage cluster cordon`, `uncordon` and `drain`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .client import Client, Refusal, group_path, path
+from .durations import seconds
+from .exits import DONE, FAILED, MISSING, TIMEOUT, Failure
+from .explaining import reason_lines
+from .output import StateDir
+from .terminal import note, out
+
+_AGAIN = 0.3
+
+
+def cordon(name: str, /, *, state: StateDir = None) -> int:
+    """Let nothing new go to a cluster; what runs there goes on."""
+    return _set(name, True, state)
+
+
+def uncordon(name: str, /, *, state: StateDir = None) -> int:
+    """Let new things go to a cluster again."""
+    return _set(name, False, state)
+
+
+def _set(name: str, cordoned: bool, state: Any) -> int:
+    _cordon(Client.find(state), name, cordoned)
+    out(f"{name} {'cordoned' if cordoned else 'uncordoned'}")
+    return DONE
+
+
+def _cordon(client: Client, name: str, cordoned: bool) -> None:
+    client.call("PATCH", _path(name), body={"cordoned": cordoned})
+
+
+def _path(name: str) -> str:
+    provider, slash, cluster = name.partition("/")
+    if not slash:
+        raise Failure(f"{name!r} is not PROVIDER/NAME", MISSING)
+    return path("clusters", provider, cluster)
+
+
+def drain(name: str, /, *, timeout: str = "5m", state: StateDir = None) -> int:
+    """Cordon a cluster and move what can be moved: the new place first, then the removal.
+
+    Parameters
+    ----------
+    name: PROVIDER/NAME of the cluster.
+    timeout: How long to wait for it: 30s, 5m.
+    """
+    client = Client.find(state)
+    within = seconds(timeout)
+    _cordon(client, name, True)
+    groups = _groups(client, name, standing=True)
+    for group in groups:
+        try:
+            client.call("POST", group_path(group, "redecide"))
+            note(f"{group}: decided anew")
+        except Refusal as refusal:
+            if refusal.status not in (404, 409):
+                raise
+    return _watch(client, name, groups, time.monotonic() + within)
+
+
+def _watch(client: Client, name: str, groups: list[str], end: float) -> int:
+    stuck: dict[str, dict[str, Any]] = {}
+    asked = time.monotonic()
+    while True:
+        left = set(_groups(client, name))
+        for group in groups:
+            if group not in left and group not in stuck:
+                continue
+            why = _why(client, group)
+            waits = group in left and why is not None and why.get("pendingRevision") and why.get("reasons")
+            # The answer to our question, not one from before it.
+            if waits and time.monotonic() - asked > 1:
+                stuck[group] = why or {}
+            else:
+                stuck.pop(group, None)
+        if not left:
+            out(f"{name} drained")
+            return DONE
+        if left <= set(stuck):
+            for group, why in sorted(stuck.items()):
+                note(f"{group} stays: nowhere else to go")
+                for line in reason_lines(why["reasons"]):
+                    note(f"  {line}")
+            return FAILED
+        if time.monotonic() > end:
+            note(f"still on {name}: {', '.join(sorted(left))}")
+            return TIMEOUT
+        time.sleep(_AGAIN)
+
+
+def _groups(client: Client, name: str, *, standing: bool = False) -> list[str]:
+    claims = client.get(_path(name))["claims"]
+    return sorted({claim["group"] for claim in claims if not (standing and claim["withdrawn"])})
+
+
+def _why(client: Client, group: str) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = client.get(group_path(group, "why"))
+    except Refusal as refusal:
+        if refusal.status == 404:
+            return None
+        raise
+    return found
