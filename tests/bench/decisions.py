@@ -59,6 +59,7 @@ async def one_at_a_time(clusters: int, times: int, goal: bool) -> Figure:
             await decisions.start()
             for i in range(20):
                 await decisions.decide(f"warm-{i}", application(f"warm-{i}", base=base))
+                await decisions.running(f"warm-{i}")
             parts = await floors(mesh.settings, clusters * NODES)
             samples = []
             for i in range(times):
@@ -66,6 +67,8 @@ async def one_at_a_time(clusters: int, times: int, goal: bool) -> Figure:
                 if phase != "placed":
                     raise RuntimeError(f"a-{i} is {phase}")
                 samples.append(took)
+                # One at a time: the next is published when this one runs.
+                await decisions.running(f"a-{i}")
             again = await floors(mesh.settings, clusters * NODES)
             parts = {key: (value + again[key]) / 2 for key, value in parts.items()}
             await bus.close()

@@ -43,12 +43,15 @@ class Decisions:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._waiting: dict[str, asyncio.Future[tuple[str, float]]] = {}
+        self._running: dict[str, asyncio.Event] = {}
 
     async def start(self) -> None:
         await self._bus.subscribe("moorage.events.decisions.>", self._heard)
 
     def _heard(self, subject: str, _data: bytes) -> None:
         _, _, _, phase, _project, app, *_ = subject.split(".")
+        if phase == "running" and (event := self._running.get(untoken(app))) is not None:
+            event.set()
         if phase in ("placed", "pending", "failed"):
             future = self._waiting.get(untoken(app))
             if future is not None and not future.done():
@@ -65,3 +68,10 @@ class Decisions:
             phase, at = await future
         del self._waiting[name]
         return phase, (at - start) * 1e3
+
+    async def running(self, name: str, *, timeout: float = 30) -> None:
+        """Until it runs; to be called right after it was decided."""
+        event = self._running[name] = asyncio.Event()
+        async with asyncio.timeout(timeout):
+            await event.wait()
+        del self._running[name]

@@ -46,6 +46,7 @@ class Decider:
         self._names = Names()
         self._stale: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
         self._deciding: dict[str, int] = {}
+        self._took: dict[str, float] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -68,7 +69,8 @@ class Decider:
         start = loop.time()
         held = known.named(record.apps, self.fleet)
         by_deadline: dict[float, dict[str, tuple[str, float]]] = {}
-        for name, controller in controllers.items():
+        # Who took longest the last time hears it first.
+        for name, controller in sorted(controllers.items(), key=lambda one: -self._took.get(one[0], 0.0)):
             deadline = controller.deadline_ms / 1e3
             deadline = deadline if within is None else min(deadline, within)
             by_deadline.setdefault(deadline, {})[name] = (subjects.candidates(name), deadline)
@@ -101,6 +103,7 @@ class Decider:
     async def gather(self, record: Revision, cause: str, known: Before, *, explain: bool = False) -> Gathered:
         controllers = {name: c for name, c in self.controllers.items() if c.placement}
         replies = await self._ask(record, cause, known, controllers, explain=explain)
+        self._took.update((name, reply.took_ms) for name, reply in replies.items())
         stale: dict[str, bytes] = {}
         for name in controllers:
             data = self._stale.get((name, record.group, record.revision))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 
 import msgspec
 import structlog
@@ -53,6 +54,7 @@ class Pending:
         self._bus, self._decider = bus, decider
         self._fleet = decider.fleet
         self.waiting = Waiting()
+        self._hinted: dict[str, tuple[_Head, float]] = {}  # somebody was told to decide these; until when he has time
         self._ending: dict[str, tuple[int, float]] = {}  # group → revision to withdraw, and when
         self._removed: dict[str, tuple[str, float]] = {}  # claim → cluster and the agent's time
         self._moved: dict[str, tuple[float, list[Slot]]] = {}  # claim → since when its pods are there
@@ -100,18 +102,38 @@ class Pending:
     def _record(self, key: str, data: bytes | None, _revision: int) -> None:
         if data is None:
             group = "/".join(untoken(part) for part in key.split("."))
-            self.waiting.drop(group)
+            self._forget(group)
             self._end(group, self._standing(group))
             return
         head = _heads.decode(data)
         if head.state == "Instantiated":
+            # Most are decided before anybody has to read more of them than this.
             if not settled(self._decider.ledger, head.group, head.revision):
-                self.waiting.put(_revisions.decode(head.resolved), self._now + HINT_GRACE)
-                self._wake.set()
+                self._hinted.pop(head.group, None)
+                due = self._now + HINT_GRACE
+                if not self._hinted:
+                    asyncio.get_running_loop().call_at(due, self._wake.set)
+                self._hinted[head.group] = head, due
         else:
-            self.waiting.drop(head.group)
+            self._forget(head.group)
             if head.state in ("Terminated", "TerminateStopped"):
                 self._end(head.group, max(head.revision, self._standing(head.group)))
+
+    def _forget(self, group: str) -> None:
+        self._hinted.pop(group, None)
+        self.waiting.drop(group)
+
+    def _promote(self, group: str, due: float | None) -> None:
+        """It waits: from now on it is looked at whenever something changes."""
+        head, _ = self._hinted.pop(group)
+        if not settled(self._decider.ledger, group, head.revision):
+            self.waiting.put(_revisions.decode(head.resolved), due)
+
+    def _promote_due(self) -> None:
+        for group, (_, when) in list(self._hinted.items()):
+            if when > self._now:
+                return  # in the order of their times
+            self._promote(group, when)
 
     def _standing(self, group: str) -> int:
         stands = self._decider.ledger.standing.get(group)
@@ -125,6 +147,8 @@ class Pending:
 
     def _refused(self, _subject: str, data: bytes) -> None:
         attempt = _attempts.decode(data)
+        if attempt.group in self._hinted:
+            self._promote(attempt.group, None)
         self.waiting.refused(attempt.group, attempt, self._now, fresh=True)
         self._wake.set()
 
@@ -142,6 +166,9 @@ class Pending:
     def _folded(self, commit: Commit, changes: Changes) -> None:
         ledger = self._decider.ledger
         for group in changes.groups:
+            hinted = self._hinted.get(group)
+            if hinted is not None and settled(ledger, group, hinted[0].revision):
+                del self._hinted[group]
             waiter = self.waiting.groups.get(group)
             if waiter is not None and settled(ledger, group, waiter.record.revision):
                 self.waiting.drop(group)
@@ -184,6 +211,7 @@ class Pending:
             times = [swept + SWEEP, self.waiting.next_due()]
             times += [since + STABLE for since, _ in self._moved.values()]
             times += [when for _, when in self._ending.values()]
+            times += [when for _, when in itertools.islice(self._hinted.values(), 1)]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(t for t in times if t is not None)):
                     await self._wake.wait()
@@ -192,6 +220,7 @@ class Pending:
             if self._now - swept >= SWEEP:
                 swept = self._now
                 self._forced.update(self.waiting.groups)
+            self._promote_due()
             await self._release()
             await self._reassign()
             await self._withdraw()
