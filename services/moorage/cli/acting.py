@@ -1,4 +1,4 @@
-"""The verbs of a group's life: approve, instantiate, update, terminate."""
+"""The verbs of a group's life: approve, instantiate, update, migrate, rollback, stop, terminate."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from .groups import full_name
 from .output import Format, Project, StateDir, show
 from .terminal import out
 
+_DONE = {"migrate": "migrating", "rollback": "rolled back", "stop": "stopped"}
 
-def act(verb: str, group: str, project: str, output: str, state: Any) -> int:
+
+def act(verb: str, group: str, project: str, output: str, state: Any, **order: Any) -> int:
     name = full_name(group, project)
-    answer = Client.find(state).call("POST", group_path(name, verb))
+    answer = Client.find(state).call("POST", group_path(name, verb), body=order or None, timeout=90)
     if output in ("json", "yaml"):
         return show(answer, output)
-    out(name if output == "name" else f"{name}: {verb}d" if verb.endswith("e") else f"{name}: {verb}ed")
+    done = _DONE.get(verb) or (f"{verb}d" if verb.endswith("e") else f"{verb}ed")
+    out(name if output == "name" else f"{name}: {done}")
     return DONE
 
 
@@ -33,6 +36,33 @@ def instantiate(group: str, /, *, project: Project = "", output: Format = "table
 def update(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Have the changed intents of an instantiated group take effect."""
     return act("update", group, project, output, state)
+
+
+def migrate(group: str, /, *, to: str, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+    """Have another group take this one's place: it ends as soon as the other runs.
+
+    Parameters
+    ----------
+    to: The other group, approved: a full name.
+    """
+    return act("migrate", group, project, output, state, target=full_name(to, project))
+
+
+def rollback(
+    group: str, /, *, revision: int = 0, project: Project = "", output: Format = "table", state: StateDir = None
+) -> int:
+    """Go back to an earlier revision of an instantiated group; room for it is looked for anew.
+
+    Parameters
+    ----------
+    revision: Which one; the one before the present by default.
+    """
+    return act("rollback", group, project, output, state, revision=revision)
+
+
+def stop(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+    """Decide nothing new for a group; what runs stays. Instantiate goes on."""
+    return act("stop", group, project, output, state)
 
 
 def terminate(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from .anchored import apply as anchored
+from .anchored import is_anchored
 from .client import Client, Refusal
-from .documents import Document, read_all
-from .exits import DONE, FAILED
+from .documents import Document, read_all, read_values
+from .exits import DONE, FAILED, USAGE, Failure
 from .explaining import PLACED, why_text
 from .output import Format, StateDir, show
 from .terminal import note, out
@@ -19,9 +21,16 @@ Files = Annotated[
 ]
 
 
+Values = Annotated[
+    list[str] | None,
+    Parameter(name=["--values", "-v"], negative="", help="The files are templates, and this has their values."),
+]
+
+
 def apply(
     *,
     filename: Files,
+    values: Values = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     output: Format = "table",
     state: StateDir = None,
@@ -32,7 +41,7 @@ def apply(
     ----------
     dry_run: Check and decide, store and claim nothing.
     """
-    documents = read_all(filename)
+    documents = read_all(filename, values=read_values(values))
     client = Client.find(state)
     answers: list[dict[str, Any]] = []
     code = DONE
@@ -47,7 +56,8 @@ def apply(
             if output in ("table", "wide"):
                 out(_line(document, answer, dry_run))
             elif output == "name":
-                out(f"{document.kind.lower()}/{answer.get('name', document.name)}")
+                kind = "" if is_anchored(document.body) else f"{document.kind.lower()}/"
+                out(f"{kind}{answer.get('name', document.name)}")
         answers.append(answer)
     if output in ("json", "yaml"):
         show({"items": answers}, output)
@@ -59,6 +69,10 @@ def _send(client: Client, document: Document, dry_run: bool) -> dict[str, Any]:
         from .up.opening import apply_fleet
 
         return apply_fleet(client, document)
+    if is_anchored(document.body):
+        if dry_run:
+            raise Failure(f"{document.where}: resources are stored one by one; there is no dry run of them", USAGE)
+        return anchored(client, document)
     query = {"dryRun": "true"} if dry_run else None
     answer: dict[str, Any] = client.call("POST", "/v1/apply", query=query, body=document.body, where=document.where)
     return answer
@@ -67,6 +81,8 @@ def _send(client: Client, document: Document, dry_run: bool) -> dict[str, Any]:
 def _line(document: Document, answer: dict[str, Any], dry_run: bool) -> str:
     if document.kind == "Fleet":
         return f"fleet: {len(answer.get('clusters', []))} clusters"
+    if is_anchored(document.body):
+        return f"{answer['name']} {answer['outcome']}"
     outcome = answer.get("outcome", "accepted") + (" (dry run)" if dry_run else "")
     lines = [f"{document.kind.lower()}/{answer['name']} {outcome}, revision {answer['revision']}"]
     lines += [f"  warning {w['code']}: {w['message']}" for w in answer.get("warnings", [])]

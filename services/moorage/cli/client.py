@@ -90,15 +90,17 @@ class Client:
         body: Any = None,
         timeout: float | None = None,
         where: str = "",
+        data: bytes | None = None,
+        kind: str = "application/json",
     ) -> Any:
-        """One request; the decoded answer, or a Refusal."""
+        """One request; the decoded answer, or a Refusal. `data`: a body that is no JSON but of `kind`."""
         target = self._prefix + path + (f"?{urlencode(query)}" if query else "")
-        data = None if body is None else json.dumps(body).encode()
+        data = data if body is None else json.dumps(body).encode()
         for attempt in (0, 1):
             fresh = self._kept is None
             conn = self._kept = self._kept or self._connect(timeout or self._timeout)
             try:
-                conn.request(method, target, data, self._headers("application/json" if data else ""))
+                conn.request(method, target, data, self._headers(kind if data else ""))
                 reply = conn.getresponse()
                 content = reply.read()
             except (OSError, http.client.HTTPException) as wrong:

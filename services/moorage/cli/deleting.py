@@ -7,8 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from .anchored import delete as anchored
+from .anchored import is_anchored
 from .client import Client, Refusal, path
-from .documents import read_all
+from .documents import Document, read_all, read_values
 from .durations import seconds
 from .exits import DONE, TIMEOUT, USAGE, Failure
 from .groups import full_name
@@ -24,6 +26,7 @@ def delete(
     /,
     *,
     filename: Annotated[list[str] | None, Parameter(name=["--filename", "-f"], negative="")] = None,
+    values: Annotated[list[str] | None, Parameter(name=["--values", "-v"], negative="")] = None,
     wait: bool = True,
     timeout: str = "120s",
     project: Project = "",
@@ -33,16 +36,18 @@ def delete(
 
     Parameters
     ----------
-    filename: Documents whose objects are to be deleted: a file, a directory, or -.
+    filename: Documents whose objects are to be deleted, the last one first: a file, a directory, or -.
+    values: The files are templates, and this has their values.
     wait: Wait until it is terminated and gone.
     timeout: How long to wait.
     """
     within = seconds(timeout)
-    targets: list[tuple[str, str, str]] = []  # kind, project, name
+    targets: list[tuple[str, str, str] | Document] = []  # kind, project, name
     if filename:
         if kind:
             raise Failure("give either -f FILE or KIND NAME, not both", USAGE)
-        targets = [(d.kind, d.project, d.name) for d in reversed(read_all(filename))]
+        documents = read_all(filename, values=read_values(values))
+        targets = [d if is_anchored(d.body) else (d.kind, d.project, d.name) for d in reversed(documents)]
     else:
         if not kind:
             raise Failure("give -f FILE or KIND NAME", USAGE)
@@ -55,7 +60,11 @@ def delete(
     code = DONE
     for one in targets:
         try:
-            code = code or _delete(client, *one, wait, within)
+            if isinstance(one, Document):
+                done = anchored(client, one, wait, within)
+            else:
+                done = _delete(client, *one, wait, within)
+            code = code or done
         except Refusal as wrong:
             note(f"moorage: {wrong}")
             code = code or wrong.code

@@ -19,6 +19,7 @@ API_VERSION = "moorage.dev/v1alpha1"
 class Document:
     body: dict[str, Any]
     where: str  # the file and, of several, which one: for messages
+    base: Path = Path()  # what it names is relative to
 
     @property
     def kind(self) -> str:
@@ -35,21 +36,38 @@ class Document:
         return str(meta.get("project") or "default") if isinstance(meta, dict) else "default"
 
 
-def read_all(sources: list[str], *, fleet: bool = False) -> list[Document]:
-    found = [document for source in sources for document in read(source, fleet=fleet)]
+Values = dict[str, Any] | None
+
+
+def read_all(sources: list[str], *, fleet: bool = False, values: Values = None) -> list[Document]:
+    """With `values` texts are templates."""
+    found = [document for source in sources for document in read(source, fleet=fleet, values=values)]
     if not found:
         raise Failure(f"{', '.join(sources)}: there is no document in it", USAGE)
     return found
 
 
-def read(source: str, *, fleet: bool = False) -> list[Document]:
+def read_values(sources: list[str] | None) -> Values:
+    """Values files, later ones over earlier ones; None where there are none."""
+    if not sources:
+        return None
+    found: dict[str, Any] = {}
+    for source in sources:
+        for body in parse(_text(Path(source)), source):
+            if body is not None and not isinstance(body, dict):
+                raise Failure(f"{source}: values are a mapping")
+            found |= body or {}
+    return found
+
+
+def read(source: str, *, fleet: bool = False, values: Values = None) -> list[Document]:
     """All documents of a file, of every file of a directory (by name), or of stdin (`-`)."""
     if source in ("-", STDIN):
-        return read_text(sys.stdin.read(), "stdin", Path(), fleet=fleet)
+        return read_text(sys.stdin.read(), "stdin", Path(), fleet=fleet, values=values)
     path = Path(source)
     found: list[Document] = []
     for file in _files(path):
-        found += read_text(_text(file), str(file), file.parent, fleet=fleet)
+        found += read_text(_text(file), str(file), file.parent, fleet=fleet, values=values)
     return found
 
 
@@ -68,7 +86,13 @@ def _text(path: Path) -> str:
         raise Failure(f"cannot read {path}: {wrong}", USAGE) from wrong
 
 
-def read_text(text: str, where: str, base: Path, *, fleet: bool = False) -> list[Document]:
+def read_text(text: str, where: str, base: Path, *, fleet: bool = False, values: Values = None) -> list[Document]:
+    if values is not None:
+        from .templates import render
+
+        text = render(text, values, where)
+    elif "resourceContext" in text and "{{" in text:
+        raise Failure(f"{where}: this is a template; name the file with its values: -v values.yaml", USAGE)
     bodies = [body for body in parse(text, where) if body is not None]
     found: list[Document] = []
     for number, body in enumerate(bodies):
@@ -82,7 +106,7 @@ def read_text(text: str, where: str, base: Path, *, fleet: bool = False) -> list
         body.pop("status", None)  # what `get` shows and nobody writes
         if body.get("kind") == "Application":
             _inline(body, name, base)
-        found.append(Document(body, name))
+        found.append(Document(body, name, base))
     return found
 
 

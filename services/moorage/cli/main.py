@@ -27,6 +27,9 @@ _COMMANDS = {
         "approve": ("acting:approve", "Approve a group."),
         "instantiate": ("acting:instantiate", "Have an approved group decided and deployed."),
         "update": ("acting:update", "Have changed intents take effect."),
+        "migrate": ("acting:migrate", "Have another group take a group's place."),
+        "rollback": ("acting:rollback", "Go back to an earlier revision."),
+        "stop": ("acting:stop", "Decide nothing new for a group."),
         "terminate": ("acting:terminate", "Take a group off its clusters."),
     },
     "Looking": {

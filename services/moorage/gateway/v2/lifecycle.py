@@ -43,9 +43,9 @@ def group_in(request: web.Request) -> tuple[str, Path]:
         raise Refused(not_found("/".join(path))) from None
 
 
-async def act(request: web.Request) -> web.StreamResponse:
+async def act(request: web.Request, verb: str) -> web.StreamResponse:
     """202 with where to watch. A step that was taken already is no mistake; one that the state forbids is."""
-    gateway, verb = gateway_of(request), request.match_info["verb"]
+    gateway = gateway_of(request)
     group, path = group_in(request)
     if not resources_of(request).exists(path) and gateway.view.record(group) is None:
         raise Refused(not_found("/".join(path)))

@@ -32,6 +32,15 @@ def _bound(handler: KindHandler, kind: Kind) -> Handler:
     return answer
 
 
+def _step(verb: str) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await lifecycle.act(request, verb)
+
+    answer.__doc__ = lifecycle.act.__doc__
+    answer.__name__ = f"{verb}_group"
+    return answer
+
+
 def table() -> list[web.RouteDef]:
     routes: list[web.RouteDef] = []
     for prefix in PREFIXES:
@@ -48,13 +57,12 @@ def table() -> list[web.RouteDef]:
             if kind.replaced:
                 routes.append(web.put(one, _bound(writing.replace, kind)))
         group, cloud, cluster = (_url(prefix, k.path) for k in (GROUP, _CLOUD, CLUSTER))
-        verbs, cloud_verbs = "|".join(lifecycle.VERBS), "|".join(lifecycle.CLOUD_VERBS)
         routes += [
             web.get(_url(prefix, COMPOSITE_APP.collection) + "/{app}", reading.versions),
-            web.post(f"{group}/{{verb:{verbs}}}", lifecycle.act),
+            *(web.post(f"{group}/{verb}", _step(verb)) for verb in lifecycle.VERBS),
             web.get(group + "/status", lifecycle.show),
             web.post(group + "/status", lifecycle.watch),
-            web.post(f"{cloud}/{{verb:{cloud_verbs}}}", lifecycle.cloud_act),
+            *(web.post(f"{cloud}/{verb}", lifecycle.cloud_act) for verb in lifecycle.CLOUD_VERBS),
             web.get(cloud + "/status", lifecycle.cloud_status),
             web.post(cloud + "/status", lifecycle.cloud_act),
             web.get(cluster + "/status", reading.cluster_status),
