@@ -46,6 +46,8 @@ ATTEMPTS = 10
 #: As many go at once; the broker takes a thousand in one batch.
 BATCH = 1000
 MAX_VALUE = 3 << 20
+#: How a body ends whose spec says nothing: it is answered without one.
+_NO_SPEC = b',"spec":{}}'
 
 
 class Resources:
@@ -302,7 +304,8 @@ def _value(kind: Kind, body: msgspec.Struct, file: str) -> Resource:
         value.kubeconfig = uploads.kubeconfig(data)
     elif data:
         raise uploads.refused("NotTaken", f"{kind.about} takes no file")
-    value.body = msgspec.Raw(_encode(body))
+    encoded = _encode(body)
+    value.body = msgspec.Raw(encoded.removesuffix(_NO_SPEC) + b"}" if encoded.endswith(_NO_SPEC) else encoded)
     return value
 
 
