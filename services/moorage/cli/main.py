@@ -46,6 +46,7 @@ _COMMANDS = {
         "cluster": ("clusters:app", "Show clusters; join, leave, cordon, drain them."),
         "agent": ("agents:agent", "Run the agent of one cluster."),
         "fleet": ("fleets:app", "Simulated clusters: run, apply, make them misbehave."),
+        "token": ("tokens:app", "Access tokens: create, list, revoke."),
         "subjects": ("listening:subjects", "The table of subjects."),
     },
 }

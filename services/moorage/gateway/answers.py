@@ -28,6 +28,7 @@ def refuse(problem: Problem) -> web.Response:
     response = web.Response(
         body=encode(_whole(problem)), status=problem.status, content_type="application/problem+json"
     )
+    response["problem"] = problem
     if problem.status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="moorage"'
     if problem.status == 503:
@@ -65,6 +66,17 @@ def unavailable(detail: str) -> Problem:
 
 def bad_parameter(name: str, message: str) -> Refused:
     return Refused(invalid([Violation(path=f"?{name}", code="BadParameter", message=message)]))
+
+
+def flag_of(request: web.Request, name: str, default: bool) -> bool:
+    text = request.query.get(name, "").lower()
+    if not text:
+        return default
+    if text in ("true", "1", "yes", "all"):
+        return True
+    if text in ("false", "0", "no"):
+        return False
+    raise bad_parameter(name, f"{text[:50]!r} is neither true nor false")
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

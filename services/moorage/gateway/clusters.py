@@ -10,8 +10,9 @@ from moorage.fleet import Fleet
 from moorage.model.problems import Refused, not_found
 from moorage.units import show
 
+from .access import who_of
 from .answers import answer, listed, page_of
-from .groups import selected
+from .groups import project_of, selected
 from .serving import gateway_of
 
 
@@ -65,6 +66,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
     """One cluster, with the claims that count there."""
     cid = _cluster(request, request.match_info["provider"], request.match_info["name"])
     view = gateway_of(request).view
+    who = who_of(request)
     item = cluster_item(view.fleet, cid)
     held = [view.ledger.claims[ident] for ident in sorted(view.ledger.by_cluster.get(item["id"], ()))]
     item["claims"] = [
@@ -76,6 +78,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
             "withdrawn": one.withdrawn,
         }
         for one in held
+        if who.sees(project_of(one.group))
     ]
     return answer(item)
 

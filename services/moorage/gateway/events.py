@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,9 +15,13 @@ from moorage.model.events import Event
 from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Refused, not_found
 
-from .answers import bad_parameter, limit_of, listed
+from . import cloudevents
+from .access import hears, who_of
+from .answers import bad_parameter, encode, flag_of, limit_of, listed
+from .limits import TooMany
+from .routing import SSE
 from .serving import Gateway, gateway_of
-from .stream import EVENTS, is_event_subject
+from .stream import EVENTS, LOG, Listener, Said, is_event_subject, said
 
 _KEEP_ALIVE = 15.0
 _decode = msgspec.json.Decoder(Event).decode
@@ -38,37 +44,71 @@ async def events(request: web.Request) -> web.StreamResponse:
     if not is_event_subject(subject):
         raise bad_parameter("subject", f"{subject!r} is not a subject below moorage.events")
     gateway = gateway_of(request)
-    if request.query.get("follow", "true").lower() in ("false", "0", "no"):
-        return listed([event_item(raw) for raw in await recorded(gateway, subject, limit_of(request))])
-    return await _stream(request, gateway, subject)
+    clouds = cloudevents.wanted(request)
+    if flag_of(request, "follow", True):
+        return await _stream(request, gateway, subject, clouds)
+    who = who_of(request)
+    found = await recorded(gateway, subject, limit_of(request), lambda heard: hears(who, heard))
+    if not clouds:
+        return listed([event_item(raw) for raw in found])
+    made = [cloudevents.structured(_decode(raw)) for raw in found]
+    return web.Response(body=encode(made), content_type=cloudevents.BATCH)
 
 
-async def _stream(request: web.Request, gateway: Gateway, subject: str) -> web.StreamResponse:
-    response = web.StreamResponse(
-        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    )
-    with gateway.stream.listening(subject) as listener:
+async def _stream(request: web.Request, gateway: Gateway, subject: str, clouds: bool) -> web.StreamResponse:
+    limit = gateway.limits.streams
+    if limit and gateway.stream.listeners >= limit:
+        raise TooMany(f"{limit} streams of events are open already", 5)
+    who = who_of(request)
+    response = web.StreamResponse(headers={"Content-Type": SSE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    with gateway.stream.listening(subject, lambda heard: hears(who, heard)) as listener:
         await response.prepare(request)
         await response.write(b": listening\n\n")
+        told = 0
+        last = request.headers.get("Last-Event-ID") or request.query.get("lastEventId", "")
+        if last:
+            told = await _resume(response, gateway, listener, last, clouds)
         while True:
             try:
                 async with asyncio.timeout(_KEEP_ALIVE):
-                    data = await listener.queue.get()
+                    event = await listener.queue.get()
             except TimeoutError:
+                if not _still_known(request):
+                    return response
                 await response.write(b": still here\n\n")
                 continue
-            if data is None:
+            if event is None:
                 await response.write(b": too slow, some were lost\n\n" if listener.lost else b": stopping\n\n")
                 return response
-            ident = _id_of(data)
-            await response.write(b"id: " + ident + b"\ndata: " + data.replace(b"\n", b"\ndata: ") + b"\n\n")
+            if event.seq > told:
+                if not _still_known(request):
+                    return response
+                await response.write(_frame(event, clouds))
 
 
-def _id_of(data: bytes) -> bytes:
-    try:
-        return _decode(data).id.encode().replace(b"\n", b"")
-    except msgspec.DecodeError:
-        return b""
+def _still_known(request: web.Request) -> bool:
+    """A stream outlives the moment in which its token was looked at."""
+    ident = request.get("token")
+    return ident is None or gateway_of(request).tokens.stands(ident)
+
+
+async def _resume(response: web.StreamResponse, gateway: Gateway, listener: Listener, last: str, clouds: bool) -> int:
+    """Tells what came after the event that the reader saw last; back with the place up to which it knows all."""
+    stream = gateway.stream
+    place = await stream.place_of(last)
+    missed, whole = await stream.since(place, listener) if place is not None else ([], False)
+    if not whole:  # the reader has to look at everything again
+        await response.write(b"event: lost\ndata: {}\n\n")
+    for event in missed:
+        await response.write(_frame(event, clouds))
+    return missed[-1].seq if missed else place or 0
+
+
+@lru_cache(256)
+def _frame(event: Said, clouds: bool) -> bytes:
+    """Made once for all who hear it."""
+    data = encode(cloudevents.structured(_decode(event.data))) if clouds else event.data
+    return b"id: " + event.id.encode() + b"\ndata: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
 def event_item(raw: bytes) -> dict[str, Any]:
@@ -76,21 +116,27 @@ def event_item(raw: bytes) -> dict[str, Any]:
     return {"id": event.id, "cause": event.cause, "time": event.time, "subject": event.subject, "data": event.data}
 
 
-async def recorded(gateway: Gateway, subject: str, limit: int) -> list[bytes]:
-    """The last events of a subject that are still in the log."""
-    log = gateway.bus.log("MOORAGE_EVENTS")
-    last = await log.last()
-    start = max(1, last - limit + 1) if subject == EVENTS else 1
+async def recorded(gateway: Gateway, subject: str, limit: int, shown: Callable[[str], bool]) -> list[bytes]:
+    """The last events of a subject that are still in the log and may be shown."""
+    log = gateway.bus.log(LOG)
+    start = 1
+    if subject == EVENTS:
+        start = max(1, await log.last() - 4 * limit + 1)  # most may be shown
     found: deque[bytes] = deque(maxlen=limit)
-    follower = await log.follow(start, lambda _, data: found.append(data), keys="" if subject == EVENTS else subject)
-    await follower.stop()
+
+    def note(seq: int, data: bytes) -> None:
+        event = said(seq, data)
+        if event is not None and shown(event.subject):
+            found.append(data)
+
+    await (await log.follow(start, note, keys="" if subject == EVENTS else subject)).stop()
     return list(found)
 
 
 async def group_story(request: web.Request) -> web.StreamResponse:
     group = group_of(request)
     gateway = gateway_of(request)
-    found = await recorded(gateway, f"moorage.events.*.*.{group_tokens(group)}", limit_of(request))
+    found = await recorded(gateway, f"moorage.events.*.*.{group_tokens(group)}", limit_of(request), lambda _: True)
     if not found and gateway.view.record(group) is None:
         raise Refused(not_found(f"group {group}"))
     return listed([event_item(raw) for raw in found])
@@ -98,7 +144,7 @@ async def group_story(request: web.Request) -> web.StreamResponse:
 
 async def story(request: web.Request) -> web.StreamResponse:
     """One message and all it set off: whatever names it, or one of those, as its cause."""
-    wanted = {request.match_info["id"]}
+    wanted, who = {request.match_info["id"]}, who_of(request)
     found: list[dict[str, Any]] = []
 
     def look(_: int, data: bytes) -> None:
@@ -108,12 +154,13 @@ async def story(request: web.Request) -> web.StreamResponse:
             return  # readers of events ignore what they cannot read; who wrote it has counted it
         if event.id in wanted or event.cause in wanted:
             wanted.add(event.id)
-            found.append(event_item(data))
+            if hears(who, event.subject):
+                found.append(event_item(data))
             if (decision := _about(event.data).decision) is not None:
                 wanted.add(decision)  # what carries it out names it as its cause
 
     gateway = gateway_of(request)
-    follower = await gateway.bus.log("MOORAGE_EVENTS").follow(1, look)
+    follower = await gateway.bus.log(LOG).follow(1, look)
     await follower.stop()
     return listed(found)
 

@@ -11,14 +11,16 @@ from aiohttp import web
 from moorage.bus import subjects
 from moorage.model.claims import Decision
 from moorage.model.desired import DiffAsk
-from moorage.model.names import token
+from moorage.model.names import token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
 from moorage.units import show
 
+from .access import must, who_of
 from .answers import answer, bad_parameter, listed, page_of
 from .calls import call
 from .events import group_of
 from .explain import Known, application_item, group_item, why
+from .matching import etag
 from .selectors import parse, selects
 from .serving import gateway_of
 from .view import View
@@ -38,6 +40,10 @@ def selected(request: web.Request, keys: list[str], labels: Labels) -> list[str]
     return [key for key in keys if selects(requirements, labels(key))]
 
 
+def project_of(group: str) -> str:
+    return group.partition("/")[0]
+
+
 def known_group(request: web.Request) -> Known:
     group = group_of(request)
     known = gateway_of(request).view.known(group)
@@ -50,6 +56,8 @@ def _group_keys(request: web.Request, view: View) -> list[str]:
     keys = view.groups
     if project := request.query.get("project"):
         keys = [key for key in keys if key.startswith(project + "/")]
+    if (who := who_of(request)).projects:
+        keys = [key for key in keys if who.sees(project_of(key))]
 
     def labels(key: str) -> Mapping[str, str]:
         record = view.record(key)
@@ -65,7 +73,8 @@ async def groups(request: web.Request) -> web.StreamResponse:
 
 
 async def group(request: web.Request) -> web.StreamResponse:
-    return answer(group_item(known_group(request)))
+    known = known_group(request)
+    return _versioned(request, group_item(known), known.record.group)
 
 
 async def group_why(request: web.Request) -> web.StreamResponse:
@@ -96,7 +105,15 @@ async def application(request: web.Request) -> web.StreamResponse:
     known = gateway_of(request).view.known(f"{project}/{name}/v1/default")
     if known is None:
         raise Refused(not_found(f"application {name} of project {project}"))
-    return answer(application_item(known))
+    return _versioned(request, application_item(known), known.record.group)
+
+
+def _versioned(request: web.Request, item: Any, group: str) -> web.Response:
+    """Its status may change under the same tag: that is for If-Match, never for caches."""
+    response = answer(item)
+    response.headers["ETag"] = etag(gateway_of(request).view.revision_of(group))
+    response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 # --- intents of their own --------------------------------------------------------------------------------------------
@@ -122,6 +139,8 @@ async def intents(request: web.Request) -> web.StreamResponse:
         keys = [key for key in keys if key.startswith(first)]
     if project := request.query.get("project"):
         keys = [key for key in keys if key.split(".")[1] == token(project)]
+    if (who := who_of(request)).projects:
+        keys = [key for key in keys if who.sees(untoken(key.split(".")[1]))]
     keys = selected(request, keys, lambda key: view.documents[key].get("metadata", {}).get("labels") or {})
     page, more = page_of(request, keys)
     return listed([view.documents[key] for key in page], more)
@@ -130,10 +149,13 @@ async def intents(request: web.Request) -> web.StreamResponse:
 async def intent(request: web.Request) -> web.StreamResponse:
     view, info = gateway_of(request).view, request.match_info
     kind = intent_kind(view, info["kind"])
-    document = view.documents.get(".".join(token(part) for part in (kind, info["project"], info["name"])))
+    key = ".".join(token(part) for part in (kind, info["project"], info["name"]))
+    document = view.documents.get(key)
     if document is None:
         raise Refused(not_found(f"{kind} {info['name']} of project {info['project']}"))
-    return answer(document)
+    response = answer(document)
+    response.headers["ETag"] = etag(view.document_revisions[key])
+    return response
 
 
 # --- decisions -------------------------------------------------------------------------------------------------------
@@ -157,6 +179,8 @@ async def decisions(request: web.Request) -> web.StreamResponse:
         keys = [only] if only in standing else []
     else:
         keys = sorted(standing)
+    if (who := who_of(request)).projects:
+        keys = [key for key in keys if who.sees(project_of(key))]
     page, more = page_of(request, keys)
     return listed([await _decision_item(view, standing[key]) for key in page if key in standing], more)
 
@@ -165,6 +189,7 @@ def known_decision(request: web.Request) -> Decision:
     ident = request.match_info["id"]
     for found in gateway_of(request).view.ledger.standing.values():
         if found.id == ident:
+            must(who_of(request), "viewer", project_of(found.group))
             return found
     raise Refused(not_found(f"a standing decision {ident}"))
 

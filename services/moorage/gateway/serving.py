@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,20 +14,21 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from moorage.bus import Bus, BusError, NoAnswer
+from moorage.model.access import Who
 from moorage.model.problems import Problem, Refused
 
+from .access import ADMINISTRATOR, check, remember
 from .answers import of_http, refuse, unavailable
+from .limits import Limits, Rates, TooMany
+from .routing import Handler, route_of
 from .stream import Stream
+from .tokens import Tokens
 from .view import View
 
 log = structlog.get_logger("gateway")
 
-#: No token needed: for load balancers, kubelets and Prometheus.
-OPEN = ("/livez", "/readyz", "/metrics")
 #: A document may be this large; what the intent store keeps of it must fit one message.
 BODY_LIMIT = 1 << 20
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -40,8 +41,12 @@ class Gateway:
     token: str
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     ready: bool = False
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        self.tokens = Tokens(self.bus)
+        self.rates = Rates(self.limits.rate)
+        self.failures = Rates(self.limits.failures)
         self.requests = Counter(
             "moorage_http_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
         )
@@ -80,7 +85,10 @@ async def told(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Refused as refusal:
-        return refuse(refusal.problem)
+        response = refuse(refusal.problem)
+        if isinstance(refusal, TooMany):
+            response.headers["Retry-After"] = str(math.ceil(refusal.wait))
+        return response
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -107,11 +115,30 @@ async def told(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def known(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Who asks must have the token, before anything is told: not even which paths there are."""
-    if request.path not in OPEN:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        expected = gateway_of(request).token
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
-            missing = "no bearer token was given" if not given else "the bearer token is not the gateway's"
-            raise Refused(Problem(title="Not authorised", status=401, code="Unauthorized", detail=missing))
+    """Who asks must be known before anything is told, not even which paths there are; and then allowed."""
+    route = route_of(request)
+    if route is None or not route.open:
+        who = _authenticated(request)
+        remember(request, who)
+        check(request, who)
     return await handler(request)
+
+
+def _authenticated(request: web.Request) -> Who:
+    gateway = gateway_of(request)
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    given = given.strip()
+    if scheme.lower() == "bearer" and given:
+        if hmac.compare_digest(given.encode(), gateway.token.encode()):
+            return ADMINISTRATOR
+        if (found := gateway.tokens.who(given)) is not None:
+            ident, who = found
+            if wait := gateway.rates.take(ident, time.monotonic()):
+                detail = f"more than {gateway.limits.rate:g} requests a second with the token {who.name}"
+                raise TooMany(detail, wait)
+            request["token"] = ident
+            return who
+        if wait := gateway.failures.take(request.remote or "", time.monotonic()):
+            raise TooMany("too many wrong tokens from this address", wait)
+    missing = "the bearer token is not known, revoked or expired" if given else "no bearer token was given"
+    raise Refused(Problem(title="Not authorised", status=401, code="Unauthorized", detail=missing))

@@ -61,6 +61,7 @@ class View:
         self.follower = Follower(settings.redis_url, self.fleet)
         self.controllers: dict[str, Controller] = {}
         self.documents: dict[str, dict[str, Any]] = {}  # KIND.project.name tokens → as given
+        self.document_revisions: dict[str, int] = {}  # the same keys
         self.resources = Tree()  # /v2, bodies undecoded
         self._groups: dict[str, _Lazy] = {}
         self._statuses: dict[str, _Lazy] = {}
@@ -133,8 +134,10 @@ class View:
     def _documents(self, key: str, value: bytes | None, revision: int) -> None:
         if value is None:
             self.documents.pop(key, None)
+            self.document_revisions.pop(key, None)
         else:
             self.documents[key] = _document(value)
+            self.document_revisions[key] = revision
 
     def _resource(self, key: str, value: bytes | None, revision: int) -> None:
         path = path_of(key)
@@ -204,6 +207,11 @@ class View:
     def record(self, group: str) -> GroupRecord | None:
         found = self._groups.get(group)
         return None if found is None else found.get(_record)
+
+    def revision_of(self, group: str) -> int:
+        """Of its record in the bucket: it grows with every change of document or state."""
+        found = self._groups.get(group)
+        return 0 if found is None else found.revision
 
     def known(self, group: str) -> Known | None:
         record = self.record(group)

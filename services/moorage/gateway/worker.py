@@ -11,63 +11,26 @@ from aiohttp import web
 from moorage.bus import Bus, Settings
 from moorage.telemetry import configure
 
-from . import candidates, clusters, events, groups, health, writing
+from . import describing, health
+from .audit import audited
+from .limits import Limits
+from .routes import V1
+from .routing import add
 from .serving import BODY_LIMIT, GATEWAY, Gateway, counted, known, told
 from .stream import Stream
 from .v2 import routes as v2
 from .view import View
 
 DEFAULT_HTTP = "127.0.0.1:7070"
-_GROUP = "/v1/groups/{project}/{app}/{version}/{group}"
 
 
 def build(gateway: Gateway) -> web.Application:
     """All routes, in one place."""
-    app = web.Application(middlewares=[counted, told, known], client_max_size=BODY_LIMIT)
+    app = web.Application(middlewares=[counted, audited, told, known], client_max_size=BODY_LIMIT)
     app[GATEWAY] = gateway
     gateway.registry.register(health.State(gateway))
-    app.add_routes(
-        [
-            web.get("/livez", health.livez),
-            web.get("/readyz", health.readyz),
-            web.get("/metrics", health.metrics),
-            web.get("/v1/health", health.health),
-            web.get("/v1/subjects", health.subject_table),
-            web.post("/v1/apply", writing.apply),
-            web.post("/v1/simulate", writing.simulate),
-            web.get("/v1/applications", groups.applications),
-            web.get("/v1/applications/{project}/{name}", groups.application),
-            web.delete("/v1/applications/{project}/{name}", writing.delete_application),
-            web.get("/v1/groups", groups.groups),
-            web.get(_GROUP, groups.group),
-            web.delete(_GROUP, writing.delete_group),
-            web.get(_GROUP + "/why", groups.group_why),
-            web.get(_GROUP + "/candidates", candidates.group_candidates),
-            web.get(_GROUP + "/story", events.group_story),
-            web.get(_GROUP + "/diff", groups.group_diff),
-            web.post(_GROUP + "/{verb}", writing.act),
-            web.get("/v1/intents", groups.intents),
-            web.get("/v1/intents/{kind}/{project}/{name}", groups.intent),
-            web.delete("/v1/intents/{kind}/{project}/{name}", writing.delete_intent),
-            web.get("/v1/clusters", clusters.clusters),
-            web.get("/v1/clusters/{provider}/{name}", clusters.cluster),
-            web.patch("/v1/clusters/{provider}/{name}", writing.patch_cluster),
-            web.get("/v1/nodes", clusters.nodes),
-            web.get("/v1/nodes/{provider}/{cluster}/{name}", clusters.node),
-            web.get("/v1/decisions", groups.decisions),
-            web.get("/v1/decisions/{id}", groups.decision),
-            web.get("/v1/decisions/{id}/candidates", candidates.decision_candidates),
-            web.get("/v1/controllers", groups.controllers),
-            web.get("/v1/controllers/{name}", groups.controller),
-            web.put("/v1/controllers/{name}", writing.put_controller),
-            web.get("/v1/events", events.events),
-            web.get("/v1/story/{id}", events.story),
-            web.get("/v1/sim/clusters", writing.sim_clusters),
-            web.put("/v1/sim/clusters", writing.put_fleet),
-            web.post("/v1/sim/clusters", writing.put_fleet),
-            web.post("/v1/sim/clusters/{provider}/{name}/fault", writing.fault),
-        ]
-    )
+    describing.prepare(app)
+    add(app, V1)
     v2.add_to(app, gateway)
     return app
 
@@ -90,7 +53,8 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     bus = await Bus.connect(settings, worker="gateway")
     try:
         view, stream = View(bus, settings), Stream(bus)
-        gateway = Gateway(bus, view, stream, token)
+        gateway = Gateway(bus, view, stream, token, limits=Limits.from_env())
+        await gateway.tokens.start()
         await view.start()
         v2.start(gateway)
         await stream.start()
@@ -105,7 +69,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
             await bus.closed.wait()
         finally:
             gateway.ready = False
-            stream.end()
+            await stream.stop()
             await runner.cleanup()
             await view.stop()
     finally:

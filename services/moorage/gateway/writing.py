@@ -9,15 +9,21 @@ import msgspec
 from aiohttp import web
 
 from moorage.bus import Bus, new_id, subjects
+from moorage.model.access import Role
 from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
+from moorage.model.names import group_tokens
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
 
-from .answers import answer, encode
+from .access import must, who_of
+from .answers import answer, encode, flag_of
+from .audit import changes_nothing, concerns, id_of
 from .calls import call, fetch
 from .events import group_of
 from .explain import phase_of, simulated
-from .groups import controller_item, intent_kind, known_group
+from .groups import controller_item, intent_kind, known_group, project_of
+from .matching import bad_match, expected_of, must_match
+from .replies import ClusterEdit
 from .serving import Gateway, gateway_of
 
 VERBS = ("approve", "instantiate", "update", "redecide", "migrate", "rollback", "stop", "terminate")
@@ -48,32 +54,60 @@ async def documents_of(request: web.Request) -> list[dict[str, Any]]:
 
 
 async def apply(request: web.Request) -> web.StreamResponse:
-    gateway = gateway_of(request)
-    dry = request.query.get("dryRun", "").lower() in ("true", "all", "1")
+    dry = flag_of(request, "dryRun", False)
+    if dry:
+        changes_nothing(request)
     documents = await documents_of(request)
     if len(documents) == 1:
-        return answer(await _apply(gateway, documents[0], dry))
+        return answer(await _apply(request, documents[0], dry))
+    if "If-Match" in request.headers:
+        raise bad_match("If-Match is about one document; these are several")
     items: list[Any] = []
     status = 200
     for document in documents:
         try:
-            items.append(await _apply(gateway, document, dry))
+            items.append(await _apply(request, document, dry))
         except Refused as refusal:
             items.append({"accepted": False, "problem": refusal.problem})
             status = status if status != 200 else refusal.problem.status
     return answer({"items": items}, status)
 
 
-async def _apply(gateway: Gateway, document: dict[str, Any], dry: bool) -> dict[str, Any]:
+async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> dict[str, Any]:
+    gateway = gateway_of(request)
+    _allowed(request, document, "viewer" if dry else "editor")
+    if "ifMatch" in document:  # how the header travels on; no field of any document
+        raise Refused(invalid([Violation(path="ifMatch", code="UnknownField", message="unknown field")]))
     if document.get("kind") == "Fleet":
+        if dry:
+            message = "a fleet is filled, not decided: there is nothing to try"
+            raise Refused(invalid([Violation(path="kind", code="NoDryRun", message=message)]))
         return {"accepted": True, "name": "fleet", "outcome": "updated", **await _fleet(gateway.bus, document)}
     if dry:
         checked, why = await _simulate(gateway.bus, document)
         checked.pop("record", None)
         return {**checked, "dryRun": True, "why": why}
+    if (expected := expected_of(request)) is not None:
+        document = {**document, "ifMatch": expected}
     reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10)
     await gateway.view.caught_up(_group_named(document))
     return reply
+
+
+def _allowed(request: web.Request, document: dict[str, Any], role: Role) -> None:
+    """Before anybody has looked whether the document makes sense, so nothing is assumed of it. An intent of one project
+    may name a group of another: it takes a token that is good for both."""
+    who = who_of(request)
+    kind = str(document.get("kind"))
+    meta, spec = (part if isinstance(part := document.get(name), dict) else {} for name in ("metadata", "spec"))
+    project = str(meta.get("project") or "default")
+    concerns(request, f"{kind} {project}/{meta.get('name')}")
+    if kind == "Fleet":
+        must(who, "admin")
+        return
+    must(who, role, project)
+    if "/" in (group := str(spec.get("group", ""))):
+        must(who, role, project_of(group))
 
 
 def _group_named(document: dict[str, Any]) -> str:
@@ -88,7 +122,10 @@ def _group_named(document: dict[str, Any]) -> str:
 
 async def simulate(request: web.Request) -> web.StreamResponse:
     """As `why` would answer if this were applied; nothing is stored or claimed."""
+    changes_nothing(request)
     documents = await documents_of(request)
+    for document in documents:
+        _allowed(request, document, "viewer")
     found = [(await _simulate(gateway_of(request).bus, document))[1] for document in documents]
     return answer(found[0] if len(found) == 1 else {"items": found})
 
@@ -116,22 +153,19 @@ async def act(request: web.Request) -> web.StreamResponse:
     if unknown := said.keys() - _ORDER:
         message = f"unknown field; known are {', '.join(sorted(_ORDER))}"
         raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(unknown)]))
-    order = {**said, "group": group, "verb": verb, "cause": new_id()}
+    if "/" in (target := str(said.get("target", ""))):
+        must(who_of(request), "editor", project_of(target))
+    order = {**said, "group": group, "verb": verb, "cause": id_of(request)}
     reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60)
     await gateway.view.caught_up(group)
     return answer({"group": group, **reply}, 202)
-
-
-class _Edit(msgspec.Struct, forbid_unknown_fields=True):
-    cordoned: bool | None = None
-    labels: dict[str, str] | None = None
 
 
 async def patch_cluster(request: web.Request) -> web.StreamResponse:
     """What an operator says about a cluster: that nothing new goes there, or labels of its own."""
     gateway, info = gateway_of(request), request.match_info
     cluster = f"{info['provider']}/{info['name']}"
-    edit = msgspec.json.decode(await request.read(), type=_Edit)
+    edit = msgspec.json.decode(await request.read(), type=ClusterEdit)
     body: dict[str, Any] = {"cluster": cluster}
     if edit.cordoned is not None:
         body["cordoned"] = edit.cordoned
@@ -144,7 +178,7 @@ async def patch_cluster(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_group(request: web.Request) -> web.StreamResponse:
-    return await _delete(gateway_of(request), known_group(request).record.group)
+    return await _delete(request, known_group(request).record.group)
 
 
 async def delete_application(request: web.Request) -> web.StreamResponse:
@@ -152,11 +186,13 @@ async def delete_application(request: web.Request) -> web.StreamResponse:
     group = f"{info['project']}/{info['name']}/v1/default"
     if gateway_of(request).view.record(group) is None:
         raise Refused(not_found(f"application {info['name']} of project {info['project']}"))
-    return await _delete(gateway_of(request), group)
+    return await _delete(request, group)
 
 
-async def _delete(gateway: Gateway, group: str) -> web.StreamResponse:
+async def _delete(request: web.Request, group: str) -> web.StreamResponse:
     """What runs is terminated first and removed once it is gone; asking again while that lasts changes nothing."""
+    gateway = gateway_of(request)
+    await must_match(request, gateway.bus, "moorage-groups", group_tokens(group))
     known = gateway.view.known(group)
     if known is not None and known.record.origin == "v2":
         detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
@@ -164,7 +200,7 @@ async def _delete(gateway: Gateway, group: str) -> web.StreamResponse:
     if await _removed(gateway, group):
         return web.Response(status=204)
     if known is not None and known.record.state not in ("Terminated", "TerminateStopped"):
-        await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "terminate", "cause": new_id()})
+        await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "terminate", "cause": id_of(request)})
         await gateway.view.caught_up(group)
         if await _removed(gateway, group):
             return web.Response(status=204)
@@ -225,7 +261,9 @@ async def _remove_later(gateway: Gateway, group: str) -> None:
 async def delete_intent(request: web.Request) -> web.StreamResponse:
     gateway, info = gateway_of(request), request.match_info
     kind = intent_kind(gateway.view, info["kind"])
-    body = {"kind": kind, "project": info["project"], "name": info["name"]}
+    body: dict[str, Any] = {"kind": kind, "project": info["project"], "name": info["name"]}
+    if (expected := expected_of(request)) is not None:
+        body["ifMatch"] = expected
     await call(gateway.bus, subjects.INTENTS_DELETE, body)
     return web.Response(status=204)
 

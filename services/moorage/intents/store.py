@@ -17,7 +17,7 @@ from moorage.bus import Bus, Conflict, NoAnswer, new_id, now_text, subjects
 from moorage.bus.stores import Entry, Mirror
 from moorage.model.groups import Decide, GroupRecord, Withdraw
 from moorage.model.names import GroupName, group_tokens, token
-from moorage.model.problems import Problem, Refused, conflict, not_found
+from moorage.model.problems import Problem, Refused, changed_since, conflict, not_found
 
 from . import core, documents
 from .core import Change, Head
@@ -52,6 +52,11 @@ class Done(NamedTuple):
 Plan = Callable[["Known | None", "Entry | None"], Awaitable[Change]]
 
 
+def _matches(expected: int | None, found: int | None) -> None:
+    if expected is not None and (found is None or expected not in (0, found)):
+        raise Refused(changed_since(expected, found))
+
+
 class _Tombstone(msgspec.Struct):
     revision: int
 
@@ -81,10 +86,12 @@ class Store:
 
     # Applications
 
-    async def apply(self, given: Accepted, data: dict[str, Any], cause: str) -> Done:
+    async def apply(self, given: Accepted, data: dict[str, Any], cause: str, if_match: int | None = None) -> Done:
+        """`if_match`: the group must still be at this number of the bucket; 0: it must be there."""
         group = str(given.group)
 
         async def plan(known: Known | None, _entry: Entry | None) -> Change:
+            _matches(if_match, None if known is None else known.at)
             last = await self._last(group) if known is None and group_tokens(group) in self._deleted else 0
             head = known.head if known is not None else None
             return core.applied(head, given, data, self._of(group), now_text(), last)
@@ -154,12 +161,13 @@ class Store:
 
     # Intents of their own
 
-    async def apply_intent(self, given: AcceptedIntent, cause: str) -> Done:
+    async def apply_intent(self, given: AcceptedIntent, cause: str, if_match: int | None = None) -> Done:
         key = document_key(given.document.kind, given.document.metadata.project, given.document.metadata.name)
         group = str(given.group)
         async with self._lock(key):
             for _ in range(ATTEMPTS):
                 entry = await self._documents.get(key)
+                _matches(if_match, None if entry is None else entry.revision)
                 value = _encode(given.document)
                 if entry is not None and _data.decode(entry.value) == _data.decode(value):
                     outcome = "unchanged"
@@ -197,11 +205,12 @@ class Store:
         after = change.record or record
         return Done(group, after.revision, after.state, change.outcome, change.warnings, after)
 
-    async def delete_intent(self, kind: str, project: str, name: str, cause: str) -> Done:
+    async def delete_intent(self, kind: str, project: str, name: str, cause: str, if_match: int | None = None) -> Done:
         key = document_key(kind, project, name)
         entry = await self._documents.get(key)
         if entry is None:
             raise Refused(not_found(f"{kind} {project}/{name}"))
+        _matches(if_match, entry.revision)
         given = documents.stored(_data.decode(entry.value))
         try:
             await self._documents.delete(key, entry.revision)

@@ -40,6 +40,7 @@ class _Delete(msgspec.Struct):
     name: str
     project: str = "default"
     cause: str = ""
+    if_match: int | None = msgspec.field(name="ifMatch", default=None)
 
 
 class _Act(msgspec.Struct):
@@ -113,13 +114,16 @@ class Worker:
 
     async def _apply(self, incoming: Incoming) -> dict[str, Any]:
         data = texts.data_of(incoming.data)
+        if_match = data.pop("ifMatch", None)  # beside the document: the gateway's header
+        if if_match is not None and type(if_match) is not int:
+            raise Refused(invalid([], "ifMatch is a number of the bucket"))
         given = documents.accept(data, self._kinds)
         if isinstance(given, Accepted):
             if self._life.described(str(given.group)):
                 raise Refused(conflict(f"{given.group} is made of /v2 resources; change those"))
-            done = await self._store.apply(given, data, "")
+            done = await self._store.apply(given, data, "", if_match)
         else:
-            done = await self._store.apply_intent(given, "")
+            done = await self._store.apply_intent(given, "", if_match)
         return _reply(given.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
@@ -141,7 +145,7 @@ class Worker:
         else:
             if not (is_name(said.name) and is_name(said.project) and is_name(said.kind)):
                 raise Refused(not_found(f"{said.kind} {said.project}/{said.name}"))
-            done = await self._store.delete_intent(said.kind, said.project, said.name, said.cause)
+            done = await self._store.delete_intent(said.kind, said.project, said.name, said.cause, said.if_match)
         return _reply(said.name, done)
 
     async def _act(self, incoming: Incoming) -> dict[str, Any]:

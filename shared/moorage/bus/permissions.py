@@ -16,6 +16,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "inventory": ("moorage-clusters", "moorage-leases"),
     "merger": ("moorage-leases",),
     "patcher": ("moorage-desired", "moorage-status", "moorage-leases"),
+    "gateway": ("moorage-tokens",),
 }
 READS: dict[str, tuple[str, ...]] = {
     "intents": ("moorage-status",),

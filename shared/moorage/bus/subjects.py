@@ -39,6 +39,7 @@ BUCKETS = (
     "moorage-leases",
     "moorage-desired",
     "moorage-status",
+    "moorage-tokens",
 )
 OBJECTS = ("moorage-snapshots", "moorage-manifests", "moorage-sim")
 LOGS = {
@@ -80,6 +81,10 @@ def fleet_event(change: str, cluster: str) -> str:
 
 def decision_event(phase: str, group: str) -> str:
     return f"moorage.events.decisions.{phase}.{group_tokens(group)}"
+
+
+def audit_event(outcome: str, who: str) -> str:
+    return f"moorage.events.audit.{outcome}.{token(who)}"
 
 
 class Subject(NamedTuple):
@@ -124,6 +129,7 @@ TABLE: tuple[Subject, ...] = (
     Subject("moorage.events.intents.>", "Event", ("intents",), ("gateway", "controller"), "documents and life cycle"),
     Subject("moorage.events.fleet.>", "Event", ("inventory",), ("gateway", "controller"), "clusters come, change, go"),
     Subject("moorage.events.decisions.>", "Event", ("merger", "patcher"), ("gateway", "intents", "patcher", "controller"), "what became of groups"),
+    Subject("moorage.events.audit.>", "Event", ("gateway",), ("gateway",), "who asked for which change, and its outcome"),
     Subject(LEDGER_COMMIT, "Commit", ("merger",), FOLLOWERS, "the decision log (a stream)"),
     Subject("moorage.rejected.*", "what was refused, why", KINDS, ("gateway",), "bad messages, kept for a while (a stream)"),
     Subject("$SRV.>", "NATS micro service", ("gateway",), KINDS, "who is there and how they are", True),

@@ -45,3 +45,10 @@ def wrong_state(detail: str) -> Problem:
 
 def conflict(detail: str) -> Problem:
     return Problem(title="Conflict", status=409, code="Conflict", detail=detail)
+
+
+def changed_since(expected: int, found: int | None) -> Problem:
+    """What If-Match named does not stand any more, or never did; `expected` 0: anything would have done."""
+    now = "there is none" if found is None else f'it is "{found}" now'
+    detail = f"it was to be there, and {now}" if not expected else f'it was to be "{expected}", and {now}'
+    return Problem(title="Changed since", status=412, code="Changed", detail=detail)

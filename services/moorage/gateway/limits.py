@@ -1,0 +1,56 @@
+"""How much one caller may ask of us: rates by token, and by address for those who guess; connections and streams in all."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from moorage.model.problems import Problem, Refused
+
+
+class Limits(NamedTuple):
+    """The environment says what is not right for everybody; 0 = no limit."""
+
+    rate: float = 1000  # requests a second, per token; the administrator's own is not limited
+    failures: float = 10  # wrong tokens a second, per address
+    connections: int = 8192
+    streams: int = 4096
+
+    @classmethod
+    def from_env(cls) -> Limits:
+        found = {}
+        for name, default in cls._field_defaults.items():
+            text = os.environ.get(f"MOORAGE_HTTP_{name.upper()}", "")
+            try:
+                found[name] = type(default)(text or default)
+            except ValueError:
+                raise SystemExit(f"MOORAGE_HTTP_{name.upper()} is {text!r}, not a number") from None
+        return cls(**found)
+
+
+class Rates:
+    """A bucket of chances per key, filled again at `rate` a second up to two seconds' worth."""
+
+    def __init__(self, rate: float, keep: int = 10_000) -> None:
+        self.rate = rate
+        self.burst = max(2 * rate, 1.0)
+        self._keep = keep
+        self._levels: dict[str, tuple[float, float]] = {}
+
+    def take(self, key: str, now: float) -> float:
+        """0, or how many seconds there are to wait."""
+        if not self.rate:
+            return 0.0
+        level, at = self._levels.pop(key, (self.burst, now))
+        level = min(self.burst, level + (now - at) * self.rate)
+        wait = 0.0 if level >= 1 else (1 - level) / self.rate
+        self._levels[key] = (level if wait else level - 1, now)
+        if len(self._levels) > self._keep:  # who was not here for longest has a full one anyway
+            del self._levels[next(iter(self._levels))]
+        return wait
+
+
+class TooMany(Refused):
+    def __init__(self, detail: str, wait: float) -> None:
+        super().__init__(Problem(title="Too many requests", status=429, code="TooManyRequests", detail=detail))
+        self.wait = wait
