@@ -56,7 +56,7 @@ class Pending:
         self.waiting = Waiting()
         self._hinted: dict[str, tuple[_Head, float]] = {}  # somebody was told to decide these; until when he has time
         self._ending: dict[str, tuple[int, float]] = {}  # group → revision to withdraw, and when
-        self._removed: dict[str, tuple[str, float]] = {}  # claim → cluster and the agent's time
+        self._removed: dict[str, tuple[str, float | None]] = {}  # claim → cluster and the agent's time; None: it left
         self._moved: dict[str, tuple[float, list[Slot]]] = {}  # claim → since when its pods are there
         self._suspects: set[str] = set()
         self._forced: set[str] = set()
@@ -155,7 +155,7 @@ class Pending:
     def _confirmed(self, _subject: str, data: bytes) -> None:
         removed = _removals.decode(data)
         for ident in removed.claims:
-            self._removed[ident] = (removed.cluster, removed.as_of)
+            self._removed[ident] = (removed.cluster, None if removed.gone else removed.as_of)
         self._heard = True
         self._wake.set()
 
@@ -288,7 +288,10 @@ class Pending:
                 del self._removed[ident]
                 continue
             cid = self._fleet.ids.get(cluster)
-            if cid is not None and self._fleet.as_of(cid) > as_of and not self._fleet.present(ident, cid):
+            if as_of is None:
+                ready.append(ident)
+                del self._removed[ident]
+            elif cid is not None and self._fleet.as_of(cid) > as_of and not self._fleet.present(ident, cid):
                 ready.append(ident)
                 del self._removed[ident]
         for start in range(0, len(ready), 256):

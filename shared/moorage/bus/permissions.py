@@ -21,7 +21,7 @@ WRITES: dict[str, tuple[str, ...]] = {
 READS: dict[str, tuple[str, ...]] = {
     "intents": ("moorage-status",),
     "merger": ("moorage-groups", "moorage-controllers"),
-    "patcher": ("moorage-groups", "moorage-revisions", "moorage-controllers"),
+    "patcher": ("moorage-groups", "moorage-revisions", "moorage-controllers", "moorage-clusters"),
     "gateway": BUCKETS,
 }
 STREAMS: dict[str, tuple[str, ...]] = {

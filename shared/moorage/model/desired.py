@@ -139,11 +139,13 @@ class PhaseChange(Model, kw_only=True):
 
 
 class Removed(Message, kw_only=True):
-    """Patcher → the merger that writes releases: the agent confirmed that these claims' pods are taken away."""
+    """Patcher → the merger that writes releases: the agent confirmed that these claims' pods are taken away. `gone`: the
+    whole cluster has left the fleet, after what was made there had been taken away."""
 
     claims: list[str]
     cluster: str
     as_of: float = 0
+    gone: bool = False
 
 
 class DiffAsk(Message, kw_only=True):
