@@ -114,6 +114,8 @@ def decode(data: bytes) -> Patch:
     for count in (patch.generation, patch.counter, patch.labels_from, patch.taints_from):
         if not 0 <= count < _MAX_COUNT:
             raise Malformed(f"a count of {count}")
+    if len({part.id for part in patch.clusters}) != len(patch.clusters):
+        raise Malformed("a cluster comes twice")
     for part in patch.clusters:
         if not (0 <= part.id < MAX_CLUSTERS and 0 <= part.version < _MAX_COUNT and part.rows >= 0):
             raise Malformed(f"cluster number {part.id}, version {part.version}, rows {part.rows}")
