@@ -20,6 +20,7 @@ from moorage.model.events import Event
 from moorage.model.explanations import Attempt
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens, untoken
+from moorage.model.phases import ENDED
 from moorage.model.resources import Path, Shown, Tree, path_of
 
 from .explain import Known
@@ -218,10 +219,11 @@ class View:
         if record is None:
             return None
         status = self._statuses.get(group)
+        ended = record.state in ENDED
         return Known(
             record,
             self.ledger.standing.get(group),
-            self.ledger.counting(group),
+            self.ledger.leaving(group, record.revision) if ended else self.ledger.counting(group),
             self._attempt(group),
             None if status is None else status.get(_status),
         )

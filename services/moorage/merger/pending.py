@@ -117,7 +117,8 @@ class Pending:
         else:
             self._forget(head.group)
             if head.state in ("Terminated", "TerminateStopped"):
-                self._end(head.group, max(head.revision, self._standing(head.group)))
+                # Also where nothing stands: a decision that is under way must find the withdrawal in the log.
+                self._end(head.group, max(head.revision, self._standing(head.group)), always=True)
 
     def _forget(self, group: str) -> None:
         self._hinted.pop(group, None)
@@ -139,9 +140,10 @@ class Pending:
         stands = self._decider.ledger.standing.get(group)
         return stands.revision if stands is not None else 0
 
-    def _end(self, group: str, revision: int) -> None:
+    def _end(self, group: str, revision: int, *, always: bool = False) -> None:
         """The withdrawal is on its way too; a decision that stands although the document says otherwise ends."""
-        if self._decider.ledger.ended.get(group, 0) < revision and group in self._decider.ledger.standing:
+        ledger = self._decider.ledger
+        if ledger.ended.get(group, 0) < revision and (always or group in ledger.standing):
             self._ending[group] = (revision, self._now + HINT_GRACE)
             self._wake.set()
 
@@ -288,10 +290,8 @@ class Pending:
                 del self._removed[ident]
                 continue
             cid = self._fleet.ids.get(cluster)
-            if as_of is None:
-                ready.append(ident)
-                del self._removed[ident]
-            elif cid is not None and self._fleet.as_of(cid) > as_of and not self._fleet.present(ident, cid):
+            reported = cid is not None and as_of is not None and self._fleet.as_of(cid) > as_of
+            if as_of is None or (reported and cid is not None and not self._fleet.present(ident, cid)):
                 ready.append(ident)
                 del self._removed[ident]
         for start in range(0, len(ready), 256):

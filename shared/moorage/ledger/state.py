@@ -159,6 +159,10 @@ class Ledger:
         """Claims of the group still count, standing or withdrawn."""
         return group in self.by_group
 
+    def leaving(self, group: str, revision: int) -> bool:
+        """Of a group that was terminated at this revision: something counts, or may yet be decided."""
+        return self.counting(group) or self.ended.get(group, 0) < revision
+
     def encode(self) -> bytes:
         extra = [_Extra(group=h.group, claim=h.claim) for h in self.claims.values() if h.withdrawn]
         snapshot = _Snapshot(

@@ -184,3 +184,22 @@ class ControllerSpec(Body, kw_only=True):
 class ControllerBody(Body, kw_only=True):
     metadata: Meta
     spec: ControllerSpec = msgspec.field(default_factory=ControllerSpec)
+
+
+class MigrateSpec(Body, kw_only=True):
+    target_dig_name: str
+    target_composite_app_version: str = ""
+
+
+class Migrate(Body, kw_only=True):
+    spec: MigrateSpec
+    metadata: dict[str, Any] = {}
+
+
+class RollbackSpec(Body, kw_only=True):
+    revision: int | str
+
+
+class Rollback(Body, kw_only=True):
+    spec: RollbackSpec
+    metadata: dict[str, Any] = {}

@@ -6,6 +6,8 @@ from .desired import GroupStatus
 from .explanations import Attempt
 from .groups import Phase, State
 
+ENDED: tuple[State, ...] = ("Terminated", "TerminateStopped")
+
 
 def progress(status: GroupStatus) -> Phase:
     """What the confirmations of a decision say about it."""
@@ -34,7 +36,7 @@ def phase(
 ) -> Phase:
     """`decision`: the one that stands, of whatever revision; an update that does not fit keeps the old one and its phase.
     `counting`: claims of the group still count in the ledger. `attempt`: the last try to decide it."""
-    if state in ("Terminated", "TerminateStopped"):
+    if state in ENDED:
         return "Terminating" if counting or decision else "Terminated"
     if decision:
         if status is None or status.decision != decision:

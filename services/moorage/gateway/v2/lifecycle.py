@@ -57,7 +57,7 @@ async def act(request: web.Request, verb: str) -> web.StreamResponse:
             order["revision"] = _revision(said.get("revision"))
         else:
             name = GroupName.parse(group)
-            version, target = said.get("version", name.version), said.get("group")
+            version, target = said.get("version") or name.version, said.get("group")
             if target is None:
                 message = "is required: the group that takes this one's place"
                 raise Refused(invalid([Violation(path="spec.targetDigName", code="Required", message=message)]))

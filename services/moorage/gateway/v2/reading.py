@@ -10,8 +10,9 @@ import yaml
 from aiohttp import web
 
 from moorage.model.problems import Problem, Refused, not_found
-from moorage.model.resources import CLUSTER, COMPOSITE_APP, Kind, Path, Resource, key_of
+from moorage.model.resources import CLUSTER, COMPOSITE_APP, PROJECT, Kind, Path, Resource, key_of
 
+from ..access import who_of
 from ..answers import answer, encode, limit_of, start_of, token_of
 from ..serving import gateway_of
 from .resources import Resources
@@ -70,6 +71,9 @@ async def members(request: web.Request, kind: Kind) -> web.StreamResponse:
     if parent and not resources.exists(parent):
         raise Refused(not_found("/".join(parent)))
     paths = resources.members(collection)
+    if kind is PROJECT:
+        who = who_of(request)
+        paths = [p for p in paths if who.sees(p[-1])]
     if kind is CLUSTER:
         if label := request.query.get("label"):
             wanted = [p for p in paths if resources.body((*p, "labels", label)) is not None]

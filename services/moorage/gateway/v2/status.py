@@ -11,7 +11,7 @@ import msgspec
 from moorage.model.desired import AppStatus, ObjectStatus
 from moorage.model.groups import Phase
 
-from ..explain import Known, apps_of, phase_of, waiting, why
+from ..explain import Known, apps_of, phase_of, why
 
 _DEPLOYED: dict[Phase, str] = {
     "Deciding": "Instantiating",
@@ -53,7 +53,7 @@ def status(known: Known, asked: Asked, watch: str) -> dict[str, Any]:
         "group": record.group,
         "state": record.state,
         "phase": phase,
-        "revision": record.revision,
+        "revision": explained.revision,
         "states": {
             "statusctxid": known.decision.id if known.decision is not None else "",
             "actions": [
@@ -67,8 +67,8 @@ def status(known: Known, asked: Asked, watch: str) -> dict[str, Any]:
         "readyCounts": dict(Counter(r["readyStatus"] for r in shown)),
         "watch": watch,
     }
-    if waiting(known):
-        item["pendingRevision"] = record.revision
+    if explained.pending_revision is not None:
+        item["pendingRevision"] = explained.pending_revision
     for key, found in (("reasons", explained.reasons), ("warnings", explained.warnings)):
         if found:
             item[key] = msgspec.to_builtins(found)

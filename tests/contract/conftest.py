@@ -1,0 +1,22 @@
+"""One mesh on the example's fleet for all tests of `/v2`; each makes resources of its own in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import moorage.cli
+from moorage.testing.mesh import Mesh
+
+EXAMPLE = Path(moorage.cli.__path__[0]) / "example"
+
+
+@pytest.fixture(scope="session")
+def fleet_mesh() -> Iterator[Mesh]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOORAGE_HTTP_FAILURES", "0")  # the table of routes asks without a token all the time
+        mesh = Mesh("--fleet", str(EXAMPLE / "fleet.yaml"))
+        with mesh:
+            yield mesh

@@ -1,0 +1,443 @@
+"""The usage example of the design, its bodies as they stand there, from nothing to pods and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from moorage.testing.mesh import Mesh
+from moorage.testing.rest import Rest
+
+from .conftest import EXAMPLE
+
+INTENTS = "/projects/{p}/composite-apps/my-capp1/v1.0/deployment-intent-groups/my-dig1/hpa-intents"
+#: Where to POST below the intents, and what, as the design writes it.
+BODIES = """
+- to: ""
+  body:
+    metadata:
+      name: fwall-hpa-intent
+      description: Assign resurces to core-fwall and api-server
+      userData1: foo
+      userData2: bar
+    spec:
+      app: fwall
+- to: /fwall-hpa-intent/hpa-resource-consumers
+  body:
+    metadata:
+      name: core-fwall
+      description: core-fwall microservice
+    spec:
+      consumer:
+        apiVersion: apps/v1
+        kind: StatefulSet
+        name: core-fwall
+        container-name: palo-alto-e3000
+- to: /fwall-hpa-intent/hpa-resource-consumers
+  body:
+    metadata:
+      name: api-server
+      description: api-server microservice
+    spec:
+      consumer:
+        apiVersion: apps/v1
+        kind: Deployment
+        name: api-server
+        container-name: nginx
+- to: /fwall-hpa-intent/hpa-resource-consumers/core-fwall/resource-requirements
+  body:
+    metadata:
+      name: core-fwall-cpu-requirement
+    spec:
+      mandatory: true
+      allocatable: true
+      name: cpu
+      requests: 4
+      limits: 4
+- to: /fwall-hpa-intent/hpa-resource-consumers/core-fwall/resource-requirements
+  body:
+    metadata:
+      name: core-fwall-RAM-needs
+    spec:
+      mandatory: true
+      allocatable: true
+      name: memory
+      requests: 1000
+      limits: 1000
+      units: MB
+- to: /fwall-hpa-intent/hpa-resource-consumers/core-fwall/resource-requirements
+  body:
+    metadata:
+      name: core-fwall-gpu-needs
+    spec:
+      mandatory: false
+      weight: 9
+      allocatable: true
+      name: nvidia.com/gpu
+      limits: 1
+- to: /fwall-hpa-intent/hpa-resource-consumers/api-server/resource-requirements
+  body:
+    metadata:
+      name: api-server-cpu-needs
+    spec:
+      mandatory: true
+      allocatable: true
+      name: cpu
+      requests: 1
+      limits: 2
+- to: /fwall-hpa-intent/hpa-resource-consumers/api-server/resource-requirements
+  body:
+    metadata:
+      name: api-server-ram-needs
+    spec:
+      mandatory: true
+      allocatable: true
+      name: memory
+      requests: 200
+      units: MB
+- to: ""
+  body:
+    metadata:
+      name: analytics-hpa-intent
+      description: Assign resurces to ai-model and logger
+      userData1: foo
+      userData2: bar
+    spec:
+      app: analytics
+- to: /analytics-hpa-intent/hpa-resource-consumers
+  body:
+    metadata:
+      name: ai-model
+      description: ai-model microservice
+    spec:
+      consumer:
+        apiVersion: apps/v1
+        kind: StatefulSet
+        name: ai-model
+        container-name: openvino
+- to: /analytics-hpa-intent/hpa-resource-consumers
+  body:
+    metadata:
+      name: logger
+      description: logger microservice
+    spec:
+      consumer:
+        apiVersion: apps/v1
+        kind: Deployment
+        name: logger
+        container-name: logger
+- to: /analytics-hpa-intent/hpa-resource-consumers/ai-model/resource-requirements
+  body:
+    metadata:
+      name: ai-model-cpu-requirement
+    spec:
+      mandatory: true
+      allocatable: true
+      name: cpu
+      requests: 2
+- to: /analytics-hpa-intent/hpa-resource-consumers/logger/resource-requirements
+  body:
+    metadata:
+      name: logger-cpu-needs
+    spec:
+      mandatory: true
+      allocatable: true
+      name: intel.com/qat
+      requests: 1
+      limits: 1
+"""
+POSTS: list[dict[str, Any]] = yaml.safe_load(BODIES)
+
+
+def manifests() -> dict[str, list[dict[str, Any]]]:
+    document = yaml.safe_load((EXAMPLE / "application.yaml").read_text())
+    return {app["name"]: app["manifests"] for app in document["spec"]["apps"]}
+
+
+def prepare(rest: Rest, project: str, version: str = "v1.0", group: str = "my-dig1") -> str:
+    """Everything but the hardware intents; the group's path."""
+    if rest("GET", f"/projects/{project}").status == 404:
+        rest.must(201, "POST", "/projects", {"metadata": {"name": project}})
+    apps = f"/projects/{project}/composite-apps"
+    rest.must(201, "POST", apps, {"metadata": {"name": "my-capp1"}, "spec": {"compositeAppVersion": version}})
+    for name, objects in manifests().items():
+        text = yaml.safe_dump_all(objects).encode()
+        made = rest.upload("POST", f"{apps}/my-capp1/{version}/apps", {"metadata": {"name": name}}, text)
+        assert made.status == 201, made
+    groups = f"{apps}/my-capp1/{version}/deployment-intent-groups"
+    rest.must(201, "POST", groups, {"metadata": {"name": group}, "spec": {"version": "r1"}})
+    return f"{groups}/{group}"
+
+
+def describe(rest: Rest, path: str) -> None:
+    for post in POSTS:
+        rest.must(201, "POST", f"{path}/hpa-intents{post['to']}", post["body"])
+
+
+def begin(rest: Rest, path: str, phase: str = "Running") -> dict[str, Any]:
+    rest.must(202, "POST", path + "/approve")
+    rest.must(202, "POST", path + "/instantiate")
+    return phase_of(rest, path, phase)
+
+
+def phase_of(rest: Rest, path: str, phase: str) -> dict[str, Any]:
+    found: dict[str, Any] = rest.until(path + "/status", lambda s: s["phase"] == phase)
+    return found
+
+
+def end(rest: Rest, path: str) -> None:
+    rest.must(202, "POST", path + "/terminate")
+    phase_of(rest, path, "Terminated")
+
+
+def applied(rest: Rest, path: str, kind: str, name: str) -> tuple[str, dict[str, Any]]:
+    """Where an object runs, and as what."""
+    status = rest.must(200, "GET", f"{path}/status?output=detail&resource={name}")
+    for app in status["apps"]:
+        for cluster in app["clusters"]:
+            for resource in cluster["resources"]:
+                if resource["GVK"]["Kind"] == kind:
+                    return f"{cluster['clusterProvider']}/{cluster['cluster']}", resource["detail"]
+    raise AssertionError(f"{kind} {name} runs nowhere: {status}")
+
+
+def container(detail: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = detail["spec"]["template"]["spec"]["containers"][0]["resources"]
+    return found
+
+
+@pytest.fixture(params=["/v2", ""], ids=["v2", "bare"])
+def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> Rest:
+    return Rest(fleet_mesh, request.param)
+
+
+@pytest.fixture
+def example(rest: Rest, request: pytest.FixtureRequest) -> Iterator[tuple[Rest, str]]:
+    project = f"p-{abs(hash(request.node.name)) % 10**8}"
+    path = prepare(rest, project)
+    describe(rest, path)
+    yield rest, path
+    if rest.must(200, "GET", path + "/status")["state"] not in ("Created", "Approved", "Terminated"):
+        end(rest, path)
+
+
+def test_thirteen_bodies_make_a_group_that_runs_where_the_hardware_is(example: tuple[Rest, str]) -> None:
+    rest, path = example
+    assert len(POSTS) == 13
+    found = rest.must(200, "GET", path + "/hpa-intents/fwall-hpa-intent")
+    assert found["spec"]["app"] == "fwall"
+    (api, core) = found["spec"]["resourceConsumers"]
+    assert core["spec"].pop("resourceRequirements") == [
+        {
+            "metadata": {"name": "core-fwall-RAM-needs"},
+            "spec": {
+                "mandatory": True,
+                "allocatable": True,
+                "resource": {"name": "memory", "requests": 1000, "limits": 1000, "units": "MB"},
+            },
+        },
+        {
+            "metadata": {"name": "core-fwall-cpu-requirement"},
+            "spec": {
+                "mandatory": True,
+                "allocatable": True,
+                "resource": {"name": "cpu", "requests": 4, "limits": 4},
+            },
+        },
+        {
+            "metadata": {"name": "core-fwall-gpu-needs"},
+            "spec": {
+                "mandatory": False,
+                "weight": 9,
+                "allocatable": True,
+                "resource": {"name": "nvidia.com/gpu", "limits": 1},
+            },
+        },
+    ]
+    assert core["spec"] == {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "name": "core-fwall",
+        "container": "palo-alto-e3000",
+    }
+    assert api["metadata"]["name"] == "api-server"
+
+    status = begin(rest, path)
+    assert (status["deployedStatus"], status["readyStatus"]) == ("Instantiated", "Ready")
+    where, detail = applied(rest, path, "StatefulSet", "core-fwall")
+    assert where == "lab/edge-3"
+    wanted = {"cpu": "4", "memory": "1G", "nvidia.com/gpu": "1"}
+    assert container(detail) == {"requests": wanted, "limits": wanted}
+    where, detail = applied(rest, path, "Deployment", "logger")
+    assert where == "telco/pop-1"
+    assert container(detail) == {"requests": {"intel.com/qat": "1"}, "limits": {"intel.com/qat": "1"}}
+    _, detail = applied(rest, path, "Deployment", "api-server")
+    assert container(detail) == {"requests": {"cpu": "1", "memory": "200M"}, "limits": {"cpu": "2"}}
+    (decision,) = Rest(rest.mesh, "/v1").must(200, "GET", f"/decisions?group={status['group']}")["items"]
+    (core,) = [c for c in decision["claims"] if c["object"] == "StatefulSet/core-fwall"]
+    assert [slot["resources"]["moorage.dev/exclusive-cpu"] for slot in core["slots"]] == ["4"]
+
+
+def test_without_a_gpu_it_runs_without_one(example: tuple[Rest, str]) -> None:
+    rest, path = example
+    other = prepare(rest, path.split("/")[2] + "-b")
+    describe(rest, other)
+    begin(rest, path)
+    begin(rest, other)  # the only GPU beside whole cores is taken now
+    try:
+        _, detail = applied(rest, other, "StatefulSet", "core-fwall")
+        wanted = {"cpu": "4", "memory": "1G"}
+        assert container(detail) == {"requests": wanted, "limits": wanted}
+    finally:
+        end(rest, other)
+
+
+def test_an_edit_changes_nothing_until_update(example: tuple[Rest, str]) -> None:
+    rest, path = example
+    first = begin(rest, path)
+    need = f"{path}/hpa-intents/analytics-hpa-intent/hpa-resource-consumers/ai-model/resource-requirements"
+    body = POSTS[11]["body"]
+    body = {**body, "spec": {**body["spec"], "requests": 1}}
+    rest.must(200, "PUT", f"{need}/ai-model-cpu-requirement", body)
+    before = rest.must(200, "GET", path + "/status")
+    assert before["revision"] == first["revision"]
+    assert before["states"]["statusctxid"] == first["states"]["statusctxid"]
+    assert container(applied(rest, path, "StatefulSet", "ai-model")[1])["requests"] == {"cpu": "2"}
+    answered = rest.must(202, "POST", path + "/update")
+    assert (answered["outcome"], answered["revision"]) == ("updated", first["revision"] + 1)
+    rest.until(path + "/status", lambda s: s["revision"] == first["revision"] + 1 and s["phase"] == "Running")
+    assert container(applied(rest, path, "StatefulSet", "ai-model")[1])["requests"] == {"cpu": "1"}
+    assert rest.must(202, "POST", path + "/update")["outcome"] == "unchanged"
+
+    answered = rest.must(202, "POST", path + "/rollback", {"spec": {"revision": str(first["revision"])}})
+    assert answered["revision"] == first["revision"] + 2
+    rest.until(path + "/status", lambda s: s["revision"] == answered["revision"] and s["phase"] == "Running")
+    assert container(applied(rest, path, "StatefulSet", "ai-model")[1])["requests"] == {"cpu": "2"}
+    assert rest("POST", path + "/rollback", {"spec": {"revision": "77"}}).status == 404
+    assert rest("POST", path + "/rollback", {}).status == 400
+
+
+def test_every_step_names_the_wrong_state_and_may_be_repeated(example: tuple[Rest, str]) -> None:
+    rest, path = example
+
+    def refused(*verbs: str, state: str) -> None:
+        for verb in verbs:
+            body = {"spec": {"revision": "1", "targetDigName": "x"}} if verb in ("rollback", "migrate") else None
+            answered = rest("POST", f"{path}/{verb}", body)
+            if verb == "migrate" and answered.status == 404:
+                continue  # there is no such target
+            assert (answered.status, answered.code) == (409, "WrongState"), (verb, answered)
+            assert f" is {state};" in answered.body["detail"]
+
+    def twice(verb: str, state: str) -> None:
+        first = rest("POST", f"{path}/{verb}")
+        assert (first.status, first.body["state"]) == (202, state), first
+        assert first.headers["location"] == rest.prefix + path + "/status"
+        again = rest("POST", f"{path}/{verb}")
+        assert (again.status, again.body["state"], again.body["outcome"]) == (202, state, "unchanged"), again
+        assert again.body["revision"] == first.body["revision"]
+
+    status = rest.must(200, "GET", path + "/status")
+    assert (status["state"], status["phase"], status["deployedStatus"]) == ("Created", "Draft", "Created")
+    refused("instantiate", "update", "stop", "terminate", "rollback", "migrate", state="Created")
+    twice("approve", "Approved")
+    refused("update", "stop", "terminate", "rollback", "migrate", state="Approved")
+    twice("instantiate", "Instantiated")
+    refused("approve", state="Instantiated")
+    assert rest("DELETE", path).status == 409
+    twice("stop", "InstantiateStopped")
+    refused("approve", state="InstantiateStopped")
+    twice("instantiate", "Instantiated")
+    phase_of(rest, path, "Running")
+    twice("terminate", "Terminated")
+    phase_of(rest, path, "Terminated")
+    refused("update", "rollback", "migrate", state="Terminated")
+    twice("stop", "TerminateStopped")
+    twice("instantiate", "Instantiated")
+    phase_of(rest, path, "Running")
+    actions = rest.must(200, "GET", path + "/status")["states"]["actions"]
+    assert [a["state"] for a in actions] == [
+        "Created",
+        "Approved",
+        "Instantiated",
+        "InstantiateStopped",
+        "Instantiated",
+        "Terminated",
+        "TerminateStopped",
+        "Instantiated",
+    ]
+
+
+def test_terminated_at_once_nothing_is_left(example: tuple[Rest, str]) -> None:
+    rest, path = example
+    v1 = Rest(rest.mesh, "/v1")
+    rest.must(202, "POST", path + "/approve")
+    for _ in range(5):
+        rest.must(202, "POST", path + "/instantiate")
+        group = rest.must(202, "POST", path + "/terminate")["group"]
+        phase_of(rest, path, "Terminated")
+        assert v1.must(200, "GET", f"/decisions?group={group}")["items"] == []
+    for cluster in v1.must(200, "GET", "/clusters")["items"]:
+        claims = v1.must(200, "GET", f"/clusters/{cluster['id']}")["claims"]
+        assert [c for c in claims if c["group"] == group] == []
+
+
+def test_another_group_takes_its_place(example: tuple[Rest, str]) -> None:
+    rest, path = example
+    project = path.split("/")[2]
+    begin(rest, path)
+    target = prepare(rest, project, "v2.0", "my-dig2")
+    order = {"spec": {"targetCompositeAppVersion": "v2.0", "targetDigName": "my-dig2"}}
+    answered = rest("POST", path + "/migrate", order)
+    assert (answered.status, answered.code) == (409, "WrongState"), answered
+    assert "is Created" in answered.body["detail"]
+    rest.must(202, "POST", target + "/approve")
+    answered = rest("POST", path + "/migrate", order)
+    assert answered.status == 202, answered
+    assert answered.headers["location"] == rest.prefix + target + "/status"
+    phase_of(rest, target, "Running")
+    phase_of(rest, path, "Terminated")
+    assert rest.must(200, "GET", target + "/status")["phase"] == "Running"
+    end(rest, target)
+
+
+def test_status_in_all_its_forms(example: tuple[Rest, str]) -> None:
+    rest, path = example
+    begin(rest, path)
+    summary = rest.must(200, "GET", path + "/status?output=summary")
+    assert "apps" not in summary
+    assert summary["readyCounts"] == {"Ready": 8}
+    whole = rest.must(200, "GET", path + "/status?output=all")
+    assert [app["name"] for app in whole["apps"]] == ["analytics", "fwall"]
+    assert "detail" not in whole["apps"][0]["clusters"][0]["resources"][0]
+    one = rest.must(200, "GET", path + "/status?app=fwall&resource=core-fwall")
+    (app,) = one["apps"]
+    kinds = [r["GVK"]["Kind"] for r in app["clusters"][0]["resources"]]
+    assert sorted(kinds) == ["Service", "StatefulSet"]
+    for text in ("telco%2Bpop-1", "telco+pop-1", "telco/pop-1"):
+        found = rest.must(200, "GET", f"{path}/status?cluster={text}")
+        assert [a["name"] for a in found["apps"] if a["clusters"]] == ["analytics"]
+    assert rest("GET", path + "/status?output=everything").status == 400
+    assert rest("POST", path + "/status").status == 202
+    names = rest.must(200, "GET", path + "/status?apps")
+    assert names["apps"] == [{"name": "analytics"}, {"name": "fwall"}]
+
+
+def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: Rest) -> None:
+    path = prepare(rest, f"broken{'-bare' if not rest.prefix else ''}")
+    describe(rest, path)
+    consumers = path + "/hpa-intents/fwall-hpa-intent/hpa-resource-consumers"
+    spec = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "nobody", "container": "c"}
+    rest.must(201, "POST", consumers, {"metadata": {"name": "wrong"}, "spec": spec})
+    rest.must(202, "POST", path + "/approve")
+    answered = rest("POST", path + "/instantiate")
+    assert (answered.status, answered.code) == (409, "ConsumerMatchesNothing"), answered
+    assert "core-fwall" in answered.body["detail"], "it names what there is instead"
+    assert rest.must(200, "GET", path + "/status")["state"] == "Approved"
+    assert rest("DELETE", consumers + "/wrong").status == 204
+    rest.must(201, "POST", path + "/hpa-intents", {"metadata": {"name": "odd"}, "spec": {"app": "nothing"}})
+    answered = rest("POST", path + "/instantiate")
+    assert (answered.status, answered.code) == (409, "UnknownApp"), answered
