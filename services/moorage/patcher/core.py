@@ -22,7 +22,7 @@ from moorage.model.desired import (
     Removed,
 )
 from moorage.model.groups import GroupRecord
-from moorage.model.phases import phase
+from moorage.model.phases import ENDED, phase
 
 from .patching import preferred_nodes, tailor
 
@@ -161,7 +161,8 @@ def conclude(
     status.reached = bool(same and before is not None and before.reached)
     state: Any = head.state if head is not None else "Terminated"
     revision = head.revision if head is not None else 0
-    status.phase = phase(state, revision, ident, ledger.counting(group), None, status if current else None)
+    counting = ledger.leaving(group, revision) if head is not None and state in ENDED else ledger.counting(group)
+    status.phase = phase(state, revision, ident, counting, None, status if current else None)
     status.reached = status.reached or status.phase == "Running"
     # What is on its way out is shown beside what stands, until it is gone.
     shown = {(app.app, app.cluster) for app in status.apps}
