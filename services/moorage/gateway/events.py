@@ -159,9 +159,12 @@ async def story(request: web.Request) -> web.StreamResponse:
             if (decision := _about(event.data).decision) is not None:
                 wanted.add(decision)  # what carries it out names it as its cause
 
-    gateway = gateway_of(request)
-    follower = await gateway.bus.log(LOG).follow(1, look)
-    await follower.stop()
+    log = gateway_of(request).bus.log(LOG)
+    before = 0
+    while before != len(wanted):  # an effect that another worker told first may stand before its cause
+        before = len(wanted)
+        found.clear()
+        await (await log.follow(1, look)).stop()
     return listed(found)
 
 
