@@ -130,6 +130,8 @@ def summary(event: dict[str, Any]) -> str:
     if not isinstance(data, dict):
         return ""
     words = []
+    if data.get("method") and data.get("outcome"):  # an audit line
+        words.append(f"{data.get('who') or 'nobody'} {data['method']} {data.get('path')} {data.get('status')}")
     if data.get("revision"):
         words.append(f"revision {data['revision']}")
     apps = data.get("apps")
