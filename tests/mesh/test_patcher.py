@@ -338,7 +338,7 @@ async def test_silent_action_controllers_by_policy(world: World) -> None:
     optional = Controller(name="gone", policy="optional", deadline_ms=100, placement=False, actions=True)
     await world.bus.bucket("moorage-controllers").put("gone", msgspec.json.encode(optional))
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
-    assert [w.code for w in world.statuses[G].warnings] == ["ControllerError"]
+    assert [w.code for w in world.statuses[G].warnings] == ["ControllerTimeout"]
     required = Controller(name="gone", policy="required", deadline_ms=100, placement=False, actions=True)
     await world.bus.bucket("moorage-controllers").put("gone", msgspec.json.encode(required))
     await until(lambda: world.process is not None and world.process.poll() is None, 1)

@@ -83,10 +83,8 @@ def _read(
     name: str, reply: Reply, manifests: Mapping[str, list[dict[str, Any]]]
 ) -> tuple[str, str, list[Contribution]]:
     """Code and message of what is wrong with a reply, or its contributions."""
-    if reply.outcome == "timeout":
-        return "ControllerTimeout", f"{name} did not answer within {reply.took_ms:.0f} ms what to write", []
     if reply.outcome != "answered":
-        return "ControllerError", f"{name}: {reply.error}", []
+        return "ControllerTimeout", f"{name} did not say what to write: {reply.error}", []
     if reply.data.startswith(b'{"problem"'):
         return "ControllerError", f"{name} refused the question", []
     try:

@@ -56,7 +56,7 @@ class Incoming(NamedTuple):
 
 
 class Reply(NamedTuple):
-    outcome: str  # answered | timeout | error
+    outcome: str  # answered | timeout
     data: bytes
     took_ms: float
     error: str = ""
@@ -177,7 +177,8 @@ class Connection:
             took = (loop.time() - start) * 1e3
             msg = future.result()
             if not msg.data and msg.headers and msg.headers.get("Status") == "503":
-                replies[name] = Reply("error", b"", took, "nobody answers for it")
+                # A dead one times out, only sooner: the broker knows that nobody is going to answer.
+                replies[name] = Reply("timeout", b"", took, "nobody answers for it")
             else:
                 replies[name] = Reply("answered", msg.data, took)
             if not pending:

@@ -73,7 +73,8 @@ class Mesh:
             headers={"Authorization": f"Bearer {self.endpoint['token']}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=30) as response:
-            return msgspec.json.decode(response.read())
+            found = response.read()
+        return msgspec.json.decode(found) if found else None
 
     def run(
         self, *arguments: str, data: bytes | None = None, seconds: float = 60

@@ -1,0 +1,195 @@
+"""A controller of one's own, as the contract has it: a file that `moorage run` starts, and one that speaks plain NATS and
+knows nothing of Moorage but the subject and the JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from moorage.testing.driver import Driver, application, eventually
+from moorage.testing.mesh import Mesh
+
+EXAMPLE = Path(__file__).parent / "examples" / "only_eu.py"
+FLEET = {
+    "clusters": [
+        {
+            "name": name,
+            "provider": "lab",
+            "labels": {"region": region},
+            "nodes": [{"name": "n", "allocatable": {"cpu": cpu, "memory": "8Gi"}}],
+        }
+        # The others have more room, so that nobody comes to Europe by chance.
+        for name, region, cpu in [("edge-1", "eu", "4"), ("us-1", "us", "64"), ("us-2", "us", "64")]
+    ]
+}
+PLAIN = {"apps": {"web": {"groups": [{"mode": "allow", "clusters": ["lab/edge-1"]}]}}}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    file = tmp_path_factory.mktemp("fleet") / "fleet.json"
+    file.write_text(json.dumps(FLEET))
+    with Mesh("--fleet", str(file)) as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def driver(mesh: Mesh) -> AsyncIterator[Driver]:
+    async with Driver(mesh) as found:
+        yield found
+
+
+@contextmanager
+def running(mesh: Mesh, file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "moorage.cli", "run", str(file)]
+    process = subprocess.Popen(command, env={**os.environ, "MOORAGE_STATE": str(mesh.state)})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@asynccontextmanager
+async def plain(mesh: Mesh) -> AsyncIterator[Client]:
+    """What any language has: an address, a seed, publish and subscribe."""
+    nc = await nats.connect(mesh.endpoint["nats"], nkeys_seed_str=mesh.endpoint["natsSeed"])
+    try:
+        yield nc
+    finally:
+        await nc.close()
+
+
+async def names(driver: Driver) -> set[str]:
+    return {item["name"] for item in (await driver.http("/v1/controllers"))["items"]}
+
+
+async def simulate(driver: Driver) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    why = await driver.http("/v1/simulate", application("question"))
+    clusters: list[str] = why["apps"]["web"]["clusters"]
+    return clusters, {c["name"]: c for c in why["controllers"]}
+
+
+async def until_asked(driver: Driver, name: str) -> None:
+    async def asked() -> bool:
+        return (await simulate(driver))[1].get(name, {}).get("outcome") == "answered"
+
+    await eventually(asked, 15, f"{name} is asked and answers")
+
+
+def test_the_example_is_the_one_that_the_readme_shows() -> None:
+    """Up to blank lines, which formatting adds."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "only_eu" in block)
+    code = [line for line in shown.splitlines() if line and not line.startswith("#")]
+    assert code == [line for line in EXAMPLE.read_text().splitlines() if line]
+
+
+async def test_the_example_is_asked_and_leaves(mesh: Mesh, driver: Driver) -> None:
+    clusters, _ = await simulate(driver)
+    assert clusters[0].startswith("lab/us-")
+    with running(mesh, EXAMPLE) as process:
+        await until_asked(driver, "only-eu")
+        clusters, controllers = await simulate(driver)
+        assert clusters == ["lab/edge-1"]
+        assert (controllers["only-eu"]["policy"], controllers["only-eu"]["deadlineMs"]) == ("optional", 200)
+        # Not only in simulations.
+        await driver.apply(application("european"))
+        await driver.until_phase("european", "Running")
+        why = await driver.why("european")
+        assert why["apps"]["web"]["clusters"] == ["lab/edge-1"]
+        assert {c["name"]: c["outcome"] for c in why["controllers"]}["only-eu"] == "answered"
+
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+
+    async def left() -> bool:
+        return "only-eu" not in await names(driver)
+
+    await eventually(left, 5, "a cleanly stopped controller leaves")
+    clusters, controllers = await simulate(driver)
+    assert "only-eu" not in controllers and clusters[0].startswith("lab/us-")
+
+
+async def test_the_example_killed_stays_and_times_out(mesh: Mesh, driver: Driver) -> None:
+    with running(mesh, EXAMPLE) as process:
+        await until_asked(driver, "only-eu")
+        process.kill()
+        process.wait()
+
+        async def noticed() -> bool:
+            outcome: str = (await simulate(driver))[1]["only-eu"]["outcome"]
+            return outcome != "answered"
+
+        await eventually(noticed, 10, "its silence is noticed")
+    clusters, controllers = await simulate(driver)
+    assert controllers["only-eu"]["outcome"] == "timeout"
+    assert clusters[0].startswith("lab/us-"), "an optional one that is silent is left out"
+    assert "only-eu" in await names(driver), "a dead one stays"
+    # As required, its silence keeps everything from being decided, and says so.
+    assert (await driver.mesh.arun("controllers", "set", "only-eu", "--policy", "required")).returncode == 0
+    await driver.apply(application("waits"))
+    await driver.until_phase("waits", "Pending")
+    why = await driver.why("waits")
+    assert {(r["code"], r["by"]) for r in why["reasons"]} == {("ControllerTimeout", "only-eu")}
+    # Started again it answers, and what waited for it goes where it says.
+    with running(mesh, EXAMPLE):
+        await driver.until_phase("waits", "Running")
+        assert (await driver.why("waits"))["apps"]["web"]["clusters"] == ["lab/edge-1"]
+    await driver.ask("moorage.controllers.set", {"name": "only-eu", "remove": True})
+
+
+async def test_a_controller_in_plain_nats(mesh: Mesh, driver: Driver) -> None:
+    asks: list[dict[str, Any]] = []
+    async with plain(mesh) as nc:
+
+        async def answer(msg: Msg) -> None:
+            asks.append(json.loads(msg.data))
+            await nc.publish(msg.reply, json.dumps(PLAIN).encode())
+
+        await nc.subscribe("moorage.controllers.elsewhere.candidates", cb=answer)
+        await nc.flush()
+        done = await mesh.arun("controllers", "set", "elsewhere", "--deadline", "300ms")
+        assert done.returncode == 0, done.stderr
+        await until_asked(driver, "elsewhere")
+        clusters, controllers = await simulate(driver)
+        assert clusters == ["lab/edge-1"]
+        assert controllers["elsewhere"]["deadlineMs"] == 300
+        assert {"id", "group", "revision", "budgetMs", "epoch", "tenant", "apps"} <= set(asks[-1])
+        assert asks[-1]["apps"][0]["name"] == "web"
+        await driver.apply(application("plain"))
+        await driver.until_phase("plain", "Running")
+        assert (await driver.why("plain"))["apps"]["web"]["clusters"] == ["lab/edge-1"]
+    await driver.ask("moorage.controllers.set", {"name": "elsewhere", "remove": True})
+
+
+async def test_a_strangers_key_cannot_answer_in_a_built_ins_name(mesh: Mesh) -> None:
+    errors: list[str] = []
+
+    async def failed(error: Exception) -> None:
+        errors.append(str(error))
+
+    seed = mesh.endpoint["controllerSeed"]
+    nc = await nats.connect(mesh.endpoint["nats"], nkeys_seed_str=seed, error_cb=failed)
+    try:
+        await nc.subscribe("moorage.controllers.hpa.candidates")
+        await nc.subscribe("moorage.controllers.mine.candidates")
+        await nc.flush()
+        assert len(errors) == 1 and "hpa" in errors[0]
+    finally:
+        await nc.close()
