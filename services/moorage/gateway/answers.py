@@ -25,9 +25,7 @@ def answer(value: Any, status: int = 200) -> web.Response:
 
 
 def refuse(problem: Problem) -> web.Response:
-    response = web.Response(
-        body=encode(_whole(problem)), status=problem.status, content_type="application/problem+json"
-    )
+    response = web.Response(body=encode(whole(problem)), status=problem.status, content_type="application/problem+json")
     response["problem"] = problem
     if problem.status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="moorage"'
@@ -36,7 +34,7 @@ def refuse(problem: Problem) -> web.Response:
     return response
 
 
-def _whole(problem: Problem) -> dict[str, Any]:
+def whole(problem: Problem) -> dict[str, Any]:
     """With its defaults: a reader need not know them."""
     return {
         "type": problem.type,

@@ -13,6 +13,7 @@ from moorage.telemetry import configure
 
 from . import describing, health
 from .audit import audited
+from .entrance import Certificate, Entrance
 from .limits import Limits
 from .routes import V1
 from .routing import add
@@ -50,10 +51,11 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     token = token or os.environ.get("MOORAGE_TOKEN", "")
     if not token:
         raise SystemExit("the gateway needs MOORAGE_TOKEN: without a token everybody could write")
+    limits, certificate = Limits.from_env(), Certificate.from_env()
     bus = await Bus.connect(settings, worker="gateway")
     try:
         view, stream = View(bus, settings), Stream(bus)
-        gateway = Gateway(bus, view, stream, token, limits=Limits.from_env())
+        gateway = Gateway(bus, view, stream, token, limits=limits)
         await gateway.tokens.start()
         await view.start()
         v2.start(gateway)
@@ -61,14 +63,16 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
         runner = web.AppRunner(build(gateway), access_log=None, shutdown_timeout=1.0, handle_signals=False)
         await runner.setup()
         sock = listener if listener is not None else listener_of(os.environ.get("MOORAGE_HTTP", DEFAULT_HTTP))
-        sock.setblocking(False)
-        await web.SockSite(runner, sock, backlog=512).start()
+        assert runner.server is not None
+        entrance = Entrance(runner.server, bus, limits.connections, certificate)
+        await entrance.open(sock)
         gateway.ready = True
         await bus.announce(lambda: {"ok": not view.missing(), "missing": view.missing()})
         try:
             await bus.closed.wait()
         finally:
             gateway.ready = False
+            entrance.close()
             await stream.stop()
             await runner.cleanup()
             await view.stop()

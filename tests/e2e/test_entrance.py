@@ -1,0 +1,164 @@
+"""TLS whose certificate is renewed while the gateway runs, and limits that hold for one caller without hurting others."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from moorage.testing.mesh import Mesh
+
+CONNECTIONS, RATE, STREAMS = 40, 5, 3
+
+
+def certify(directory: Path, name: str) -> tuple[Path, Path]:
+    chain, key = directory / f"{name}.pem", directory / f"{name}.key"
+    names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+    subject = ["-subj", f"/CN={name}", "-addext", names, "-addext", "basicConstraints=critical,CA:TRUE"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    subprocess.run([*command, "-keyout", key, "-out", chain, "-days", "2", *subject], check=True, capture_output=True)
+    return chain, key
+
+
+class Guarded:
+    def __init__(self, mesh: Mesh, chain: Path, key: Path, trusted: Path) -> None:
+        self.mesh, self.chain, self.key, self.trusted = mesh, chain, key, trusted
+        address = urlsplit(mesh.endpoint["http"])
+        self.host, self.port = address.hostname or "", address.port or 0
+
+    def ask(self, path: str, token: str = "", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+        conn = self.connect()
+        try:
+            bearer = {"Authorization": f"Bearer {token or self.mesh.endpoint['token']}"}
+            conn.request("GET", path, headers=bearer | headers)
+            reply = conn.getresponse()
+            return reply.status, reply.headers, reply.read()
+        finally:
+            conn.close()
+
+    def connect(self) -> http.client.HTTPSConnection:
+        context = ssl.create_default_context(cafile=str(self.trusted))
+        return http.client.HTTPSConnection(self.host, self.port, timeout=10, context=context)
+
+    def served(self) -> str:
+        """The name on the certificate that a new connection gets."""
+        context = ssl.create_default_context(cafile=str(self.trusted))
+        with (
+            socket.create_connection((self.host, self.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            subject = (secure.getpeercert() or {})["subject"]
+            return str(dict(pair for part in subject for pair in part)["commonName"])  # type: ignore[misc]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    directory = tmp_path_factory.mktemp("tls")
+    pairs = [certify(directory, name) for name in ("first", "second")]
+    trusted = directory / "trusted.pem"
+    trusted.write_bytes(b"".join(chain.read_bytes() for chain, _ in pairs))
+    chain, key = directory / "served.pem", directory / "served.key"
+    chain.write_bytes(pairs[0][0].read_bytes())
+    key.write_bytes(pairs[0][1].read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOORAGE_TLS_CERT", str(chain))
+        patch.setenv("MOORAGE_TLS_KEY", str(key))
+        patch.setenv("SSL_CERT_FILE", str(trusted))
+        patch.setenv("MOORAGE_HTTP_CONNECTIONS", str(CONNECTIONS))
+        patch.setenv("MOORAGE_HTTP_RATE", str(RATE))
+        patch.setenv("MOORAGE_HTTP_STREAMS", str(STREAMS))
+        with Mesh() as mesh:
+            yield Guarded(mesh, chain, key, trusted)
+
+
+def replace(target: Path, data: bytes) -> None:
+    fresh = target.with_suffix(".new")
+    fresh.write_bytes(data)
+    fresh.replace(target)
+
+
+def test_the_mesh_speaks_tls_and_commands_find_it(guarded: Guarded) -> None:
+    assert guarded.mesh.endpoint["http"].startswith("https://127.0.0.1:")
+    assert guarded.served() == "first"
+    done = guarded.mesh.run("get", "groups", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises((http.client.HTTPException, OSError)):
+        plain = http.client.HTTPConnection(guarded.host, guarded.port, timeout=5)
+        plain.request("GET", "/livez")
+        plain.getresponse()
+    with pytest.raises(ssl.SSLError):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(str(guarded.trusted))
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("AES128-SHA")
+        with socket.create_connection((guarded.host, guarded.port), 5) as sock:
+            context.wrap_socket(sock, server_hostname="127.0.0.1")
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(guarded: Guarded) -> None:
+    before = guarded.mesh.pids("gateway")
+    second = guarded.chain.parent / "second.pem", guarded.chain.parent / "second.key"
+    replace(guarded.chain, second[0].read_bytes())  # the key does not belong to it yet
+    time.sleep(2.5)  # longer than it takes to look: nothing may change
+    assert guarded.served() == "first" and guarded.ask("/livez")[0] == 200
+    replace(guarded.key, second[1].read_bytes())
+    end = time.monotonic() + 10
+    while guarded.served() != "second":
+        assert time.monotonic() < end, "the renewed certificate was never served"
+    assert guarded.mesh.pids("gateway") == before
+
+
+def test_one_token_is_slowed_down_and_others_are_not(guarded: Guarded) -> None:
+    made = guarded.mesh.http("/v1/tokens", {"name": "hasty"})["token"]
+    statuses = [guarded.ask("/v1/whoami", made)[0] for _ in range(4 * RATE)]
+    assert set(statuses) == {200, 429} and statuses[0] == 200
+    status, headers, body = guarded.ask("/v1/whoami", made)
+    if status == 429:
+        assert int(headers["Retry-After"]) >= 1
+        assert msgspec.json.decode(body)["code"] == "TooManyRequests"
+    assert {guarded.ask("/v1/whoami")[0] for _ in range(4 * RATE)} == {200}
+
+
+def test_streams_are_counted(guarded: Guarded) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(STREAMS):
+            conn = stack.enter_context(contextlib.closing(guarded.connect()))
+            conn.request("GET", "/v1/events", headers={"Authorization": f"Bearer {guarded.mesh.endpoint['token']}"})
+            assert conn.getresponse().readline().startswith(b":")
+        assert guarded.ask("/v1/events")[0] == 429
+        assert guarded.ask("/v1/groups")[0] == 200
+
+
+def test_one_connection_too_many_is_told_so(guarded: Guarded) -> None:
+    with contextlib.ExitStack() as stack:
+        refused = 0
+        for _ in range(CONNECTIONS + 5):
+            conn = stack.enter_context(contextlib.closing(guarded.connect()))
+            conn.request("GET", "/livez")
+            reply = conn.getresponse()
+            reply.read()
+            refused += reply.status == 503 and reply.headers["Retry-After"] == "1"
+        assert 5 <= refused <= 12, "the mesh itself may hold some"
+    end = time.monotonic() + 10
+    while guarded.ask("/livez")[0] != 200:
+        assert time.monotonic() < end, "what was closed is free again"
+
+
+def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path) -> None:
+    broker = {"MOORAGE_NATS_URL": "nats://127.0.0.1:1", "MOORAGE_REDIS_URL": "redis://127.0.0.1:1"}
+    env = {**os.environ, **broker, "MOORAGE_TOKEN": "t", "MOORAGE_TLS_CERT": str(tmp_path / "none.pem")}
+    command = [sys.executable, "-m", "moorage.cli", "run", "gateway"]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=30, check=False)
+    assert done.returncode != 0 and b"MOORAGE_TLS_CERT" in done.stderr + done.stdout
