@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from .agents import Labels, cluster_name
-from .client import Client, Refusal, path
+from .client import Client, Refusal, group_path, path
 from .exits import CONFLICT, DONE, FAILED, UNREACHABLE, USAGE, Failure
 from .output import StateDir
 from .state import State, state_dir
@@ -122,6 +122,7 @@ def leave(
     client = Client.find(state)
     endpoint = where.read_endpoint() or {}
     known = _known(client, cluster)
+    groups: list[str] = []
     if known is not None:
         groups = sorted({claim["group"] for claim in known["claims"]})
         if groups and not force:
@@ -147,6 +148,9 @@ def leave(
         with contextlib.suppress(Refusal):
             client.call("PATCH", path("clusters", *cluster.split("/")), body={"cordoned": False})
     ask(where, "revoke", cluster)
+    for group in groups:  # they go where they can
+        with contextlib.suppress(Refusal):
+            client.call("POST", group_path(group, "redecide"))
     out(f"{cluster} left")
     return DONE
 

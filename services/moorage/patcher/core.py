@@ -3,7 +3,7 @@ confirmed. Nothing here waits for anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ from moorage.model.desired import (
 )
 from moorage.model.groups import GroupRecord
 from moorage.model.phases import ENDED, phase
+from moorage.model.reasons import Reason
 
 from .patching import preferred_nodes, tailor
 
@@ -164,6 +165,8 @@ def conclude(
     counting = ledger.leaving(group, revision) if head is not None and state in ENDED else ledger.counting(group)
     status.phase = phase(state, revision, ident, counting, None, status if current else None)
     status.reached = status.reached or status.phase == "Running"
+    if status.phase == "Degraded":
+        status.reasons = [*status.reasons, *refusals(status.apps)]
     # What is on its way out is shown beside what stands, until it is gone.
     shown = {(app.app, app.cluster) for app in status.apps}
     status.apps += [confirmed[p] for p in sorted(places - shown) if p in confirmed]
@@ -200,6 +203,34 @@ def removable(
             one.claims.append(claim.id)
             one.as_of = max(one.as_of, status.as_of)
     return list(found.values())
+
+
+def abandoned(ledger: Ledger, group: str, left: Set[str]) -> list[Removed]:
+    """Withdrawn claims on clusters that left: no agent is there to confirm anything."""
+    found: dict[str, Removed] = {}
+    for held in held_by(ledger, group):
+        if held.withdrawn and held.claim.cluster in left:
+            one = found.setdefault(held.claim.cluster, Removed(claims=[], cluster=held.claim.cluster, gone=True))
+            one.claims.append(held.claim.id)
+    return list(found.values())
+
+
+def refusals(apps: Iterable[AppStatus]) -> list[Reason]:
+    """What clusters say of objects that failed there."""
+    return [
+        Reason(
+            code="ApplyFailed",
+            app=app.app,
+            cluster=app.cluster,
+            clusters=1,
+            samples=[app.cluster],
+            message=f"{one.object}: {one.message}",
+            by="agent",
+        )
+        for app in apps
+        for one in app.objects
+        if one.state == "Failed"
+    ]
 
 
 def encoded(app: DesiredApp) -> bytes:

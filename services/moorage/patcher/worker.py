@@ -31,6 +31,7 @@ from moorage.model.problems import Problem, Refused, not_found
 from .asking import Asking
 from .core import (
     Wanted,
+    abandoned,
     conclude,
     desired_app,
     diff_items,
@@ -65,6 +66,15 @@ _record = msgspec.json.Decoder(GroupRecord).decode
 _encode = msgspec.json.Encoder().encode
 
 
+class _Presence(msgspec.Struct):
+    """Of inventory's record of a cluster: whether it left."""
+
+    gone: bool = False
+
+
+_presence = msgspec.json.Decoder(_Presence).decode
+
+
 class Patcher:
     def __init__(self, bus: Bus, generation: int) -> None:
         self.bus = bus
@@ -73,6 +83,7 @@ class Patcher:
         self.asking = Asking(bus)
         self.follower: LedgerFollower
         self._stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
+        self._left: set[str] = set()  # clusters that are no longer part of the fleet
         self._removing: dict[str, None] = {}  # groups with withdrawn claims
         self._parts: dict[tuple[str, bytes], list[bytes]] = {}
         self._empty = parts([], generation)[0]
@@ -92,6 +103,7 @@ class Patcher:
             await mirror.stop()  # from now on, this is their only writer
         await self.bus.bucket("moorage-controllers").mirror(self._learn_controller)
         await self.bus.bucket("moorage-groups").mirror(desk.learn_record)
+        await self.bus.bucket("moorage-clusters").mirror(self._learn_cluster)
         self.follower = await open_ledger(self.bus)
         self.follower.on_fold.append(self._folded)
         self.follower.on_reload.append(lambda _ledger: self._everything())
@@ -123,6 +135,13 @@ class Patcher:
         for group, desired in self.desk.desired.items():
             if desired.reasons:
                 self.desk.mark(group)
+
+    def _learn_cluster(self, key: str, value: bytes | None, _revision: int) -> None:
+        cluster = cluster_from_tokens(*key.split(".", 1))
+        if value is not None and _presence(value).gone:
+            self._left.add(cluster)
+        else:
+            self._left.discard(cluster)
 
     def _folded(self, _commit: Commit, changes: Changes) -> None:
         for group in changes.groups:
@@ -286,7 +305,8 @@ class Patcher:
 
     async def _removed(self, group: str) -> None:
         confirmed = self.desk.confirmed.get(group, {})
-        for removed in removable(self.ledger, group, self.desk.desired.get(group), confirmed):
+        found = removable(self.ledger, group, self.desk.desired.get(group), confirmed)
+        for removed in [*found, *abandoned(self.ledger, group, self._left)]:
             with contextlib.suppress(BusError, nats.errors.Error, OSError):
                 await self.bus.publish(subjects.MERGER_REMOVED, removed)
 
