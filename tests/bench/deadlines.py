@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from moorage.bus import Bus, Incoming
 from moorage.testing.mesh import Mesh
 
+from .decisions import fleet
 from .harness import Figure, percentiles
 from .workload import Decisions, application, example
 
 
 async def deadlines() -> list[Figure]:
     figures = []
-    with Mesh("--example") as mesh:
+    mesh = Mesh()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(mesh)
+        await stack.enter_async_context(fleet(mesh, 200))
         base = example()
         bus = await Bus.connect(mesh.settings, worker="admin")
         decisions = Decisions(bus)
@@ -35,7 +40,9 @@ async def deadlines() -> list[Figure]:
         async def run(label: str) -> list[float]:
             samples = []
             for i in range(20):
-                _, took = await decisions.decide(f"{label}-{i}", application(f"{label}-{i}", base=base))
+                phase, took = await decisions.decide(f"{label}-{i}", application(f"{label}-{i}", base=base))
+                if phase != "placed":
+                    raise RuntimeError(f"{label}-{i} is {phase}")
                 samples.append(took)
             return samples
 

@@ -3,6 +3,7 @@ Several may run; they share the work and never a lock."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -69,6 +70,7 @@ class Worker:
 
     async def start(self) -> None:
         await self._registry.mirror(self._saw_controller)
+        await self._enter_builtins()
         await self._store.start()
         await self._life.start()
         served: tuple[tuple[str, Handler], ...] = (
@@ -220,6 +222,16 @@ class Worker:
                 continue
             return {"name": name, "controller": new}
         raise Refused(conflict(f"controller {name} keeps changing; try again"))
+
+    async def _enter_builtins(self) -> None:
+        """On an empty registry, before the first document is taken: else one that comes before a controller has
+        registered would be decided without it, as if nobody had asked for labels."""
+        if self._known:
+            return
+        for name in subjects.BUILTIN_CONTROLLERS:
+            value = _encode(Controller(name=name, policy="required", actions=name == "hpa"))
+            with contextlib.suppress(Conflict):  # another store, or the controller itself
+                self._saw_controller(token(name), value, await self._registry.create(token(name), value))
 
     def _saw_controller(self, key: str, value: bytes | None, at: int) -> None:
         if value is None:
