@@ -3,7 +3,8 @@ confirmed. Nothing here waits for anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import msgspec
@@ -205,7 +206,7 @@ def removable(
     return list(found.values())
 
 
-def abandoned(ledger: Ledger, group: str, left: Set[str]) -> list[Removed]:
+def abandoned(ledger: Ledger, group: str, left: AbstractSet[str]) -> list[Removed]:
     """Withdrawn claims on clusters that left: no agent is there to confirm anything."""
     found: dict[str, Removed] = {}
     for held in held_by(ledger, group):
