@@ -112,7 +112,7 @@ class Driver:
     def ledger(self) -> Ledger:
         return self._follower.ledger
 
-    async def ask(self, subject: str, body: Any, *, timeout: float = 3.0) -> dict[str, Any]:
+    async def ask(self, subject: str, body: Any, *, timeout: float = 1.0) -> dict[str, Any]:
         """Repeated while nobody answers: every request is safe to repeat."""
         payload = body if isinstance(body, bytes) else msgspec.json.encode(body)
         for _ in range(30):

@@ -1,0 +1,164 @@
+"""kill -9 of each worker, of NATS and of Redis at points that are seen on the bus, while many groups are placed and while
+they are taken away: in the end it is as if nobody had died (the last case, in which nobody does, is held to the same)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import redis as redis_client
+
+from moorage.bus import subjects
+from moorage.testing.checker import counting_pods
+from moorage.testing.conditions import until
+from moorage.testing.driver import Driver, application, eventually, fleet, group, room
+from moorage.testing.mesh import Mesh
+
+from .conftest import MakeMesh
+
+CLUSTERS, CPU = 9, 2
+GROUPS = 24
+FIT = CLUSTERS * CPU
+FLEET = fleet(CLUSTERS, CPU)
+
+ACCEPTED = "moorage.events.intents.>"
+HINTED = subjects.GROUPS_DECIDE
+ASKED = subjects.candidates("hpa")
+COMMITTED = subjects.LEDGER_COMMIT
+PLACED = "moorage.events.decisions.placed.>"
+DESIRED = "$KV.moorage-desired.>"
+CHANGED = "moorage.desired.changed.>"
+CONFIRMED = "moorage.desired.confirm.>"
+REPORTED = "moorage.reports.>"
+REMOVED = subjects.MERGER_REMOVED
+
+
+class Fault(NamedTuple):
+    """Who is killed, as the nth message on a subject is seen."""
+
+    who: str
+    subject: str
+    nth: int = 1
+
+
+#: What is killed while placing, and while taking away.
+CASES: dict[str, tuple[list[Fault], list[Fault]]] = {
+    "intents after its word, hpa asked; sim told": (
+        [Fault("intents", ACCEPTED, 7), Fault("hpa", ASKED, 6)],
+        [Fault("intents", ACCEPTED, 5), Fault("sim", CHANGED, 4)],
+    ),
+    "merger hinted, patcher with the decision": (
+        [Fault("merger", HINTED, 9), Fault("patcher", PLACED, 4)],
+        [Fault("merger", REMOVED, 3), Fault("patcher", CHANGED, 3)],
+    ),
+    "redis and gateway": (
+        [Fault("redis", ASKED, 5), Fault("gateway", PLACED, 3)],
+        [Fault("redis", REMOVED), Fault("gateway", REMOVED)],
+    ),
+    "nats hinted and withdrawn": ([Fault("nats", HINTED, 10)], [Fault("nats", COMMITTED)]),
+    "inventory after the commit, sim between desired and applied": (
+        [Fault("inventory", COMMITTED, 2), Fault("sim", CHANGED, 4)],
+        [Fault("inventory", REMOVED), Fault("sim", CONFIRMED, 3)],
+    ),
+    "merger committing, labels and affinity asked; merger releasing": (
+        [Fault("merger", COMMITTED, 2), Fault("labels affinity", ASKED, 4)],
+        [Fault("merger", COMMITTED, 2), Fault("patcher", CONFIRMED, 2)],
+    ),
+    "redis emptied, patcher writing": (
+        [Fault("FLUSHALL", ASKED, 3), Fault("patcher", DESIRED, 3)],
+        [Fault("FLUSHALL", REMOVED)],
+    ),
+    "nats committing, sim between applied and confirmed": (
+        [Fault("nats", COMMITTED, 2), Fault("sim", CONFIRMED, 3)],
+        [Fault("nats", CONFIRMED, 3), Fault("inventory", REPORTED, 3)],
+    ),
+    "nothing": ([], []),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh) -> Mesh:
+    return make_mesh(FLEET, "--workers", "merger=2")
+
+
+def strike(mesh: Mesh, fault: Fault) -> None:
+    if fault.who == "FLUSHALL":
+        with redis_client.Redis.from_url(mesh.settings.redis_url) as client:
+            client.flushall()
+        return
+    mesh.read_endpoint()
+    pids = [pid for who in fault.who.split() for pid in mesh.pids(who)]
+    assert pids, f"no {fault.who} runs"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def struck(driver: Driver, faults: list[Fault]) -> AsyncIterator[None]:
+    """Each fault comes at its point; the block ends when all have come."""
+    async with AsyncExitStack() as stack:
+        came = [
+            await stack.enter_async_context(driver.at(f.subject, partial(strike, driver.mesh, f), f.nth))
+            for f in faults
+        ]
+        yield
+        async with asyncio.timeout(20):
+            for one in came:
+                await one.wait()
+
+
+def all_run(mesh: Mesh) -> bool:
+    """Every process has been started again, whether it is of use already or not."""
+    mesh.read_endpoint()
+    return all(mesh.endpoint["pids"].values())
+
+
+async def settled(driver: Driver) -> bool:
+    """Exactly as many run as fit; all others wait."""
+    phases = list((await driver.phases()).values())
+    return phases.count("Running") == FIT and phases.count("Pending") == GROUPS - FIT
+
+
+async def pods(driver: Driver) -> int:
+    return sum(item["pods"] for item in (await driver.ask(subjects.SIM_LIST, {}))["items"])
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_killed_at_any_point_the_end_is_the_same(mesh: Mesh, driver: Driver, case: str) -> None:
+    placing, leaving = CASES[case]
+    # Names of their own: what one case leaves behind must not help or hide another's.
+    names = [f"k{list(CASES).index(case)}-{i}" for i in range(GROUPS)]
+
+    async with struck(driver, placing):
+        await asyncio.gather(*(driver.apply(application(name)) for name in names))
+    await eventually(lambda: settled(driver), 40, f"{FIT} of {GROUPS} run")
+
+    groups = {item["group"]: item for item in (await driver.http("/v1/groups"))["items"]}
+    assert {g: groups[g]["revision"] for g in driver.acknowledged} == driver.acknowledged, (
+        "what was acknowledged is there"
+    )
+    assert set(driver.acknowledged) == {group(name) for name in names}
+    assert counting_pods(driver.ledger) == FIT == await pods(driver)
+    (waiting, *_) = (g for g, item in groups.items() if item["phase"] == "Pending")
+
+    async def numbers() -> bool:
+        """A controller that was dead when it was asked is asked again."""
+        return "ResourceShort" in {r["code"] for r in (await driver.why(waiting.split("/")[1]))["reasons"]}
+
+    await eventually(numbers, 20, "why it waits is said with numbers")
+    await until(lambda: all_run(mesh), 20, "everything was started again")
+    async with struck(driver, leaving):
+        await driver.delete(names)
+
+    async def released() -> bool:
+        return not driver.ledger.claims and not await pods(driver)
+
+    await eventually(released, 20, "no claim and no pod is left")
+    assert await driver.phases() == {}
+    assert await driver.violations(room(FLEET)) == []
