@@ -1,1 +1,2 @@
-"""The gateway: `/v1` over HTTP for people, scripts and the command line. It stores nothing; all it shows is mirrored."""
+"""The gateway: `/v1` and `/v2` over HTTP for people, scripts and the command line. It owns access tokens and nothing else:
+all it shows is mirrored, all it takes is passed on."""

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from moorage.bus import subjects
 from moorage.model.claims import Decision
+from moorage.model.controllers import Controller
 from moorage.model.desired import DiffAsk
 from moorage.model.names import token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
@@ -201,8 +202,7 @@ async def decision(request: web.Request) -> web.StreamResponse:
 # --- controllers -----------------------------------------------------------------------------------------------------
 
 
-def controller_item(view: View, name: str) -> dict[str, Any]:
-    found = view.controllers[name]
+def controller_item(found: Controller) -> dict[str, Any]:
     return {
         "name": found.name,
         "deadlineMs": found.deadline_ms,
@@ -217,11 +217,11 @@ def controller_item(view: View, name: str) -> dict[str, Any]:
 async def controllers(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     page, more = page_of(request, sorted(view.controllers))
-    return listed([controller_item(view, name) for name in page], more)
+    return listed([controller_item(view.controllers[name]) for name in page], more)
 
 
 async def controller(request: web.Request) -> web.StreamResponse:
     view, name = gateway_of(request).view, request.match_info["name"]
     if name not in view.controllers:
         raise Refused(not_found(f"controller {name}"))
-    return answer(controller_item(view, name))
+    return answer(controller_item(view.controllers[name]))

@@ -180,4 +180,5 @@ def _responses(row: Route, refs: _Refs) -> dict[str, Any]:
 def _content(kind: str, schema: Any) -> dict[str, Any]:
     if kind in (JSON, YAML):
         return {"schema": schema}
-    return {"schema": {"type": "string"}}
+    # What is a list in batches of events, and text in all else.
+    return {"schema": {"type": "array"} if kind.endswith("-batch+json") else {"type": "string"}}

@@ -158,7 +158,7 @@ class ControllerItem(Model, kw_only=True):
 
 
 class ControllerEdit(Model, kw_only=True):
-    """What is given is set; one that is not there is made."""
+    """What is given is set; one that is not there is made. `remove`: it is forgotten, settings and all."""
 
     name: str | None = None
     deadline_ms: float | None = None
@@ -166,6 +166,7 @@ class ControllerEdit(Model, kw_only=True):
     weight: float | None = None
     placement: bool | None = None
     actions: bool | None = None
+    remove: bool = False
 
 
 class EventItem(Model, kw_only=True):

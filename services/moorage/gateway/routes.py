@@ -8,7 +8,7 @@ from moorage.model.desired import DiffReply
 from moorage.model.documents import IntentDocument
 from moorage.model.explanations import Why
 
-from . import candidates, clusters, describing, events, granting, groups, health, replies, writing
+from . import candidates, cloudevents, clusters, describing, events, granting, groups, health, replies, writing
 from .replies import Page
 from .routing import JSON, SSE, TEXT, YAML, Query, Route
 from .tokens import TokenRequest
@@ -105,7 +105,7 @@ DECISIONS = (
     Route("GET", "/v1/decisions/{id}/candidates", candidates.decision_candidates, "The clusters that may take its apps now", replies.Candidates, query=(_NAMES,), tag="decisions"),
     Route("GET", "/v1/controllers", groups.controllers, "Who is asked, how long, and what silence means", Page[replies.ControllerItem], query=_PAGED, tag="decisions"),
     Route("GET", "/v1/controllers/{name}", groups.controller, "One controller", replies.ControllerItem, tag="decisions"),
-    Route("PUT", "/v1/controllers/{name}", writing.put_controller, "Change or add one", replies.ControllerItem, body=replies.ControllerEdit, refusals=(503,), tag="decisions"),
+    Route("PUT", "/v1/controllers/{name}", writing.put_controller, "Change or add one", replies.ControllerItem, 200, (204,), body=replies.ControllerEdit, refusals=(503,), tag="decisions"),
 )  # fmt: skip
 
 MESH = (
@@ -116,7 +116,7 @@ MESH = (
         "Events as they come (server-sent; `Last-Event-ID` resumes), or the last ones with `follow=false`. As CloudEvents "
         "if Accept has application/cloudevents+json or application/cloudevents-batch+json, or with `format=cloudevents`",
         Page[replies.EventItem],
-        gives=(JSON, SSE),
+        gives=(JSON, SSE, cloudevents.BATCH),
         query=(
             Query("subject", "Only these, with NATS wildcards.", str, "moorage.events.decisions.>"),
             Query("follow", "Go on with those that come.", bool),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from moorage.bus import Bus, BusError, NoAnswer
@@ -96,7 +97,7 @@ async def told(request: web.Request, handler: Handler) -> web.StreamResponse:
         if isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return response
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadHttpMessage) as error:
         detail = str(error)[:500] or "the body cannot be read"
         return refuse(Problem(title="Not readable", status=400, code="Undecodable", detail=detail))
     except NoAnswer as error:

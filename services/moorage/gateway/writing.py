@@ -10,6 +10,7 @@ from aiohttp import web
 
 from moorage.bus import Bus, new_id, subjects
 from moorage.model.access import Role
+from moorage.model.controllers import Controller
 from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import group_tokens
@@ -277,14 +278,17 @@ async def put_controller(request: web.Request) -> web.StreamResponse:
     if body.setdefault("name", name) != name:
         message = f"is {body['name']!r}, the path says {name!r}"
         raise Refused(invalid([Violation(path="name", code="NameMismatch", message=message)]))
-    reply = await call(gateway.bus, subjects.CONTROLLERS_SET, body)
+    concerns(request, f"controller {name}")
+    reply = msgspec.convert(await call(gateway.bus, subjects.CONTROLLERS_SET, body), _Set)
     for _ in range(100):  # until it is mirrored, so that who wrote can read it
-        if name in gateway.view.controllers:
-            item = controller_item(gateway.view, name)
-            if all(item.get(key) == value for key, value in body.items()):
-                return answer(item)
+        if gateway.view.controllers.get(name) == reply.controller:
+            break
         await asyncio.sleep(0.01)
-    return answer({"name": name, **reply})
+    return web.Response(status=204) if reply.controller is None else answer(controller_item(reply.controller))
+
+
+class _Set(msgspec.Struct):
+    controller: Controller | None = None
 
 
 # --- simulated clusters ----------------------------------------------------------------------------------------------

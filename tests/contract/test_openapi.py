@@ -1,0 +1,159 @@
+"""The interface described by itself: the document is valid, says every route, and every answer is what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from moorage.gateway.openapi import document
+from moorage.gateway.routes import V1
+from moorage.gateway.v2.routes import table
+from moorage.testing.mesh import Mesh
+from moorage.testing.rest import Rest
+
+ROUTES = (*V1, *table())
+DOCUMENT = document(ROUTES, "0")
+OPERATIONS = {
+    result.ok().label: result.ok()
+    for result in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
+    if isinstance(result, Ok)
+}
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+#: What there is in the example: names that lead somewhere.
+REAL = {
+    "project": "default",
+    "app": "app1",
+    "name": "app1",
+    "version": "v1",
+    "group": "default",
+    "verb": "approve",
+    "kind": "HpaIntent",
+    "provider": "lab",
+    "cluster": "edge-1",
+}
+
+
+@pytest.fixture(scope="module")
+def described() -> Iterator[Mesh]:
+    with Mesh("--example") as mesh:
+        yield mesh
+
+
+def test_it_is_served_to_everybody_and_the_same(described: Mesh) -> None:
+    rest = Rest(described, "")
+    answered = rest("GET", "/openapi.json", token="")
+    assert answered.status == 200 and answered.body["openapi"] == "3.1.0"
+    assert answered.body["paths"] == DOCUMENT["paths"]
+    assert rest("GET", "/openapi.json", If_None_Match=answered.headers["etag"]).status == 304
+
+
+def test_the_page_needs_nothing_from_elsewhere(described: Mesh) -> None:
+    answered = Rest(described, "")("GET", "/docs", token="")
+    page = answered.body.decode()
+    assert answered.status == 200 and answered.headers["content-type"].startswith("text/html")
+    assert not re.findall(r"""(?:src|href)=(?!["']data:)|https?://|@import|url\(""", page)
+    policy = answered.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "connect-src 'self'" in policy
+
+
+def test_the_document_is_well_formed() -> None:
+    assert len(OPERATIONS) == len(ROUTES), "every row is an operation that a reader can use"
+    schemas = DOCUMENT["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    text = json.dumps(DOCUMENT)
+    assert {name.rsplit("/", 1)[1] for name in re.findall(r'"(#/components/schemas/[^"]+)"', text)} <= set(schemas)
+    ids = [op["operationId"] for methods in DOCUMENT["paths"].values() for op in methods.values()]
+    assert len(ids) == len(set(ids))
+    for path, methods in DOCUMENT["paths"].items():
+        for method, op in methods.items():
+            named = {p["name"] for p in op.get("parameters", []) if p["in"] == "path"}
+            assert named == set(re.findall(r"\{(\w+)\}", path)), (method, path)
+            assert op["summary"] and op["responses"], (method, path)
+
+
+@pytest.mark.parametrize("label", [label for label in OPERATIONS if label.startswith("GET ")])
+def test_what_is_there_is_as_described(described: Mesh, label: str) -> None:
+    """Reading what the example has."""
+    operation = OPERATIONS[label]
+    rest = Rest(described, "")
+    names = dict(REAL)
+    if "/v1/decisions/" in label:
+        names["id"] = rest("GET", "/v1/decisions").body["items"][0]["id"]
+    if "/v1/nodes/" in label:
+        names["provider"], names["cluster"], names["name"] = _node(rest)
+    elif "/v1/clusters/" in label:
+        names["provider"], names["name"], _ = _node(rest)
+    elif "/v1/controllers/" in label:
+        names["name"] = "hpa"
+    known = {name: names.get(name, "nothing") for name in re.findall(r"\{(\w+)\}", label)}
+    case = operation.Case(path_parameters=known, query={"follow": "false"} if "/events" in label else {})
+    response = case.call(base_url=described.endpoint["http"], headers=_headers(described))
+    case.validate_response(response, checks=CHECKS)
+    if label.startswith("GET /v1/") and not re.search(r"/(intents|tokens|story)/\{", label):
+        assert response.status_code == 200, response.text
+
+
+def _node(rest: Rest) -> tuple[str, str, str]:
+    node = rest("GET", "/v1/nodes?limit=1").body["items"][0]
+    provider, cluster = node["cluster"].split("/")
+    return provider, cluster, node["name"]
+
+
+def _headers(mesh: Mesh) -> dict[str, str]:
+    return {"Authorization": f"Bearer {mesh.endpoint['token']}"}
+
+
+#: Filling the fleet comes last: what it removes the others want to find.
+FUZZED = sorted(OPERATIONS, key=lambda label: ("/sim/" in label, "controllers" in label, label))
+
+
+@pytest.mark.parametrize("label", FUZZED)
+def test_whatever_is_sent_is_answered_as_described(described: Mesh, label: str) -> None:
+    """No server error and no breach of a schema, for what fits the description and for what does not."""
+    operation = OPERATIONS[label]
+    modes = [operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)]
+    if not operation.body and not operation.query and not operation.headers:
+        modes = modes[:1]
+
+    @settings(
+        max_examples=12,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=st.one_of(modes), real=st.booleans())
+    def run(case: Any, real: bool) -> None:
+        if real and case.path_parameters:
+            case.path_parameters = {name: REAL.get(name, "nothing") for name in case.path_parameters}
+        if label == "GET /v1/events":
+            case.query = {**(case.query or {}), "follow": "false"}  # a stream would never end
+        response = case.call(base_url=described.endpoint["http"], headers=_headers(described), timeout=30)
+        case.validate_response(response, checks=CHECKS)
+
+    run()
