@@ -192,6 +192,7 @@ class Worker:
         return await self._enter(name, lambda old: registry.registered(old, name, said))
 
     async def _leave(self, incoming: Incoming) -> dict[str, Any]:
+        _registers.decode(incoming.data or b"{}")  # nothing in it matters, but junk is not a farewell
         return await self._enter(_sender(incoming), lambda old: registry.left(old) if old is not None else None)
 
     async def _set(self, incoming: Incoming) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class _Served:
     async def list(self, incoming: Incoming) -> bytes:
         ask = msgspec.json.decode(incoming.data) if incoming.data.strip() else {}
         if not isinstance(ask, dict):
-            ask = {}
+            raise Refused(invalid([Violation(path="", code="WrongType", message="must be an object")]))
         limit, after = ask.get("limit", 10_000), ask.get("continue", "")
         if not isinstance(limit, int) or not isinstance(after, str) or not 1 <= limit <= 10_000:
             message = "limit is a number up to 10000, continue is text"

@@ -1,0 +1,149 @@
+"""Junk, wrong types and far too much on every subject of the table: refused with a code where somebody waits for an answer,
+kept for an operator to read, and every worker goes on with its work."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+
+import msgspec
+import pytest
+
+from moorage.bus import Bus, NoAnswer
+from moorage.bus.subjects import TABLE, Subject
+from moorage.testing.driver import Driver, application, eventually, fleet
+from moorage.testing.mesh import Mesh
+
+from .conftest import MakeMesh
+
+CLUSTER = "lab.c-1"
+#: What stands for the variable part of a pattern. The controller's name is a built-in's, so that its real process is met.
+NAMES = {
+    "moorage.controllers.*.candidates": ["hpa", "labels", "affinity"],
+    "moorage.controllers.*.actions": ["hpa"],
+    "moorage.controllers.*.register": ["stranger"],
+    "moorage.controllers.*.leave": ["stranger"],
+}
+UNREADABLE = {
+    "bytes": b"\xff\xfe\x00",
+    "cut off": b'{"name": "x", "apps": [',
+    "too deep": b"[" * 100_000,
+    "a list": b"[1, 2]",
+    "a number": b"7",
+}
+#: Readable, and wrong in every field that any of the messages has.
+WRONG = msgspec.json.encode(
+    {
+        key: {"odd": [None]}
+        for key in re.findall(
+            r"\w+",
+            """kind name project group verb record revision id cause session seq part nodes pods have version objects app
+            cluster clusters labels cordoned fault seconds limit continue deadlineMs policy weight apps intents budgetMs
+            path body actions replies controllers apiVersion metadata spec token public user""",
+        )
+    }
+)
+#: Fleets and manifests may be as large as a message can be.
+UNBOUNDED = {"moorage.sim.apply", "moorage.controllers.*.actions"}
+TOO_MUCH = (8 << 20) - 1024
+
+
+def concrete(row: Subject) -> list[str]:
+    pattern = row.pattern.replace("<provider>.<cluster>", CLUSTER)
+    if row.pattern in NAMES:
+        return [pattern.replace("*", name) for name in NAMES[row.pattern]]
+    return [pattern.replace(".*", ".junk")]
+
+
+REQUESTS = [
+    pytest.param(row, subject, id=subject)
+    for row in TABLE
+    if row.request and not row.pattern.startswith("$")
+    for subject in concrete(row)
+]
+#: Told to workers that answer nobody; streams and events are written by workers alone and read as records.
+HINTS = [
+    subject
+    for row in TABLE
+    if not row.request and row.pattern.startswith(("moorage.groups.", "moorage.merger.", "moorage.desired.changed"))
+    for subject in concrete(row)
+] + [
+    "moorage.controllers.stranger.changed",
+    "moorage.events.intents.x.a.b.c.d",
+    "moorage.events.decisions.placed.a.b.c.d",
+]
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh) -> Mesh:
+    return make_mesh(fleet(3, 8))
+
+
+async def kept(bus: Bus, subject: str, since: int) -> list[str]:
+    """Codes under which messages of this subject were kept as rejected after a sequence number."""
+    log = bus.log("MOORAGE_REJECTED")
+    found = []
+    for seq in range(since + 1, await log.last() + 1):
+        data = await log.get(seq)
+        record = msgspec.json.decode(data) if data else {}
+        if record.get("subject") == subject:
+            found.append(record["problem"]["code"])
+    return found
+
+
+async def works(driver: Driver, name: str) -> None:
+    await driver.apply(application(name))
+    await driver.until_phase(name, "Running")
+    await driver.delete([name])
+
+
+@pytest.mark.parametrize(("row", "subject"), REQUESTS)
+async def test_every_request_refuses_junk_with_a_code_and_keeps_it(driver: Driver, row: Subject, subject: str) -> None:
+    since = await driver.bus.log("MOORAGE_REJECTED").last()
+    refusals: list[tuple[str, int, str]] = []
+    for what, junk in {**UNREADABLE, "wrong types": WRONG, "too much": b'"' + b"x" * TOO_MUCH + b'"'}.items():
+        answer = msgspec.json.decode(await driver.bus.request(subject, junk, timeout=5))
+        problem = answer.get("problem")
+        assert problem, f"{what} was taken: {str(answer)[:300]}"
+        assert problem["code"] and 400 <= problem["status"] < 500, (what, problem)
+        refusals.append((what, problem["status"], problem["code"]))
+    if row.pattern not in UNBOUNDED:
+        assert ("too much", 413, "TooLarge") in refusals
+
+    async def all_kept() -> bool:
+        """What is readable and wrong has had its answer; what is not may be the sign of a fault elsewhere."""
+        return len(await kept(driver.bus, subject, since)) >= 3
+
+    await eventually(all_kept, 5, f"what {subject} refused is kept")
+
+
+@pytest.mark.parametrize("subject", HINTS)
+async def test_hints_that_cannot_be_read_change_nothing(mesh: Mesh, driver: Driver, subject: str) -> None:
+    pids = mesh.endpoint["pids"]
+    for junk in (*UNREADABLE.values(), WRONG, b"", b"x" * TOO_MUCH):
+        await driver.bus.publish(subject, junk)
+    await driver.bus.settle()
+    await works(driver, "after-" + base64.b32encode(subject.encode())[:24].decode().lower().rstrip("="))
+    mesh.read_endpoint()
+    assert mesh.endpoint["pids"] == pids
+
+
+async def test_afterwards_all_of_them_work(mesh: Mesh, driver: Driver) -> None:
+    """In the end, after all of the above and once more all of it at once."""
+    pids = mesh.endpoint["pids"]
+
+    async def ask(subject: str, junk: bytes) -> None:
+        try:
+            await driver.bus.request(subject, junk, timeout=5)
+        except NoAnswer as error:
+            raise AssertionError(f"{subject} answers nobody") from error
+
+    subjects = [subject for row in TABLE if row.request and row.pattern[0] != "$" for subject in concrete(row)]
+    await asyncio.gather(*(ask(s, junk) for s in subjects for junk in (*UNREADABLE.values(), WRONG) for _ in range(3)))
+    await works(driver, "afterwards")
+    mesh.read_endpoint()
+    assert mesh.endpoint["pids"] == pids, "nobody had to be started again"
+    done = await mesh.arun("check", "-o", "json")
+    assert done.returncode == 0, done.stdout
+    assert not driver.ledger.claims
