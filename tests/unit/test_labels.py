@@ -90,3 +90,18 @@ def test_reasons_name_the_terms(fleet: Fleet) -> None:
 def test_a_spec_that_cannot_be_read_is_an_error_not_an_answer(fleet: Fleet) -> None:
     with pytest.raises(msgspec.ValidationError):
         decide(ask({"allOff": []}), fleet)
+
+
+def test_every_one_of_them_does_not_ask_again_for_those_that_are_taken_anyway(fleet: Fleet) -> None:
+    eu: dict[str, Any] = {"count": 0, "allOf": [{"label": {"region": "eu"}}]}
+    edge: dict[str, Any] = {"count": 0, "allOf": [{"label": {"tier": "edge"}}]}
+    named: dict[str, Any] = {"count": 1, "allOf": [{"cluster": "lab/a"}]}
+    for sets, groups in (
+        ([named, eu], [["lab/a"], ["far/c"]]),
+        ([eu, named], [["far/c"], ["lab/a"]]),
+        ([eu, edge], [["far/c", "lab/a"]]),
+        ([edge, eu], [["far/c"], ["lab/a"]]),
+    ):
+        answer = decide(ask({"sets": sets}), fleet)
+        found = read_answer(answer, ["x"], fleet.ids, fleet.size).apps[0].groups
+        assert [sorted(fleet.clusters.named(g.mask)) for g in found] == groups

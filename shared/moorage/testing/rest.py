@@ -49,7 +49,9 @@ class Rest:
             conn.request(method, self.prefix + path, data, sent)
             reply = conn.getresponse()
             raw = reply.read()
-            found = {key.lower(): value for key, value in reply.getheaders()}
+            found: dict[str, str] = {}
+            for key, value in reply.getheaders():
+                found[key.lower()] = f"{found[key.lower()]}, {value}" if key.lower() in found else value
         finally:
             conn.close()
         return Answered(reply.status, json.loads(raw) if "json" in found.get("content-type", "") else raw, found)

@@ -57,9 +57,18 @@ def decide(ask: Ask, fleet: Fleet) -> Answer:
 def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[PlacementSet]) -> AppAnswer:
     found = AppAnswer()
     union = np.zeros(fleet.size, np.bool_)
-    for one in sets:
-        mask = placed(one.all_of, one.any_of, fleet) & within
+    masks = [placed(one.all_of, one.any_of, fleet) & within for one in sets]
+    # What is taken whole anyway is not asked for again by "every one of them".
+    taken = np.zeros(fleet.size, np.bool_)
+    for one, mask in zip(sets, masks, strict=True):
+        if one.count and np.count_nonzero(mask) == one.count:
+            taken |= mask
+    for one, mask in zip(sets, masks, strict=True):
         union |= mask
+        if one.count == 0 and mask.any():
+            mask, taken = mask & ~taken, taken | mask
+            if not mask.any():
+                continue
         found.groups.append(CandidateGroup(mode="allow", clusters=pack(mask), count=one.count))
         have = int(np.count_nonzero(mask))
         if have < max(1, one.count):

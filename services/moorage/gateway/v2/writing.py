@@ -160,6 +160,8 @@ async def _parts(request: web.Request) -> tuple[msgspec.Raw, str]:
                 if file:
                     message = "comes twice; one is taken"
                     raise Refused(invalid([Violation(path="file", code="TooMany", message=message)]))
+                if not data:
+                    raise Refused(invalid([Violation(path="file", code="Empty", message="is empty")]))
                 file = base64.b64encode(bytes(data)).decode()
     except (ValueError, AssertionError, EOFError) as error:
         detail = f"not multipart: {error}"[:500]

@@ -232,7 +232,7 @@ class Resources:
     def may_go(self, path: Path, if_match: int | None = None) -> None:
         held = self.tree.get(path)
         if held is None:
-            raise Refused(_by_application(path) if self._others(path) else not_found(_told(path)))
+            raise self._missing(path)
         _matches(path, if_match, held.seq)
         self._childless(path)
 
@@ -242,10 +242,15 @@ class Resources:
             return held.value, held.seq
         entry = await self._bucket.get(key_of(path))
         if entry is None:
-            raise Refused(_by_application(path) if self._others(path) else not_found(_told(path)))
+            raise self._missing(path)
         value = _resource.decode(entry.value)
         self.tree.put(path, value, entry.revision)
         return value, entry.revision
+
+    def _missing(self, path: Path) -> Refused:
+        """What an Application made can be seen, and not be changed here."""
+        own = any(self._others(path[:cut]) for cut in (5, 7) if len(path) >= cut) or self._others(path)
+        return Refused(_by_application(path) if own else not_found(_told(path)))
 
     async def _must_exist(self, path: Path) -> None:
         if not self._exists(path):
