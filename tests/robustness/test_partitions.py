@@ -1,0 +1,179 @@
+"""A network that drops everything between one worker and NATS while TCP stays up: others take over, and when it heals the
+one that was away does no harm and is of use again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from moorage.testing.conditions import until
+from moorage.testing.driver import Driver, application, eventually, fleet, group, room
+from moorage.testing.mesh import Mesh
+from moorage.testing.proxy import FaultProxy
+
+from .conftest import MakeMesh
+
+CLUSTERS, CPU = 5, 2
+FIT = CLUSTERS * CPU
+FLEET = fleet(CLUSTERS, CPU)
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh) -> Mesh:
+    return make_mesh(FLEET)
+
+
+@contextmanager
+def worker(mesh: Mesh, kind: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A second one, that reaches NATS only through the proxy."""
+    seed = msgspec.json.decode((mesh.state / "secrets.json").read_bytes())["seeds"][kind]
+    reaches = {"MOORAGE_NATS_URL": url, "MOORAGE_NATS_SEED": seed, "MOORAGE_REDIS_URL": mesh.endpoint["redis"]}
+    command = [sys.executable, "-m", "moorage.cli", "run", kind]
+    process = subprocess.Popen(command, env={**os.environ, **reaches})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def there(driver: Driver, kind: str) -> dict[int, str]:
+    """Process ids of all of a kind that answer on the bus, and the part that each says it has."""
+    inbox = driver.bus.nc.new_inbox()
+    found: dict[int, str] = {}
+
+    def heard(_subject: str, data: bytes) -> None:
+        said = msgspec.json.decode(data)
+        found[int(said["metadata"]["pid"])] = said["endpoints"][0]["data"].get("role", "")
+
+    subscription = await driver.bus.subscribe(inbox, heard)
+    await driver.bus.publish(f"$SRV.STATS.moorage-{kind}", b"", inbox)
+    await asyncio.sleep(0.3)  # who does not answer within it is not there
+    await subscription.unsubscribe()
+    return found
+
+
+@asynccontextmanager
+async def proxied(driver: Driver, kind: str) -> AsyncIterator[tuple[FaultProxy, subprocess.Popen[bytes]]]:
+    port = urlsplit(driver.mesh.settings.nats_url).port
+    assert port is not None
+    async with FaultProxy(port) as proxy:
+        with worker(driver.mesh, kind, proxy.url) as process:
+
+            async def answers() -> bool:
+                return process.pid in await there(driver, kind)
+
+            await eventually(answers, 15, f"the second {kind} is there")
+            yield proxy, process
+
+
+async def running(driver: Driver) -> int:
+    return list((await driver.phases()).values()).count("Running")
+
+
+async def exactly_what_fits(driver: Driver, names: list[str]) -> None:
+    async def settled() -> bool:
+        return await running(driver) == FIT and len(driver.ledger.standing) == FIT
+
+    await eventually(settled, 30, f"{FIT} of {len(names)} run")
+
+
+async def finished(driver: Driver, names: list[str]) -> None:
+    await driver.delete(names)
+    await until(lambda: not driver.ledger.claims, 20, "no claim is left")
+    assert await driver.violations(room(FLEET)) == []
+
+
+async def test_a_merger_in_a_half_open_partition(driver: Driver) -> None:
+    """NATS goes on giving it hints that it never hears; whoever looks after what waits decides those groups."""
+    names = [f"merger-{i}" for i in range(FIT + 6)]
+    async with proxied(driver, "merger") as (proxy, process):
+        proxy.partition()
+        await asyncio.gather(*(driver.apply(application(name)) for name in names))
+        await exactly_what_fits(driver, names)
+        assert proxy.held, "something was on its way to it"
+        proxy.heal()
+
+        async def back() -> bool:
+            return process.pid in await there(driver, "merger")
+
+        await eventually(back, 15, "the merger is there again")
+        # It has folded what it missed: what it decides from now on fits, too.
+        await driver.delete(names[:4])
+        names = [*names[4:], *(f"merger-more-{i}" for i in range(8))]
+        await asyncio.gather(*(driver.apply(application(name)) for name in names[-8:]))
+        await exactly_what_fits(driver, names)
+        assert process.poll() is None
+        await finished(driver, names)
+
+
+@pytest.mark.parametrize("kind", ["patcher", "inventory"])
+async def test_an_active_one_in_a_half_open_partition_is_replaced(mesh: Mesh, driver: Driver, kind: str) -> None:
+    """Of these one is active. The proxied one becomes it, is cut off, and another takes over; healed, it steps back."""
+    names = [f"{kind}-{i}" for i in range(4)]
+    async with proxied(driver, kind) as (proxy, process):
+        (own,) = mesh.pids(kind)
+        os.kill(own, signal.SIGSTOP)
+
+        async def active() -> list[int]:
+            return [pid for pid, role in (await there(driver, kind)).items() if role == "active"]
+
+        async def taken(by_it: bool) -> bool:
+            return [pid == process.pid for pid in await active()] == [by_it]
+
+        await eventually(lambda: taken(True), 15, "the proxied one is active")
+        await driver.apply(application(names[0]))
+        await driver.until_phase(names[0], "Running")
+        os.kill(own, signal.SIGCONT)
+        await until(lambda: mesh.pids(kind) not in ([], [own]), 15, "the other stepped back and stands by now")
+        proxy.partition()
+        for name in names[1:]:
+            await driver.apply(application(name))
+        for name in names[1:]:
+            await driver.until_phase(name, "Running", seconds=30)
+        await eventually(lambda: taken(False), 15, "another is active")
+        clusters = (await driver.http("/v1/clusters"))["items"]
+        proxy.heal()
+        # It learns that it is not the one any more, and ends, to be started again as the one that stands by.
+        await until(lambda: process.poll() is not None, 20, f"the old {kind} steps back")
+        assert {c["state"] for c in clusters} == {"Ready"}
+
+        async def ready() -> bool:
+            return {c["state"] for c in (await driver.http("/v1/clusters"))["items"]} == {"Ready"}
+
+        await eventually(ready, 10, "no cluster is lost by the change")
+        for name in names:
+            assert await driver.phase(name) == "Running"
+        await finished(driver, names)
+
+
+async def test_a_required_controller_in_a_half_open_partition(mesh: Mesh, driver: Driver) -> None:
+    """hpa alone, behind the proxy: nothing is decided meanwhile, and all of it once it is back."""
+    names = [f"hpa-{i}" for i in range(FIT + 2)]
+    async with proxied(driver, "hpa") as (proxy, process):
+        (own,) = mesh.pids("hpa")
+        os.kill(own, signal.SIGSTOP)  # so that only the other can answer
+        try:
+            proxy.partition()
+            await asyncio.gather(*(driver.apply(application(name)) for name in names))
+
+            async def silent() -> bool:
+                return "ControllerTimeout" in {r["code"] for r in (await driver.why(names[0])).get("reasons", [])}
+
+            await eventually(silent, 15, "its silence is named")
+            assert not [n for n in names if group(n) in driver.ledger.standing]
+        finally:
+            os.kill(own, signal.SIGCONT)
+            proxy.heal()
+        await exactly_what_fits(driver, names)
+        assert process.poll() is None
+        await finished(driver, names)
