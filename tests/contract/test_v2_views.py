@@ -17,7 +17,8 @@ import yaml
 from moorage.testing.mesh import Mesh
 from moorage.testing.rest import Rest
 
-from .test_v2_example import EXAMPLE, begin, describe, end, manifests, phase_of, prepare
+from .conftest import EXAMPLE
+from .test_v2_example import begin, describe, end, manifests, phase_of, prepare
 
 
 @pytest.fixture

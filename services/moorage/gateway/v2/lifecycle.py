@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from moorage.bus import new_id, subjects
+from moorage.bus import subjects
 from moorage.model.desired import DiffAsk
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.names import GroupName
@@ -15,6 +15,7 @@ from moorage.model.problems import Refused, Violation, invalid, not_found
 from moorage.model.resources import GROUP, Path, group_name
 
 from ..answers import answer, bad_parameter
+from ..audit import id_of
 from ..calls import call
 from ..explain import Known
 from ..serving import Gateway, gateway_of
@@ -49,7 +50,7 @@ async def act(request: web.Request, verb: str) -> web.StreamResponse:
     group, path = group_in(request)
     if not resources_of(request).exists(path) and gateway.view.record(group) is None:
         raise Refused(not_found("/".join(path)))
-    order: dict[str, Any] = {"group": group, "verb": verb, "cause": new_id(), "repeat": True}
+    order: dict[str, Any] = {"group": group, "verb": verb, "cause": id_of(request), "repeat": True}
     watched = group
     if verb in ("migrate", "rollback"):
         said = await _said(request)

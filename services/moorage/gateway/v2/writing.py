@@ -9,11 +9,12 @@ import msgspec
 import yaml
 from aiohttp import MultipartReader, web
 
-from moorage.bus import new_id, subjects
+from moorage.bus import subjects
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.resources import CLUSTER, Change, Kind, Path
 
 from ..answers import answer
+from ..audit import id_of
 from ..calls import call
 from ..serving import BODY_LIMIT, Gateway, gateway_of
 from .reading import path_in, resources_of
@@ -29,26 +30,30 @@ async def create(request: web.Request, kind: Kind) -> web.StreamResponse:
     gateway = gateway_of(request)
     if kind.parent(kind.path) == CLUSTER.path:
         await _adopted(request, gateway, path[:4])
-    change = Change(id=new_id(), verb="create", path=list(path), body=body, file=file)
+    change = Change(id=id_of(request), verb="create", path=list(path), body=body, file=file)
     return await _changed(request, change, 201)
 
 
 async def replace(request: web.Request, kind: Kind) -> web.StreamResponse:
     path = path_in(request, kind.path)
     body, file = await body_of(request)
-    change = Change(id=new_id(), verb="replace", path=list(path), body=body, file=file, if_match=_if_match(request))
+    change = Change(
+        id=id_of(request), verb="replace", path=list(path), body=body, file=file, if_match=_if_match(request)
+    )
     return await _changed(request, change, 200)
 
 
 async def delete(request: web.Request, kind: Kind) -> web.StreamResponse:
     path = path_in(request, kind.path)
-    return await _removed(request, Change(id=new_id(), verb="delete", path=list(path), if_match=_if_match(request)))
+    return await _removed(
+        request, Change(id=id_of(request), verb="delete", path=list(path), if_match=_if_match(request))
+    )
 
 
 async def clear(request: web.Request, kind: Kind) -> web.StreamResponse:
     """The whole collection or nothing."""
     path = path_in(request, kind.collection)
-    return await _removed(request, Change(id=new_id(), verb="clear", path=list(path)))
+    return await _removed(request, Change(id=id_of(request), verb="clear", path=list(path)))
 
 
 async def _changed(request: web.Request, change: Change, status: int) -> web.StreamResponse:
@@ -93,7 +98,7 @@ async def _adopted(request: web.Request, gateway: Gateway, path: Path) -> None:
     for part in (path[:2], path[:4]):
         if resources.seq(part) is None and resources.exists(part):
             body = msgspec.Raw(_encode({"metadata": {"name": part[-1]}}))
-            change = Change(id=new_id(), verb="create", path=list(part[:-1]), body=body)
+            change = Change(id=id_of(request), verb="create", path=list(part[:-1]), body=body)
             try:
                 reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10)
             except Refused as refusal:

@@ -4,6 +4,7 @@ consumers and requirements, numbers as text. Everything that is wrong is listed;
 from __future__ import annotations
 
 import re
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,8 +62,9 @@ class Read(NamedTuple):
     warnings: tuple[Warn, ...]
 
 
-def plain(key: object) -> str:
-    return str(key).replace("-", "").replace("_", "").lower()
+@lru_cache(4096)
+def plain(key: str) -> str:
+    return key.replace("-", "").replace("_", "").lower()
 
 
 def read(kind: Kind, data: Any) -> Read:
@@ -106,18 +108,24 @@ def read(kind: Kind, data: Any) -> Read:
 # --- spelling --------------------------------------------------------------------------------------------------------
 
 
+@cache
+def _words(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A type's fields, and what else they may be called."""
+    fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
+    return fields, {plain(name): name for name in fields} | _ALIASES.get(kind, {})
+
+
 def _spelled(data: Any, kind: type[msgspec.Struct], path: str, found: list[Violation]) -> Any:
     """Keys as the type has them, all the way down."""
     if not isinstance(data, dict):
         return data
-    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
-    known = {plain(name): name for name in fields} | _ALIASES.get(kind, {})
+    fields, known = _words(kind)
     result: dict[str, Any] = {}
     said: dict[str, str] = {}
     for key, value in data.items():
-        name: str = key if key in fields else known.get(plain(key), str(key))
+        name: str = key if key in fields else known.get(plain(str(key)), str(key))
         at = f"{path}.{key}" if path else str(key)
-        if name not in fields and plain(key) in _SHOWN:
+        if name not in fields and plain(str(key)) in _SHOWN:
             continue
         if name in result:
             if result[name] != value:
@@ -125,7 +133,7 @@ def _spelled(data: Any, kind: type[msgspec.Struct], path: str, found: list[Viola
                 found.append(Violation(path=at, code="Contradiction", message=message[:300]))
             continue
         said[name] = str(key)
-        result[name] = _inside(value, fields[name].type, at, found) if name in fields else value
+        result[name] = _inside(value, fields[name], at, found) if name in fields else value
     return result
 
 
@@ -146,7 +154,7 @@ def _flat_consumer(data: dict[str, Any], found: list[Violation]) -> dict[str, An
     spec = data.get("spec")
     if not isinstance(spec, dict):
         return data
-    spec = {("consumer" if plain(k) == "consumer" else k): v for k, v in spec.items()}
+    spec = {("consumer" if plain(str(k)) == "consumer" else k): v for k, v in spec.items()}
     inner = spec.pop("consumer", None)
     flat = _spelled(spec, bodies.ConsumerSpec, "spec", found)
     if inner is None:
@@ -188,13 +196,12 @@ class _Metadata(bodies.Body, kw_only=True):
 def _requirement(data: dict[str, Any], found: list[Violation]) -> bodies.Requirement:
     outer = salvage.struct(data, _Metadata, "", found)
     given = outer.spec if isinstance(data.get("spec"), dict) else {}
-    own = {plain(f.encode_name): f.encode_name for f in msgspec.structs.fields(_Spec)}
-    flat_names = {plain(f.encode_name): f.encode_name for f in msgspec.structs.fields(_Given)}
+    own, flat_names = _words(_Spec)[1], _words(_Given)[1]
     top: dict[str, Any] = {}
     flat: dict[str, Any] = {}
     nested: Any = None
     for key, value in given.items():
-        word = plain(key)
+        word = plain(str(key))
         if word in own:
             top[own[word]] = value
         elif word in flat_names:
