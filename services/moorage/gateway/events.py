@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from moorage.model.events import Event
 from moorage.model.names import GroupName, group_tokens
@@ -21,9 +21,10 @@ from .answers import bad_parameter, encode, flag_of, limit_of, listed
 from .limits import TooMany
 from .routing import SSE
 from .serving import Gateway, gateway_of
-from .stream import EVENTS, LOG, Listener, Said, is_event_subject, said
+from .stream import EVENTS, LOG, Audience, Listener, Said, is_event_subject, said
 
-_KEEP_ALIVE = 15.0
+#: How often a reader that hears nothing is told that we are there, and how often we look whether it is.
+_KEEP_ALIVE, _LOOK = 15.0, 3.0
 _decode = msgspec.json.Decoder(Event).decode
 
 
@@ -59,56 +60,61 @@ async def _stream(request: web.Request, gateway: Gateway, subject: str, clouds: 
     limit = gateway.limits.streams
     if limit and gateway.stream.listeners >= limit:
         raise TooMany(f"{limit} streams of events are open already", 5)
-    who = who_of(request)
+    audience = (subject, msgspec.structs.replace(who_of(request), name=""))
     response = web.StreamResponse(headers={"Content-Type": SSE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-    with gateway.stream.listening(subject, lambda heard: hears(who, heard)) as listener:
-        await response.prepare(request)
-        await response.write(b": listening\n\n")
-        told = 0
-        last = request.headers.get("Last-Event-ID") or request.query.get("lastEventId", "")
-        if last:
-            told = await _resume(response, gateway, listener, last, clouds)
-        while True:
-            try:
-                async with asyncio.timeout(_KEEP_ALIVE):
-                    event = await listener.queue.get()
-            except TimeoutError:
-                if not _still_known(request):
-                    return response
-                await response.write(b": still here\n\n")
-                continue
-            if event is None:
-                await response.write(b": too slow, some were lost\n\n" if listener.lost else b": stopping\n\n")
-                return response
-            if event.seq > told:
-                if not _still_known(request):
-                    return response
-                await response.write(_frame(event, clouds))
-
-
-def _still_known(request: web.Request) -> bool:
-    """A stream outlives the moment in which its token was looked at."""
+    chunked = request.version >= HttpVersion11
+    if chunked:
+        response.enable_chunked_encoding()
+    await response.prepare(request)
+    if request.transport is None:
+        return response
     ident = request.get("token")
-    return ident is None or gateway_of(request).tokens.stands(ident)
+    good = partial(gateway.tokens.stands, ident) if ident is not None else lambda: True
+    listener = Listener(request.transport, partial(_frame, clouds=clouds, chunked=chunked), good)
+    with gateway.stream.listening(audience, listener):
+        await response.write(b": listening\n\n")
+        last = request.headers.get("Last-Event-ID") or request.query.get("lastEventId", "")
+        told = await _resume(response, gateway, audience, last, clouds) if last else 0
+        listener.go_live(told)
+        await _until_ended(response, listener)
+    if listener.slow:  # what waits for it is as much as we keep; it can come back and go on
+        request.transport.abort()
+    return response
 
 
-async def _resume(response: web.StreamResponse, gateway: Gateway, listener: Listener, last: str, clouds: bool) -> int:
+async def _until_ended(response: web.StreamResponse, listener: Listener) -> None:
+    quiet = 0.0
+    while True:
+        try:
+            async with asyncio.timeout(_LOOK):
+                await listener.ended.wait()
+            return
+        except TimeoutError:
+            listener.look()
+            quiet += _LOOK
+        if quiet >= _KEEP_ALIVE and not listener.ended.is_set():
+            quiet = 0.0
+            await response.write(b": still here\n\n")
+
+
+async def _resume(response: web.StreamResponse, gateway: Gateway, audience: Audience, last: str, clouds: bool) -> int:
     """Tells what came after the event that the reader saw last; back with the place up to which it knows all."""
     stream = gateway.stream
     place = await stream.place_of(last)
-    missed, whole = await stream.since(place, listener) if place is not None else ([], False)
+    missed, whole = await stream.since(place, audience) if place is not None else ([], False)
     if not whole:  # the reader has to look at everything again
         await response.write(b"event: lost\ndata: {}\n\n")
     for event in missed:
-        await response.write(_frame(event, clouds))
+        await response.write(_frame(event, clouds=clouds, chunked=False))
     return missed[-1].seq if missed else place or 0
 
 
 @lru_cache(256)
-def _frame(event: Said, clouds: bool) -> bytes:
-    """Made once for all who hear it."""
+def _frame(event: Said, *, clouds: bool, chunked: bool) -> bytes:
+    """Made once for all who hear it, down to how HTTP/1.1 wraps it."""
     data = encode(cloudevents.structured(_decode(event.data))) if clouds else event.data
-    return b"id: " + event.id.encode() + b"\ndata: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+    frame = b"id: " + event.id.encode() + b"\ndata: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(frame), frame) if chunked else frame
 
 
 def event_item(raw: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Events as they come, for any number of listeners: one follower of the log, and a bounded queue for each."""
+"""Events as they come, for any number of listeners: one follower of the log, which writes to each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from moorage.bus import Bus
 from moorage.bus.stores import Follower
+from moorage.model.access import Who
+
+from .access import hears
 
 EVENTS = "moorage.events.>"
 LOG = "MOORAGE_EVENTS"
-_BACKLOG = 2048
+#: Events that wait for one who is still told older ones, and bytes that wait for one who reads slowly.
+_BACKLOG, _BUFFER = 8192, 4 << 20
 #: How many events are known by name, and how many are told again to one who comes back.
 _PLACES, _REPLAYED = 100_000, 20_000
 
@@ -28,6 +32,11 @@ def is_event_subject(pattern: str) -> bool:
     if ">" in tokens[:-1]:
         return False
     return all(token and (token in ("*", ">") or not set(token) & set("*> \t\r\n")) for token in tokens)
+
+
+def wants(audience: Audience, subject: str) -> bool:
+    pattern, who = audience
+    return matches(tuple(pattern.split(".")), subject) and hears(who, subject)
 
 
 def matches(pattern: tuple[str, ...], subject: str) -> bool:
@@ -67,26 +76,56 @@ def said(seq: int, data: bytes) -> Said | None:
     return Said(seq, head.id.replace("\n", ""), head.subject, data)
 
 
+class Out(Protocol):
+    """What of a transport is used."""
+
+    def write(self, data: bytes) -> None: ...
+    def is_closing(self) -> bool: ...
+    def get_write_buffer_size(self) -> int: ...
+
+
 class Listener:
-    """One reader. Who reads too slowly is cut off, and knows it; memory stays bounded."""
+    """One reader. What it is told goes straight to its connection: a thousand of them are told in one go, and none has a
+    task to be woken. Who reads too slowly is cut off, and can go on where it was; memory stays bounded."""
 
-    def __init__(self, pattern: str, hears: Callable[[str], bool]) -> None:
-        self.pattern = tuple(pattern.split("."))
-        self.queue: asyncio.Queue[Said | None] = asyncio.Queue(_BACKLOG)
-        self.hears = hears
-        self.lost = False
+    def __init__(self, out: Out, frame: Callable[[Said], bytes], good: Callable[[], bool]) -> None:
+        self._out, self._frame, self._good = out, frame, good
+        self._held: list[Said] | None = []  # until it has been told what came before
+        self.told = 0  # up to where in the log
+        self.slow = False
+        self.ended = asyncio.Event()
 
-    def wants(self, subject: str) -> bool:
-        return matches(self.pattern, subject) and self.hears(subject)
-
-    def put(self, event: Said | None) -> None:
-        if self.lost:
+    def tell(self, event: Said) -> None:
+        if self.ended.is_set() or event.seq <= self.told:
             return
-        if self.queue.full():
-            self.lost = True
-            self.queue.get_nowait()
-            event = None
-        self.queue.put_nowait(event)
+        if self._held is not None:
+            self._held.append(event)
+            self.slow = len(self._held) > _BACKLOG
+        else:
+            self.look()
+            if self.ended.is_set():  # a connection that is closed must not even be asked to write
+                return
+            self.told = event.seq
+            self._out.write(self._frame(event))
+            self.slow = self._out.get_write_buffer_size() > _BUFFER
+        if self.slow:
+            self.ended.set()
+
+    def go_live(self, told: int) -> None:
+        """What came since is told now, and all else as it comes."""
+        held, self._held = self._held or [], None
+        self.told = told
+        for event in held:
+            self.tell(event)
+
+    def look(self) -> None:
+        """What nobody tells: that it is gone, or its token."""
+        if self._out.is_closing() or not self._good():
+            self.ended.set()
+
+
+#: Those who hear the same: a pattern, and what role and projects let through.
+Audience = tuple[str, Who]
 
 
 class Stream:
@@ -94,7 +133,7 @@ class Stream:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._listeners: set[Listener] = set()
+        self._audiences: dict[Audience, set[Listener]] = {}
         self._places: OrderedDict[str, int] = OrderedDict()
         self._recalled = False
         self._recalling = asyncio.Lock()
@@ -103,7 +142,7 @@ class Stream:
 
     @property
     def listeners(self) -> int:
-        return len(self._listeners)
+        return sum(map(len, self._audiences.values()))
 
     async def start(self) -> None:
         self.next = await self._bus.log(LOG).last() + 1
@@ -115,9 +154,10 @@ class Stream:
         if event is None:
             return
         self._remember(event.id, seq)
-        for listener in self._listeners:
-            if listener.wants(event.subject):
-                listener.put(event)
+        for audience, listeners in self._audiences.items():
+            if wants(audience, event.subject):
+                for listener in listeners:
+                    listener.tell(event)
 
     def _remember(self, ident: str, seq: int) -> None:
         self._places[ident] = seq
@@ -125,21 +165,32 @@ class Stream:
             self._places.popitem(last=False)
 
     @contextmanager
-    def listening(self, pattern: str, hears: Callable[[str], bool]) -> Iterator[Listener]:
-        listener = Listener(pattern, hears)
-        self._listeners.add(listener)
+    def listening(self, audience: Audience, listener: Listener) -> Iterator[None]:
+        self._audiences.setdefault(audience, set()).add(listener)
         try:
-            yield listener
+            yield
         finally:
-            self._listeners.discard(listener)
+            self._audiences[audience].discard(listener)
+            if not self._audiences[audience]:
+                del self._audiences[audience]
 
     async def place_of(self, ident: str) -> int | None:
         """Where an event stands in the log. One from before our start is looked for there, once for all who ask."""
+        if ident not in self._places:
+            await self._catch_up()
         async with self._recalling:
             if ident not in self._places and not self._recalled:
                 self._recalled = True
                 await self._recall()
         return self._places.get(ident)
+
+    async def _catch_up(self) -> None:
+        """Lists are read from the log itself: who saw the end of one may know more than has come here yet."""
+        last = await self._bus.log(LOG).last()
+        for _ in range(100):
+            if self.next > last:
+                return
+            await asyncio.sleep(0.01)
 
     async def _recall(self) -> None:
         older: list[tuple[str, int]] = []
@@ -157,8 +208,8 @@ class Stream:
         while len(self._places) > _PLACES:
             self._places.popitem(last=False)
 
-    async def since(self, seq: int, listener: Listener) -> tuple[list[Said], bool]:
-        """What came after a place and this listener wants; whether all of it is still there."""
+    async def since(self, seq: int, audience: Audience) -> tuple[list[Said], bool]:
+        """What came after a place and is for this audience; whether all of it is still there."""
         log = self._bus.log(LOG)
         found: deque[Said] = deque(maxlen=_REPLAYED)
         dropped = False
@@ -166,20 +217,19 @@ class Stream:
         def note(at: int, data: bytes) -> None:
             nonlocal dropped
             event = said(at, data)
-            if event is not None and listener.wants(event.subject):
+            if event is not None and wants(audience, event.subject):
                 dropped = dropped or len(found) == _REPLAYED
                 found.append(event)
 
         whole = await log.first() <= seq + 1
-        keys = ".".join(listener.pattern)
+        keys = audience[0]
         await (await log.follow(seq + 1, note, keys="" if keys == EVENTS else keys)).stop()
         return list(found), whole and not dropped
 
     async def stop(self) -> None:
         """Every reader is told that it is over: a shutdown waits for nobody."""
-        for listener in self._listeners:
-            if listener.queue.full():
-                listener.queue.get_nowait()
-            listener.queue.put_nowait(None)
+        for listeners in self._audiences.values():
+            for listener in listeners:
+                listener.ended.set()
         if self._follower is not None:
             await self._follower.stop()
