@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -144,12 +144,12 @@ async def agents(nats: NatsServer) -> AsyncIterator[Start]:
             await task
 
 
-async def settled(check: Callable[[], bool | Awaitable[bool]], seconds: float = 20, what: str = "") -> None:
+async def settled(check: Callable[[], Any], seconds: float = 20, what: str = "") -> None:
     """Waits for something that only asking the API server shows."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while True:
-        found = await asyncio.to_thread(check)  # type: ignore[arg-type]
+        found = await asyncio.to_thread(check)
         if found:
             return
         if loop.time() > end:

@@ -97,7 +97,9 @@ async def _clear(api: Api, term: Term, say: Say) -> None:
 async def dismantle(api: Api, objects: list[Object], say: Say) -> None:
     """What joining made, in reverse; the namespace takes what is in it along."""
     kinds = Kinds(api)
-    for obj in sorted(objects, key=lambda o: rank(o["kind"]), reverse=True):
+    # Of equal rank the last one first: the role that sums up others would be made again when they go.
+    order = sorted(range(len(objects)), key=lambda i: (rank(objects[i]["kind"]), i), reverse=True)
+    for obj in (objects[i] for i in order):
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
         if kind is not None:
             await _remove(api, kind.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))

@@ -15,8 +15,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 
@@ -28,8 +29,16 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
+#: A child that dies with its parent dies with the thread that started it: one thread that stays starts all of them.
+_launcher = ThreadPoolExecutor(1, "control-planes")
+
+
 def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _start(command: list[str], out: IO[bytes], directory: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=out, stderr=out, cwd=directory, preexec_fn=_die_with_parent)  # noqa: PLW1509
 
 
 class ControlPlane:
@@ -58,7 +67,7 @@ class ControlPlane:
         self.finish()
 
     def begin(self) -> None:
-        """Without waiting for anything: several start at once. From one thread, whose end would be theirs too."""
+        """Without waiting for anything: several start at once."""
         self._write()
         self._start_etcd()
         self._run_server()
@@ -116,9 +125,8 @@ class ControlPlane:
     def _run(self, program: str, *arguments: str) -> None:
         binary = kwok(self._assets) if program == "kwok" else self._assets / program
         with (self.directory / f"{program}.log").open("ab") as out:
-            self.processes[program] = subprocess.Popen(
-                [str(binary), *arguments], stdout=out, stderr=out, cwd=self.directory, preexec_fn=_die_with_parent  # noqa: PLW1509
-            )  # fmt: skip
+            command = [str(binary), *arguments]
+            self.processes[program] = _launcher.submit(_start, command, out, self.directory).result()
 
     def _start_etcd(self) -> None:
         client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"

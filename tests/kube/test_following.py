@@ -1,0 +1,218 @@
+"""Following a collection through everything that goes wrong: nothing is missed, nothing is seen twice as new, and a server
+that fails is not made worse."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from moorage.kube import Api, ApiError, Object, Reflector, reflector
+from moorage.kube.reflector import Key
+from moorage.testing.conditions import until
+from moorage.testing.kube_script import ScriptedServer
+
+NODES = "/api/v1/nodes"
+_decode = msgspec.json.Decoder(Object).decode
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    server = ScriptedServer()
+    server.collections[NODES] = {}
+    await server.start()
+    yield server
+    await server.stop()
+
+
+class Seen:
+    def __init__(self, server: ScriptedServer) -> None:
+        self.api = Api(server.url)
+        self.names: dict[str, str] = {}
+        self.dropped: list[str] = []
+        self.reflector = Reflector(self.api, NODES, _decode, self._put, self._drop)
+        self.task = asyncio.ensure_future(self.reflector.run())
+
+    def _put(self, key: Key, found: Object) -> None:
+        self.names[key.name] = found.metadata.uid
+
+    def _drop(self, key: Key, uid: str) -> None:
+        self.dropped.append(uid)
+        if self.names.get(key.name) == uid:
+            del self.names[key.name]
+
+    async def agrees(self, server: ScriptedServer, seconds: float = 5) -> None:
+        def same() -> bool:
+            return self.names == {n: o["metadata"]["uid"] for n, o in server.collections[NODES].items()}
+
+        await until(same, seconds, "the view is what is there")
+
+
+@pytest_asyncio.fixture
+async def seen(server: ScriptedServer) -> AsyncIterator[Seen]:
+    await server.put(NODES, "a")
+    seen = Seen(server)
+    await until(lambda: "a" in seen.names)
+    yield seen
+    seen.task.cancel()
+    await asyncio.gather(seen.task, return_exceptions=True)
+    await seen.api.close()
+
+
+async def test_changes_arrive_as_they_happen(server: ScriptedServer, seen: Seen) -> None:
+    await server.put(NODES, "b")
+    await server.drop(NODES, "a")
+    await seen.agrees(server)
+    lists = [path for _, _, path in server.requests if "watch" not in path]
+    assert len(lists) == 1
+
+
+async def test_a_list_comes_in_pages_and_again_when_they_expire(
+    server: ScriptedServer, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector, "PAGE", 3)
+    for i in range(10):
+        await server.put(NODES, f"n{i}")
+    await seen.agrees(server)
+    server.page_expires = True
+    server.forgotten = server.version + 1
+    server.version += 1
+    server.cut()
+    server.collections[NODES].pop("n3")
+    await seen.agrees(server)
+
+
+@pytest.mark.parametrize("form", ["event", "http", "list"])
+async def test_too_old_lists_again_and_tells_of_those_that_went(server: ScriptedServer, seen: Seen, form: str) -> None:
+    """What went unseen is dropped; another one of the same name is another one."""
+    await server.put(NODES, "b")
+    await server.put(NODES, "gone")
+    await seen.agrees(server)
+    old = seen.names["b"]
+    server.fault = lambda request: "410" if form == "http" and request.query.get("watch") else "hang"
+    if form != "http":
+        server.fault = lambda request: "abort"
+    server.cut()
+    del server.collections[NODES]["gone"]
+    del server.collections[NODES]["b"]
+    await server.put(NODES, "b")
+    server.version += 10
+    server.forgotten = server.version
+    server.page_expires = form == "list"
+    await asyncio.sleep(0.3)
+    server.fault = lambda request: ""
+    await seen.agrees(server)
+    assert old in seen.dropped and seen.names["b"] != old
+
+
+@pytest.mark.parametrize("fault", ["html", "abort", "500", "429", "close", "junk", "partial", "410"])
+async def test_a_failing_server_is_asked_at_most_twice_a_second(server: ScriptedServer, seen: Seen, fault: str) -> None:
+    server.fault = lambda request: fault if fault != "410" or request.query.get("watch") else ""
+    server.cut()
+    since = time.monotonic()
+    await asyncio.sleep(4)
+    assert server.count(since) <= 8, f"{server.count(since)} requests in 4 s"
+    await server.drop(NODES, "a")
+    await server.put(NODES, "b")
+    server.fault = lambda request: ""
+    await seen.agrees(server)
+
+
+async def test_a_server_that_restarts_is_found_again(server: ScriptedServer, seen: Seen) -> None:
+    await server.stop()
+    since = time.monotonic()
+    await asyncio.sleep(2)
+    await server.put(NODES, "b")
+    await server.start()
+    await seen.agrees(server)
+    assert server.count(since) <= 4
+
+
+async def test_half_open_is_noticed(server: ScriptedServer, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection stays and says nothing. With the time that it takes shortened by ten."""
+    low, high = reflector.SILENCE
+    assert high < 60
+    monkeypatch.setattr(reflector, "SILENCE", (low / 20, high / 20))
+    server.cut()  # from here on with the short patience
+    await until(lambda: len(server.requests) >= 3)
+    server.fault = lambda request: "silent"
+    await server.put(NODES, "b")
+    await asyncio.sleep(0.1)
+    assert "b" not in seen.names
+    server.fault = lambda request: ""
+    await seen.agrees(server, 6)
+
+
+async def test_what_is_forbidden_for_a_moment_loses_nothing(server: ScriptedServer, seen: Seen) -> None:
+    """A server that has just started answers 403 until it has read its rules."""
+    server.fault = lambda request: "403"
+    server.cut()
+    await until(lambda: bool(seen.reflector.absent), 5)
+    assert "a" in seen.names
+    server.fault = lambda request: ""
+    await server.put(NODES, "b")
+    await seen.agrees(server)
+    assert not seen.reflector.absent
+
+
+async def test_a_kind_that_is_not_served_is_said_so(server: ScriptedServer) -> None:
+    api = Api(server.url)
+    follower = Reflector(api, "/apis/none/v1/things", _decode, lambda *_: None, lambda *_: None)
+    task = asyncio.ensure_future(follower.run())
+    await asyncio.wait_for(follower.synced.wait(), 3)
+    assert follower.absent and not follower.listed
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await api.close()
+
+
+async def test_many_that_follow_are_one_to_a_failing_server(server: ScriptedServer) -> None:
+    """Six at once, as an agent has them: together at most two requests a second, and all of them well soon after."""
+    paths = [f"/api/v1/kind{i}" for i in range(6)]
+    for path in paths:
+        server.collections[path] = {}
+        await server.put(path, "x")
+    api = Api(server.url)
+    found: dict[str, set[str]] = {path: set() for path in paths}
+
+    def put(path: str) -> Callable[[Key, Any], None]:
+        return lambda key, _: found[path].add(key.name)
+
+    tasks = [asyncio.ensure_future(Reflector(api, path, _decode, put(path), lambda *_: None).run()) for path in paths]
+    await until(lambda: all(found.values()))
+    await until(lambda: sum("watch" in p for _, _, p in server.requests) >= 6)
+    await asyncio.sleep(1.1)
+    for fault in ("html", "close"):
+        server.fault = lambda request, fault=fault: fault  # type: ignore[misc]
+        server.cut()
+        since = time.monotonic()
+        await asyncio.sleep(5)
+        assert server.count(since) <= 10, f"{fault}: {server.count(since)} requests in 5 s"
+        for path in paths:
+            await server.put(path, fault)
+        server.fault = lambda request: ""
+        await until(lambda fault=fault: all(fault in names for names in found.values()), 5, "all are well")  # type: ignore[misc]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await api.close()
+
+
+async def test_a_refusal_has_the_servers_words(server: ScriptedServer) -> None:
+    async def other(request: web.Request, path: str) -> web.StreamResponse:
+        return web.json_response(
+            {"kind": "Status", "code": 422, "reason": "Invalid", "message": "spec.x: must be y"}, status=422
+        )
+
+    server.other = other  # type: ignore[method-assign]
+    api = Api(server.url)
+    with pytest.raises(ApiError, match=r"spec\.x: must be y") as caught:
+        await api.call("PATCH", "/x", body=b"{}")
+    assert caught.value.code == 422 and not caught.value.passing
+    await api.close()
