@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 from base64 import b64encode
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 NAMESPACE = "moorage-system"
@@ -123,7 +125,14 @@ def files() -> dict[str, str]:
     def dumped(*objects: Object) -> str:
         return yaml.safe_dump_all(objects, sort_keys=False, width=120)
 
-    secret = credentials("PROVIDER/NAME", "nats://nats.example:4222", "SEED", {})
+    secret = credentials("", "", "", {})
+    del secret["data"]
+    secret["stringData"] = {
+        "MOORAGE_CLUSTER": "PROVIDER/NAME",
+        "MOORAGE_NATS_URL": "nats://nats.example:4222",
+        "MOORAGE_NATS_SEED": "the seed of the agent's user",
+        "MOORAGE_CLUSTER_LABELS": "region=eu",
+    }
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -135,3 +144,12 @@ def files() -> dict[str, str]:
         "deployment.yaml": dumped(deployment()),
         "kustomization.yaml": dumped(kustomization),
     }
+
+
+def write(directory: Path) -> None:
+    for name, text in files().items():
+        (directory / name).write_text(text)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
