@@ -1,0 +1,339 @@
+"""Bodies in every spelling, what is wrong with them, and the document that a group's resources are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.intents import documents
+from moorage.intents.resolve import resolve
+from moorage.intents.v2 import composing, uploads
+from moorage.intents.v2.spelling import read
+from moorage.model.names import GroupName
+from moorage.model.problems import Refused
+from moorage.model.resources import KINDS, Kind, Path, Resource, Tree, group_path, key_of, kind_of, path_of
+
+BY_SEGMENT: dict[str, Kind] = {kind.segment: kind for kind in KINDS}
+
+
+def form(segment: str, body: Any) -> Any:
+    return msgspec.to_builtins(read(BY_SEGMENT[segment], body).body)
+
+
+def wrong(segment: str, body: Any) -> dict[str, str]:
+    with pytest.raises(Refused) as refused:
+        read(BY_SEGMENT[segment], body)
+    assert refused.value.problem.status == 400
+    return {v.path: v.code for v in refused.value.problem.errors}
+
+
+def need(**spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "n"}, "spec": spec}
+
+
+CPU = {"mandatory": True, "allocatable": True, "resource": {"name": "cpu", "requests": 4, "limits": 4}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"mandatory": True, "allocatable": True, "name": "cpu", "requests": 4, "limits": 4},
+        {"mandatory": True, "allocatable": True, "resource": {"name": "cpu", "requests": 4, "limits": 4}},
+        {"resource": {"name": "cpu", "requests": "4", "limits": "4"}},
+        {"Mandatory": "true", "Allocatable": "true", "Name": "cpu", "Requests": 4, "Limits": 4},
+    ],
+)
+def test_a_requirement_has_one_form(spec: dict[str, Any]) -> None:
+    assert form("resource-requirements", need(**spec))["spec"] == CPU
+
+
+@pytest.mark.parametrize(
+    ("spec", "mandatory"),
+    [({}, True), ({"weight": 9}, False), ({"mandatory": True, "weight": 9}, True), ({"mandatory": False}, False)],
+)
+def test_a_weight_alone_makes_it_optional(spec: dict[str, Any], mandatory: bool) -> None:
+    found = form("resource-requirements", need(name="cpu", requests=1, **spec))
+    assert found["spec"]["mandatory"] is mandatory
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"allocatable": False, "name": "a.b/c", "value": True},
+        {"allocatable": False, "resource": {"key": "a.b/c", "value": "true"}},
+        {"resource": {"key": "a.b/c", "value": True}},
+    ],
+)
+def test_a_label_has_one_form(spec: dict[str, Any]) -> None:
+    found = form("resource-requirements", need(**spec))["spec"]
+    assert found == {"mandatory": True, "allocatable": False, "resource": {"key": "a.b/c", "value": "true"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "violations"),
+    [
+        (
+            {"name": "cpu", "requests": 1, "resource": {"name": "cpu", "requests": 1}},
+            {"spec.resource": "Contradiction"},
+        ),
+        ({"name": "cpu", "requests": 1, "value": "x"}, {"spec.value": "Contradiction"}),
+        ({"allocatable": True, "name": "l", "value": "x"}, {"spec.value": "Contradiction"}),
+        (
+            {"allocatable": False, "name": "cpu", "requests": 1},
+            {"spec.requests": "Contradiction", "spec.value": "Required"},
+        ),
+        ({"name": "cpu", "requests": 5, "limits": 4}, {"spec.requests": "RequestsAboveLimits"}),
+        ({"name": "cpu", "requests": 1, "weight": 11}, {"spec.weight": "OutOfRange"}),
+        ({"name": "cpu", "requests": 1, "weight": 0}, {"spec.weight": "OutOfRange"}),
+        (
+            {"name": "cpu", "requests": "x", "limits": "y", "weight": 99},
+            {"spec.requests": "InvalidQuantity", "spec.limits": "InvalidQuantity", "spec.weight": "OutOfRange"},
+        ),
+        ({"name": "cpu", "requests": 0}, {"spec.requests": "InvalidQuantity"}),
+        ({"name": "cpu"}, {"spec": "Required"}),
+        (
+            {"resource": {"name": "memory", "requests": "1Gi", "units": "MB"}},
+            {"spec.resource.requests": "InvalidQuantity"},
+        ),
+        ({"name": "nvidia.com/gpu", "requests": "1.5"}, {"spec.requests": "InvalidQuantity"}),
+    ],
+)
+def test_everything_wrong_with_a_requirement_is_listed(spec: dict[str, Any], violations: dict[str, str]) -> None:
+    assert wrong("resource-requirements", need(**spec)) == violations
+
+
+CONSUMER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "core", "container": "c"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        CONSUMER,
+        {"consumer": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "core", "container-name": "c"}},
+        {"api-version": "apps/v1", "Kind": "StatefulSet", "name": "core", "containerName": "c"},
+    ],
+)
+def test_a_consumer_has_one_form(spec: dict[str, Any]) -> None:
+    assert form("hpa-resource-consumers", need(**spec))["spec"] == CONSUMER
+
+
+def test_two_names_for_one_field_must_agree() -> None:
+    assert form("hpa-intents", need(app="a", appName="a"))["spec"] == {"app": "a"}
+    assert wrong("hpa-intents", need(**{"app": "a", "app-name": "b"})) == {"spec.app-name": "Contradiction"}
+    both = {**CONSUMER, "consumer": {"name": "other"}}
+    assert wrong("hpa-resource-consumers", need(**both)) == {"spec.name": "Contradiction"}
+
+
+def test_metadata_keeps_to_its_bounds() -> None:
+    long = {"name": "x" * 129, "description": "x" * 1025, "userData1": "x" * 513, "userData2": "x" * 513}
+    paths = {"metadata.name", "metadata.description", "metadata.userData1", "metadata.userData2"}
+    assert wrong("projects", {"metadata": long}).keys() == paths
+    most = {"name": "x" * 128, "description": "x" * 1024, "userData1": "x" * 512, "userData2": "x" * 512}
+    assert form("projects", {"metadata": most})["metadata"] == most
+    for name in ("a", "0", "v1.0", "a_b-c.d"):
+        assert form("projects", {"metadata": {"name": name}})["metadata"] == {"name": name}
+    for name in ("", "-a", "a-", ".a", "a/b", "ä", "a b", "a\n"):
+        assert wrong("projects", {"metadata": {"name": name}}) == {"metadata.name": "InvalidName"}
+
+
+def test_what_was_answered_may_be_sent_back() -> None:
+    shown = need(**CONSUMER, resourceRequirements=[{"anything": 1}])
+    found = read(BY_SEGMENT["hpa-resource-consumers"], shown)
+    assert not found.warnings
+
+
+words = st.sampled_from(
+    [
+        "metadata",
+        "spec",
+        "name",
+        "description",
+        "mandatory",
+        "weight",
+        "allocatable",
+        "resource",
+        "requests",
+        "limits",
+        "units",
+        "key",
+        "value",
+        "consumer",
+        "container-name",
+        "intent",
+        "allOf",
+        "anyOf",
+        "clusterLabel",
+        "kv",
+        "manifests",
+        "overrideValues",
+    ]
+)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | words, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(KINDS), st.dictionaries(words, plain, max_size=6))
+def test_whatever_is_sent_is_read_or_refused_with_places(kind: Kind, body: dict[str, Any]) -> None:
+    try:
+        found = read(kind, body)
+    except Refused as refusal:
+        assert refusal.problem.status == 400
+        assert refusal.problem.errors
+        return
+    again = read(kind, msgspec.to_builtins(found.body))
+    assert again.body == found.body, "what is answered is its own form"
+    assert not again.warnings
+
+
+# --- composing -------------------------------------------------------------------------------------------------------
+
+GROUP = GroupName("p", "ca", "v1.0", "g")
+DEPLOYMENT: dict[str, Any] = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "web"},
+    "spec": {"template": {"spec": {"containers": [{"name": "c"}]}}},
+}
+
+
+def tree_of(resources: dict[str, Any]) -> Tree:
+    """Paths below the composite app."""
+    tree = Tree()
+    root = "projects/p/composite-apps/ca/v1.0"
+    for number, (below, body) in enumerate(resources.items(), 1):
+        path: Path = tuple(f"{root}/{below}".split("/"))
+        kind = kind_of(path)
+        assert kind is not None, path
+        whole = {"metadata": {"name": path[-1]}, **body}
+        objects = whole.pop("objects", [])
+        raw = msgspec.Raw(msgspec.json.encode(read(kind, whole).body))
+        tree.put(path, Resource(body=raw, objects=objects), number)
+    return tree
+
+
+async def no_charts(*_: Any) -> list[dict[str, Any]]:
+    raise AssertionError("there is no chart")
+
+
+async def composed(resources: dict[str, Any]) -> composing.Composed:
+    return await composing.compose(tree_of(resources), GROUP, no_charts)
+
+
+BASE: dict[str, Any] = {
+    "apps/web": {"objects": [DEPLOYMENT]},
+    "deployment-intent-groups/g": {},
+    "deployment-intent-groups/g/hpa-intents/h": {"spec": {"app": "web"}},
+    "deployment-intent-groups/g/hpa-intents/h/hpa-resource-consumers/w": {
+        "spec": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "container": "c", "replicas": 2}
+    },
+    "deployment-intent-groups/g/hpa-intents/h/hpa-resource-consumers/w/resource-requirements/cpu": {
+        "spec": {"name": "cpu", "requests": "500m"}
+    },
+    "deployment-intent-groups/g/hpa-intents/h/hpa-resource-consumers/w/resource-requirements/fast": {
+        "spec": {"allocatable": False, "name": "disk", "value": "ssd"}
+    },
+}
+
+
+async def test_resources_become_one_document_and_that_a_revision() -> None:
+    found = await composed(BASE)
+    given = documents.application(found.document, GROUP)
+    revision = resolve(given)
+    assert revision.group == "p/ca/v1.0/g"
+    (shape,) = revision.apps[0].shapes
+    assert (shape.object, shape.count, shape.resources) == ("Deployment/web", 2, {"cpu": 500, "pods": 1})
+    assert [(r.key, r.values) for r in shape.terms[0]] == [("disk", ("ssd",))]
+
+
+async def test_only_the_placement_that_the_map_names_counts() -> None:
+    placements = {
+        f"deployment-intent-groups/g/generic-placement-intents/{name}/app-intents/x": {
+            "spec": {"app": "web", "intent": {"allOf": [{"clusterProvider": "lab", "cluster": name}]}}
+        }
+        for name in ("one", "two")
+    }
+    parents: dict[str, Any] = {path.rsplit("/", 2)[0]: {} for path in placements}
+    found = await composed(BASE | parents | placements)
+    sets = found.document["spec"]["apps"][0]["placement"]["sets"]
+    assert [s["allOf"][0]["cluster"] for s in sets] == ["lab/one", "lab/two"]
+    named = {"deployment-intent-groups/g/intents/m": {"spec": {"intent": {"genericPlacementIntent": "two"}}}}
+    found = await composed(BASE | parents | placements | named)
+    sets = found.document["spec"]["apps"][0]["placement"]["sets"]
+    assert [s["allOf"][0]["cluster"] for s in sets] == ["lab/two"]
+
+
+async def test_everything_that_does_not_hold_together_is_listed() -> None:
+    broken = {
+        **BASE,
+        "deployment-intent-groups/g": {"spec": {"overrideValues": [{"app": "none", "values": {}}]}},
+        "deployment-intent-groups/g/hpa-intents/odd": {"spec": {"app": "nothing"}},
+        "deployment-intent-groups/g/intents/m": {"spec": {"intent": {"genericPlacementIntent": "gone"}}},
+    }
+    with pytest.raises(Refused) as refused:
+        await composed(broken)
+    problem = refused.value.problem
+    assert problem.status == 409
+    assert {v.path: v.code for v in problem.errors} == {
+        "spec.overrideValues[0].app": "UnknownApp",
+        "hpa-intents/odd: spec.app": "UnknownApp",
+        "intents/m: spec.intent.genericPlacementIntent": "UnknownIntent",
+    }
+
+
+# --- the tree --------------------------------------------------------------------------------------------------------
+
+names = st.text(alphabet="abAB01.-_=/ ", min_size=1, max_size=6)
+
+
+@given(st.lists(names, min_size=1, max_size=8))
+def test_a_path_is_its_key_and_back(parts: list[str]) -> None:
+    path = tuple(parts)
+    assert path_of(key_of(path)) == path
+
+
+@given(st.permutations(range(6)))
+def test_own_writes_and_the_mirror_agree_in_any_order(order: list[int]) -> None:
+    """Made, changed and removed by oneself (1, 2, 3), and the same as the mirror tells it, later, in its order."""
+    tree = Tree()
+    path = group_path("p/ca/v1/g")
+    own = [lambda: tree.put(path, "a", 1), lambda: tree.put(path, "b", 2), lambda: tree.drop(path, 2)]
+    mirrored = [
+        lambda: tree.put(path, "a", 1),
+        lambda: tree.put(path, "b", 2),
+        lambda: tree.drop(path, 3, mirrored=True),
+    ]
+    rest = {0: list(own), 1: list(mirrored)}
+    for number in order:
+        side = number % 2
+        rest[side].pop(0)()
+    assert tree.get(path) is None
+    assert tree.members(path[:-1]) == []
+    assert tree.put(path, "c", 4)
+    assert tree.members(path[:-1]) == [path]
+
+
+@pytest.mark.parametrize("data", [b"\x1f\x8b", b"a: [", b"\x00\x01", b"- 1\n- 2", b"&a [*a]", b"a: &x [1]\nb: *x"])
+def test_files_that_are_none_are_refused(data: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        uploads.app(data)
+    assert refused.value.problem.status == 400
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    import gzip
+
+    with pytest.raises(Refused) as refused:
+        uploads.app(gzip.compress(b"\0" * (uploads.MAX_UNPACKED + 10)))
+    assert refused.value.problem.errors[0].code == "TooLarge"
+    laughs = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(9)
+    )
+    with pytest.raises(Refused):
+        uploads.app(laughs.encode())
