@@ -1,0 +1,187 @@
+"""Clusters that fall silent, are slow, refuse, lose pods, or send old reports again: the phases and reasons that tell so,
+claims that stay where nobody knows better, and everything well again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from moorage.bus import subjects
+from moorage.testing.driver import Driver, application, eventually, fleet, room
+from moorage.testing.mesh import Mesh
+
+from .conftest import MakeMesh
+
+FLEET = fleet(5, 8)
+#: Longer than any of the tests: they end their faults by applying the fleet again.
+FOR_EVER = 600
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh) -> Mesh:
+    return make_mesh(FLEET)
+
+
+async def fault(driver: Driver, cluster: str, what: str, seconds: float = FOR_EVER) -> None:
+    asked = {"cluster": cluster, "fault": what, "seconds": seconds}
+    answer = await driver.ask(subjects.SIM_FAULT, asked)
+    assert answer.get("accepted"), answer
+
+
+async def heal(driver: Driver) -> None:
+    answer = await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20)
+    assert answer.get("accepted"), answer
+
+
+async def cluster(driver: Driver, ident: str) -> dict[str, Any]:
+    found: dict[str, Any] = await driver.http(f"/v1/clusters/{ident}")
+    return found
+
+
+async def until_state(driver: Driver, ident: str, state: str) -> None:
+    async def reached() -> bool:
+        said: str = (await cluster(driver, ident))["state"]
+        return said == state
+
+    await eventually(reached, 20, f"{ident} is {state}")
+
+
+async def why(driver: Driver, name: str, code: str) -> dict[str, Any]:
+    """The first reason with this code, once there is one."""
+    found: list[dict[str, Any]] = []
+
+    async def said() -> bool:
+        found[:] = [r for r in (await driver.why(name)).get("reasons", []) if r["code"] == code]
+        return bool(found)
+
+    await eventually(said, 15, f"{name} says {code}")
+    return found[0]
+
+
+async def ended(driver: Driver, *names: str) -> None:
+    await driver.delete(names)
+
+    async def free() -> bool:
+        clusters = [await cluster(driver, f"lab/c-{i}") for i in range(5)]
+        return not driver.ledger.claims and {c["free"]["cpu"] for c in clusters} == {"8"}
+
+    await eventually(free, 20, "all room is free again")
+    assert await driver.violations(room(FLEET)) == []
+
+
+async def test_a_silent_cluster_keeps_its_claims_and_gets_nothing_new(driver: Driver) -> None:
+    here = "lab/c-0"
+    await driver.apply(application("before", on=here))
+    await driver.until_phase("before", "Running")
+    claims = dict(driver.ledger.claims)
+    await fault(driver, here, "silent")
+    await until_state(driver, here, "Stale")
+    await driver.apply(application("during", on=here))
+    await driver.apply(application("anywhere"))
+    await driver.until_phase("during", "Pending")
+    assert here in (await why(driver, "during", "ClusterStale"))["samples"]
+    await driver.until_phase("anywhere", "Running")
+    assert (await driver.why("anywhere"))["apps"]["web"]["clusters"] != [here]
+    assert claims.keys() <= driver.ledger.claims.keys(), "nobody knows that its pods are gone"
+    # Taking away what runs there waits for it, and its room stays taken.
+    await driver.ask(subjects.INTENTS_ACT, {"group": "default/before/v1/default", "verb": "terminate"})
+    await driver.until_phase("before", "Terminating")
+    assert claims.keys() <= driver.ledger.claims.keys()
+    await heal(driver)
+    await until_state(driver, here, "Ready")
+    await driver.until_phase("during", "Running")
+    await driver.until_phase("before", "Terminated")
+    await ended(driver, "before", "during", "anywhere")
+
+
+async def test_a_slow_cluster_gets_there(driver: Driver) -> None:
+    here = "lab/c-1"
+    await fault(driver, here, "slow")
+    await driver.apply(application("slow", on=here))
+    await driver.until_phase("slow", "Deploying")
+    assert not (await driver.why("slow")).get("reasons")
+    await driver.until_phase("slow", "Running")
+    assert (await cluster(driver, here))["state"] == "Ready", "late is not silent"
+    await heal(driver)
+    await ended(driver, "slow")
+
+
+async def test_a_cluster_that_refuses_degrades_the_group_until_it_takes_it(driver: Driver) -> None:
+    here = "lab/c-2"
+    await fault(driver, here, "refuse")
+    await driver.apply(application("refused", on=here))
+    await driver.until_phase("refused", "Degraded")
+    reason = await why(driver, "refused", "ApplyFailed")
+    assert reason["cluster"] == here and "denied" in reason["message"]
+    await heal(driver)
+    await driver.until_phase("refused", "Running")
+    assert not (await driver.why("refused")).get("reasons")
+    await ended(driver, "refused")
+
+
+async def test_lost_pods_degrade_and_their_room_stays_claimed(driver: Driver) -> None:
+    here = "lab/c-3"
+    await driver.apply(application("lost", pods=8, on=here))
+    await driver.until_phase("lost", "Running")
+    await fault(driver, here, "lose-pods", 3)
+    await driver.until_phase("lost", "Degraded")
+    # An eviction opens no gap: the slots of pods that are away count in full.
+    await driver.apply(application("greedy", on=here))
+    await driver.until_phase("greedy", "Pending")
+    assert (await why(driver, "greedy", "ResourceShort"))["free"] == "0"
+    await driver.until_phase("lost", "Running")
+    assert await driver.phase("greedy") == "Pending"
+    await driver.delete(["lost"])
+    await driver.until_phase("greedy", "Running")
+    await ended(driver, "greedy")
+
+
+async def test_old_reports_change_nothing(driver: Driver) -> None:
+    """A cluster that is full says again and again how it was when it was empty."""
+    here = "lab/c-4"
+    await driver.apply(application("full", pods=8, on=here))
+    await driver.until_phase("full", "Running")
+
+    async def seen() -> bool:
+        found = await cluster(driver, here)
+        return bool(found["free"]["cpu"] == "0")
+
+    await eventually(seen, 10, "it is full")
+    reports = 0
+
+    def count() -> None:
+        nonlocal reports
+        reports += 1
+
+    await driver.bus.subscribe("moorage.reports.lab.c-4.>", lambda _subject, _data: count())
+    await fault(driver, here, "replay")
+    await driver.apply(application("tempted", on=here))
+    await driver.until_phase("tempted", "Pending")
+
+    async def several() -> bool:
+        return reports >= 4
+
+    await eventually(several, 20, "old reports came again")
+    found = await cluster(driver, here)
+    assert found["free"]["cpu"] == "0"
+    assert (await driver.phase("full"), await driver.phase("tempted")) == ("Running", "Pending")
+    await heal(driver)
+    await driver.delete(["full"])
+    await driver.until_phase("tempted", "Running")
+    await ended(driver, "tempted")
+
+
+async def test_all_of_it_at_once_ends_well(driver: Driver) -> None:
+    names = [f"all-{i}" for i in range(20)]
+    for number, what in enumerate(("silent", "slow", "refuse", "replay")):
+        await fault(driver, f"lab/c-{number}", what, 4)
+    await asyncio.gather(*(driver.apply(application(name, pods=2)) for name in names))
+    await fault(driver, "lab/c-4", "lose-pods", 2)
+
+    async def well() -> bool:
+        return set((await driver.phases()).values()) == {"Running"}
+
+    await eventually(well, 40, "all 20, which fill the fleet, run")
+    await ended(driver, *names)
