@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moorage.model.resources import CHILDREN, COMPOSITE_APP, KINDS, Kind, Path
+from moorage.model.resources import CHILDREN, COMPOSITE_APP, KINDS, Kind
+from moorage.model.resources import Path as At
 from moorage.testing.mesh import Mesh
 from moorage.testing.rest import Answered, Rest
 
@@ -54,18 +56,18 @@ def name_of(kind: Kind) -> str:
     return f"{kind.segment[:12].strip('-')}-{next(_numbers)}"
 
 
-def url(path: Path) -> str:
+def url(path: At) -> str:
     return "/" + "/".join(path)
 
 
-def make(rest: Rest, kind: Kind, parent: Path, name: str = "") -> Path:
+def make(rest: Rest, kind: Kind, parent: At, name: str = "") -> At:
     name = name or name_of(kind)
     rest.must(201, "POST", url((*parent, kind.segment)), body(kind, name))
     own = (name, "v1.0") if kind is COMPOSITE_APP else (name,)
     return (*parent, kind.segment, *own)
 
 
-def parent_of(rest: Rest, kind: Kind) -> Path:
+def parent_of(rest: Rest, kind: Kind) -> At:
     """Made with all that is above it."""
     wanted = kind.parent(kind.path)
     if not wanted:
@@ -74,7 +76,7 @@ def parent_of(rest: Rest, kind: Kind) -> Path:
     return make(rest, above, parent_of(rest, above))
 
 
-def missing(kind: Kind, parent: Path) -> Path:
+def missing(kind: Kind, parent: At) -> At:
     """A path like the parent's that is not there."""
     return (*parent[:-1], "nobody")
 
@@ -249,3 +251,9 @@ def test_verbs_and_status_of_nobody(rest: Rest) -> None:
         problem(rest("POST", f"{nobody}/{verb}"), 404, "NotFound")
     problem(rest("GET", f"{nobody}/status"), 404, "NotFound")
     problem(rest("POST", f"{nobody}/approve", token=""), 401, "Unauthorized")
+
+
+def test_the_page_has_every_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "v2.md").read_text()
+    for kind in KINDS:
+        assert f"`{'/'.join(kind.path)}`" in page, kind.path
