@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from aiohttp import web
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moorage.gateway.answers import page_of
 from moorage.gateway.selectors import parse, selects
-from moorage.gateway.stream import Listener, is_event_subject, matches
+from moorage.gateway.stream import Listener, Said, is_event_subject, matches
 from moorage.model.problems import Refused
 
 LABELS = {"app": "web", "tier": "", "feature.node.kubernetes.io/x": "true", "n": "3"}
@@ -99,10 +99,50 @@ def test_only_events_may_be_listened_to(text: str, good: bool) -> None:
     assert is_event_subject(text) is good
 
 
-def test_a_reader_that_is_too_slow_is_cut_off_and_told() -> None:
-    listener: Any = Listener("moorage.events.>")
-    for number in range(5000):
-        listener.put(str(number).encode())
-    assert listener.lost and listener.queue.qsize() <= 2048
-    *_, last = [listener.queue.get_nowait() for _ in range(listener.queue.qsize())]
-    assert last is None
+class Pipe:
+    """A connection whose reader never reads."""
+
+    def __init__(self) -> None:
+        self.waiting: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed, "nothing is written to what is closed"
+        self.waiting.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.waiting))
+
+
+def test_a_reader_that_is_too_slow_is_cut_off() -> None:
+    pipe = Pipe()
+    listener = Listener(pipe, lambda event: event.data, lambda: True)
+    listener.go_live(0)
+    for seq in range(1, 2000):
+        listener.tell(Said(seq, "", "", b"x" * 10_000))
+    assert listener.slow and listener.ended.is_set()
+    assert pipe.get_write_buffer_size() < 5 << 20
+
+
+def test_a_reader_hears_each_event_once_and_nothing_after_its_end() -> None:
+    pipe = Pipe()
+    good = True
+    listener = Listener(pipe, lambda event: b"%d" % event.seq, lambda: good)
+    for seq in (3, 4, 5):  # while it is told what came before
+        listener.tell(Said(seq, "", "", b""))
+    assert not pipe.waiting
+    listener.go_live(4)
+    listener.tell(Said(5, "", "", b""))
+    listener.tell(Said(6, "", "", b""))
+    assert pipe.waiting == [b"5", b"6"]
+    good = False
+    listener.tell(Said(7, "", "", b""))
+    assert listener.ended.is_set() and pipe.waiting == [b"5", b"6"]
+    other = Listener(pipe, lambda event: event.data, lambda: True)
+    other.go_live(0)
+    pipe.closed = True
+    other.tell(Said(1, "", "", b""))
+    assert other.ended.is_set()
