@@ -13,6 +13,7 @@ from .answers import answers
 from .deadlines import deadlines
 from .decisions import one_at_a_time, throughput
 from .harness import Figure
+from .kube import kube
 from .reports import changes, first_reports
 from .startup import startup
 
@@ -29,6 +30,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "throughput": throughput,
     "reports": lambda: _one(first_reports()),
     "changes": lambda: _one(changes()),
+    "kube": kube,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),
 }

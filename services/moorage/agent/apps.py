@@ -91,6 +91,7 @@ class App:
         self._refused: dict[Ref, str] = {}
         self._repairs: dict[Ref, tuple[int, float, float]] = {}  # how many, not before, last
         self._events: dict[Ref, tuple[float, str]] = {}
+        self._seen: dict[Ref, Live | None] = {}  # what stood there a moment ago
         self._retry, self._retry_at = 0, 0.0
         self._said: Confirm | None = None
 
@@ -167,9 +168,18 @@ class App:
         content = Content(
             group=self.group, app=self.app, version=desired.version, refs=list({**known, **dict.fromkeys(objects)})
         )
-        if content.refs != before.refs or content.version != before.version or not self.record.version:
-            self.record.content = content
-            await self.site.records.store(self.record)
+        # While the record is written. Namespaces are looked at under their lock.
+        looks = {ref: asyncio.ensure_future(self._look(ref)) for ref in objects if ref.kind != "Namespace"}
+        try:
+            if content.refs != before.refs or content.version != before.version or not self.record.version:
+                self.record.content = content
+                await self.site.records.store(self.record)
+            await asyncio.gather(*looks.values(), return_exceptions=True)
+            # What cannot be looked at is refused by itself, when it is its turn.
+            self._seen = {ref: look.result() for ref, look in looks.items() if look.exception() is None}
+        finally:
+            for look in looks.values():
+                look.cancel()
         self._objects = objects
         self._refused = {ref: why for ref, why in self._refused.items() if ref in objects}
         for level in sorted({rank(ref.kind) for ref in objects}):
@@ -220,9 +230,13 @@ class App:
             kind.path(ref.namespace, ref.name)
         )
 
+    async def _look(self, ref: Ref) -> Live | None:
+        kind = await self.site.kinds.find(ref.api_version, ref.kind)
+        return await self._live(kind, ref) if kind is not None else None
+
     async def _apply_one(self, desired: DesiredApp, ref: Ref) -> None:
         kind = await self._kind(ref)
-        live = await self._live(kind, ref)
+        live = self._seen.pop(ref) if ref in self._seen else await self._live(kind, ref)
         while live is not None and live["metadata"].get("deletionTimestamp"):
             await asyncio.sleep(0.2)  # what stands there is on its way out
             self._current(desired)
