@@ -30,6 +30,31 @@ class _Labels(Model, kw_only=True):
 _labels = msgspec.json.Decoder(_Labels).decode
 
 
+def wanted(view: View, cluster: str) -> dict[str, str]:
+    """What the resources say."""
+    provider, name = cluster.split("/")
+    members = view.resources.members(("cluster-providers", provider, "clusters", name, "labels"))
+    return {key: value for key, _, value in (path[-1].partition("=") for path in members)}
+
+
+def _known(view: View, cluster: str) -> bool:
+    cid = view.fleet.ids.get(cluster)
+    return cid is not None and cid < view.fleet.size and bool(view.fleet.known[cid])
+
+
+async def settled(view: View, path: Path, within: float = 2.0) -> None:
+    """Until the fleet has, or has no more, the label at this path: who labels and then deploys means it so."""
+    cluster = f"{path[1]}/{path[3]}"
+    key, _, value = path[5].partition("=")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            while _known(view, cluster):
+                have = view.fleet.cluster_labels(view.fleet.ids[cluster])
+                if have.get(key) == value if key in wanted(view, cluster) else have.get(key) != value:
+                    return
+                await asyncio.sleep(0.01)
+
+
 class Labels:
     def __init__(self, view: View) -> None:
         self._view = view
@@ -51,18 +76,8 @@ class Labels:
 
     def _joined(self, _: Change) -> None:
         """A cluster that was registered before it came has its labels waiting."""
-        if any(map(self._known, self._due)):
+        if any(_known(self._view, cluster) for cluster in self._due):
             self._wake.set()
-
-    def _known(self, cluster: str) -> bool:
-        fleet = self._view.fleet
-        cid = fleet.ids.get(cluster)
-        return cid is not None and cid < fleet.size and bool(fleet.known[cid])
-
-    def _wanted(self, cluster: str) -> dict[str, str]:
-        provider, name = cluster.split("/")
-        members = self._view.resources.members(("cluster-providers", provider, "clusters", name, "labels"))
-        return {key: value for key, _, value in (path[-1].partition("=") for path in members)}
 
     async def _run(self) -> None:
         while True:
@@ -70,17 +85,17 @@ class Labels:
                 async with asyncio.timeout(AGAIN if self._due else None):
                     await self._wake.wait()
             self._wake.clear()
-            for cluster in [c for c in sorted(self._due) if self._known(c)]:
+            for cluster in [c for c in sorted(self._due) if _known(self._view, c)]:
                 self._due.discard(cluster)
-                wanted = self._wanted(cluster)
+                labels = wanted(self._view, cluster)
                 try:
                     # What an operator set besides stays.
                     entry = await self._view.bus.bucket("moorage-clusters").get(cluster_tokens(cluster))
                     have = _labels(entry.value).labels if entry is not None else {}
                     others = {k: v for k, v in have.items() if k not in self._told.get(cluster, {})}
-                    body = {"cluster": cluster, "labels": others | wanted}
+                    body = {"cluster": cluster, "labels": others | labels}
                     await call(self._view.bus, subjects.CLUSTERS_SET, body)
-                    self._told[cluster] = wanted
+                    self._told[cluster] = labels
                 except NoAnswer:
                     self._due.add(cluster)
                 except Refused as refusal:

@@ -17,6 +17,7 @@ from ..answers import answer
 from ..audit import id_of
 from ..calls import call
 from ..serving import BODY_LIMIT, Gateway, gateway_of
+from .labels import settled
 from .reading import path_in, resources_of
 
 _any = msgspec.json.Decoder().decode
@@ -63,6 +64,7 @@ async def _changed(request: web.Request, change: Change, status: int) -> web.Str
     seq = reply["seq"]
     gateway.view.resources.put(path, _encode(reply["body"]), seq)
     gateway.view.tell_resource(path)
+    await _settled(gateway, path)
     if len(path) == 7 and status == 201 and path[5] == "deployment-intent-groups":
         await gateway.view.caught_up("/".join((path[1], path[3], path[4], path[6])))
     response = answer(resources_of(request).body(path) if status == 200 else reply["body"], status)
@@ -73,6 +75,11 @@ async def _changed(request: web.Request, change: Change, status: int) -> web.Str
     for warning in reply.get("warnings", []):
         response.headers.add("Warning", _warning(warning))
     return response
+
+
+async def _settled(gateway: Gateway, path: Path) -> None:
+    if len(path) == 6 and path[4] == "labels":
+        await settled(gateway.view, path)
 
 
 def _warning(warning: dict[str, Any]) -> str:
@@ -87,6 +94,7 @@ async def _removed(request: web.Request, change: Change) -> web.StreamResponse:
         path = tuple(removed)
         gateway.view.resources.drop(path, reply["seq"])
         gateway.view.tell_resource(path)
+        await _settled(gateway, path)
         if len(path) == 7 and path[5] == "deployment-intent-groups":
             await gateway.view.caught_up("/".join((path[1], path[3], path[4], path[6])))
     return web.Response(status=204)
