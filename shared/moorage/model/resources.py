@@ -247,5 +247,11 @@ class Tree:
                 return child.segment
         return ""
 
+    def below(self, path: Path) -> Iterator[Path]:
+        """What stands directly below."""
+        kind = kind_of(path)
+        for child in CHILDREN[kind.path] if kind is not None else ():
+            yield from self._in.get((*path, child.segment), ())
+
     def paths(self) -> Iterator[Path]:
         yield from self._held

@@ -74,7 +74,9 @@ class Resources:
         path = path_of(key)
         if value is None:
             self.tree.drop(path, seq, mirrored=True)
-        elif self.tree.put(path, _resource.decode(value), seq):
+            self._orphans.update(self.tree.below(path))
+        else:
+            self.tree.put(path, _resource.decode(value), seq)
             kind = kind_of(path)
             if kind is not None and kind.parent(path) and not self._exists(kind.parent(path)):
                 self._orphans.add(path)
@@ -101,7 +103,7 @@ class Resources:
             orphans, self._orphans = self._orphans, set()
             for path in orphans:
                 kind, held = kind_of(path), self.tree.get(path)
-                if kind is None or held is None or self._exists(kind.parent(path)):
+                if kind is None or held is None or not kind.parent(path) or self._exists(kind.parent(path)):
                     continue
                 try:
                     await self._bucket.delete(key_of(path), held.seq)
