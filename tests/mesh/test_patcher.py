@@ -261,10 +261,11 @@ async def test_lost_pods_degrade_and_heal(world: World) -> None:
 
 
 async def test_a_cluster_that_refuses_degrades_the_group(world: World) -> None:
-    world.sim.core.fault("lab/c-0", "refuse", 2.0, world.sim.now)
+    world.sim.core.fault("lab/c-0", "refuse", None, world.sim.now)
     await world.place(G, ["lab/c-0"])
     await world.reach(G, "Degraded")
     assert world.statuses[G].apps[0].objects[0].state == "Failed"
+    world.sim.core.fault("lab/c-0", "refuse", 0.1, world.sim.now)  # ends so much later, not before
     await world.reach(G, "Running")
 
 
