@@ -21,6 +21,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from moorage.testing.conditions import until
 from moorage.testing.driver import Driver, application, eventually
 from moorage.testing.mesh import Mesh
 
@@ -189,6 +190,7 @@ async def test_a_strangers_key_cannot_answer_in_a_built_ins_name(mesh: Mesh) -> 
     try:
         await nc.subscribe("moorage.controllers.hpa.candidates")
         await nc.subscribe("moorage.controllers.mine.candidates")
+        await until(lambda: bool(errors))
         await nc.flush()
         assert len(errors) == 1 and "hpa" in errors[0]
     finally:

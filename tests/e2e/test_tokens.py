@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -209,7 +210,7 @@ async def test_only_a_hash_is_stored(example: Mesh, tokens: dict[str, str]) -> N
         bucket = await js.key_value("moorage-tokens")
         for name, token in tokens.items():
             value = (await bucket.get(name)).value or b""
-            assert token.rsplit("_", 1)[1].encode() not in value
+            assert token[-20:].encode() not in value
             assert json.loads(value)["digest"]
     finally:
         await nc.close()
@@ -253,10 +254,10 @@ def test_every_change_leaves_a_line(example: Mesh, tokens: dict[str, str], held:
 
 
 def test_who_guesses_too_often_is_slowed_down(example: Mesh) -> None:
-    seen = {ask(example, "GET", "/v1/whoami", token=f"guess{n}")[0] for n in range(60)}
-    assert seen == {401, 429}
-    answered = ask(example, "GET", "/v1/whoami", token="guess")
-    assert int(answered[1]["retry-after"]) >= 1
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda n: ask(example, "GET", "/v1/whoami", token=f"guess{n}"), range(200)))
+    assert {answer[0] for answer in answers} == {401, 429}
+    assert all(int(answer[1]["retry-after"]) >= 1 for answer in answers if answer[0] == 429)
     assert ask(example, "GET", "/v1/whoami")[0] == 200, "who is known is not held up by others"
 
 
