@@ -91,6 +91,7 @@ class App:
         self._refused: dict[Ref, str] = {}
         self._repairs: dict[Ref, tuple[int, float, float]] = {}  # how many, not before, last
         self._events: dict[Ref, tuple[float, str]] = {}
+        self._compared: dict[Ref, float] = {}  # those that cannot be followed
         self._seen: dict[Ref, Live | None] = {}  # what stood there a moment ago
         self._retry, self._retry_at = 0, 0.0
         self._said: Confirm | None = None
@@ -267,6 +268,7 @@ class App:
     def _learn(self, ref: Ref, made: Live) -> None:
         made["metadata"].pop("managedFields", None)
         self._settled[ref] = (digest(made), version(made))
+        self._compared[ref] = asyncio.get_running_loop().time()
         self._polled[ref] = made
 
     def _marked(self, kind: Kind, ref: Ref) -> dict[str, Any]:
@@ -329,17 +331,22 @@ class App:
             await self._try(desired, ref)
 
     async def _drifted(self, ref: Ref) -> bool:
-        if ref in self._shared or ref not in self._settled:
+        if ref not in self._settled:
             return False
         kind = await self._kind(ref)
         settled, at = self._settled[ref]
         live = self.site.following.get(kind, ref.namespace, ref.name)
-        if live is None:
-            if self.site.following.sees(kind):
-                live = await self.site.api.get(kind.path(ref.namespace, ref.name))
-                return live is None or digest(live) != settled
-            return False
-        return version(live) > at and digest(live) != settled
+        if live is not None and ref not in self._shared:
+            return version(live) > at and digest(live) != settled
+        if ref in self._shared or not self.site.following.sees(kind):
+            now = asyncio.get_running_loop().time()
+            if now - self._compared.get(ref, 0.0) < RESYNC:
+                return False
+            self._compared[ref] = now
+            if ref in self._shared:
+                return True  # applying it again changes nothing if nothing changed
+        live = await self.site.api.get(kind.path(ref.namespace, ref.name))
+        return live is None or digest(live) != settled
 
     # --- saying how it is
 
@@ -453,7 +460,7 @@ class App:
             for level in sorted({rank(ref.kind) for ref in part}, reverse=True):
                 await _all(self._take_one(ref, desired) for ref in part if rank(ref.kind) == level)
         for ref in refs:
-            for table in (self._settled, self._polled, self._refused, self._repairs, self._events):
+            for table in (self._settled, self._polled, self._refused, self._repairs, self._events, self._compared):
                 table.pop(ref, None)
 
     async def _take_one(self, ref: Ref, desired: DesiredApp) -> None:
