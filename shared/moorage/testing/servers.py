@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,12 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, second
     raise RuntimeError(f"{what} does not listen on port {port} after {seconds:g} s")
 
 
-class _Server:
+class _Server(ABC):
     process: subprocess.Popen[bytes] | None = None
     port: int
 
-    def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> None: ...
 
     def stop(self, sig: int = signal.SIGTERM) -> None:
         if self.process is not None:
