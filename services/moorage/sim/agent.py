@@ -20,8 +20,6 @@ from .specs import ClusterSpec, encode
 PART_BYTES = 400_000
 #: After this long without an answer a message is said again.
 PATIENCE = 3.0
-#: Hints and connecting make an agent ask at once; unasked it looks again so rarely, in case a hint was lost.
-ASK_EVERY = 5
 _REPLIES = 64
 
 _report_reply = msgspec.json.Decoder(ReportReply).decode
@@ -50,7 +48,7 @@ class Channel:
 class Agent:
     """`out` gets what is to be sent; `state` is new, introducing, known, refused, leaving or gone."""
 
-    __slots__ = ("again", "asked", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "have", "have_json", "index", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds")  # fmt: skip
+    __slots__ = ("again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "have", "have_json", "index", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str, out: list[Send]) -> None:
         self.cluster = Cluster(spec)
@@ -67,7 +65,6 @@ class Agent:
         self.parts: deque[bytes] = deque()
         self.reporting, self.asking, self.confirming = Channel(), Channel(), Channel()
         self.again = False
-        self.asked = float("-inf")
         self.part = 0
         self.have: dict[str, int] = {}
         self.have_json = b"{}"
@@ -104,7 +101,7 @@ class Agent:
         if self.fault == "replay" and self.state == "known":
             self._replay(wall)
         self.report(now, wall, heartbeat=True)
-        if self.state == "known" and now - self.asked >= ASK_EVERY * self.period:
+        if self.state == "known":
             self.ask(now)
         self.tell(now, wall)
 
@@ -182,7 +179,6 @@ class Agent:
             self.again = True
             return
         self.again = False
-        self.asked = now
         body = b'{"have":%b,"part":%d}' % (self.have_json, self.part) if self.part else b'{"have":%b}' % self.have_json
         self._say(self.asking, "ask", body, now)
 
