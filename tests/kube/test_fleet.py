@@ -296,6 +296,36 @@ def _ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
 
 
+def test_an_update_that_moves_makes_before_it_breaks(
+    mesh: Mesh, agents: dict[str, Agent], planes: list[ControlPlane]
+) -> None:
+    def at(cluster: str, cpu: int) -> dict[str, Any]:
+        needs = [{"resource": "cpu", "requests": cpu, "limits": cpu}]
+        return application("shifty", needs, placement={"anyOf": [{"cluster": cluster}]})
+
+    apply(mesh, at("lab/edge-1", 1))
+    running(mesh, "shifty")
+    apply(mesh, at("lab/edge-2", 2))
+    end = time.monotonic() + 40
+    while pods(planes[0], "shifty"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert any(_ready(pod) for pod in pods(planes[1], "shifty")), "the old place went before the new one was ready"
+    assert running(mesh, "shifty")["apps"]["shifty"]["clusters"] == ["lab/edge-2"]
+    apply(mesh, at("lab/edge-1", 99))
+    waiting = until(lambda: (w := why(mesh, "shifty")).get("pendingRevision") and w, 20, "it does not fit")
+    assert waiting["phase"] == "Running" and waiting["apps"]["shifty"]["clusters"] == ["lab/edge-2"]
+
+
+def test_what_fits_nowhere_else_stays_and_says_why(mesh: Mesh, agents: dict[str, Agent]) -> None:
+    apply(mesh, application("bound", EXAMPLE))
+    running(mesh, "bound")
+    done = mesh.run("cluster", "drain", "lab/core-1", "--timeout", "30s")
+    assert done.returncode == 1 and b"default/bound/v1/default stays" in done.stderr and AVX.encode() in done.stderr
+    assert why(mesh, "bound")["apps"]["bound"]["clusters"] == ["lab/core-1"]
+    assert mesh.run("cluster", "uncordon", "lab/core-1").returncode == 0
+
+
 def test_a_cluster_leaves_and_its_agent_is_cut_off(
     mesh: Mesh, agents: dict[str, Agent], planes: list[ControlPlane]
 ) -> None:

@@ -13,6 +13,7 @@ from .output import StateDir
 from .terminal import note, out
 
 _AGAIN = 0.3
+_ASK_AGAIN = 3.0
 
 
 def cordon(name: str, /, *, state: StateDir = None) -> int:
@@ -51,37 +52,31 @@ def drain(name: str, /, *, timeout: str = "5m", state: StateDir = None) -> int:
     timeout: How long to wait for it: 30s, 5m.
     """
     client = Client.find(state)
-    within = seconds(timeout)
+    end = time.monotonic() + seconds(timeout)
     _cordon(client, name, True)
-    groups = _groups(client, name, standing=True)
-    for group in groups:
-        try:
-            client.call("POST", group_path(group, "redecide"))
-            note(f"{group}: decided anew")
-        except Refusal as refusal:
-            if refusal.status not in (404, 409):
-                raise
-    return _watch(client, name, groups, time.monotonic() + within)
+    while client.get(_path(name))["state"] == "Ready" and time.monotonic() < end:
+        time.sleep(0.05)
+    return _move(client, name, end)
 
 
-def _watch(client: Client, name: str, groups: list[str], end: float) -> int:
+def _move(client: Client, name: str, end: float) -> int:
+    """Groups are asked for again while they stand there as if nothing were: who decides may hear of the cordon late."""
+    asked: dict[str, float] = {}
     stuck: dict[str, dict[str, Any]] = {}
-    asked = time.monotonic()
     while True:
         left = set(_groups(client, name))
-        for group in groups:
-            if group not in left and group not in stuck:
-                continue
-            why = _why(client, group)
-            waits = group in left and why is not None and why.get("pendingRevision") and why.get("reasons")
-            # The answer to our question, not one from before it.
-            if waits and time.monotonic() - asked > 1:
-                stuck[group] = why or {}
-            else:
-                stuck.pop(group, None)
         if not left:
             out(f"{name} drained")
             return DONE
+        for group in _groups(client, name, standing=True):
+            why = _why(client, group) or {}
+            stuck.pop(group, None)
+            if why.get("pendingRevision") and group in asked:
+                if why.get("reasons") and time.monotonic() - asked[group] > 1:
+                    stuck[group] = why
+            elif time.monotonic() - asked.get(group, 0.0) > _ASK_AGAIN:
+                asked[group] = time.monotonic()
+                _redecide(client, group)
         if left <= set(stuck):
             for group, why in sorted(stuck.items()):
                 note(f"{group} stays: nowhere else to go")
@@ -92,6 +87,15 @@ def _watch(client: Client, name: str, groups: list[str], end: float) -> int:
             note(f"still on {name}: {', '.join(sorted(left))}")
             return TIMEOUT
         time.sleep(_AGAIN)
+
+
+def _redecide(client: Client, group: str) -> None:
+    try:
+        client.call("POST", group_path(group, "redecide"))
+        note(f"{group}: decided anew")
+    except Refusal as refusal:
+        if refusal.status not in (404, 409):
+            raise
 
 
 def _groups(client: Client, name: str, *, standing: bool = False) -> list[str]:
