@@ -271,11 +271,12 @@ async def test_a_cluster_that_refuses_degrades_the_group(world: World) -> None:
 
 async def test_claims_of_a_silent_cluster_stay(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0", "lab/c-1"]))
-    world.sim.core.fault("lab/c-0", "silent", 4.0, world.sim.now)
+    world.sim.core.fault("lab/c-0", "silent", None, world.sim.now)
     await world.document(G, 1, "Terminated")
     await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
     await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0"}, 10, "one is released")
     assert world.statuses[G].phase == "Terminating"
+    world.sim.core.fault("lab/c-0", "silent", 0.1, world.sim.now)
     await world.reach(G, "Terminated")
 
 
