@@ -33,13 +33,11 @@ STREAMS: dict[str, tuple[str, ...]] = {
 }
 OBJECT_WRITES: dict[str, tuple[str, ...]] = {
     "merger": ("moorage-snapshots",),
-    "patcher": ("moorage-manifests",),
     "sim": ("moorage-sim",),
 }
 OBJECT_READS: dict[str, tuple[str, ...]] = {
     "intents": ("moorage-status",),
     **dict.fromkeys((*FOLLOWERS, "controller"), ("moorage-snapshots",)),
-    "patcher": ("moorage-snapshots", "moorage-manifests"),
 }
 
 

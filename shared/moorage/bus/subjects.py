@@ -41,7 +41,7 @@ BUCKETS = (
     "moorage-status",
     "moorage-tokens",
 )
-OBJECTS = ("moorage-snapshots", "moorage-manifests", "moorage-sim")
+OBJECTS = ("moorage-snapshots", "moorage-sim")
 LOGS = {
     "MOORAGE_LEDGER": LEDGER_COMMIT,
     "MOORAGE_EVENTS": "moorage.events.>",

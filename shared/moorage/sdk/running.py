@@ -113,10 +113,6 @@ class Runner:
             with contextlib.suppress(NoAnswer):
                 await self._bus.request(subjects.controller(one.name, "leave"), Register(), timeout=1)
 
-    async def changed(self, name: str) -> None:
-        """What this controller refused may be asked again now."""
-        await self._bus.publish(subjects.controller(name, "changed"), b"{}")
-
 
 async def run(settings: Settings, controllers: Sequence[Declared] | None = None, *, worker: str = "controller") -> None:
     """Serve these controllers until cancelled. Stopped cleanly they leave the registry; dead ones stay and time out."""
