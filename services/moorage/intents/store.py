@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, Conflict, NoAnswer, new_id, now_text, subjects
+from moorage.bus.failpoints import reached
 from moorage.bus.stores import Entry, Mirror
 from moorage.model.groups import Decide, GroupRecord, Withdraw
 from moorage.model.names import GroupName, group_tokens, token
@@ -189,6 +190,7 @@ class Store:
                 break
             else:
                 raise Refused(conflict(f"{given.key} keeps changing; try again"))
+        reached("intents.attached")
         done = await self.refresh(group, cause)
         if done is None:
             if outcome != "unchanged":
@@ -331,12 +333,14 @@ class Store:
             if entry is None or entry.revision != known.at:
                 raise Conflict(f"{tokens} changed")
             await self._revisions.put(f"{tokens}.{known.head.revision}", entry.value)
+            reached("intents.kept")
         return await self._groups.update(tokens, value, known.at)
 
     async def _finish(self, group: str, change: Change, value: bytes, at: int, cause: str) -> Done:
         record = change.record
         assert record is not None
         self._remember(group_tokens(group), Known(Head.of(record), at))
+        reached("intents.stored")
         await self._tell(group, record.revision, record.state, change.event, change.hint, record, cause)
         return Done(group, record.revision, record.state, change.outcome, change.warnings, record)
 

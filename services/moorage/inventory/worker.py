@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, Conflict, Incoming, Lease, Settings, subjects
+from moorage.bus.failpoints import reached
 from moorage.fleet import FAILURES, Changed, Fleet, Flush, Malformed, Store, Superseded, Writer, still_wanted
 from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
@@ -178,6 +179,7 @@ class Shell:
             await self.bus.reject(incoming.subject, incoming.data, invalid(errors))
         if self.writer.pending:
             self._dirty.set()
+        reached("inventory.reported")
         return outcome.reply
 
     async def on_set(self, incoming: Incoming) -> bytes:
@@ -224,6 +226,7 @@ class Shell:
             if entry is None:
                 raise
             record = _record.decode(entry.value)
+        reached("inventory.numbered")
         self.core.register(cluster, record, time.monotonic())
 
     async def _keep(self, cluster: str, **changes: Any) -> None:
@@ -287,6 +290,8 @@ class Shell:
         if self.writer.pending:
             self._dirty.set()
         ready, self._said = self._said[:said], self._said[said:]
+        if ready:
+            reached("inventory.written")
         for event in ready:
             await self.bus.emit(subjects.fleet_event(event.change, event.cluster), event.data, cause=event.cause)
 

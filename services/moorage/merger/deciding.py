@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from moorage.bus import Bus, Reply, new_id, subjects
+from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
 from moorage.ledger import Capacity, Committed, Committer, Dropped, Guard, Ledger, LedgerFollower
 from moorage.model.candidates import Ask
@@ -158,6 +159,7 @@ class Decider:
             started = loop.time()
             known = before(record, self.fleet, self.ledger)
             got = await self.gather(record, cause, known)
+            reached("merger.answered")
             crowded = False
             for _ in range(RETRIES):
                 if settled(self.ledger, record.group, record.revision):
@@ -169,6 +171,7 @@ class Decider:
                 self.capacity.hold(proposal.decision)
                 result = await self.committer.commit(proposal.decision, guard)
                 if isinstance(result, Committed):
+                    reached("merger.committed")
                     return _placed(record, proposal, got, result.seq)
                 if result.code == "DecisionTooLarge":
                     proposal = Refusal([Reason(code=result.code, message=result.message, by="merger")], final=True)
@@ -211,6 +214,7 @@ class Decider:
 
         if guard(self.ledger) is None:
             await self.committer.commit(Withdrawal(group=group, revision=revision), guard)
+            reached("merger.withdrawn")
 
     # -- only looking -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects
+from moorage.bus.failpoints import reached
 from moorage.fleet import Change
 from moorage.ledger import Changes, Dropped, Guard, Ledger, write_snapshot
 from moorage.model.base import Model
@@ -296,6 +297,7 @@ class Pending:
                 del self._removed[ident]
         for start in range(0, len(ready), 256):
             await self._decider.committer.commit(Release(claims=ready[start : start + 256]))
+            reached("merger.released")
 
     async def _reassign(self) -> None:
         """`Displaced`: pods run on other nodes than claimed, all of them, and stayed there for a while."""

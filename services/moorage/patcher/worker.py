@@ -12,6 +12,7 @@ import nats.errors
 import structlog
 
 from moorage.bus import Bus, BusError, Incoming, Lease, NoAnswer, Settings, subjects
+from moorage.bus.failpoints import reached
 from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.claims import Commit, Decision
 from moorage.model.controllers import Controller
@@ -235,6 +236,7 @@ class Patcher:
         self.desk.desired[group] = made
         if self.desk.older.get(group, (made.revision,))[0] != made.revision:
             del self.desk.older[group]
+        reached("patcher.desired")
         clusters = {held.claim.cluster for held in self._held(group)}
         for cluster in clusters:
             await self.bus.publish(subjects.desired("changed", cluster), b"")
@@ -269,6 +271,7 @@ class Patcher:
             else:
                 desk.statuses[group] = before
             raise
+        reached("patcher.concluded")
         if status.phase in OWN_PHASES and (
             before is None or (before.phase, before.decision) != (status.phase, status.decision)
         ):
@@ -390,6 +393,7 @@ class Patcher:
         except TimeoutError:
             problem = Problem(title="Not stored", status=503, code="NoAnswer", detail="say it again")
             raise Refused(problem) from None
+        reached("patcher.confirmed")
         return b"{}"
 
     # --- operators

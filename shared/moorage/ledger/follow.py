@@ -10,6 +10,7 @@ import nats.errors
 import structlog
 
 from moorage.bus import Bus, BusError, Follower, NoAnswer
+from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
 from moorage.model.claims import Commit
 
@@ -146,6 +147,7 @@ async def write_snapshot(bus: Bus, ledger: Ledger) -> str:
     name = f"{_PREFIX}{ledger.seq:020d}"
     try:
         await store.put(name, ledger.encode())
+        reached("ledger.snapshot")
         older = [n for n in await store.names() if n.startswith(_PREFIX) and n < name]
         if older:
             await bus.log(LOG).purge(int(older[-1].removeprefix(_PREFIX)))

@@ -24,6 +24,7 @@ class Mesh:
     """Every worker a process of its own, NATS and Redis real, as a user starts them."""
 
     def __init__(self, *options: str, state: Path | None = None) -> None:
+        self.environment: dict[str, str] = {}  # besides our own
         self.state = state or Path(tempfile.mkdtemp(prefix="moorage-mesh-"))
         self._own = state is None
         self._options = options
@@ -35,7 +36,9 @@ class Mesh:
         started = time.monotonic()
         command = [sys.executable, "-m", "moorage.cli", "up", "--state", str(self.state), "--http", "127.0.0.1:0"]
         with (self.state / "up.out").open("wb") as out:
-            self.process = subprocess.Popen([*command, *self._options], stdout=out, stderr=subprocess.STDOUT)
+            command += self._options
+            env = {**os.environ, **self.environment}
+            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
         while True:
             if b"\nready " in b"\n" + self.output():
                 break
