@@ -170,38 +170,6 @@ def test_a_claims_pod_says_where_it_is_and_what_is_wrong() -> None:
     assert view.trouble(["c"]) == (True, "pod p: ImagePullBackOff: no such image")
 
 
-def test_devices_come_from_the_newest_generation_of_a_pool() -> None:
-    view = View()
-    view.put_node(Key("", "n"), node_of("n"))
-
-    def slice_of(name: str, generation: int, *devices: str) -> None:
-        listed = [
-            {
-                "name": d,
-                "attributes": {"model": {"string": "x"}, "fw": {"version": "1.2.0"}},
-                "capacity": {"memory": {"value": "80Gi"}},
-            }
-            for d in devices
-        ]
-        spec = {
-            "driver": "gpu.example.com",
-            "nodeName": "n",
-            "pool": {"name": "n", "generation": generation},
-            "devices": listed,
-        }
-        view.put_slice(Key("", name), objects.slice_(encoded({"metadata": {"name": name}, "spec": spec})))
-
-    slice_of("old", 1, "gpu-0")
-    slice_of("new", 2, "gpu-0", "gpu-1")
-    devices = rows(view)["n"].devices
-    assert [d["id"] for d in devices] == ["gpu.example.com/n/gpu-0", "gpu.example.com/n/gpu-1"]
-    assert devices[0]["attributes"] == {"model": "x", "fw": {"version": "1.2.0"}} and devices[0]["capacity"] == {
-        "memory": "80Gi"
-    }
-    view.drop_slice(Key("", "new"), "")
-    assert [d["name"] for d in rows(view)["n"].devices] == ["gpu-0"]
-
-
 def test_zones_and_whole_cores_come_from_the_nodes_topology() -> None:
     view = View()
     view.put_node(Key("", "n"), node_of("n"))

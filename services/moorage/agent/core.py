@@ -3,7 +3,7 @@ no I/O. Of most pods only what they take of their node is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ from moorage.kube.reflector import Key
 from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodReport, Taint
 from moorage.units import amount, show
 
+from .devices import Devices
 from .objects import Condition, ContainerStatus, Node, Pod, Slice, Topology
 from .requests import exclusive_cores, requests
 
@@ -54,8 +55,7 @@ class View:
         self._sums: dict[str, dict[str, int]] = {}
         self._counts: dict[str, int] = {}
         self._cores: dict[str, int] = {}
-        self._slices: dict[str, Slice] = {}
-        self._slices_of: dict[str, set[str]] = {}
+        self.devices = Devices(self._touch, self._touch_all)
         self._topologies: dict[str, Topology] = {}
         self._sent: dict[str, int] = {}  # node → hash of the row that was reported last
         self._sent_pods: set[str] = set()
@@ -70,6 +70,10 @@ class View:
 
     def _touch(self, node: str) -> None:
         self._dirty[node] = None
+        self.stirred()
+
+    def _touch_all(self) -> None:
+        self._dirty |= dict.fromkeys(self.nodes)
         self.stirred()
 
     def _touch_pod(self, uid: str) -> None:
@@ -123,17 +127,10 @@ class View:
         self.messages.pop(uid, None)
 
     def put_slice(self, key: Key, found: Slice) -> None:
-        self.drop_slice(key, "")
-        if found.spec.node_name:
-            self._slices[key.name] = found
-            self._slices_of.setdefault(found.spec.node_name, set()).add(key.name)
-            self._touch(found.spec.node_name)
+        self.devices.put(key.name, found)
 
     def drop_slice(self, key: Key, _uid: str) -> None:
-        before = self._slices.pop(key.name, None)
-        if before is not None and before.spec.node_name:
-            self._slices_of[before.spec.node_name].discard(key.name)
-            self._touch(before.spec.node_name)
+        self.devices.drop(key.name)
 
     def put_topology(self, key: Key, found: Topology) -> None:
         self._topologies[key.name] = found
@@ -224,7 +221,7 @@ class View:
             pod_count=self._counts.get(name, 0),
             cpu_manager=self._cpu_manager(node, topology),
             zones=list(topology.zones or ()) if topology is not None else [],
-            devices=list(self._devices(name)),
+            devices=list(self.devices.of(node)),
         )
 
     def _cpu_manager(self, node: Node, topology: Topology | None) -> CpuManager | None:
@@ -247,27 +244,6 @@ class View:
         name = node.metadata.name
         cores = amount("cpu", str((node.status.allocatable or {}).get("cpu", "0")), False) // 1000
         return CpuManager(policy=policy, exclusive_free=max(0, cores - self._cores.get(name, 0)))
-
-    def _devices(self, name: str) -> Iterator[dict[str, Any]]:
-        """Of each pool only its newest generation: the rest is being replaced."""
-        slices = [self._slices[s].spec for s in sorted(self._slices_of.get(name, ()))]
-        newest: dict[tuple[str, str], int] = {}
-        for spec in slices:
-            pool = (spec.driver, spec.pool.name)
-            newest[pool] = max(newest.get(pool, 0), spec.pool.generation)
-        for spec in slices:
-            if newest[spec.driver, spec.pool.name] != spec.pool.generation:
-                continue
-            for device in spec.devices or ():
-                yield {
-                    "id": f"{spec.driver}/{spec.pool.name}/{device.get('name', '')}",
-                    "driver": spec.driver,
-                    "pool": spec.pool.name,
-                    "name": device.get("name", ""),
-                    "attributes": {k: _attribute(v) for k, v in (device.get("attributes") or {}).items()},
-                    "capacity": {k: _capacity(v) for k, v in (device.get("capacity") or {}).items()},
-                    "taints": device.get("taints") or [],
-                }
 
     # --- what others want to know
 
@@ -317,14 +293,3 @@ def _why(pod: Pod) -> str:
 
 def _sentence(condition: Condition) -> str:
     return condition.message or condition.reason
-
-
-def _attribute(value: Any) -> Any:
-    """`{"string": "x"}` → `"x"`; a version stays a version."""
-    if isinstance(value, dict) and len(value) == 1 and "version" not in value:
-        return next(iter(value.values()))
-    return value
-
-
-def _capacity(value: Any) -> Any:
-    return value.get("value", value) if isinstance(value, dict) else value

@@ -98,13 +98,42 @@ class Pod(Object, kw_only=True):
 class Pool(_Kube, kw_only=True, frozen=True):
     name: str = ""
     generation: int = 0
+    resource_slice_count: int = 0
+
+
+class Selects(_Kube, kw_only=True, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class NodeTerm(_Kube, kw_only=True, frozen=True):
+    match_expressions: list[Selects] | None = None
+    match_fields: list[Selects] | None = None
+
+
+class NodeSelector(_Kube, kw_only=True, frozen=True):
+    node_selector_terms: list[NodeTerm] | None = None
+
+
+class Device(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    attributes: dict[str, Any] | None = None
+    capacity: dict[str, Any] | None = None
+    taints: list[dict[str, Any]] | None = None
+    node_name: str | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
 
 
 class SliceSpec(_Kube, kw_only=True, frozen=True):
     driver: str = ""
     pool: Pool = Pool()
     node_name: str | None = None
-    devices: list[dict[str, Any]] | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
+    per_device_node_selection: bool | None = None
+    devices: list[Device] | None = None
 
 
 class Slice(Object, kw_only=True):

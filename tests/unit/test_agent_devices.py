@@ -1,0 +1,159 @@
+"""Which devices an agent reports of which node: as the scheduler would take them, from pools that are whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.agent import objects
+from moorage.agent.core import View
+from moorage.kube.reflector import Key
+from moorage.model.reports import NodeReport
+
+
+def encoded(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def put_node(view: View, name: str, **labels: str) -> None:
+    body = {"metadata": {"name": name, "uid": name, "labels": labels}, "spec": {}, "status": {}}
+    view.put_node(Key("", name), objects.node(encoded(body)))
+
+
+def put_slice(
+    view: View, name: str, *devices: str | dict[str, Any], generation: int = 1, count: int = 1, pool: str = "pool", **spec: Any
+) -> None:  # fmt: skip
+    listed = [d if isinstance(d, dict) else {"name": d} for d in devices]
+    body = {
+        "driver": "gpu.example.com",
+        "pool": {"name": pool, "generation": generation, "resourceSliceCount": count},
+        "devices": listed,
+        **spec,
+    }
+    view.put_slice(Key("", name), objects.slice_(encoded({"metadata": {"name": name}, "spec": body})))
+
+
+class Told:
+    """What somebody knows who gets every change."""
+
+    def __init__(self, view: View, *nodes: str) -> None:
+        self.view = view
+        self.rows: dict[str, NodeReport] = {}
+        for name in nodes:
+            put_node(view, name)
+
+    def names(self) -> dict[str, list[str]]:
+        for row in self.view.changed().nodes:
+            report = msgspec.json.decode(row, type=NodeReport)
+            self.rows[report.name] = report
+        return {name: [d["name"] for d in row.devices] for name, row in self.rows.items() if row.devices}
+
+
+def test_a_device_has_its_attributes_and_capacity() -> None:
+    told = Told(View(), "n")
+    device = {
+        "name": "gpu-0",
+        "attributes": {"model": {"string": "x"}, "fw": {"version": "1.2.0"}, "mig": {"bool": True}, "cc": {"int": 9}},
+        "capacity": {"memory": {"value": "80Gi"}},
+        "taints": [{"key": "broken", "effect": "NoSchedule"}],
+    }
+    put_slice(told.view, "s", device, nodeName="n")
+    told.names()
+    assert told.rows["n"].devices == [
+        {
+            "id": "gpu.example.com/pool/gpu-0",
+            "driver": "gpu.example.com",
+            "pool": "pool",
+            "name": "gpu-0",
+            "attributes": {"model": "x", "fw": {"version": "1.2.0"}, "mig": True, "cc": 9},
+            "capacity": {"memory": "80Gi"},
+            "taints": [{"key": "broken", "effect": "NoSchedule"}],
+        }
+    ]
+
+
+def test_only_the_newest_generation_counts_and_only_when_it_is_whole() -> None:
+    told = Told(View(), "n")
+    put_slice(told.view, "old", "gpu-0", nodeName="n")
+    assert told.names() == {"n": ["gpu-0"]}
+    put_slice(told.view, "new-a", "gpu-0", "gpu-1", generation=2, count=2, nodeName="n")
+    assert told.names() == {}, "half of a new generation is nothing to place on"
+    put_slice(told.view, "new-b", "gpu-2", generation=2, count=2, nodeName="n")
+    assert told.names() == {"n": ["gpu-0", "gpu-1", "gpu-2"]}
+    told.view.drop_slice(Key("", "old"), "")
+    assert told.names() == {"n": ["gpu-0", "gpu-1", "gpu-2"]}
+    told.view.drop_slice(Key("", "new-b"), "")
+    assert told.names() == {}
+
+
+def test_a_pool_over_several_nodes_is_whole_or_not_for_all_of_them() -> None:
+    told = Told(View(), "a", "b")
+    put_slice(told.view, "s-a", "d0", count=2, nodeName="a")
+    assert told.names() == {}
+    put_slice(told.view, "s-b", "d1", count=2, nodeName="b")
+    assert told.names() == {"a": ["d0"], "b": ["d1"]}
+    told.view.drop_slice(Key("", "s-b"), "")
+    assert told.names() == {}
+
+
+def test_devices_of_several_nodes_stand_at_each_of_them() -> None:
+    told = Told(View())
+    put_node(told.view, "a", rack="r1")
+    put_node(told.view, "b", rack="r2")
+    put_slice(told.view, "net", "nic", pool="net", allNodes=True)
+    selector = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}
+    put_slice(told.view, "rack", "shelf", pool="rack", nodeSelector=selector)
+    assert told.names() == {"a": ["nic", "shelf"], "b": ["nic"]}
+    assert all(d["shared"] for d in told.rows["a"].devices)
+    put_node(told.view, "b", rack="r1")
+    assert told.names()["b"] == ["nic", "shelf"], "a label moves a node into the rack"
+    told.view.drop_slice(Key("", "net"), "")
+    assert told.names() == {"a": ["shelf"], "b": ["shelf"]}
+
+
+def test_each_device_may_say_for_itself_where_it_is() -> None:
+    told = Told(View(), "a", "b")
+    by_name = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["b"]}]}]}
+    put_slice(
+        told.view,
+        "s",
+        {"name": "mine", "nodeName": "a"},
+        {"name": "theirs", "nodeSelector": by_name},
+        {"name": "all", "allNodes": True},
+        {"name": "nowhere"},
+        perDeviceNodeSelection=True,
+    )
+    assert told.names() == {"a": ["mine", "all"], "b": ["theirs", "all"]}
+    assert [d.get("shared", False) for d in told.rows["a"].devices] == [False, True]
+
+
+_steps = st.tuples(
+    st.sampled_from(["s1", "s2", "s3"]),
+    st.sampled_from(["", "a", "b", "all"]),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.sampled_from(["p", "q"]),
+)
+
+
+@given(st.lists(_steps, max_size=12))
+def test_changes_add_up_to_what_is_there(steps: list[tuple[str, str, int, int, str]]) -> None:
+    """Whatever comes and goes in whatever order: who heard every change knows what one who came later is told in full."""
+    told, there = Told(View(), "a", "b"), dict[str, tuple[str, int, int, str]]()
+    for name, where, generation, count, pool in steps:
+        if where:
+            place: dict[str, Any] = {"allNodes": True} if where == "all" else {"nodeName": where}
+            put_slice(told.view, name, f"d-{name}", generation=generation, count=count, pool=pool, **place)
+            there[name] = (where, generation, count, pool)
+        else:
+            told.view.drop_slice(Key("", name), "")
+            there.pop(name, None)
+        known = told.names()
+        late = Told(View(), "a", "b")
+        for one, (at, number, many, of) in there.items():
+            place = {"allNodes": True} if at == "all" else {"nodeName": at}
+            put_slice(late.view, one, f"d-{one}", generation=number, count=many, pool=of, **place)
+        assert known == late.names()
