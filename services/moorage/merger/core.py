@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -35,11 +35,9 @@ class Refusal:
 
 @dataclass(slots=True)
 class Proposal:
-    """A decision that fits now, and per app its clusters and mean score, as the event tells them."""
+    """A decision that fits now; all that is told of it stands in it."""
 
     decision: Decision
-    clusters: dict[str, list[str]]
-    warnings: list[Warn] = field(default_factory=list)
 
 
 class Names:
@@ -318,8 +316,7 @@ def _proposal(
         controllers=got.asked,
         warnings=warnings,
     )
-    clusters = {name: [fleet.names[c] for c in mine] for name, mine in zip(apps_by_name, chosen.clusters, strict=True)}
-    return Proposal(decision, clusters, warnings)
+    return Proposal(decision)
 
 
 def _clash(record: Revision, app: int, counts: dict[str, int]) -> Reason:

@@ -15,12 +15,13 @@ from moorage.ledger import Capacity, Committed, Committer, Dropped, Guard, Ledge
 from moorage.model.candidates import Ask
 from moorage.model.claims import Withdrawal
 from moorage.model.controllers import Controller
-from moorage.model.explanations import AppView, Attempt, ClaimView, SlotView
+from moorage.model.explanations import AppView, Attempt
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 
-from .core import Before, Names, Proposal, Refusal, before, propose
+from .core import Before, Names, Refusal, before, propose
 from .gathering import Gathered, gather, reasons
+from .telling import placed
 
 #: A decision may take the largest deadline and this much more; asking for reasons has to end a little before.
 GRACE = 0.050
@@ -172,7 +173,7 @@ class Decider:
                 result = await self.committer.commit(proposal.decision, guard)
                 if isinstance(result, Committed):
                     reached("merger.committed")
-                    return _placed(record, proposal, got, result.seq)
+                    return placed(proposal.decision, result.seq)
                 if result.code == "DecisionTooLarge":
                     proposal = Refusal([Reason(code=result.code, message=result.message, by="merger")], final=True)
                     break
@@ -226,40 +227,10 @@ class Decider:
         if isinstance(proposal, Refusal):
             attempt = _refused(record, proposal, got, reasons(got), str(self.fleet.epoch))
         else:
-            attempt = _placed(record, proposal, got, 0)
+            attempt = placed(proposal.decision, 0)
             attempt.decision = ""
         attempt.simulated = True
         return attempt
-
-
-def _placed(record: Revision, proposal: Proposal, got: Gathered, seq: int) -> Attempt:
-    decision = proposal.decision
-    apps = {
-        app.name: AppView(
-            replicas=decision.replicas[app.name],
-            clusters=proposal.clusters[app.name],
-            score=decision.scores.get(app.name),
-            claims=[
-                ClaimView(
-                    cluster=c.cluster, object=c.object, slots=[SlotView(node=s.node, count=s.count) for s in c.slots]
-                )
-                for c in decision.claims
-                if c.app == app.name and c.object
-            ],
-        )
-        for app in record.apps
-    }
-    return Attempt(
-        group=record.group,
-        revision=record.revision,
-        phase="Placed",
-        decision=decision.id,
-        epoch=decision.epoch,
-        seq=seq,
-        apps=apps,
-        controllers=got.asked,
-        warnings=proposal.warnings,
-    )
 
 
 def _refused(record: Revision, refusal: Refusal, got: Gathered, why: list[Reason], epoch: str) -> Attempt:

@@ -21,6 +21,7 @@ from moorage.model.groups import Revision, State
 from moorage.model.names import untoken
 
 from .deciding import Decider, settled
+from .telling import Telling, tell
 from .waiting import Waiting
 
 log = structlog.get_logger("merger")
@@ -51,8 +52,8 @@ _removals = msgspec.json.Decoder(Removed)
 
 
 class Pending:
-    def __init__(self, bus: Bus, decider: Decider) -> None:
-        self._bus, self._decider = bus, decider
+    def __init__(self, bus: Bus, decider: Decider, telling: Telling) -> None:
+        self._bus, self._decider, self._telling = bus, decider, telling
         self._fleet = decider.fleet
         self.waiting = Waiting()
         self._hinted: dict[str, tuple[_Head, float]] = {}  # somebody was told to decide these; until when he has time
@@ -87,6 +88,7 @@ class Pending:
         ]
         mirror = await self._bus.bucket("moorage-groups").mirror(self._record)
         log.info("looking after what waits", groups=len(self.waiting.groups))
+        await self._telling.check()
         try:
             await self._loop()
         finally:
@@ -223,6 +225,7 @@ class Pending:
             if self._now - swept >= SWEEP:
                 swept = self._now
                 self._forced.update(self.waiting.groups)
+                await self._telling.check()
             self._promote_due()
             await self._release()
             await self._reassign()
@@ -345,20 +348,13 @@ def _unchanged(claim: Claim) -> Guard:
     return guard
 
 
-async def tell(bus: Bus, attempt: Attempt, cause: str) -> None:
-    """The decision event, and where it waits, whoever looks after what waits."""
-    await bus.emit(subjects.decision_event(attempt.phase.lower(), attempt.group), attempt, cause=cause)
-    if attempt.phase != "Placed":
-        await bus.publish(subjects.MERGER_WAITING, attempt)
-
-
-async def look_after(bus: Bus, decider: Decider, current: list[Pending]) -> None:
+async def look_after(bus: Bus, decider: Decider, telling: Telling, current: list[Pending]) -> None:
     """Holds the lease whenever it can; `current` shows the state while it does."""
     lease = Lease(bus, "pending")
     try:
         while True:
             await lease.hold()
-            pending = Pending(bus, decider)
+            pending = Pending(bus, decider, telling)
             current[:] = [pending]
             task = asyncio.ensure_future(pending.run())
             lost = asyncio.ensure_future(lease.lost.wait())

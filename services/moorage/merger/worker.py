@@ -17,7 +17,8 @@ from moorage.model.groups import Decide, Withdraw
 from moorage.model.names import untoken
 
 from .deciding import Decider
-from .pending import Pending, look_after, tell
+from .pending import Pending, look_after
+from .telling import Telling, tell
 
 #: Decisions under way at once; more would only make each controller's queue, and so each decision, longer.
 AT_ONCE = 48
@@ -85,7 +86,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, [])
-    bus.spawn(look_after(bus, decider, started.pending))
+    bus.spawn(look_after(bus, decider, Telling(bus, log), started.pending))
     return started
 
 

@@ -202,10 +202,11 @@ class Connection:
                 replies[name] = Reply("timeout", b"", (end - start) * 1e3, "no answer before its deadline")
         return {name: replies[name] for name in asks}
 
-    async def emit(self, subject: str, data: Any, *, cause: str = "", id: str = "") -> str:
-        """An event. It is a hint: what matters stands in a store before it is said."""
+    async def emit(self, subject: str, data: Any, *, cause: str = "", id: str = "", once: bool = False) -> str:
+        """An event. It is a hint: what matters stands in a store before it is said. `once`: others may say it again under
+        this id, and it is kept once."""
         event = Event(id=id or new_id(), cause=cause, time=now_text(), subject=subject, data=msgspec.Raw(encode(data)))
-        await self.nc.publish(subject, encode(event))
+        await self.nc.publish(subject, encode(event), headers={"Nats-Msg-Id": event.id} if once else None)
         return event.id
 
     async def subscribe(self, subject: str, handle: Callable[[str, bytes], None], *, queue: str = "") -> Subscription:

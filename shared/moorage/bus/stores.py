@@ -221,7 +221,8 @@ class Log:
     async def first(self) -> int:
         return int((await self._info())["first_seq"])
 
-    async def _direct(self, body: dict[str, Any]) -> bytes | None:
+    async def _direct(self, body: dict[str, Any]) -> tuple[bytes, str] | None:
+        """A message and when it was appended."""
         subject = f"$JS.API.DIRECT.GET.{self._name}"
         msg = await self._conn.exchange(subject, msgspec.json.encode(body), timeout=self._timeout)
         headers: dict[str, str] = msg.headers or {}
@@ -229,14 +230,28 @@ class Log:
             return None
         if "Status" in headers:
             raise BusError(f"{self._name}: {headers['Status']} {headers.get('Description', '')}")
-        return msg.data
+        return msg.data, headers.get("Nats-Time-Stamp", "")
 
     async def get(self, seq: int) -> bytes | None:
-        return await self._direct({"seq": seq})
+        found = await self._direct({"seq": seq})
+        return None if found is None else found[0]
 
     async def latest(self, subject: str) -> bytes | None:
         """The last message on a subject (no wildcards)."""
-        return await self._direct({"last_by_subj": subject})
+        found = await self._direct({"last_by_subj": subject})
+        return None if found is None else found[0]
+
+    async def time(self, seq: int) -> str | None:
+        """When a message was appended, by the broker's clock, so that such texts can be compared."""
+        found = await self._direct({"seq": seq})
+        return None if found is None else found[1].rstrip("Z")
+
+    async def since(self) -> str | None:
+        """From which time on messages are kept; None: nothing of what there was is."""
+        state = await self._info()
+        if not state["messages"] and state["last_seq"]:
+            return None
+        return "" if state["first_seq"] <= 1 else str(state["first_ts"]).rstrip("Z")
 
     async def purge(self, upto: int) -> None:
         """Forget what comes before and with `upto`."""
