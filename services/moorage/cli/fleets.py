@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,6 +92,8 @@ def sim(
 ) -> int:
     """Run simulated clusters in the foreground, from a file or generated, against a running mesh.
 
+    With MOORAGE_CLUSTER it has the rights of this cluster's agent and no others; the file has this one cluster.
+
     Parameters
     ----------
     file: A fleet file.
@@ -110,4 +113,5 @@ def sim(
 
     note("simulating; Ctrl-C ends it")
     settle("sim")
-    return serve(simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed))
+    cluster = os.environ.get("MOORAGE_CLUSTER", "")
+    return serve(simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster))

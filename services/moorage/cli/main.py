@@ -47,6 +47,7 @@ _COMMANDS = {
         "agent": ("agents:agent", "Run the agent of one cluster."),
         "fleet": ("fleets:app", "Simulated clusters: run, apply, make them misbehave."),
         "token": ("tokens:app", "Access tokens: create, list, revoke."),
+        "bus": ("broker:app", "A NATS that you run yourself: users and rights, streams."),
         "subjects": ("listening:subjects", "The table of subjects."),
     },
 }

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
-from moorage.model.names import cluster_from_tokens
+from moorage.model.names import cluster_from_tokens, cluster_tokens
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
 
 from .core import FAULTS, Core
@@ -36,9 +36,10 @@ class Kept(msgspec.Struct):
 
 
 class Simulator:
-    def __init__(self, bus: Bus, core: Core) -> None:
+    def __init__(self, bus: Bus, core: Core, hints: str = "moorage.desired.changed.*.*") -> None:
         self.bus = bus
         self.core = core
+        self._hints = hints
         self.inbox = bus.nc.new_inbox()
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
@@ -51,7 +52,7 @@ class Simulator:
 
     async def start(self) -> None:
         await self.bus.subscribe(f"{self.inbox}.>", self._heard)
-        await self.bus.subscribe("moorage.desired.changed.*.*", self._hinted)
+        await self.bus.subscribe(self._hints, self._hinted)
         self.bus.spawn(self._run())
 
     def _subject(self, verb: str, cluster: str) -> str:
@@ -178,14 +179,6 @@ async def _fault(sim: Simulator, incoming: Incoming, main: bool) -> bytes | None
     raise Refused(not_found(f"a simulated cluster {cluster}"))
 
 
-async def _begin(settings: Settings, session: str, succeeds: str = "") -> tuple[Bus, Simulator]:
-    bus = await Bus.connect(settings, worker="sim")
-    loop = asyncio.get_running_loop()
-    sim = Simulator(bus, Core(session, succeeds, wall=time.time() - loop.time()))
-    await sim.start()
-    return bus, sim
-
-
 async def main(settings: Settings) -> None:
     """The simulator that always runs under `up`. Started again, it has the fleet it had."""
     session = new_id()
@@ -216,12 +209,22 @@ def _health(sim: Simulator) -> dict[str, Any]:
     return {"ok": not refused, "missing": missing, "clusters": len(sim.core.agents)}
 
 
-async def simulate(settings: Settings, *, fleet: Any = None, clusters: int = 0, nodes: int = 20, seed: int = 1) -> None:
-    """A fleet of its own in the foreground, from a document or generated; it leaves when this ends."""
+async def simulate(
+    settings: Settings, *, fleet: Any = None, clusters: int = 0, nodes: int = 20, seed: int = 1, agent: str = ""
+) -> None:
+    """A fleet of its own in the foreground, from a document or generated; it leaves when this ends. `agent`: with the
+    rights of this cluster's agent, so that the fleet is this cluster."""
     wanted = expand(decode(fleet)) if fleet is not None else generate(clusters, nodes, seed)
-    bus, sim = await _begin(settings, new_id())
+    if agent and list(wanted) != [agent]:
+        raise SystemExit(f"the agent of {agent} simulates this cluster and no other; the fleet has {', '.join(wanted)}")
+    bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(agent)}" if agent else "sim")
     try:
-        await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, False))
+        loop = asyncio.get_running_loop()
+        core = Core(new_id(), "", wall=time.time() - loop.time())
+        sim = Simulator(bus, core, subjects.desired("changed", agent)) if agent else Simulator(bus, core)
+        await sim.start()
+        if not agent:
+            await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, False))
         await sim.fill(wanted, timeout=86_400)
         log.info("simulating", clusters=len(wanted))
         await bus.closed.wait()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from moorage.telemetry import take
+
 from . import provision as _provision
 from . import service as _service
 from . import subjects
@@ -13,7 +15,7 @@ from .connection import Connection, Incoming, Reply, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
 from .lease import Lease
-from .settings import Settings
+from .settings import Settings, setting
 from .stores import Bucket, Entry, Follower, Log, Mirror, Objects
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Settings",
     "new_id",
     "now_text",
+    "setting",
     "subjects",
 ]
 
@@ -41,13 +44,19 @@ class Bus(Connection):
     @classmethod
     async def connect(cls, settings: Settings, *, worker: str, timeout: float = 10) -> Bus:
         nc, closed, owner = await _connect(settings, worker, timeout)
-        bus = cls(nc, worker, closed)
+        bus = cls(nc, worker, closed, take(worker))
         owner.append(bus)
         await bus.open()
+        bus.waits_for("what it starts with")
         return bus
+
+    def waits_for(self, what: str) -> None:
+        """What keeps it from being ready, until it says how it is."""
+        self.vitals.waits_for = what
 
     async def announce(self, health: Callable[[], dict[str, Any]]) -> None:
         await _service.announce(self, health)
+        self.vitals.health = health
         # nats-py swallows a cancellation that meets it while it writes: who was told to end while starting ends here.
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,6 @@ def nats_port(secrets: Secrets, wanted: int) -> int:
 
 def write_redis_conf(state: State, port: int, secrets: Secrets) -> None:
     """Only inventory writes. Nothing is persisted: all of it is rebuilt from inventory and the agents."""
-    password = secrets.redis
     lines = [
         "bind 127.0.0.1",
         f"port {port}",
@@ -110,11 +109,17 @@ def write_redis_conf(state: State, port: int, secrets: Secrets) -> None:
         "appendonly no",
         "tcp-keepalive 30",
         "hz 10",
+        *redis_users(secrets.redis),
+    ]
+    write_private(state.redis_conf, "\n".join(lines) + "\n")
+
+
+def redis_users(password: Mapping[str, str]) -> list[str]:
+    return [
         f"user default on >{password['default']} ~* &* +@all",
         f"user inventory on >{password['inventory']} ~* &* +@all -@admin -@dangerous +info +keys +flushdb",
         f"user reader on >{password['reader']} ~* &* -@all +@read +@connection +@pubsub +@transaction -@dangerous +info",
     ]
-    write_private(state.redis_conf, "\n".join(lines) + "\n")
 
 
 def redis_url(port: int, secrets: Secrets, user: str) -> str:

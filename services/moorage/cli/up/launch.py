@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moorage.bus import Bus, Settings
+from moorage.bus import Bus, Settings, setting
 from moorage.bus.permissions import KINDS, for_user
 from moorage.cli.exits import DONE, Failure
 from moorage.cli.state import State
@@ -41,8 +41,8 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
     listener = brokers.listen(options.http)
     secrets = Secrets.open(state, KINDS)
     warm([*HEAVY, *(WORKERS[kind] for kind in WORKERS if options.counts.get(kind, 1))])
-    nats, redis = os.environ.get("MOORAGE_NATS_URL", ""), os.environ.get("MOORAGE_REDIS_URL", "")
-    shared_seed = os.environ.get("MOORAGE_NATS_SEED", "")
+    nats, redis = os.environ.get("MOORAGE_NATS_URL", ""), setting("MOORAGE_REDIS_URL")
+    shared_seed = setting("MOORAGE_NATS_SEED")
     plan = Plan(
         state=state,
         url=brokers.url_of(listener),
