@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -20,8 +21,11 @@ from nats.nuid import NUID
 
 from moorage.model.events import Event
 from moorage.model.problems import Problem, Refused
+from moorage.model.secrets import sample
+from moorage.telemetry import HANDLED, Handled, Vitals, traces
 
 from .errors import NoAnswer
+from .figures import Figures
 from .settings import Settings
 
 log = structlog.get_logger("bus")
@@ -50,9 +54,16 @@ def now_text() -> str:
 
 
 class Incoming(NamedTuple):
+    """`cause`: of a request whose payload has no place for it, who set it off."""
+
     subject: str
     data: bytes
     reply: str
+    cause: str = ""
+
+
+#: Beside payloads that are somebody's own document.
+CAUSE = "Moorage-Cause"
 
 
 class Reply(NamedTuple):
@@ -71,11 +82,14 @@ def _jittered(servers: list[Server], _info: dict[str, Any]) -> tuple[Server | No
 class Connection:
     """Publish, request and ask many; everything else of the bus stands on these."""
 
-    def __init__(self, nc: Client, worker: str, closed: asyncio.Event) -> None:
+    def __init__(self, nc: Client, worker: str, closed: asyncio.Event, vitals: Vitals) -> None:
         self.nc = nc
         self.worker = worker
         self.closed = closed
         self.counts: dict[str, int] = {}
+        self.vitals = vitals
+        vitals.connected = lambda: nc.is_connected
+        self.figures = Figures(vitals.registry, self.counts, nc)
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
         self._inbox = ""
         self._number = 0
@@ -125,10 +139,14 @@ class Connection:
             self.spawn(callback())  # type: ignore[arg-type]
 
     async def publish(self, subject: str, payload: bytes | msgspec.Struct, reply: str = "") -> None:
-        await self.nc.publish(subject, payload if isinstance(payload, bytes) else encode(payload), reply)
+        data = payload if isinstance(payload, bytes) else encode(payload)
+        await self.nc.publish(subject, data, reply, headers=traces.headers())
 
-    async def request(self, subject: str, payload: bytes | msgspec.Struct, *, timeout: float = 2.0) -> bytes:
-        msg = await self.exchange(subject, payload, timeout=timeout)
+    async def request(
+        self, subject: str, payload: bytes | msgspec.Struct, *, timeout: float = 2.0, cause: str = ""
+    ) -> bytes:
+        """`cause` is for payloads that have no place for it."""
+        msg = await self.exchange(subject, payload, timeout=timeout, headers={CAUSE: cause} if cause else None)
         return msg.data
 
     async def exchange(
@@ -143,9 +161,10 @@ class Connection:
         reply, future = self._expect()
         data = payload if isinstance(payload, bytes) else encode(payload)
         try:
-            await self.nc.publish(subject, data, reply, headers=headers)
-            async with asyncio.timeout(timeout):
-                msg = await future
+            with traces.requested(subject):
+                await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
+                async with asyncio.timeout(timeout):
+                    msg = await future
         except (TimeoutError, nats.errors.Error) as error:
             raise NoAnswer(f"{subject}: no answer within {timeout:g} s ({type(error).__name__})") from error
         finally:
@@ -168,6 +187,7 @@ class Connection:
         pending: dict[str, tuple[asyncio.Future[Msg], float]] = {}
         arrived = asyncio.Event()
         names: dict[asyncio.Future[Msg], tuple[str, str]] = {}
+        spans: dict[str, Any] = {}  # empty outside of a trace
 
         def arrive(future: asyncio.Future[Msg]) -> None:
             name, reply = names[future]
@@ -175,6 +195,8 @@ class Connection:
             if future.cancelled() or pending.pop(name, None) is None:
                 return
             took = (loop.time() - start) * 1e3
+            if spans:
+                spans.pop(name).end()
             msg = future.result()
             if not msg.data and msg.headers and msg.headers.get("Status") == "503":
                 # A dead one times out, only sooner: the broker knows that nobody is going to answer.
@@ -189,7 +211,9 @@ class Connection:
             names[future] = (name, reply)
             pending[name] = (future, start + deadline)
             future.add_done_callback(arrive)
-            await self.nc.publish(subject, payload, reply)
+            if (span := traces.asked(f"ask {name}")) is not None:
+                spans[name] = span
+            await self.nc.publish(subject, payload, reply, headers=traces.headers_of(span))
         while pending:
             first = min(end for _, end in pending.values())
             with contextlib.suppress(TimeoutError):
@@ -199,13 +223,22 @@ class Connection:
             for name in [n for n, (_, end) in pending.items() if end <= now]:
                 future, end = pending.pop(name)
                 future.cancel()
+                if spans:
+                    traces.missed(spans.pop(name))
                 replies[name] = Reply("timeout", b"", (end - start) * 1e3, "no answer before its deadline")
         return {name: replies[name] for name in asks}
 
     async def emit(self, subject: str, data: Any, *, cause: str = "", id: str = "", once: bool = False) -> str:
         """An event. It is a hint: what matters stands in a store before it is said. `once`: others may say it again under
         this id, and it is kept once."""
-        event = Event(id=id or new_id(), cause=cause, time=now_text(), subject=subject, data=msgspec.Raw(encode(data)))
+        event = Event(
+            id=id or new_id(),
+            cause=cause,
+            traceparent=traces.traceparent(),
+            time=now_text(),
+            subject=subject,
+            data=msgspec.Raw(encode(data)),
+        )
         await self.nc.publish(subject, encode(event), headers={"Nats-Msg-Id": event.id} if once else None)
         return event.id
 
@@ -213,11 +246,12 @@ class Connection:
         """A quick synchronous handler, called in order. What it raises is counted and logged; the next message comes."""
 
         async def received(msg: Msg) -> None:
+            HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context is this subscription's own
             try:
                 handle(msg.subject, msg.data)
             except Exception:
                 self.count("handler_errors")
-                log.exception("handler failed", subject=msg.subject)
+                log.exception("handler failed")
 
         sub = await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30)
         await self.settle()
@@ -234,25 +268,43 @@ class Connection:
     ) -> None:
         """Answer requests, at most `limit` at once; what is too much is told so at once instead of waiting in line."""
         busy = 0
+        served = self.figures.served(subject)
+        name = f"handle {subject}"
 
         async def one(msg: Msg) -> None:
+            headers: dict[str, str] | None = msg.headers
+            cause = headers.get(CAUSE, "") if headers else ""
+            HANDLED.set(Handled(msg.subject, msg.data, cause=cause))  # for log lines; the context is this task's own
+            if not headers:
+                await answered(msg, cause)
+                return
+            with traces.received(name, headers, "SERVER" if msg.reply else "CONSUMER"):
+                await answered(msg, cause)
+
+        async def answered(msg: Msg, cause: str) -> None:
             nonlocal busy
             answer: bytes | msgspec.Struct | None
+            began = time.perf_counter()
             try:
-                answer = await handle(Incoming(msg.subject, msg.data, msg.reply))
+                answer = await handle(Incoming(msg.subject, msg.data, msg.reply, cause))
+                served.answered()
             except Refused as refusal:
+                served.refused()
                 answer = encode({"problem": refusal.problem})
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
+                served.rejected()
                 await self.reject(msg.subject, msg.data, problem)
                 answer = encode({"problem": problem})
             except Exception as error:
                 self.count("handler_errors")
-                log.exception("handler failed", subject=msg.subject)
+                served.failed()
+                log.exception("handler failed")
                 problem = Problem(title="Internal error", status=500, code="Internal", detail=type(error).__name__)
                 answer = encode({"problem": problem})
             finally:
                 busy -= 1
+                served.seconds(time.perf_counter() - began)
             if msg.reply and answer is not None:
                 await self.publish(msg.reply, answer)
 
@@ -262,9 +314,11 @@ class Connection:
                 problem = Problem(
                     title="Too large", status=413, code="TooLarge", detail=f"{len(msg.data)} bytes; at most {max_bytes}"
                 )
+                served.rejected()
                 await self.reject(msg.subject, msg.data, problem)
             elif busy >= limit:
                 self.count("shed")
+                served.busy()
                 problem = Problem(title="Busy", status=503, code="Busy", detail=f"{limit} requests are being served")
             else:
                 busy += 1
@@ -277,11 +331,10 @@ class Connection:
         await self.settle()
 
     async def reject(self, subject: str, data: bytes, problem: Problem) -> None:
-        """Keep a bad message where an operator can read it."""
+        """Keep a bad message where an operator can read it, unless it may hold what nobody should."""
         self.count("rejected")
         area = subject.split(".", 2)[1] if subject.startswith("moorage.") else "other"
-        sample = data[:2048].decode("utf-8", "replace")
-        body = {"subject": subject, "by": self.worker, "time": now_text(), "problem": problem, "sample": sample}
+        body = {"subject": subject, "by": self.worker, "time": now_text(), "problem": problem, "sample": sample(data)}
         await self.nc.publish(f"moorage.rejected.{area}", encode(body))
 
     async def close(self) -> None:

@@ -28,6 +28,11 @@ class _Ack(msgspec.Struct):
     error: _AckError | None = None
 
 
+class _Named(msgspec.Struct):
+    id: str = ""
+
+
+_named = msgspec.json.Decoder(_Named).decode
 _ack = msgspec.json.Decoder(_Ack).decode
 
 
@@ -240,6 +245,11 @@ class Log:
         """The last message on a subject (no wildcards)."""
         found = await self._direct({"last_by_subj": subject})
         return None if found is None else found[0]
+
+    async def kept(self, subject: str, ident: str) -> bool:
+        """Whether the last event on a subject is this one."""
+        found = await self.latest(subject)
+        return found is not None and _named(found).id == ident
 
     async def time(self, seq: int) -> str | None:
         """When a message was appended, by the broker's clock, so that such texts can be compared."""

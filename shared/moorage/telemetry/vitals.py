@@ -1,0 +1,64 @@
+"""What a worker knows of itself for those who look after it: its metrics, and whether something is missing. One per
+process; the bus and the worker fill it in, the endpoint shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+#: From half a millisecond, the time of one step, to more than any deadline.
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Vitals:
+    def __init__(self, worker: str, *, release: str = "", restarts: int = 0) -> None:
+        self.worker, self.release, self.restarts = worker, release, restarts
+        self.registry = CollectorRegistry()
+        self.registry.register(_Self(self))
+        ProcessCollector(registry=self.registry)
+        self.taken = False
+        #: Before there is a health to ask: what the worker waits for.
+        self.waits_for = "NATS"
+        self.connected: Callable[[], bool] = lambda: False
+        self.health: Callable[[], dict[str, Any]] | None = None
+
+    def missing(self) -> list[str]:
+        """Nothing: ready."""
+        if self.health is None:
+            return [self.waits_for]
+        missing = [] if self.connected() else ["NATS"]
+        health = self.health()
+        missing += [str(one) for one in health.get("missing", ())]
+        return missing or ([] if health.get("ok", True) else ["it does not say what"])
+
+
+class _Self(Collector):
+    def __init__(self, vitals: Vitals) -> None:
+        self._vitals = vitals
+
+    def collect(self) -> Iterable[Metric]:
+        me = self._vitals
+        about = GaugeMetricFamily("moorage_worker_info", "Which worker this is", labels=["worker", "version"])
+        about.add_metric([me.worker, me.release], 1)
+        ready = GaugeMetricFamily("moorage_worker_ready", "1 while nothing is missing", value=float(not me.missing()))
+        restarts = CounterMetricFamily(
+            "moorage_worker_restarts", "How often the supervisor has started this worker again", value=me.restarts
+        )
+        return [about, ready, restarts]
+
+
+CURRENT: ContextVar[Vitals | None] = ContextVar("vitals", default=None)
+
+
+def take(worker: str) -> Vitals:
+    """This process's, for its bus. Where none is configured, or a second bus comes, one that nobody shows."""
+    found = CURRENT.get()
+    if found is None or found.taken:
+        found = Vitals(worker)
+    found.taken = True
+    return found
