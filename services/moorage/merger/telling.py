@@ -13,11 +13,9 @@ import structlog
 from moorage.bus import Bus, BusError, NoAnswer, subjects
 from moorage.ledger import LOG, Changes, LedgerFollower, decode_commit
 from moorage.model.claims import Commit, Decision
-from moorage.model.events import Event
 from moorage.model.explanations import AppView, Attempt, ClaimView, SlotView
 
 log = structlog.get_logger("merger")
-_event = msgspec.json.Decoder(Event).decode
 
 #: Per committer, more than it can have under way at once; and committers, of which most are dead.
 NEWEST, COMMITTERS = 128, 16
@@ -141,8 +139,7 @@ class Telling:
             return
         for seq, decision in recent:
             subject = subjects.decision_event("placed", decision.group)
-            kept = await events.latest(subject)
-            if kept is not None and _event(kept).id == decision.id:
+            if await events.kept(subject, decision.id):
                 continue
             when = await ledger_log.time(seq)
             if when is None or when < since or not _stands(live.get(decision.group), decision):

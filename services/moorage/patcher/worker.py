@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
 import nats.errors
 import structlog
 
-from moorage.bus import Bus, BusError, Incoming, Lease, NoAnswer, Settings, subjects
+from moorage.bus import Bus, BusError, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.claims import Commit, Decision
@@ -53,6 +54,8 @@ WORKERS = 32
 CONFIRMS = 8192
 RETRY = 2.0
 REMIND = 1.0
+#: Phases whose events may have got lost when a patcher or the broker died: more than are worked on at once.
+NEWEST = 4 * WORKERS
 DIFF_BYTES = 4 << 20
 #: A record larger than a message of the broker's default would be refused by it; its contributions are asked again.
 RECORD_BYTES = 7 << 20
@@ -87,6 +90,7 @@ class Patcher:
         self._left: set[str] = set()  # clusters that are no longer part of the fleet
         self._removing: dict[str, None] = {}  # groups with withdrawn claims
         self._parts: dict[tuple[str, bytes], list[bytes]] = {}
+        self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was told last
         self._empty = parts([], generation)[0]
         self._buckets = {name: bus.bucket(name) for name in ("moorage-desired", "moorage-status", "moorage-revisions")}
 
@@ -112,6 +116,8 @@ class Patcher:
         for _ in range(WORKERS):
             self.bus.spawn(self._work())
         self.bus.spawn(self._remind())
+        self.bus.spawn(self._retell())
+        self.bus.on_reconnect(self._retell)
         await self.bus.serve("moorage.desired.get.*.*", self._get, limit=4096)
         await self.bus.serve("moorage.desired.confirm.*.*", self._confirmed, limit=CONFIRMS)
         await self.bus.serve(subjects.PATCHER_DIFF, self._diff)
@@ -127,6 +133,9 @@ class Patcher:
             group, status = str(GroupName.from_tokens(key)), _status(value)
             self.desk.statuses[group] = status
             self.desk.confirmed[group] = {(app.app, app.cluster): app for app in status.apps if app.version}
+            self._newest[group] = None  # in the order of their writing
+            if len(self._newest) > NEWEST:
+                self._newest.popitem(last=False)
 
     def _learn_controller(self, key: str, value: bytes | None, _revision: int) -> None:
         if value is None:
@@ -259,8 +268,11 @@ class Patcher:
         status = conclude(group, desk.heads.get(group), self.ledger, desk.desired.get(group), before, confirmed)
         if before is None and status.phase not in OWN_PHASES:
             return
-        if before is not None and before == status:
+        told = before.told if before is not None else ""
+        if before is not None and before == msgspec.structs.replace(status, told=told):
             return
+        new = before is None or (before.phase, before.decision) != (status.phase, status.decision)
+        status.told = new_id() if new and status.phase in OWN_PHASES else told
         desk.statuses[group] = status
         try:
             await self._buckets["moorage-status"].put(group_tokens(group), _encode(status))
@@ -272,17 +284,8 @@ class Patcher:
                 desk.statuses[group] = before
             raise
         reached("patcher.concluded")
-        if status.phase in OWN_PHASES and (
-            before is None or (before.phase, before.decision) != (status.phase, status.decision)
-        ):
-            change = PhaseChange(
-                group=group,
-                revision=status.revision,
-                phase=status.phase,
-                decision=status.decision,
-                reasons=status.reasons,
-            )
-            await self.bus.emit(subjects.decision_event(status.phase.lower(), group), change, cause=status.decision)
+        if status.told != told:
+            await self._tell(status)
         if group in self._removing:
             await self._removed(group)
             await self._hint(group)
@@ -290,6 +293,36 @@ class Patcher:
             await self._buckets["moorage-desired"].delete(group_tokens(group))
             desk.desired.pop(group, None)
             desk.confirmed.pop(group, None)
+
+    async def _tell(self, status: GroupStatus) -> None:
+        change = PhaseChange(
+            group=status.group,
+            revision=status.revision,
+            phase=status.phase,
+            decision=status.decision,
+            reasons=status.reasons,
+        )
+        self._newest[status.group] = None
+        self._newest.move_to_end(status.group)
+        if len(self._newest) > NEWEST:
+            self._newest.popitem(last=False)
+        subject = subjects.decision_event(status.phase.lower(), status.group)
+        await self.bus.emit(subject, change, cause=status.decision, id=status.told, once=True)
+
+    async def _retell(self) -> None:
+        """The newest phases of all, where the one before us, or the broker, died before their events were kept."""
+        events = self.bus.log("MOORAGE_EVENTS")
+        try:
+            for group in list(self._newest):
+                status = self.desk.statuses.get(group)
+                if status is None or not status.told or status.phase not in OWN_PHASES:
+                    continue
+                if not await events.kept(subjects.decision_event(status.phase.lower(), group), status.told):
+                    log.warning("an event was missing", group=group, phase=status.phase)
+                    await self._tell(status)
+        except (NoAnswer, BusError) as error:
+            log.warning("events could not be compared with phases", error=str(error))
+            asyncio.get_running_loop().call_later(RETRY, lambda: self.bus.spawn(self._retell()))
 
     async def _forget(self, group: str) -> None:
         """The document is gone and nothing of it runs."""

@@ -126,6 +126,7 @@ class GroupStatus(Model, kw_only=True):
     apps: list[AppStatus] = []
     reasons: list[Reason] = []
     warnings: list[Warn] = []
+    told: str = ""  # the id of the event that says this phase
 
 
 class PhaseChange(Model, kw_only=True):
