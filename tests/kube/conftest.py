@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.agent.worker import main
-from moorage.bus import Bus, Incoming
+from moorage.bus import Bus, Incoming, Settings
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 from moorage.testing.kube import ControlPlane
@@ -138,18 +139,20 @@ async def agents(nats: NatsServer) -> AsyncIterator[Start]:
     """`agents(plane)` starts one; whatever still runs is ended, and none may have failed."""
     tasks: list[asyncio.Task[None]] = []
 
-    def start(plane: ControlPlane, cluster: str = "", **more: Any) -> asyncio.Task[None]:
-        settings = nats.settings()
+    def start(
+        plane: ControlPlane, cluster: str = "", settings: Settings | None = None, **more: Any
+    ) -> asyncio.Task[None]:
         arguments = {"cluster": cluster or f"lab/{plane.name}", "kubeconfig": plane.kubeconfig, **more}
-        tasks.append(asyncio.ensure_future(main(settings, **arguments)))
+        tasks.append(asyncio.ensure_future(main(settings or nats.settings(), **arguments)))
         return tasks[-1]
 
     yield start
     for task in tasks:
         task.cancel()
-    for task in tasks:
+    while tasks:
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            await tasks.pop()
+    gc.collect()  # what they left open belongs to this test
 
 
 async def settled(check: Callable[[], Any], seconds: float = 20, what: str = "") -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
+from moorage.bus import Settings
+from moorage.kube import elections
 from moorage.testing.conditions import until
 from moorage.testing.kube import ControlPlane
+from moorage.testing.proxy import FaultProxy
+from moorage.testing.servers import NatsServer
 
-from .conftest import Mesh, Start
-from .test_agent import CLUSTER, clean, config, config_path  # noqa: F401 - the fixture is for all tests here
+from .conftest import Mesh, Start, settled
+from .test_agent import CLUSTER, clean, config, config_path, there  # noqa: F401 - the fixture is for all tests here
 
 
 async def test_a_restarted_server_is_followed_again(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
@@ -62,3 +68,67 @@ async def test_a_mesh_that_was_away_hears_everything(plane: ControlPlane, mesh: 
     await until(lambda: "extra" in mesh.nodes, 20)
     await asyncio.to_thread(plane.call, "DELETE", "/api/v1/nodes/extra")
     await until(lambda: "extra" not in mesh.nodes, 10)
+
+
+#: The broker's client drops connections on which it was never answered without closing them.
+unanswered = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent"
+
+
+@unanswered
+async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
+    plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its API server answers it, the mesh does not; the one that stands by has both."""
+    monkeypatch.setattr(elections, "PATIENCE", 2.0)
+    async with FaultProxy(nats.port) as proxy:
+        first = agents(plane, settings=Settings(proxy.url))
+        await until(lambda: bool(mesh.nodes), 20)
+        agents(plane)
+        await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
+        await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 20)
+        session = mesh.reports[-1].session
+        proxy.partition()
+        await until(lambda: mesh.reports[-1].session != session, 40, "the other one reports")
+        assert next(r for r in mesh.reports if r.session != session).succeeds == session
+        await mesh.want(CLUSTER, "web", 6, config("c", a="2"))
+        await until(lambda: mesh.states("web", 6) == {"ConfigMap/c": "Ready"}, 20, "and applies")
+        session = mesh.reports[-1].session
+        proxy.heal()
+        await asyncio.sleep(6)
+        assert mesh.reports[-1].session == session, "who comes back stands by"
+        lease = plane.get(LEASE_PATH)
+        assert lease["spec"]["leaseTransitions"] == 2
+        assert not {"moorage.dev/holder-unable", "moorage.dev/wanted-by"} & set(lease["metadata"]["annotations"])
+        assert not first.done()
+
+
+@unanswered
+async def test_agents_that_are_all_cut_off_stay_as_they_are(
+    plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could do better, so the lease stays where it is, and what was applied is kept."""
+    monkeypatch.setattr(elections, "PATIENCE", 1.0)
+    async with FaultProxy(nats.port) as proxy:
+        for _ in range(2):
+            agents(plane, settings=Settings(proxy.url))
+        await until(lambda: bool(mesh.nodes), 20)
+        await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
+        await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 20)
+        before = (await asyncio.to_thread(plane.get, LEASE_PATH))["spec"]
+        sessions = {r.session for r in mesh.reports}
+        proxy.partition()
+        await settled(
+            lambda: "moorage.dev/holder-unable" in (plane.get(LEASE_PATH)["metadata"].get("annotations") or {}),
+            30,
+            "it says so",
+        )
+        await asyncio.to_thread(plane.call, "DELETE", config_path("c"))
+        await settled(lambda: there(plane, config_path("c")) is not None, what="what was deleted is made again")
+        await asyncio.sleep(6)
+        after = (await asyncio.to_thread(plane.get, LEASE_PATH))["spec"]
+        assert (after["holderIdentity"], after["leaseTransitions"]) == (before["holderIdentity"], 1)
+        seen = len(mesh.reports)
+        proxy.heal()
+        await until(lambda: len(mesh.reports) > seen, 20, "it reports again")
+        assert {r.session for r in mesh.reports} == sessions

@@ -1,5 +1,6 @@
 """The agent as a process: elects, and while it is the one that acts, follows its cluster, reports and applies. Everything it
-does in a term is one group of tasks; the first that fails ends the term."""
+does in a term is one group of tasks; the first that fails ends the term. Cut off from the mesh it goes on keeping what it
+applied, and gives way to one that is not."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ async def main(
 
 async def _act(agent: Agent) -> None:
     await _namespace(agent.api, agent.namespace)
-    elector = Elector(agent.api, agent.namespace, LEASE, f"{socket.gethostname()}-{os.getpid()}-{new_id()[:6]}")
+    identity = f"{socket.gethostname()}-{os.getpid()}-{new_id()[:6]}"
+    elector = Elector(agent.api, agent.namespace, LEASE, identity, lambda: agent.bus.nc.is_connected)
     acting = asyncio.ensure_future(elector.run(agent.act))
     closed = asyncio.ensure_future(agent.bus.closed.wait())
     try:

@@ -1,5 +1,6 @@
 """One of many acts: a Lease of the cluster itself, with a number that grows with every holder. The work is cancelled and
-has ended before the lease is given up, and it ends by itself when the server cannot be asked any more."""
+has ended before the lease is given up, and it ends by itself when the server cannot be asked any more. A holder that lacks
+something else it needs says so on the lease, and gives way to the first who does not: to nobody, if all lack it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ log = structlog.get_logger("kube")
 
 #: Others take over after DURATION without a change; the holder stops after DEADLINE without a renewal.
 DURATION, DEADLINE, RENEW = 10.0, 6.0, 2.0
+#: A holder that is not able for so long would rather have another act.
+PATIENCE = 10.0
 _CALL = 3.0
+#: On the lease: the holder would give way; somebody able asks it to.
+_UNABLE, _WANTED = "moorage.dev/holder-unable", "moorage.dev/wanted-by"
 
 Lease = dict[str, Any]
 
@@ -39,10 +44,14 @@ class Term:
 
 
 class Elector:
-    """`notes` of a term become annotations of the Lease: what a successor should know."""
+    """`notes` of a term become annotations of the Lease: what a successor should know. `able`: whether this process could
+    do the work now; who is not does not contend."""
 
-    def __init__(self, api: Api, namespace: str, name: str, identity: str) -> None:
-        self._api = api
+    def __init__(
+        self, api: Api, namespace: str, name: str, identity: str, able: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._api, self._able = api, able
+        self._unable_since = 0.0
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self._identity = name, identity
         self._lease: Lease = {}
@@ -74,6 +83,8 @@ class Elector:
 
     async def _acquire(self) -> Term:
         while True:
+            while not self._able():  # noqa: ASYNC110 - somebody else's state, asked as often as the lease
+                await asyncio.sleep(RENEW)
             try:
                 seen = await self._read()
                 if seen is not None and seen["spec"].get("holderIdentity"):
@@ -111,9 +122,20 @@ class Elector:
                     return
                 if now["metadata"]["resourceVersion"] != seen["metadata"]["resourceVersion"]:
                     seen, end = now, loop.time() + duration
+                if not self._able():
+                    return
+                marks = now["metadata"].get("annotations") or {}
+                if _UNABLE in marks and _WANTED not in marks:
+                    await self._ask_for(now)
         # Silent for its whole duration: as if it had been released.
         released = {**seen, "spec": {**seen["spec"], "holderIdentity": ""}}
         self._lease = await self._write(released)
+
+    async def _ask_for(self, lease: Lease) -> None:
+        """The holder finds it when it next renews."""
+        metadata = {**lease["metadata"], "annotations": {**lease["metadata"]["annotations"], _WANTED: self._identity}}
+        with contextlib.suppress(ApiError):
+            await self._write({**lease, "metadata": metadata})
 
     async def _take(self, seen: Lease | None) -> Term | None:
         loop = asyncio.get_running_loop()
@@ -129,7 +151,8 @@ class Elector:
         }
         began = loop.time()
         body: Lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
-        body["metadata"] = seen["metadata"] if seen is not None else {"name": self._name}
+        marks = {k: v for k, v in before.items() if k not in (_UNABLE, _WANTED)}
+        body["metadata"] = {**seen["metadata"], "annotations": marks} if seen is not None else {"name": self._name}
         try:
             self._lease = await self._write(body, create=seen is None)
         except ApiError as error:
@@ -149,16 +172,18 @@ class Elector:
     async def _renew(self, term: Term) -> None:
         """Ends when the lease is lost, or may be."""
         loop = asyncio.get_running_loop()
+        self._unable_since = 0.0
         while True:
             await asyncio.sleep(RENEW)
             began = loop.time()
             if not term.valid:
                 return
+            self._unable_since = 0.0 if self._able() else self._unable_since or began
             try:
                 async with asyncio.timeout_at(term.good + DEADLINE):
                     self._lease = await self._write(self._renewed(term))
             except ApiError as error:
-                if error.code == 409 and not await self._still_mine(term):
+                if error.code == 409 and (not await self._still_mine(term) or self._gives_way()):
                     return
                 if error.code != 409:
                     continue
@@ -166,9 +191,20 @@ class Elector:
                 continue
             term.good = began
 
+    @property
+    def _unable(self) -> bool:
+        return bool(self._unable_since) and asyncio.get_running_loop().time() - self._unable_since >= PATIENCE
+
+    def _gives_way(self) -> bool:
+        wanted = (self._lease["metadata"].get("annotations") or {}).get(_WANTED, "")
+        if wanted and self._unable:
+            log.warning("giving way", lease=self._name, to=wanted)
+        return bool(wanted) and self._unable
+
     def _renewed(self, term: Term) -> Lease:
         metadata = {**self._lease["metadata"]}
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), **term.notes}
+        marks = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in (_UNABLE, _WANTED)}
+        metadata["annotations"] = {**marks, **term.notes, **({_UNABLE: "true"} if self._unable else {})}
         return {**self._lease, "metadata": metadata, "spec": {**self._lease["spec"], "renewTime": _now()}}
 
     async def _still_mine(self, term: Term) -> bool:
@@ -187,6 +223,7 @@ class Elector:
     async def _release(self, term: Term) -> None:
         if not term.valid:
             return
+        self._unable_since = 0.0  # nobody is, where nobody holds it
         lease = self._renewed(term)
         lease["spec"] = {**lease["spec"], "holderIdentity": ""}
         with contextlib.suppress(ApiError, Unreachable):
