@@ -7,8 +7,7 @@ import re
 
 from aiohttp import web
 
-from moorage.bus import Bus
-from moorage.model.problems import Problem, Refused, changed_since
+from moorage.model.problems import Problem, Refused
 
 _FORM = re.compile(r'"([0-9]{1,18})"', re.ASCII)
 
@@ -32,13 +31,3 @@ def expected_of(request: web.Request) -> int | None:
     if match is None:
         raise bad_match(f"If-Match {text[:50]!r} is not an ETag that was answered here")
     return int(match[1])
-
-
-async def must_match(request: web.Request, bus: Bus, bucket: str, key: str) -> None:
-    """For what is done in several steps: it is looked at once, before the first."""
-    expected = expected_of(request)
-    if expected is None:
-        return
-    entry = await bus.bucket(bucket).get(key)
-    if entry is None or expected not in (0, entry.revision):
-        raise Refused(changed_since(expected, None if entry is None else entry.revision))

@@ -24,10 +24,10 @@ from moorage.model.phases import ENDED
 from moorage.model.resources import Path, Shown, Tree, path_of
 
 from .explain import Known
+from .secrets import shown_body, shown_record
 
 log = structlog.get_logger("gateway")
 
-_record = msgspec.json.Decoder(GroupRecord).decode
 _status = msgspec.json.Decoder(GroupStatus).decode
 _controller = msgspec.json.Decoder(Controller).decode
 _attempt = msgspec.json.Decoder(Attempt).decode
@@ -145,8 +145,11 @@ class View:
         if value is None:
             self.resources.drop(path, revision, mirrored=True)
         else:
-            self.resources.put(path, bytes(_shown(value).body), revision)
+            self.put_resource(path, bytes(_shown(value).body), revision)
         self.tell_resource(path)
+
+    def put_resource(self, path: Path, body: bytes, revision: int) -> None:
+        self.resources.put(path, shown_body(path, body), revision)
 
     def tell_resource(self, path: Path) -> None:
         if path[0] == "cluster-providers":
@@ -207,7 +210,7 @@ class View:
 
     def record(self, group: str) -> GroupRecord | None:
         found = self._groups.get(group)
-        return None if found is None else found.get(_record)
+        return None if found is None else found.get(shown_record)
 
     def revision_of(self, group: str) -> int:
         """Of its record in the bucket: it grows with every change of document or state."""

@@ -13,7 +13,6 @@ from moorage.model.access import Role
 from moorage.model.controllers import Controller
 from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
-from moorage.model.names import group_tokens
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
 
 from .access import must, who_of
@@ -21,11 +20,11 @@ from .answers import answer, encode, flag_of
 from .audit import changes_nothing, concerns, id_of
 from .calls import call, fetch
 from .events import group_of
-from .explain import phase_of, simulated
+from .explain import simulated
 from .groups import controller_item, intent_kind, known_group, project_of
-from .matching import bad_match, expected_of, must_match
+from .matching import bad_match, expected_of
 from .replies import ClusterEdit
-from .serving import Gateway, gateway_of
+from .serving import gateway_of
 
 VERBS = ("approve", "instantiate", "update", "redecide", "migrate", "rollback", "stop", "terminate")
 _ORDER = {"revision", "target"}  # what rollback and migrate are told
@@ -77,8 +76,9 @@ async def apply(request: web.Request) -> web.StreamResponse:
 async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> dict[str, Any]:
     gateway = gateway_of(request)
     _allowed(request, document, "viewer" if dry else "editor")
-    if "ifMatch" in document:  # how the header travels on; no field of any document
-        raise Refused(invalid([Violation(path="ifMatch", code="UnknownField", message="unknown field")]))
+    if own := document.keys() & {"ifMatch", "cause"}:  # how they travel on; no fields of any document
+        message = "unknown field"
+        raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(own)]))
     if document.get("kind") == "Fleet":
         if dry:
             message = "a fleet is filled, not decided: there is nothing to try"
@@ -88,8 +88,9 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
         checked, why = await _simulate(gateway.bus, document)
         checked.pop("record", None)
         return {**checked, "dryRun": True, "why": why}
+    document = {**document, "cause": id_of(request)}
     if (expected := expected_of(request)) is not None:
-        document = {**document, "ifMatch": expected}
+        document["ifMatch"] = expected
     reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10)
     await gateway.view.caught_up(_group_named(document))
     return reply
@@ -191,78 +192,33 @@ async def delete_application(request: web.Request) -> web.StreamResponse:
 
 
 async def _delete(request: web.Request, group: str) -> web.StreamResponse:
-    """What runs is terminated first and removed once it is gone; asking again while that lasts changes nothing."""
+    """What runs is terminated first and removed once it is gone, by the intent store, whatever becomes of us; asking again
+    while that lasts changes nothing."""
     gateway = gateway_of(request)
-    await must_match(request, gateway.bus, "moorage-groups", group_tokens(group))
-    known = gateway.view.known(group)
-    if known is not None and known.record.origin == "v2":
-        detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
-        raise Refused(Problem(title="Made of resources", status=409, code="MadeOfResources", detail=detail))
-    if await _removed(gateway, group):
-        return web.Response(status=204)
-    if known is not None and known.record.state not in ("Terminated", "TerminateStopped"):
-        await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "terminate", "cause": id_of(request)})
-        await gateway.view.caught_up(group)
-        if await _removed(gateway, group):
-            return web.Response(status=204)
-    if group not in _leaving:
-        _leaving.add(group)
-        gateway.bus.spawn(_remove_later(gateway, group))
-    return answer({"group": group, "phase": "Terminating"}, 202)
-
-
-#: Groups that this process removes as soon as they are terminated. A gateway that dies forgets it: ask again then.
-_leaving: set[str] = set()
-
-
-async def _removed(gateway: Gateway, group: str) -> bool:
-    """Removes what runs nowhere; True once it is gone."""
-    known = gateway.view.known(group)
-    if known is None:
-        return True
-    if phase_of(known) not in ("Draft", "Terminated") or known.record.state == "InstantiateStopped":
-        return False
-    await call(gateway.bus, subjects.INTENTS_ACT, {"group": group, "verb": "delete", "cause": new_id()})
-    await gateway.view.caught_up(group)
-    return True
-
-
-async def _remove_later(gateway: Gateway, group: str) -> None:
-    changed = asyncio.Event()
-
-    def note(name: str) -> None:
-        if name == group:
-            changed.set()
-
-    gateway.view.changed.append(note)
+    order: dict[str, Any] = {"group": group, "verb": "leave", "cause": id_of(request)}
+    if (expected := expected_of(request)) is not None:
+        order["ifMatch"] = expected
     try:
-        while True:
-            changed.clear()
-            known = gateway.view.known(group)
-            # Instantiated again meanwhile: somebody changed their mind.
-            if known is None or known.record.state == "Instantiated":
-                return
-            try:
-                if await _removed(gateway, group):
-                    return
-            except Refused as refusal:
-                if refusal.problem.status not in (409, 503):
-                    gateway.bus.count("removals_refused")
-                    return
-            try:
-                async with asyncio.timeout(5):
-                    await changed.wait()
-            except TimeoutError:
-                continue
-    finally:
-        gateway.view.changed.remove(note)
-        _leaving.discard(group)
+        done = await call(gateway.bus, subjects.INTENTS_ACT, order)
+    except Refused as refusal:
+        if refusal.problem.status != 404 or "If-Match" in request.headers:
+            raise
+        done = {"outcome": "deleted"}  # it was here a moment ago, and now is gone
+    await gateway.view.caught_up(group)
+    if done["outcome"] == "deleted":
+        return web.Response(status=204)
+    return answer({"group": group, "phase": "Terminating"}, 202)
 
 
 async def delete_intent(request: web.Request) -> web.StreamResponse:
     gateway, info = gateway_of(request), request.match_info
     kind = intent_kind(gateway.view, info["kind"])
-    body: dict[str, Any] = {"kind": kind, "project": info["project"], "name": info["name"]}
+    body: dict[str, Any] = {
+        "kind": kind,
+        "project": info["project"],
+        "name": info["name"],
+        "cause": id_of(request),
+    }
     if (expected := expected_of(request)) is not None:
         body["ifMatch"] = expected
     await call(gateway.bus, subjects.INTENTS_DELETE, body)

@@ -50,6 +50,8 @@ class Head(msgspec.Struct, rename="camel"):
     attached: str = ""
     origin: str = ""
     succeeds: str = ""
+    leaving: str = ""
+    told: list[str] = []
 
     @classmethod
     def of(cls, record: GroupRecord) -> Head:
@@ -63,6 +65,8 @@ class Head(msgspec.Struct, rename="camel"):
             attached=digest_of_raw(record.intents),
             origin=record.origin,
             succeeds=record.succeeds,
+            leaving=record.leaving,
+            told=record.told,
         )
 
 
@@ -86,6 +90,8 @@ def head_of(value: bytes) -> Head:
         attached,
         stored.origin,
         stored.succeeds,
+        stored.leaving,
+        stored.told,
     )
 
 
@@ -180,6 +186,8 @@ def reattached(record: GroupRecord, given: Accepted, attached: Iterable[Accepted
 def acted(record: GroupRecord, verb: str, now: str) -> Change:
     """approve, instantiate, redecide, stop and terminate. Raises Refused in a wrong state, naming it."""
     check_state(record.group, record.state, verb)
+    if record.leaving:  # somebody changed their mind
+        record = msgspec.structs.replace(record, leaving="")
     if verb == "stop":
         # What is decided stays, what is being taken away goes; nothing new begins.
         state: State = "InstantiateStopped" if record.state == "Instantiated" else "TerminateStopped"
@@ -199,6 +207,18 @@ def acted(record: GroupRecord, verb: str, now: str) -> Change:
     resolved: Revision = msgspec.structs.replace(record.resolved, revision=revision, instantiated=now)
     changed = msgspec.structs.replace(record, state="Instantiated", revision=revision, resolved=resolved)
     return Change(changed, "instantiated", "instantiated", "decide", tuple(resolved.warnings))
+
+
+def leaving(record: GroupRecord, now: str, cause: str) -> Change:
+    """It is terminated if it is not yet, and forgotten once nothing of it runs: written with it, so that nobody's end
+    makes it forgotten."""
+    if record.leaving:
+        return Change(None, "leaving")
+    if record.state in _ENDED:
+        return Change(msgspec.structs.replace(record, leaving=cause), "leaving", "leaving")
+    change = acted(record, "terminate", now)
+    assert change.record is not None
+    return change._replace(record=msgspec.structs.replace(change.record, leaving=cause), outcome="leaving")
 
 
 def check_state(group: str, state: State, verb: str) -> None:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from moorage.bus import Bus, Conflict, NoAnswer, new_id, now_text, subjects
+from moorage.bus import Bus, BusError, Conflict, NoAnswer, new_id, now_text, subjects
 from moorage.bus.failpoints import reached
 from moorage.bus.stores import Entry, Mirror
 from moorage.model.groups import Decide, GroupRecord, Withdraw
@@ -32,6 +32,8 @@ _data = msgspec.json.Decoder(dict[str, Any])
 ATTEMPTS = 20
 #: Larger records would not travel in one message to those who mirror them.
 MAX_RECORD = 4 << 20
+#: Changes whose events are looked for after a death or a reconnect, and how long others may take to say them.
+NEWEST, GRACE = 256, 1.0
 
 
 class Known(NamedTuple):
@@ -81,6 +83,8 @@ class Store:
         self._mirrors.append(await self._documents.mirror(self._saw_document))
         self._mirrors.append(await self._groups.mirror(self._saw_group))
         self._bus.spawn(self._reattach())
+        self._bus.spawn(self._retell())
+        self._bus.on_reconnect(self._retell)
 
     def counts(self) -> dict[str, int]:
         return {"groups": len(self._known), "intents": len(self._intents)}
@@ -140,7 +144,28 @@ class Store:
 
         return await self._change(group, plan, cause, whole=True)
 
-    async def delete_group(self, group: str, cause: str) -> Done:
+    async def leave(self, group: str, cause: str, if_match: int | None = None) -> Done:
+        """Forgotten at once where it never ran; else terminated and, once nothing of it runs, forgotten. `leaving` is
+        what a second one gets meanwhile."""
+
+        async def plan(known: Known | None, entry: Entry | None) -> Change:
+            _matches(if_match, None if entry is None else entry.revision)
+            if entry is None:
+                raise Refused(not_found(f"group {group}"))
+            record = _records.decode(entry.value)
+            if record.origin == core.V2:
+                detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
+                raise Refused(Problem(title="Made of resources", status=409, code="MadeOfResources", detail=detail))
+            if record.state in ("Created", "Approved"):
+                return Change(None, "unused")
+            return core.leaving(record, now_text(), cause or new_id())
+
+        done = await self._change(group, plan, cause, whole=True)
+        if done.outcome == "unused":
+            return await self.delete_group(group, cause, if_match)
+        return done
+
+    async def delete_group(self, group: str, cause: str, if_match: int | None = None) -> Done:
         tokens = group_tokens(group)
         async with self._lock(tokens):
             for _ in range(ATTEMPTS):
@@ -148,6 +173,7 @@ class Store:
                 if entry is None:
                     self._forget(tokens, 0)
                     raise Refused(not_found(f"group {group}"))
+                _matches(if_match, entry.revision)
                 head = core.head_of(entry.value)
                 core.check_state(group, head.state, "delete")
                 await self._revisions.put(f"{tokens}.deleted", _encode(_Tombstone(head.revision)))
@@ -254,6 +280,11 @@ class Store:
         known = self._known.get(group_tokens(group))
         return None if known is None else known.head
 
+    def at(self, head: Head) -> int:
+        """The bucket's number of what it tells; one that never was where something newer is known."""
+        known = self._known.get(group_tokens(head.group))
+        return known.at if known is not None and known.head is head else -1
+
     def attached(self, group: str) -> list[AcceptedIntent]:
         return self._of(group)
 
@@ -297,6 +328,7 @@ class Store:
                     head = known.head if known is not None else None
                     state, revision = (head.state, head.revision) if head is not None else ("", 0)
                     return Done(group, revision, state, change.outcome, change.warnings)
+                change.record.told = [change.event, new_id()]
                 value = _encode(change.record)
                 if len(value) > MAX_RECORD:
                     raise Refused(
@@ -341,21 +373,51 @@ class Store:
         assert record is not None
         self._remember(group_tokens(group), Known(Head.of(record), at))
         reached("intents.stored")
-        await self._tell(group, record.revision, record.state, change.event, change.hint, record, cause)
+        ident = record.told[1] if record.told else ""
+        await self._tell(group, record.revision, record.state, change.event, change.hint, record, cause, ident)
         return Done(group, record.revision, record.state, change.outcome, change.warnings, record)
 
     async def _tell(
-        self, group: str, revision: int, state: str, event: str, hint: str, record: GroupRecord | None, cause: str
+        self,
+        group: str,
+        revision: int,
+        state: str,
+        event: str,
+        hint: str,
+        record: GroupRecord | None,
+        cause: str,
+        ident: str = "",
     ) -> None:
         """Hints, after what they are about is durable: mergers and others find it by themselves where one is lost. Event
         and hint share their id: what the hint sets off has the event for its cause, and a story has no gap."""
-        ident = new_id()
+        once = bool(ident)
+        ident = ident or new_id()
         if hint == "decide" and record is not None:
             await self._bus.publish(subjects.GROUPS_DECIDE, Decide(id=ident, cause=cause, record=record.resolved))
         elif hint == "withdraw":
             await self._withdraw(group, revision, ident)
         data = {"group": group, "revision": revision, "state": state}
-        await self._bus.emit(subjects.intent_event(event, group), data, cause=cause, id=ident)
+        await self._bus.emit(subjects.intent_event(event, group), data, cause=cause, id=ident, once=once)
+
+    async def _retell(self) -> None:
+        """The events of the newest changes, where a store or the broker died before they were kept."""
+        await asyncio.sleep(GRACE)
+        events = self._bus.log("MOORAGE_EVENTS")
+        newest = sorted(self._known.values(), key=lambda known: known.at)[-NEWEST:]
+        for known in newest:
+            head = known.head
+            if len(head.told) != 2:
+                continue
+            event, ident = head.told
+            try:
+                written = self._groups.time(group_tokens(head.group))
+                if await events.lacks(subjects.intent_event(event, head.group), ident, written):
+                    log.warning("an event was missing", group=head.group, event_name=event)
+                    await self._tell(head.group, head.revision, head.state, event, "", None, "", ident)
+            except (NoAnswer, BusError) as error:
+                log.warning("events could not be compared with documents", error=str(error))
+                self._bus.spawn(self._retell())
+                return
 
     async def _withdraw(self, group: str, revision: int, cause: str) -> None:
         hint = Withdraw(id=new_id(), cause=cause, group=group, revision=revision)

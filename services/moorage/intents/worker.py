@@ -15,6 +15,7 @@ from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
 from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
 from moorage.model.resources import GROUP, Change, group_name, kind_of
+from moorage.model.secrets import HIDDEN, restored
 
 from . import documents, registry, texts
 from .documents import Accepted
@@ -52,6 +53,7 @@ class _Act(msgspec.Struct):
     repeat: bool = False
     target: str = ""
     revision: int = 0
+    if_match: int | None = msgspec.field(name="ifMatch", default=None)
 
 
 _deletes = msgspec.json.Decoder(_Delete)
@@ -116,21 +118,24 @@ class Worker:
 
     async def _apply(self, incoming: Incoming) -> dict[str, Any]:
         data = texts.data_of(incoming.data)
-        if_match = data.pop("ifMatch", None)  # beside the document: the gateway's header
+        # Beside the document: the gateway's header, and the id of the request.
+        if_match, cause = data.pop("ifMatch", None), data.pop("cause", "")
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch is a number of the bucket"))
-        given = documents.accept(data, self._kinds)
+        if type(cause) is not str:
+            raise Refused(invalid([], "cause is the id of what set this off"))
+        given = documents.accept(await self._whole(incoming, data), self._kinds)
         if isinstance(given, Accepted):
             if self._life.described(str(given.group)):
                 raise Refused(conflict(f"{given.group} is made of /v2 resources; change those"))
-            done = await self._store.apply(given, data, "", if_match)
+            done = await self._store.apply(given, data, cause, if_match)
         else:
-            done = await self._store.apply_intent(given, "", if_match)
+            done = await self._store.apply_intent(given, cause, if_match)
         return _reply(given.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
         data = texts.data_of(incoming.data)
-        given = documents.accept(data, self._kinds)
+        given = documents.accept(await self._whole(incoming, data), self._kinds)
         if isinstance(given, Accepted):
             done = self._store.check(given, data)
         else:
@@ -139,6 +144,17 @@ class Worker:
         if done.record is not None:
             reply["record"] = done.record
         return reply
+
+    async def _whole(self, incoming: Incoming, data: dict[str, Any]) -> dict[str, Any]:
+        """With the values of Secrets that the sender was not shown, as they are stored."""
+        if HIDDEN.encode() in incoming.data and isinstance(spec := data.get("spec"), dict):
+            meta = data.get("metadata")
+            name, project = (meta.get("name"), meta.get("project")) if isinstance(meta, dict) else (None, None)
+            record = None
+            if is_name(str(name)) and is_name(str(project or "default")):
+                record = await self._store.record(f"{project or 'default'}/{name}/v1/default")
+            data["spec"] = restored(spec, record.document if record is not None else {})
+        return data
 
     async def _delete(self, incoming: Incoming) -> dict[str, Any]:
         said = _deletes.decode(incoming.data)
@@ -154,7 +170,7 @@ class Worker:
         said = _acts.decode(incoming.data)
         group = _group(said.group, said.project)
         target = _group(said.target, said.project) if said.target else ""
-        order = Order(group, said.verb, said.cause, said.repeat, target, said.revision)
+        order = Order(group, said.verb, said.cause, said.repeat, target, said.revision, said.if_match)
         return _reply(group.split("/")[1], await self._life.act(order))
 
     # Resources

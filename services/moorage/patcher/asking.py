@@ -14,6 +14,7 @@ from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAnswer, ActionAsk, Contribution
 from moorage.model.groups import GroupRecord
 from moorage.model.reasons import Reason, Warn
+from moorage.model.secrets import hidden
 
 from .core import by_controller
 from .patching import disagreements, unusable
@@ -41,7 +42,7 @@ def question(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes
         budget_ms=budget_ms,
         decision=cast("dict[str, Any]", decision),
         intents=list(record.resolved.intents),
-        manifests=record.manifests,
+        manifests=hidden(record.manifests),
         apps=record.resolved.apps,
     )
     return _encode(ask)

@@ -25,6 +25,7 @@ from moorage.model.desired import (
 from moorage.model.groups import GroupRecord
 from moorage.model.phases import ENDED, phase
 from moorage.model.reasons import Reason
+from moorage.model.secrets import hidden
 
 from .patching import preferred_nodes, tailor
 
@@ -110,7 +111,7 @@ def diff_items(record: GroupRecord, decision: Decision, desired: DesiredRecord) 
     for claim in decision.claims:
         places.setdefault((claim.cluster, claim.app), []).append(claim)
     for (cluster, app), claims in sorted(places.items()):
-        given, objects = objects_for(record, desired, app, cluster, claims)
+        given, objects = (hidden(one) for one in objects_for(record, desired, app, cluster, claims))
         yield DiffItem(cluster=cluster, app=app, manifests=given, objects=objects, patch=diff(given, objects))
 
 

@@ -49,7 +49,9 @@ class GroupRecord(Model, kw_only=True):
     digest: str = ""  # of document and intents: equal means unchanged
     origin: str = ""  # "v2": composed from resources; else an Application as given
     succeeds: str = ""  # the group that ends as soon as this one runs
+    leaving: str = ""  # to be forgotten as soon as it is terminated: the id of the request that wants it so
     actions: list[Action] = []  # of groups from resources, the last ones
+    told: list[str] = []  # the event that says this change: what it is called, and its id
 
 
 class Decide(Message, kw_only=True):

@@ -111,6 +111,7 @@ for _one in KINDS:
     _BY_SHAPE[_shape(_one.path)] = _one
 PROJECT = KINDS[0]
 COMPOSITE_APP = KINDS[1]
+APP = _BY_SHAPE[_shape(tuple((_APP + "/apps/{member}").split("/")))]
 GROUP = _BY_SHAPE[_shape(tuple(_GROUP.split("/")))]
 CLUSTER = _BY_SHAPE[_shape(tuple(_CLUSTER.split("/")))]
 CHILDREN: dict[Path, tuple[Kind, ...]] = {

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from moorage.model.problems import Problem, Refused, not_found
 from moorage.model.resources import CLUSTER, COMPOSITE_APP, PROJECT, Kind, Path, Resource, key_of
+from moorage.model.secrets import hidden
 
 from ..access import who_of
 from ..answers import answer, encode, limit_of, start_of, token_of
@@ -57,7 +58,7 @@ async def _file(request: web.Request, path: Path) -> web.StreamResponse:
     if found is not None and found.chart:
         return web.Response(body=base64.b64decode(found.chart), content_type="application/octet-stream")
     if found is not None and found.objects:
-        text = yaml.dump_all(found.objects, Dumper=yaml.CSafeDumper, sort_keys=False)
+        text = yaml.dump_all(hidden(found.objects), Dumper=yaml.CSafeDumper, sort_keys=False)
         return web.Response(body=text.encode(), content_type="application/octet-stream")
     if found is not None and found.values:
         return web.Response(body=encode(found.values), content_type="application/octet-stream")

@@ -62,7 +62,7 @@ async def _changed(request: web.Request, change: Change, status: int) -> web.Str
     reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10)
     path: Path = tuple(reply["path"])
     seq = reply["seq"]
-    gateway.view.resources.put(path, _encode(reply["body"]), seq)
+    gateway.view.put_resource(path, _encode(reply["body"]), seq)
     gateway.view.tell_resource(path)
     await _settled(gateway, path)
     if len(path) == 7 and status == 201 and path[5] == "deployment-intent-groups":
@@ -113,7 +113,7 @@ async def _adopted(request: web.Request, gateway: Gateway, path: Path) -> None:
                 if refusal.problem.code != "AlreadyExists":
                     raise
             else:
-                gateway.view.resources.put(part, _encode(reply["body"]), reply["seq"])
+                gateway.view.put_resource(part, _encode(reply["body"]), reply["seq"])
 
 
 def _if_match(request: web.Request) -> int | None:

@@ -29,7 +29,18 @@ log = structlog.get_logger("intents")
 _records = msgspec.json.Decoder(GroupRecord)
 _statuses = msgspec.json.Decoder(GroupStatus)
 
-VERBS = ("approve", "instantiate", "update", "redecide", "migrate", "rollback", "stop", "terminate", "delete")
+VERBS = (
+    "approve",
+    "instantiate",
+    "update",
+    "redecide",
+    "migrate",
+    "rollback",
+    "stop",
+    "terminate",
+    "delete",
+    "leave",  # terminate, and delete once that is done
+)
 MAX_ACTIONS = 50
 #: A group that replaces another is looked at again after so long, whatever was heard.
 SWEEP = 5.0
@@ -51,18 +62,21 @@ class Order(NamedTuple):
     repeat: bool = False
     target: str = ""
     revision: int = 0
+    if_match: int | None = None
 
 
 class Lifecycle:
     def __init__(self, bus: Bus, store: Store) -> None:
         self._bus, self._store = bus, store
         self.resources = Resources(bus, self._stands)
+        self._statuses = bus.bucket("moorage-status")
         self._look = asyncio.Event()
 
     async def start(self) -> None:
         await self.resources.start()
-        await self._bus.subscribe("moorage.events.decisions.running.>", self._heard)
-        self._bus.spawn(self._succeed())
+        for phase in ("running", "terminated"):
+            await self._bus.subscribe(f"moorage.events.decisions.{phase}.>", self._heard)
+        self._bus.spawn(self._finish())
 
     # --- groups and resources ----------------------------------------------------------------------------------------
 
@@ -109,6 +123,8 @@ class Lifecycle:
             raise Refused(Problem(title="Unknown verb", status=400, code="UnknownVerb", detail=detail))
         if not self.described(order.group) and self._store.head(order.group) is None:
             await self.resources.caught_up()  # another store may just have made it
+        if order.verb == "leave":
+            return await self._leave(order)
         if order.verb == "migrate":
             return await self._migrate(order)
         if order.verb == "rollback":
@@ -225,6 +241,29 @@ class Lifecycle:
             await self.close(group_name(path), cause)
         return await self.resources.remove(paths)
 
+    async def _leave(self, order: Order) -> Done:
+        done = await self._store.leave(order.group, order.cause, order.if_match)
+        if done.outcome == "leaving" and (head := self._store.head(order.group)) is not None:
+            return await self._gone(head) or done
+        return done
+
+    async def _gone(self, head: core.Head) -> Done | None:
+        """Forgets what is to leave if nothing of it runs, as the patcher says it. None: not yet."""
+        at = self._store.at(head)
+        status = await self._status(head.group)
+        if status is None or status.phase != "Terminated" or status.revision != head.revision:
+            return None
+        try:
+            return await self._store.delete_group(head.group, head.leaving, at)
+        except Refused as refusal:  # gone already, or somebody wants it again
+            if refusal.problem.status in (404, 409, 412):
+                return None
+            raise
+
+    async def _status(self, group: str) -> GroupStatus | None:
+        entry = await self._statuses.get(group_tokens(group))
+        return _statuses.decode(entry.value) if entry is not None else None
+
     # --- one group in place of another -------------------------------------------------------------------------------
 
     async def _migrate(self, order: Order) -> Done:
@@ -265,9 +304,9 @@ class Lifecycle:
     def _heard(self, _subject: str, _data: bytes) -> None:
         self._look.set()
 
-    async def _succeed(self) -> None:
-        """Ends the groups whose successors run. Any store may do it, and a second time does nothing."""
-        statuses = self._bus.bucket("moorage-status")
+    async def _finish(self) -> None:
+        """Ends the groups whose successors run, and forgets those that leave. Any store may do it, and a second time
+        does nothing: what was begun is ended whoever is no more."""
         while True:
             try:
                 async with asyncio.timeout(SWEEP):
@@ -275,17 +314,19 @@ class Lifecycle:
             except TimeoutError:
                 pass
             self._look.clear()
-            for head in [h for h in self._store.heads() if h.succeeds and h.state == "Instantiated"]:
+            for head in [h for h in self._store.heads() if h.leaving or (h.succeeds and h.state == "Instantiated")]:
                 try:
-                    entry = await statuses.get(group_tokens(head.group))
-                    status = _statuses.decode(entry.value) if entry is not None else None
+                    if head.leaving:
+                        await self._gone(head)
+                        continue
+                    status = await self._status(head.group)
                     if status is None or status.phase != "Running" or status.revision < head.revision:
                         continue
                     await self._end(head.group, head.succeeds)
                 except NoAnswer:
                     continue
                 except Refused as refusal:
-                    log.warning("a succession is tried again", group=head.group, problem=refusal.problem.detail)
+                    log.warning("what was begun is tried again", group=head.group, problem=refusal.problem.detail)
 
     async def _end(self, successor: str, group: str) -> None:
         try:

@@ -19,6 +19,7 @@ from moorage.bus.stores import Mirror
 from moorage.model import bodies
 from moorage.model.problems import Problem, Refused, Violation, conflict, invalid, not_found
 from moorage.model.resources import (
+    APP,
     CLUSTER,
     COMPOSITE_APP,
     GROUP,
@@ -33,9 +34,10 @@ from moorage.model.resources import (
     kind_of,
     path_of,
 )
+from moorage.model.secrets import HIDDEN, restored
 
 from . import charts, uploads
-from .spelling import read
+from .spelling import plain, read
 
 log = structlog.get_logger("intents")
 _encode = msgspec.json.Encoder().encode
@@ -121,9 +123,10 @@ class Resources:
     async def create(self, change: Change) -> Changed:
         collection = tuple(change.path)
         kind = _kind(collection, collection=True)
-        given = read(kind, _data(change.body))
+        given = read(kind, _known(kind, _data(change.body), []))
         path = (*collection, *given.names)
         value = _value(kind, given.body, change.file)
+        value.objects = restored(value.objects, [])
         parent = kind.parent(path)
         if parent:
             await self._must_exist(parent)
@@ -164,7 +167,10 @@ class Resources:
     async def replace(self, change: Change) -> Changed:
         path = tuple(change.path)
         kind = _kind(path)
-        given = read(kind, _data(change.body))
+        data = _data(change.body)
+        if kind is APP and HIDDEN.encode() in bytes(change.body):
+            data = _known(kind, data, (await self._now(path))[0].objects)
+        given = read(kind, data)
         if given.names != path[-len(given.names) :]:
             field = "clusterLabel" if kind.body is bodies.ClusterLabel else "metadata.name"
             if kind is COMPOSITE_APP and given.names[0] == path[-2]:
@@ -178,9 +184,12 @@ class Resources:
             old, seq = await self._now(path)
             _matches(path, change.if_match, seq)
             self._childless(path)
-            if not change.file:
+            if change.file:
+                value.objects = restored(value.objects, old.objects)
+            else:
                 value.objects = value.objects or (old.objects if kind.upload and not _manifests(given.body) else [])
-                value.chart, value.values, value.kubeconfig = old.chart, old.values, old.kubeconfig
+                value.chart, value.values = old.chart, old.values
+                value.kubeconfig = value.kubeconfig or old.kubeconfig
                 if _manifests(given.body):
                     value.chart = ""
             value.created = old.created
@@ -276,6 +285,19 @@ def _data(body: msgspec.Raw) -> Any:
     return _any.decode(body)
 
 
+def _known(kind: Kind, data: Any, before: list[dict[str, Any]]) -> Any:
+    """With the values of Secrets that the sender was not shown."""
+    spec = data.get("spec") if isinstance(data, dict) else None
+    if kind is not APP or not isinstance(spec, dict):
+        return data
+    manifests = spec.get("manifests")
+    if isinstance(manifests, str):
+        if HIDDEN not in manifests:
+            return data
+        manifests = uploads.documents(manifests, "spec.manifests")
+    return {**data, "spec": {**spec, "manifests": restored(manifests, before)}} if manifests else data
+
+
 def _manifests(body: msgspec.Struct) -> bool:
     return isinstance(body, bodies.App) and bool(body.spec.manifests)
 
@@ -283,6 +305,8 @@ def _manifests(body: msgspec.Struct) -> bool:
 def _value(kind: Kind, body: msgspec.Struct, file: str) -> Resource:
     """With what came in a file, read and checked."""
     value = Resource(body=msgspec.Raw(b"null"), created=now_text())
+    if kind is CLUSTER:
+        value.kubeconfig = _taken_out(body)
     data = b""
     if file:
         try:
@@ -314,6 +338,16 @@ def _value(kind: Kind, body: msgspec.Struct, file: str) -> Resource:
     encoded = _encode(body)
     value.body = msgspec.Raw(encoded.removesuffix(_NO_SPEC) + b"}" if encoded.endswith(_NO_SPEC) else encoded)
     return value
+
+
+def _taken_out(body: msgspec.Struct) -> str:
+    """A kubeconfig that came in the body is kept where those of files are: in what is never answered."""
+    assert isinstance(body, bodies.Named)
+    for key in [k for k in body.spec if plain(k) == "kubeconfig"]:
+        given = body.spec.pop(key)
+        text = given if isinstance(given, str) else _encode(given).decode()
+        return uploads.kubeconfig(text.encode(), f"spec.{key}")
+    return ""
 
 
 def _bounded(value: Resource) -> bytes:

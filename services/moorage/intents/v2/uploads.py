@@ -82,10 +82,10 @@ def values(data: bytes) -> dict[str, Any]:
     return {}
 
 
-def kubeconfig(data: bytes) -> str:
-    found = _mapping(data, "file")
+def kubeconfig(data: bytes, path: str = "file") -> str:
+    found = _mapping(data, path)
     if not found.get("clusters"):
-        raise refused("NotAKubeconfig", "this is no kubeconfig: it names no clusters")
+        raise refused("NotAKubeconfig", "this is no kubeconfig: it names no clusters", path)
     return data.decode()
 
 
