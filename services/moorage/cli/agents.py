@@ -60,9 +60,9 @@ def agent(
         settings = Settings.from_env()
     else:
         settings = local_settings(State(state_dir(state)), cluster)
-    configure("agent")
+    vitals = configure("agent")
     note(f"the agent of {cluster}; Ctrl-C ends it")
-    return serve(main(settings, cluster=cluster, kubeconfig=kubeconfig, context=context, labels=labels))
+    return serve(main(settings, cluster=cluster, kubeconfig=kubeconfig, context=context, labels=labels), vitals)
 
 
 def local_settings(state: State, cluster: str) -> Settings:

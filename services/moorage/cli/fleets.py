@@ -110,8 +110,11 @@ def sim(
     body = read(str(file), fleet=True)[0].body if file is not None else None
     settings = settings_for("sim", State(state_dir(state)))
     from moorage.sim.worker import simulate
+    from moorage.telemetry import configure
 
     note("simulating; Ctrl-C ends it")
     settle("sim")
     cluster = os.environ.get("MOORAGE_CLUSTER", "")
-    return serve(simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster))
+    return serve(
+        simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster), configure("sim")
+    )

@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import signal
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from .exits import DONE, FAILED, USAGE, Failure
 
 if TYPE_CHECKING:
     from moorage.bus import Settings
+    from moorage.telemetry import Vitals
 
 #: kind → the module with `async def main(settings)`; also the order in which they are started.
 WORKERS = {
@@ -53,9 +55,12 @@ def settle(kind: str) -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def serve(coro: Coroutine[Any, Any, None]) -> int:
-    """Runs a worker's main until it ends or SIGTERM or SIGINT cancels it; 0 only if somebody asked it to end."""
+def serve(coro: Coroutine[Any, Any, None], vitals: Vitals, listener: socket.socket | None = None) -> int:
+    """Runs a worker's main until it ends or SIGTERM or SIGINT cancels it; 0 only if somebody asked it to end. `listener`:
+    where it shows how it does; without one, MOORAGE_METRICS says where, if anywhere."""
     import uvloop
+
+    from moorage.telemetry import end_traces, from_env, shown
 
     asked = False
 
@@ -74,13 +79,17 @@ def serve(coro: Coroutine[Any, Any, None]) -> int:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
-        try:
-            await task
-        except asyncio.CancelledError:
-            if not asked:
-                raise
+        async with shown(vitals, listener or from_env()):
+            try:
+                await task
+            except asyncio.CancelledError:
+                if not asked:
+                    raise
 
-    uvloop.run(guarded())
+    try:
+        uvloop.run(guarded())
+    finally:
+        end_traces()
     return DONE if asked else FAILED
 
 
@@ -89,10 +98,10 @@ def run_worker(what: str, settings: Settings) -> int:
     from moorage.telemetry import configure
 
     if what in WORKERS:
-        configure(what)
+        vitals = configure(what)
         main = load(what)
         settle(what)
-        return serve(main(settings))
+        return serve(main(settings), vitals)
     path = Path(what)
     if path.suffix != ".py" and not path.exists():
         raise Failure(f"{what!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
@@ -100,5 +109,5 @@ def run_worker(what: str, settings: Settings) -> int:
         raise Failure(f"there is no file {path}", USAGE)
     from moorage.sdk import run_file
 
-    configure(path.stem)
-    return serve(run_file(str(path), settings))
+    vitals = configure(path.stem)
+    return serve(run_file(str(path), settings), vitals)

@@ -40,9 +40,12 @@ class Gateway:
     view: View
     stream: Stream
     token: str
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     ready: bool = False
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self.bus.vitals.registry
 
     def __post_init__(self) -> None:
         self.tokens = Tokens(self.bus)

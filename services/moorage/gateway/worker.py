@@ -9,7 +9,6 @@ import socket
 from aiohttp import web
 
 from moorage.bus import Bus, Settings, setting
-from moorage.telemetry import configure
 
 from . import describing, health
 from .audit import audited
@@ -47,7 +46,6 @@ def listener_of(address: str) -> socket.socket:
 
 async def main(settings: Settings, *, listener: socket.socket | None = None, token: str = "") -> None:
     """`listener` and `token` come from the supervisor; alone, MOORAGE_HTTP and MOORAGE_TOKEN say them."""
-    configure("gateway")
     token = token or setting("MOORAGE_TOKEN")
     if not token:
         raise SystemExit("the gateway needs MOORAGE_TOKEN: without a token everybody could write")

@@ -27,6 +27,7 @@ READS: dict[str, tuple[str, ...]] = {
 STREAMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(FOLLOWERS, ("MOORAGE_LEDGER",)),
     "gateway": ("MOORAGE_LEDGER", "MOORAGE_EVENTS", "MOORAGE_REJECTED"),
+    "intents": ("MOORAGE_EVENTS",),
     "merger": ("MOORAGE_LEDGER", "MOORAGE_EVENTS"),
     "patcher": ("MOORAGE_LEDGER", "MOORAGE_EVENTS"),
     "controller": ("MOORAGE_LEDGER",),

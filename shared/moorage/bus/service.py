@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nats.aio.msg import Msg
 
+from moorage.telemetry import release
+
 from .connection import Connection, encode, new_id, now_text
 
 _PREFIX = "io.nats.micro.v1"
-
-
-def release() -> str:
-    try:
-        return version("moorage")
-    except PackageNotFoundError:
-        return "0.0.0"
 
 
 async def announce(conn: Connection, health: Callable[[], dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -80,6 +80,12 @@ class Bucket:
         if headers.get("KV-Operation") in ("DEL", "PURGE"):
             return None
         return Entry(key, msg.data, int(headers["Nats-Sequence"]))
+
+    async def time(self, key: str) -> str | None:
+        """When its value was written, by the broker's clock, so that such texts can be compared."""
+        subject = f"$JS.API.DIRECT.GET.KV_{self._name}.{self._prefix}{key}"
+        headers = (await self._conn.exchange(subject, b"", timeout=self._timeout)).headers or {}
+        return headers["Nats-Time-Stamp"].rstrip("Z") if "Nats-Time-Stamp" in headers else None
 
     async def put(self, key: str, value: bytes) -> int:
         return await _append(self._conn, self._prefix + key, value, None, self._timeout)
@@ -246,10 +252,15 @@ class Log:
         found = await self._direct({"last_by_subj": subject})
         return None if found is None else found[0]
 
-    async def kept(self, subject: str, ident: str) -> bool:
-        """Whether the last event on a subject is this one."""
+    async def lacks(self, subject: str, ident: str, when: Awaitable[str | None]) -> bool:
+        """Whether this event, said `when`, should be the last on its subject and is not: not where it may only be too old
+        to be kept any more."""
+        at = await when
         found = await self.latest(subject)
-        return found is not None and _named(found).id == ident
+        if found is not None and _named(found).id == ident:
+            return False
+        since = await self.since()
+        return since is not None and at is not None and at >= since
 
     async def time(self, seq: int) -> str | None:
         """When a message was appended, by the broker's clock, so that such texts can be compared."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from . import traces
 from .endpoint import from_env, listen, shown, url_of
 from .logs import HANDLED, Handled, configure_logs, handling
-from .traces import NotInstalled, configure_traces, end_traces
-from .vitals import CURRENT, SECONDS, Vitals, take
+from .traces import configure_traces, end_traces
+from .vitals import CURRENT, SECONDS, Vitals, release, take
 
 __all__ = [
     "HANDLED",
     "SECONDS",
     "Handled",
-    "NotInstalled",
     "Vitals",
     "configure",
     "end_traces",
     "from_env",
     "handling",
     "listen",
+    "release",
     "shown",
     "take",
     "traces",
@@ -26,10 +26,10 @@ __all__ = [
 ]
 
 
-def configure(worker: str, *, release: str = "", restarts: int = 0) -> Vitals:
+def configure(worker: str, *, restarts: int = 0) -> Vitals:
     """What a process does first, once it knows which worker it is (and after the fork)."""
     configure_logs(worker)
-    vitals = Vitals(worker, release=release, restarts=restarts)
+    vitals = Vitals(worker, restarts)
     CURRENT.set(vitals)
     configure_traces(worker)
     return vitals

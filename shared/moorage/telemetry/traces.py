@@ -23,10 +23,6 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 _LAST = 1000
 
 
-class NotInstalled(Exception):
-    """Traces are wanted and cannot be made."""
-
-
 class _Off:
     """Whether traces are on, as an attribute: one look is all that who has none pays."""
 
@@ -49,9 +45,7 @@ def configure_traces(worker: str) -> None:
     try:
         from .tracing import Tracing
     except ImportError as error:
-        raise NotInstalled(
-            f"traces are configured but not installed ({error}): pip install 'moorage[traces]'"
-        ) from error
+        raise SystemExit(f"traces are configured but not installed ({error}): pip install 'moorage[traces]'") from error
     _state.tracing = Tracing(worker)
 
 

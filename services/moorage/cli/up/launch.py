@@ -17,7 +17,7 @@ from moorage.bus.permissions import KINDS, for_user
 from moorage.cli.exits import DONE, Failure
 from moorage.cli.state import State
 from moorage.cli.workers import HEAVY, WORKERS, load, serve, settle
-from moorage.telemetry import configure
+from moorage.telemetry import configure, listen, url_of
 
 from . import brokers
 from .agents import Agents
@@ -58,11 +58,12 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
         redis_for = _start_brokers(supervisor, secrets, options.nats)
         _provision(supervisor)
         say("starting " + ", ".join(kind for kind in WORKERS if options.counts.get(kind, 1)))
+        shown: list[socket.socket] = []
         for kind in WORKERS:
             seed = shared_seed if nats else secrets.seeds[kind]
             settings = Settings(plan.nats, seed, redis_for(kind))
             for number in range(options.counts.get(kind, 1)):
-                _start_worker(supervisor, kind, number, settings, listener)
+                _start_worker(supervisor, kind, number, settings, listener, shown)
         supervisor.tell()
         expected = {kind: count for kind in WORKERS if (count := options.counts.get(kind, 1))}
         opening = Opening(plan.url, plan.token, expected, options.fleet, options.example, str(state.logs))
@@ -128,17 +129,31 @@ def _provision(supervisor: Supervisor) -> None:
         raise Failure(f"the streams could not be made on {supervisor.plan.nats}")
 
 
-def _start_worker(supervisor: Supervisor, kind: str, number: int, settings: Settings, listener: socket.socket) -> None:
+def _start_worker(
+    supervisor: Supervisor,
+    kind: str,
+    number: int,
+    settings: Settings,
+    listener: socket.socket,
+    shown: list[socket.socket],
+) -> None:
+    """`shown`: where each worker shows how it does. Kept open here, so that one that is started again is found again."""
     plan = supervisor.plan
+    own = listen("127.0.0.1:0")
+    shown.append(own)
     extra: dict[str, Any] = {"listener": listener, "token": plan.token} if kind == "gateway" else {}
 
     def body() -> int:
         if kind != "gateway":
             listener.close()
-        configure(kind)
+        for other in shown:
+            if other is not own:
+                other.close()
+        vitals = configure(kind, restarts=kept.deaths)
         settle(kind)
-        return serve(load(kind)(settings, **extra))
+        return serve(load(kind)(settings, **extra), vitals, own)
 
     name = f"{kind}-{number}" if number else kind
     wave = 0 if kind == "gateway" else 1
-    supervisor.start(Kept(kind, number, body, plan.state.logs / f"{name}.log", wave=wave))
+    kept = Kept(kind, number, body, plan.state.logs / f"{name}.log", wave=wave, metrics=url_of(own))
+    supervisor.start(kept)

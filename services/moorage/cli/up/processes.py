@@ -87,6 +87,7 @@ class Kept:
     body: Callable[[], int | None]
     log: Path
     wave: int = 1  # stopped in this order
+    metrics: str = ""  # where it shows how it does
     pid: int = 0
     started: float = 0.0
     deaths: int = 0  # all of them

@@ -140,7 +140,10 @@ class Supervisor:
         plan = self.plan
         pids: dict[str, list[int]] = {"up": [os.getpid()]}
         workers = []
+        metrics: dict[str, list[str]] = {}
         for kept in plan.kept:
+            if kept.metrics:
+                metrics.setdefault(kept.kind, []).append(kept.metrics)
             pids.setdefault(kept.kind, [])
             if kept.pid:
                 pids[kept.kind].append(kept.pid)
@@ -155,6 +158,7 @@ class Supervisor:
             "natsSeed": plan.admin_seed,
             "controllerSeed": plan.controller_seed,
             "redis": plan.redis,
+            "metrics": metrics,
             "logs": str(plan.state.logs),
             "pids": pids,
             "workers": workers,
