@@ -133,16 +133,11 @@ class Telling:
         )
         if not recent:
             return
-        # Older decisions may have had an event that is no longer kept.
-        since = await events.since()
-        if since is None:
-            return
         for seq, decision in recent:
             subject = subjects.decision_event("placed", decision.group)
-            if await events.kept(subject, decision.id):
+            if not await events.lacks(subject, decision.id, ledger_log.time(seq)):
                 continue
-            when = await ledger_log.time(seq)
-            if when is None or when < since or not _stands(live.get(decision.group), decision):
+            if not _stands(live.get(decision.group), decision):
                 continue
             log.warning("an event was missing", group=decision.group, decision=decision.id)
             self.mended += 1

@@ -317,7 +317,8 @@ class Patcher:
                 status = self.desk.statuses.get(group)
                 if status is None or not status.told or status.phase not in OWN_PHASES:
                     continue
-                if not await events.kept(subjects.decision_event(status.phase.lower(), group), status.told):
+                written = self._buckets["moorage-status"].time(group_tokens(group))
+                if await events.lacks(subjects.decision_event(status.phase.lower(), group), status.told, written):
                     log.warning("an event was missing", group=group, phase=status.phase)
                     await self._tell(status)
         except (NoAnswer, BusError) as error:
