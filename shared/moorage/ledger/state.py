@@ -86,9 +86,9 @@ class Ledger:
         for withdrawal in commit.withdrawals:
             self.ended[withdrawal.group] = max(withdrawal.revision, self.ended.get(withdrawal.group, 0))
             stands = self.standing.get(withdrawal.group)
+            groups.add(withdrawal.group)  # also where nothing stood: from now on nothing may come
             if stands is not None and stands.revision <= withdrawal.revision:
                 del self.standing[withdrawal.group]
-                groups.add(withdrawal.group)
                 withdrawn |= self._withdraw(withdrawal.group, frozenset())
         for release in commit.releases:
             for ident in release.claims:
