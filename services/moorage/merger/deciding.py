@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -18,8 +19,10 @@ from moorage.model.controllers import Controller
 from moorage.model.explanations import AppView, Attempt
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
+from moorage.telemetry import traces
 
 from .core import Before, Names, Refusal, before, propose
+from .figures import Figures
 from .gathering import Gathered, gather, reasons
 from .telling import placed
 
@@ -44,6 +47,7 @@ class Decider:
     def __init__(self, bus: Bus, fleet: Fleet, follower: LedgerFollower, capacity: Capacity) -> None:
         self.bus, self.fleet, self.follower, self.capacity = bus, fleet, follower, capacity
         self.committer = Committer(bus, follower, capacity)
+        self.figures = Figures(bus.vitals.registry)
         self.controllers: dict[str, Controller] = {}
         self._names = Names()
         self._stale: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
@@ -104,7 +108,10 @@ class Decider:
 
     async def gather(self, record: Revision, cause: str, known: Before, *, explain: bool = False) -> Gathered:
         controllers = {name: c for name, c in self.controllers.items() if c.placement}
-        replies = await self._ask(record, cause, known, controllers, explain=explain)
+        began = time.perf_counter()
+        with traces.span("ask"):
+            replies = await self._ask(record, cause, known, controllers, explain=explain)
+        self.figures.asked(time.perf_counter() - began)
         self._took.update((name, reply.took_ms) for name, reply in replies.items())
         stale: dict[str, bytes] = {}
         for name in controllers:
@@ -146,8 +153,12 @@ class Decider:
         if self._deciding.get(group, 0) >= record.revision:
             return None
         self._deciding[group] = record.revision
+        began = time.perf_counter()
         try:
-            return await self._decide(record, cause)
+            attempt = await self._decide(record, cause)
+            self.figures.decided(time.perf_counter() - began)
+            self.figures.outcome(attempt)
+            return attempt
         finally:
             if self._deciding.get(group) == record.revision:
                 del self._deciding[group]
@@ -166,11 +177,18 @@ class Decider:
                 if settled(self.ledger, record.group, record.revision):
                     return None
                 guard = self._guard(record)
-                proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+                began = time.perf_counter()
+                with traces.span("propose"):
+                    proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+                self.figures.proposed(time.perf_counter() - began)
                 if isinstance(proposal, Refusal):
                     break
+                proposal.decision.traceparent = traces.traceparent()
                 self.capacity.hold(proposal.decision)
-                result = await self.committer.commit(proposal.decision, guard)
+                began = time.perf_counter()
+                with traces.span("commit"):
+                    result = await self.committer.commit(proposal.decision, guard)
+                self.figures.committed(time.perf_counter() - began)
                 if isinstance(result, Committed):
                     reached("merger.committed")
                     return placed(proposal.decision, result.seq)

@@ -11,12 +11,13 @@ import msgspec
 
 from moorage.bus import Bus, Incoming, Settings, subjects
 from moorage.fleet import Fleet, Follower
-from moorage.ledger import keep_capacity, open_ledger
+from moorage.ledger import FleetFigures, keep_capacity, open_ledger
 from moorage.model.controllers import Controller
 from moorage.model.groups import Decide, Withdraw
 from moorage.model.names import untoken
 
 from .deciding import Decider
+from .figures import State
 from .pending import Pending, look_after
 from .telling import Telling, tell
 
@@ -86,6 +87,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, [])
+    bus.vitals.registry.register(State(started))
     bus.spawn(look_after(bus, decider, Telling(bus, log), started.pending))
     return started
 
@@ -95,8 +97,12 @@ async def main(settings: Settings) -> None:
     fleet = Fleet()
     nodes = Follower(settings.redis_url, fleet)
     try:
+        bus.waits_for("the fleet in Redis")
         await nodes.start()
+        bus.waits_for("the decision log")
         started = await start(bus, fleet)
+        ledger = started.decider.follower
+        bus.vitals.registry.register(FleetFigures(fleet, lambda: ledger.ledger, lambda: nodes.healthy))
 
         def health() -> dict[str, Any]:
             missing = [] if nodes.healthy else ["the fleet in Redis"]

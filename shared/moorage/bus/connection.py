@@ -197,11 +197,15 @@ class Connection:
             took = (loop.time() - start) * 1e3
             if spans:
                 spans.pop(name).end()
+            asked = self.figures.asked(name, asks[name][0])
             msg = future.result()
             if not msg.data and msg.headers and msg.headers.get("Status") == "503":
                 # A dead one times out, only sooner: the broker knows that nobody is going to answer.
                 replies[name] = Reply("timeout", b"", took, "nobody answers for it")
+                asked.timeout()
             else:
+                asked.answered()
+                asked.seconds(took / 1e3)
                 replies[name] = Reply("answered", msg.data, took)
             if not pending:
                 arrived.set()
@@ -225,6 +229,7 @@ class Connection:
                 future.cancel()
                 if spans:
                     traces.missed(spans.pop(name))
+                self.figures.asked(name, asks[name][0]).timeout()
                 replies[name] = Reply("timeout", b"", (end - start) * 1e3, "no answer before its deadline")
         return {name: replies[name] for name in asks}
 

@@ -26,6 +26,17 @@ class Served:
         self.seconds: Callable[[float], None] = seconds.labels(subject).observe
 
 
+class Asked:
+    """One controller asked one kind of question."""
+
+    __slots__ = ("answered", "seconds", "timeout")
+
+    def __init__(self, asks: Counter, seconds: Histogram, controller: str, question: str) -> None:
+        self.answered = asks.labels(controller, question, "answered").inc
+        self.timeout = asks.labels(controller, question, "timeout").inc
+        self.seconds: Callable[[float], None] = seconds.labels(controller, question).observe
+
+
 class Figures(Collector):
     def __init__(self, registry: CollectorRegistry, counts: dict[str, int], nc: Any) -> None:
         self._counts, self._nc = counts, nc
@@ -39,10 +50,30 @@ class Figures(Collector):
         self._seconds = Histogram(
             "moorage_request_duration_seconds", "Time to handle one", ["subject"], registry=registry, buckets=SECONDS
         )
+        self._asks = Counter(
+            "moorage_controller_asks",
+            "Questions to controllers; timeout: no answer before the deadline",
+            ["controller", "question", "outcome"],
+            registry=registry,
+        )
+        self._took = Histogram(
+            "moorage_controller_answer_duration_seconds",
+            "Time until a controller's answer came",
+            ["controller", "question"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self._asked: dict[str, Asked] = {}
         registry.register(self)
 
     def served(self, subject: str) -> Served:
         return Served(self._requests, self._seconds, subject)
+
+    def asked(self, name: str, subject: str) -> Asked:
+        found = self._asked.get(subject)
+        if found is None:
+            found = self._asked[subject] = Asked(self._asks, self._took, name, subject.rpartition(".")[2])
+        return found
 
     def collect(self) -> Iterable[Metric]:
         incidents = CounterMetricFamily(

@@ -52,6 +52,7 @@ class Decision(Model, kw_only=True):
     replicas: dict[str, int] = {}
     controllers: list[Asked] = []
     warnings: list[Warn] = []
+    traceparent: str = ""  # who carries it out goes on with this trace
 
 
 class Withdrawal(Model, kw_only=True):
