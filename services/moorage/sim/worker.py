@@ -225,7 +225,9 @@ async def simulate(
         await sim.start()
         if not agent:
             await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, False))
+        bus.waits_for("the inventory")
         await sim.fill(wanted, timeout=86_400)
+        bus.vitals.health = lambda: _health(sim)
         log.info("simulating", clusters=len(wanted))
         await bus.closed.wait()
     finally:
