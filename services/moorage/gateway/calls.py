@@ -24,16 +24,28 @@ class _Head(msgspec.Struct):
 _head = msgspec.json.Decoder(_Head).decode
 
 
-async def call(bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0) -> dict[str, Any]:
-    return _decode(await fetch(bus, subject, payload, timeout=timeout))
+#: After so long a question is asked once more: mostly because who had it is dead.
+PATIENCE = 1.0
 
 
-async def fetch(bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0) -> bytes:
+async def call(
+    bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0, again: Any = None, patience: float = PATIENCE
+) -> dict[str, Any]:
+    return _decode(await fetch(bus, subject, payload, timeout=timeout, again=again, patience=patience))
+
+
+async def fetch(
+    bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0, again: Any = None, patience: float = PATIENCE
+) -> bytes:
     """Raises Refused with the worker's problem, or one of our own where nobody answered: then a write may or may not
-    have happened, and says so."""
+    have happened, and says so. `again`: what is asked after a while without an answer; to do it twice must be as good
+    as once."""
     data = payload if isinstance(payload, bytes) else encode(payload)
+    repeat = None if again is None else (patience, again if isinstance(again, bytes) else encode(again))
     try:
-        reply = await bus.request(subject, data, timeout=timeout)
+        reply = await bus.request(subject, data, timeout=timeout, again=repeat)
+        if repeat is not None and (problem := _head(reply).problem) is not None and problem.code == "Ending":
+            reply = await bus.request(subject, repeat[1], timeout=timeout)
     except NoAnswer as error:
         area = subject.split(".")[1]
         who = _WHO.get(area, area)

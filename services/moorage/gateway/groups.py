@@ -85,7 +85,8 @@ async def group_why(request: web.Request) -> web.StreamResponse:
 async def group_diff(request: web.Request) -> web.StreamResponse:
     """What the patcher made of the manifests, per cluster and object."""
     known = known_group(request)
-    reply = await call(gateway_of(request).bus, subjects.PATCHER_DIFF, DiffAsk(group=known.record.group), timeout=10)
+    ask = DiffAsk(group=known.record.group)
+    reply = await call(gateway_of(request).bus, subjects.PATCHER_DIFF, ask, timeout=10, again=ask)
     reply.setdefault("items", [])
     return answer(reply)
 

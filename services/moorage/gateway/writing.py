@@ -76,7 +76,7 @@ async def apply(request: web.Request) -> web.StreamResponse:
 async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> dict[str, Any]:
     gateway = gateway_of(request)
     _allowed(request, document, "viewer" if dry else "editor")
-    if own := document.keys() & {"ifMatch", "cause"}:  # how they travel on; no fields of any document
+    if own := document.keys() & {"ifMatch", "cause", "again"}:  # how they travel on; no fields of any document
         message = "unknown field"
         raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(own)]))
     if document.get("kind") == "Fleet":
@@ -91,7 +91,8 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
     document = {**document, "cause": id_of(request)}
     if (expected := expected_of(request)) is not None:
         document["ifMatch"] = expected
-    reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10)
+    again = {**document, "again": True}
+    reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10, again=again)
     await gateway.view.caught_up(_group_named(document))
     return reply
 
@@ -137,7 +138,7 @@ class _Checked(msgspec.Struct):
 
 
 async def _simulate(bus: Bus, document: dict[str, Any]) -> tuple[dict[str, Any], Why]:
-    checked = await fetch(bus, subjects.INTENTS_CHECK, document)
+    checked = await fetch(bus, subjects.INTENTS_CHECK, document, again=document)
     record = msgspec.json.decode(checked, type=_Checked).record
     ask = Decide(id=new_id(), record=record.resolved)
     attempt = msgspec.json.decode(await fetch(bus, subjects.MERGER_SIMULATE, ask, timeout=15), type=Attempt)
@@ -158,7 +159,8 @@ async def act(request: web.Request) -> web.StreamResponse:
     if "/" in (target := str(said.get("target", ""))):
         must(who_of(request), "editor", project_of(target))
     order = {**said, "group": group, "verb": verb, "cause": id_of(request)}
-    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60)
+    again = {**order, "repeat": True}
+    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60, again=again, patience=3)
     await gateway.view.caught_up(group)
     return answer({"group": group, **reply}, 202)
 
@@ -168,12 +170,12 @@ async def patch_cluster(request: web.Request) -> web.StreamResponse:
     gateway, info = gateway_of(request), request.match_info
     cluster = f"{info['provider']}/{info['name']}"
     edit = msgspec.json.decode(await request.read(), type=ClusterEdit)
-    body: dict[str, Any] = {"cluster": cluster}
+    body: dict[str, Any] = {"cluster": cluster, "cause": id_of(request)}
     if edit.cordoned is not None:
         body["cordoned"] = edit.cordoned
     if edit.labels is not None:
         body["labels"] = edit.labels
-    return answer({"id": cluster, **await call(gateway.bus, subjects.CLUSTERS_SET, body)})
+    return answer({"id": cluster, **await call(gateway.bus, subjects.CLUSTERS_SET, body, again=body)})
 
 
 # --- deleting --------------------------------------------------------------------------------------------------------
@@ -199,9 +201,9 @@ async def _delete(request: web.Request, group: str) -> web.StreamResponse:
     if (expected := expected_of(request)) is not None:
         order["ifMatch"] = expected
     try:
-        done = await call(gateway.bus, subjects.INTENTS_ACT, order)
+        done = await call(gateway.bus, subjects.INTENTS_ACT, order, again=order)
     except Refused as refusal:
-        if refusal.problem.status != 404 or "If-Match" in request.headers:
+        if refusal.problem.status != 404:
             raise
         done = {"outcome": "deleted"}  # it was here a moment ago, and now is gone
     await gateway.view.caught_up(group)
@@ -221,7 +223,7 @@ async def delete_intent(request: web.Request) -> web.StreamResponse:
     }
     if (expected := expected_of(request)) is not None:
         body["ifMatch"] = expected
-    await call(gateway.bus, subjects.INTENTS_DELETE, body)
+    await call(gateway.bus, subjects.INTENTS_DELETE, body, again={**body, "again": True})
     return web.Response(status=204)
 
 
@@ -235,7 +237,7 @@ async def put_controller(request: web.Request) -> web.StreamResponse:
         message = f"is {body['name']!r}, the path says {name!r}"
         raise Refused(invalid([Violation(path="name", code="NameMismatch", message=message)]))
     concerns(request, f"controller {name}")
-    reply = msgspec.convert(await call(gateway.bus, subjects.CONTROLLERS_SET, body), _Set)
+    reply = msgspec.convert(await call(gateway.bus, subjects.CONTROLLERS_SET, body, again=body), _Set)
     for _ in range(100):  # until it is mirrored, so that who wrote can read it
         if gateway.view.controllers.get(name) == reply.controller:
             break

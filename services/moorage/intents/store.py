@@ -91,15 +91,22 @@ class Store:
 
     # Applications
 
-    async def apply(self, given: Accepted, data: dict[str, Any], cause: str, if_match: int | None = None) -> Done:
-        """`if_match`: the group must still be at this number of the bucket; 0: it must be there."""
+    async def apply(
+        self, given: Accepted, data: dict[str, Any], cause: str, if_match: int | None = None, *, again: bool = False
+    ) -> Done:
+        """`if_match`: the group must still be at this number of the bucket; 0: it must be there. `again`: who was asked
+        first may have done it."""
         group = str(given.group)
 
         async def plan(known: Known | None, _entry: Entry | None) -> Change:
-            _matches(if_match, None if known is None else known.at)
+            if not again:
+                _matches(if_match, None if known is None else known.at)
             last = await self._last(group) if known is None and group_tokens(group) in self._deleted else 0
             head = known.head if known is not None else None
-            return core.applied(head, given, data, self._of(group), now_text(), last)
+            change = core.applied(head, given, data, self._of(group), now_text(), last)
+            if again and change.record is not None:
+                _matches(if_match, None if known is None else known.at)
+            return change
 
         return await self._change(group, plan, cause)
 
@@ -149,10 +156,11 @@ class Store:
         what a second one gets meanwhile."""
 
         async def plan(known: Known | None, entry: Entry | None) -> Change:
-            _matches(if_match, None if entry is None else entry.revision)
-            if entry is None:
+            record = _records.decode(entry.value) if entry is not None else None
+            if record is None or record.leaving != cause:  # else it was this very request that began it
+                _matches(if_match, None if entry is None else entry.revision)
+            if record is None:
                 raise Refused(not_found(f"group {group}"))
-            record = _records.decode(entry.value)
             if record.origin == core.V2:
                 detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
                 raise Refused(Problem(title="Made of resources", status=409, code="MadeOfResources", detail=detail))
@@ -188,15 +196,19 @@ class Store:
 
     # Intents of their own
 
-    async def apply_intent(self, given: AcceptedIntent, cause: str, if_match: int | None = None) -> Done:
+    async def apply_intent(
+        self, given: AcceptedIntent, cause: str, if_match: int | None = None, *, again: bool = False
+    ) -> Done:
         key = document_key(given.document.kind, given.document.metadata.project, given.document.metadata.name)
         group = str(given.group)
         async with self._lock(key):
             for _ in range(ATTEMPTS):
                 entry = await self._documents.get(key)
-                _matches(if_match, None if entry is None else entry.revision)
                 value = _encode(given.document)
-                if entry is not None and _data.decode(entry.value) == _data.decode(value):
+                same = entry is not None and _data.decode(entry.value) == _data.decode(value)
+                if not (same and again):
+                    _matches(if_match, None if entry is None else entry.revision)
+                if entry is not None and same:
                     outcome = "unchanged"
                     self._hold(key, given, entry.revision)
                     break

@@ -43,6 +43,7 @@ class _Delete(msgspec.Struct):
     project: str = "default"
     cause: str = ""
     if_match: int | None = msgspec.field(name="ifMatch", default=None)
+    again: bool = False
 
 
 class _Act(msgspec.Struct):
@@ -119,7 +120,7 @@ class Worker:
     async def _apply(self, incoming: Incoming) -> dict[str, Any]:
         data = texts.data_of(incoming.data)
         # Beside the document: the gateway's header, and the id of the request.
-        if_match, cause = data.pop("ifMatch", None), data.pop("cause", "")
+        if_match, cause, again = data.pop("ifMatch", None), data.pop("cause", ""), data.pop("again", False) is True
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch is a number of the bucket"))
         if type(cause) is not str:
@@ -128,9 +129,9 @@ class Worker:
         if isinstance(given, Accepted):
             if self._life.described(str(given.group)):
                 raise Refused(conflict(f"{given.group} is made of /v2 resources; change those"))
-            done = await self._store.apply(given, data, cause, if_match)
+            done = await self._store.apply(given, data, cause, if_match, again=again)
         else:
-            done = await self._store.apply_intent(given, cause, if_match)
+            done = await self._store.apply_intent(given, cause, if_match, again=again)
         return _reply(given.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
@@ -163,7 +164,12 @@ class Worker:
         else:
             if not (is_name(said.name) and is_name(said.project) and is_name(said.kind)):
                 raise Refused(not_found(f"{said.kind} {said.project}/{said.name}"))
-            done = await self._store.delete_intent(said.kind, said.project, said.name, said.cause, said.if_match)
+            try:
+                done = await self._store.delete_intent(said.kind, said.project, said.name, said.cause, said.if_match)
+            except Refused as refusal:
+                if not said.again or refusal.problem.status != 404:
+                    raise
+                done = Done("", 0, "", "deleted")
         return _reply(said.name, done)
 
     async def _act(self, incoming: Incoming) -> dict[str, Any]:

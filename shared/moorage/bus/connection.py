@@ -31,6 +31,9 @@ from .settings import Settings
 log = structlog.get_logger("bus")
 _ids = NUID()
 MAX_PAYLOAD = 8 << 20
+#: How long who ends goes on with what it has in hand.
+FINISH = 1.0
+_ENDING = Problem(title="Ending", status=503, code="Ending", detail="this worker ends; another one may do it")
 
 encode = msgspec.json.Encoder().encode
 
@@ -94,6 +97,8 @@ class Connection:
         self._inbox = ""
         self._number = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._served: list[Subscription] = []
+        self._serving: set[asyncio.Task[Any]] = set()
         self._reconnected: list[Callable[[], Awaitable[None]]] = []
 
     async def open(self) -> None:
@@ -143,10 +148,18 @@ class Connection:
         await self.nc.publish(subject, data, reply, headers=traces.headers())
 
     async def request(
-        self, subject: str, payload: bytes | msgspec.Struct, *, timeout: float = 2.0, cause: str = ""
+        self,
+        subject: str,
+        payload: bytes | msgspec.Struct,
+        *,
+        timeout: float = 2.0,
+        cause: str = "",
+        again: tuple[float, bytes] | None = None,
     ) -> bytes:
-        """`cause` is for payloads that have no place for it."""
-        msg = await self.exchange(subject, payload, timeout=timeout, headers={CAUSE: cause} if cause else None)
+        """`cause` is for payloads that have no place for it. `again`: after so many seconds without an answer ask once
+        more, with this: who had the question may be dead, and another one of its kind alive. The first answer counts."""
+        headers = {CAUSE: cause} if cause else None
+        msg = await self.exchange(subject, payload, timeout=timeout, headers=headers, again=again)
         return msg.data
 
     async def exchange(
@@ -156,6 +169,7 @@ class Connection:
         *,
         timeout: float = 2.0,
         headers: dict[str, str] | None = None,
+        again: tuple[float, bytes] | None = None,
     ) -> Msg:
         """A request whose whole answer matters. Raises NoAnswer at once where nobody listens."""
         reply, future = self._expect()
@@ -164,6 +178,10 @@ class Connection:
             with traces.requested(subject):
                 await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
                 async with asyncio.timeout(timeout):
+                    if again is not None:
+                        await asyncio.wait((future,), timeout=again[0])
+                        if not future.done():
+                            await self.nc.publish(subject, again[1], reply, headers=traces.headers(headers))
                     msg = await future
         except (TimeoutError, nats.errors.Error) as error:
             raise NoAnswer(f"{subject}: no answer within {timeout:g} s ({type(error).__name__})") from error
@@ -301,6 +319,10 @@ class Connection:
                 served.rejected()
                 await self.reject(msg.subject, msg.data, problem)
                 answer = encode({"problem": problem})
+            except asyncio.CancelledError:  # we end: who asked may ask another one
+                if msg.reply and not self.nc.is_closed:
+                    await self.publish(msg.reply, encode({"problem": _ENDING}))
+                raise
             except Exception as error:
                 self.count("handler_errors")
                 served.failed()
@@ -327,13 +349,24 @@ class Connection:
                 problem = Problem(title="Busy", status=503, code="Busy", detail=f"{limit} requests are being served")
             else:
                 busy += 1
-                self.spawn(one(msg))
+                task = self.spawn(one(msg))
+                self._serving.add(task)
+                task.add_done_callback(self._serving.discard)
                 return
             if msg.reply:
                 await self.publish(msg.reply, encode({"problem": problem}))
 
-        await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30)
+        self._served.append(await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30))
         await self.settle()
+
+    async def _finish(self) -> None:
+        """No more questions, and those in hand are answered: so that a worker can be replaced unnoticed."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(FINISH):
+                for subscription in self._served:
+                    await subscription.drain()  # type: ignore[no-untyped-call]
+                while self._serving:
+                    await asyncio.wait(list(self._serving))
 
     async def reject(self, subject: str, data: bytes, problem: Problem) -> None:
         """Keep a bad message where an operator can read it, unless it may hold what nobody should."""
@@ -343,6 +376,8 @@ class Connection:
         await self.nc.publish(f"moorage.rejected.{area}", encode(body))
 
     async def close(self) -> None:
+        if self.nc.is_connected:
+            await self._finish()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -165,13 +165,15 @@ class Shown(Model, kw_only=True):
 
 class Change(Message, kw_only=True):
     """On `moorage.intents.resource`: POST into a collection, PUT or DELETE of one resource, or DELETE of a collection.
-    `file` is base64. `if_match`: the resource must still be at this number of the bucket."""
+    `file` is base64. `if_match`: the resource must still be at this number of the bucket. `again`: it was asked for
+    already, and who was asked may have done it before it died."""
 
     verb: str  # create | replace | delete | clear
     path: list[str]
     body: msgspec.Raw = msgspec.Raw(b"null")
     file: str = ""
     if_match: int | None = None
+    again: bool = False
 
 
 class Changed(Model, kw_only=True):

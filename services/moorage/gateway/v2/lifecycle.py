@@ -33,6 +33,8 @@ _ALIASES = {
     "targetdeploymentintentgroupname": "group",
     "revision": "revision",
 }
+#: A step may render charts first.
+STEP = 3.0
 _any = msgspec.json.Decoder().decode
 
 
@@ -69,7 +71,7 @@ async def act(request: web.Request, verb: str) -> web.StreamResponse:
                     invalid([Violation(path="spec.targetDigName", code="InvalidName", message=str(wrong))])
                 ) from None
             order["target"] = watched
-    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60)
+    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60, again=order, patience=STEP)
     await gateway.view.caught_up(group)
     if watched != group:
         await gateway.view.caught_up(watched)
@@ -213,7 +215,8 @@ async def _detail(gateway: Gateway, known: Known) -> dict[tuple[str, str], list[
     """Objects as they are applied; before there is a decision, as they were given."""
     if known.decision is None:
         return {}
-    reply = await call(gateway.bus, subjects.PATCHER_DIFF, DiffAsk(group=known.record.group), timeout=10)
+    ask = DiffAsk(group=known.record.group)
+    reply = await call(gateway.bus, subjects.PATCHER_DIFF, ask, timeout=10, again=ask)
     return {(item["cluster"], item["app"]): item["objects"] for item in reply.get("items", [])}
 
 

@@ -59,7 +59,7 @@ async def clear(request: web.Request, kind: Kind) -> web.StreamResponse:
 
 async def _changed(request: web.Request, change: Change, status: int) -> web.StreamResponse:
     gateway = gateway_of(request)
-    reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10)
+    reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10, again=_again(change))
     path: Path = tuple(reply["path"])
     seq = reply["seq"]
     gateway.view.put_resource(path, _encode(reply["body"]), seq)
@@ -89,7 +89,7 @@ def _warning(warning: dict[str, Any]) -> str:
 
 async def _removed(request: web.Request, change: Change) -> web.StreamResponse:
     gateway = gateway_of(request)
-    reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=30)
+    reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=30, again=_again(change))
     for removed in reply["removed"]:
         path = tuple(removed)
         gateway.view.resources.drop(path, reply["seq"])
@@ -114,6 +114,10 @@ async def _adopted(request: web.Request, gateway: Gateway, path: Path) -> None:
                     raise
             else:
                 gateway.view.put_resource(part, _encode(reply["body"]), reply["seq"])
+
+
+def _again(change: Change) -> Change:
+    return msgspec.structs.replace(change, again=True)
 
 
 def _if_match(request: web.Request) -> int | None:
