@@ -21,10 +21,16 @@ def make_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeMesh]:
     """Starts meshes that end with the module."""
     started: list[Mesh] = []
 
-    def make(fleet: dict[str, Any], *options: str, state: Path | None = None) -> Mesh:
+    def make(
+        fleet: dict[str, Any],
+        *options: str,
+        state: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> Mesh:
         file = tmp_path_factory.mktemp("fleet") / "fleet.json"
         file.write_text(json.dumps(fleet))
         mesh = Mesh("--fleet", str(file), *options, state=state)
+        mesh.environment = environment or {}
         started.append(mesh)
         mesh.start()
         return mesh
