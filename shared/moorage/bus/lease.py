@@ -24,6 +24,12 @@ class Lease:
         self._revision = 0
         self.generation = 0
         self.lost = asyncio.Event()
+        self._good = 0.0  # when the broker last said that it is ours
+
+    @property
+    def sure(self) -> bool:
+        """Whether nobody else can be active: not so for one who has slept through his time and does not know it yet."""
+        return bool(self.generation) and asyncio.get_running_loop().time() - self._good <= self._ttl * 0.75
 
     async def hold(self) -> None:
         """Back once this one is the holder; from then on `lost` says when it no longer is."""
@@ -37,6 +43,7 @@ class Lease:
         self._conn.spawn(self._renew())
 
     async def _take(self) -> bool:
+        self._good = asyncio.get_running_loop().time()
         entry = await self._bucket.get(self._name)
         if entry is None:
             self._revision = await self._bucket.create(self._name, self._me)
@@ -49,29 +56,30 @@ class Lease:
                 again = await self._bucket.get(self._name)
                 if again is None or again.revision != entry.revision:
                     return False
+        self._good = asyncio.get_running_loop().time()
         self._revision = await self._bucket.update(self._name, self._me, entry.revision)
         return True
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
-        good = loop.time()
         while self.generation:
             await asyncio.sleep(self._ttl / 4)
             if not self.generation:
                 return
+            asked = loop.time()
             try:
                 self._revision = await self._bucket.update(self._name, self._me, self._revision)
-                good = loop.time()
+                self._good = asked
             except Conflict:
                 with contextlib.suppress(NoAnswer, BusError):
                     entry = await self._bucket.get(self._name)
                     if entry is not None and entry.value == self._me:  # our own write whose answer was lost
-                        self._revision, good = entry.revision, loop.time()
+                        self._revision, self._good = entry.revision, asked
                         continue
                 break
             except (NoAnswer, BusError):
                 # Others wait a whole ttl of silence; we stop earlier, so that two never act at once.
-                if loop.time() - good > self._ttl * 0.75:
+                if loop.time() - self._good > self._ttl * 0.75:
                     break
         if self.generation:
             log.warning("lease lost", lease=self._name)
