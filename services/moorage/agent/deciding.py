@@ -14,8 +14,9 @@ import structlog
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 
-from .apps import App, Site
+from .apps import App
 from .records import Content, Record, label_of
+from .site import Site
 
 log = structlog.get_logger("agent")
 
@@ -27,6 +28,8 @@ Spawn = Callable[[Coroutine[Any, Any, Any]], Any]
 class Deciding:
     def __init__(self, bus: Bus, cluster: str, site: Site, spawn: Spawn, period: Callable[[], float]) -> None:
         self._bus, self._cluster, self._site, self._spawn, self._period = bus, cluster, site, spawn, period
+        self._apps: dict[str, App] = {}
+        site.among(self._apps)
         self.asking = asyncio.Event()
         self._have: dict[str, int] = {}
         self._generation = 0
@@ -35,7 +38,7 @@ class Deciding:
 
     def adopt(self, record: Record) -> App:
         app = App(self._site, record, self._confirm)
-        self._site.apps[app.label] = app
+        self._apps[app.label] = app
         self._spawn(app.run())
         return app
 
@@ -44,7 +47,7 @@ class Deciding:
         self._telling.set()
 
     def woken(self, label: str) -> None:
-        app = self._site.apps.get(label)
+        app = self._apps.get(label)
         if app is not None:
             app.wake.set()
 
@@ -87,7 +90,7 @@ class Deciding:
         if self._have.get(name, 0) >= desired.version:
             return
         self._have[name] = desired.version
-        app = self._site.apps.get(label_of(desired.group, desired.app))
+        app = self._apps.get(label_of(desired.group, desired.app))
         if app is None:
             app = self.adopt(Record(Content(group=desired.group, app=desired.app)))
         app.decide(desired)

@@ -14,12 +14,13 @@ from moorage.bus import Bus, Settings, new_id
 from moorage.kube import Api, ApiError, Elector, Kinds, Term, Unreachable, apply, rank
 from moorage.model.desired import Confirm, DesiredApp
 
-from .apps import App, Site
+from .apps import App
 from .core import View
 from .deployment import MANAGER, NAME, NAMESPACE, Object
 from .following import Following
 from .records import Records
 from .reporting import leave
+from .site import Site
 from .worker import LEASE, SESSION
 
 Say = Callable[[str], None]
@@ -82,7 +83,7 @@ async def _clear(api: Api, term: Term, say: Say) -> None:
         site = Site(api, term, records, Kinds(api), following, View())
         heard: list[Confirm] = []
         apps = [App(site, record, heard.append) for record in await records.load()]
-        site.apps = {app.label: app for app in apps}
+        site.among({app.label: app for app in apps})
         running = []
         for app in apps:
             say(f"removing {app.group}, app {app.app}")

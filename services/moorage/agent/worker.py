@@ -18,12 +18,12 @@ from moorage.kube import Api, ApiError, Elector, Kinds, Reflector, Term, Unreach
 from moorage.model.names import cluster_tokens
 
 from . import objects
-from .apps import Site
 from .core import View
 from .deciding import Deciding
 from .following import Following
 from .records import Fenced, Records
 from .reporting import Reporting
+from .site import Site
 
 log = structlog.get_logger("agent")
 

@@ -4,7 +4,7 @@ credentials; what it offers beyond that is not usable as it is, so following and
 from __future__ import annotations
 
 from .api import Api, ApiError, Unreachable
-from .applying import MANAGER, apply, delete, rank, release
+from .applying import MANAGER, Exists, apply, create, delete, rank, release
 from .configuration import connect
 from .elections import Elector, Term
 from .kinds import Kind, Kinds
@@ -15,6 +15,7 @@ __all__ = [
     "Api",
     "ApiError",
     "Elector",
+    "Exists",
     "Kind",
     "Kinds",
     "Metadata",
@@ -24,6 +25,7 @@ __all__ = [
     "Unreachable",
     "apply",
     "connect",
+    "create",
     "delete",
     "rank",
     "release",

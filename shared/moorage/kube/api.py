@@ -19,6 +19,8 @@ SPACING = 0.75
 WELL_AFTER = 1.0
 TIMEOUT = 10.0
 _MAX_LINE = 64 << 20
+_JSON = "application/json"
+_BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 Headers = Callable[[], Awaitable[dict[str, str]]]
 
@@ -141,8 +143,8 @@ class Api:
             await self._session.close()
             self._session = None
 
-    async def _arguments(self, content_type: str = "") -> dict[str, Any]:
-        headers = {"Accept": "application/json", "User-Agent": "moorage-agent"}
+    async def _arguments(self, content_type: str = "", accept: str = _JSON) -> dict[str, Any]:
+        headers = {"Accept": accept, "User-Agent": "moorage-agent"}
         if self._headers is not None:
             headers |= await self._headers()
         if content_type:
@@ -159,7 +161,8 @@ class Api:
         *,
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        content_type: str = "application/json",
+        content_type: str = _JSON,
+        accept: str = _JSON,
         timeout: float = TIMEOUT,
         paced: bool = True,
         proves: bool = True,
@@ -170,7 +173,7 @@ class Api:
             await self.pace.turn()
         try:
             async with asyncio.timeout(timeout):
-                arguments = await self._arguments(content_type if body is not None else "")
+                arguments = await self._arguments(content_type if body is not None else "", accept)
                 async with self._open().request(
                     method, self.url + path, params=query, data=body, **arguments
                 ) as response:
@@ -199,10 +202,12 @@ class Api:
         if code == 401 and self._renew is not None:
             await self._renew()
 
-    async def get(self, path: str, *, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-        """An object, or None where there is none."""
+    async def get(
+        self, path: str, *, query: Mapping[str, str] | None = None, brief: bool = False
+    ) -> dict[str, Any] | None:
+        """An object, or only its metadata; None where there is none."""
         try:
-            _, data = await self.call("GET", path, query=query)
+            _, data = await self.call("GET", path, query=query, accept=_BRIEF if brief else _JSON)
         except ApiError as error:
             if error.code == 404:
                 return None

@@ -68,6 +68,27 @@ async def apply(
     return decoded(data, dict[str, Any]), status == 201
 
 
+class Exists(ApiError):
+    """What was to be made is there."""
+
+
+async def create(api: Api, kind: Kind, obj: dict[str, Any], *, manager: str = MANAGER) -> dict[str, Any]:
+    """Made by applying, if nothing is there; Exists otherwise, and nothing is changed. No object has the version that is
+    asked for, and of one that is not there the server asks none."""
+    bound = {**obj, "metadata": {**obj["metadata"], "resourceVersion": "1"}}
+    try:
+        made, created = await apply(api, kind, bound, force=True, manager=manager)
+    except ApiError as error:
+        if error.code == 409:
+            raise Exists(error.code, error.reason, error.message) from error
+        raise
+    if not created:  # a server that does not look at versions: as if nothing had been done
+        meta = made["metadata"]
+        await release(api, kind, meta.get("namespace", ""), meta["name"], str(meta["uid"]), manager=manager)
+        raise Exists(409, "AlreadyExists", f"{kind.kind} {meta['name']} is there")
+    return made
+
+
 async def release(api: Api, kind: Kind, namespace: str, name: str, uid: str, *, manager: str = MANAGER) -> None:
     """Give back every field that is ours, on an object that is not. The uid keeps this from making one."""
     metadata = {"name": name, "uid": uid} | ({"namespace": namespace} if kind.namespaced else {})
