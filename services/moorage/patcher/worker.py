@@ -46,6 +46,7 @@ from .core import (
     wanted_on,
 )
 from .desk import Desk
+from .owning import Owned
 
 log = structlog.get_logger("patcher")
 
@@ -92,7 +93,9 @@ class Patcher:
         self._parts: dict[tuple[str, bytes], list[bytes]] = {}
         self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was told last
         self._empty = parts([], generation)[0]
-        self._buckets = {name: bus.bucket(name) for name in ("moorage-desired", "moorage-status", "moorage-revisions")}
+        self._desired = Owned(bus.bucket("moorage-desired"), generation)
+        self._statuses = Owned(bus.bucket("moorage-status"), generation)
+        self._revisions = bus.bucket("moorage-revisions")
 
     @property
     def ledger(self) -> Ledger:
@@ -124,12 +127,14 @@ class Patcher:
 
     # --- what comes in
 
-    def _learn_desired(self, key: str, value: bytes | None, _revision: int) -> None:
+    def _learn_desired(self, key: str, value: bytes | None, revision: int) -> None:
         if value is not None:
+            self._desired.learn(key, revision)
             self.desk.desired[str(GroupName.from_tokens(key))] = _desired(value)
 
-    def _learn_status(self, key: str, value: bytes | None, _revision: int) -> None:
+    def _learn_status(self, key: str, value: bytes | None, revision: int) -> None:
         if value is not None:
+            self._statuses.learn(key, revision)
             group, status = str(GroupName.from_tokens(key)), _status(value)
             self.desk.statuses[group] = status
             self.desk.confirmed[group] = {(app.app, app.cluster): app for app in status.apps if app.version}
@@ -238,10 +243,11 @@ class Patcher:
                 self._later(group)
             if before is not None and before.decision == made.decision and before.reasons == made.reasons:
                 return
+        made.generation = self.generation
         data = _encode(made)
         if len(data) > RECORD_BYTES:
             data = _encode(msgspec.structs.replace(made, contributions=[], decision=""))
-        await self._buckets["moorage-desired"].put(group_tokens(group), data)
+        await self._desired.put(group_tokens(group), data)
         self.desk.desired[group] = made
         if self.desk.older.get(group, (made.revision,))[0] != made.revision:
             del self.desk.older[group]
@@ -253,7 +259,7 @@ class Patcher:
     async def _record(self, group: str, revision: int) -> GroupRecord | None:
         found = self.desk.record(group, revision)
         if found is None:
-            entry = await self._buckets["moorage-revisions"].get(f"{group_tokens(group)}.{revision}")
+            entry = await self._revisions.get(f"{group_tokens(group)}.{revision}")
             if entry is None:
                 return None
             self.desk.older[group] = (revision, entry.value)
@@ -269,13 +275,15 @@ class Patcher:
         if before is None and status.phase not in OWN_PHASES:
             return
         told = before.told if before is not None else ""
-        if before is not None and before == msgspec.structs.replace(status, told=told):
+        status.told, status.generation = told, before.generation if before is not None else 0
+        if before is not None and before == status:
             return
+        status.generation = self.generation
         new = before is None or (before.phase, before.decision) != (status.phase, status.decision)
         status.told = new_id() if new and status.phase in OWN_PHASES else told
         desk.statuses[group] = status
         try:
-            await self._buckets["moorage-status"].put(group_tokens(group), _encode(status))
+            await self._statuses.put(group_tokens(group), _encode(status))
         except BaseException:
             # What is not stored was not concluded: the next try must find it new again.
             if before is None:
@@ -290,7 +298,7 @@ class Patcher:
             await self._removed(group)
             await self._hint(group)
         if not self.ledger.counting(group) and group in desk.desired:
-            await self._buckets["moorage-desired"].delete(group_tokens(group))
+            await self._desired.delete(group_tokens(group))
             desk.desired.pop(group, None)
             desk.confirmed.pop(group, None)
 
@@ -317,7 +325,7 @@ class Patcher:
                 status = self.desk.statuses.get(group)
                 if status is None or not status.told or status.phase not in OWN_PHASES:
                     continue
-                written = self._buckets["moorage-status"].time(group_tokens(group))
+                written = self._statuses.time(group_tokens(group))
                 if await events.lacks(subjects.decision_event(status.phase.lower(), group), status.told, written):
                     log.warning("an event was missing", group=group, phase=status.phase)
                     await self._tell(status)
@@ -328,9 +336,9 @@ class Patcher:
     async def _forget(self, group: str) -> None:
         """The document is gone and nothing of it runs."""
         if group in self.desk.desired:
-            await self._buckets["moorage-desired"].delete(group_tokens(group))
+            await self._desired.delete(group_tokens(group))
         if group in self.desk.statuses:
-            await self._buckets["moorage-status"].delete(group_tokens(group))
+            await self._statuses.delete(group_tokens(group))
         self.desk.forget(group)
 
     async def _remind(self) -> None:

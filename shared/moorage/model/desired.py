@@ -96,6 +96,7 @@ class DesiredRecord(Model, kw_only=True):
     revision: int
     decision: str
     version: int  # the log's sequence of the decision
+    generation: int = 0  # of the patcher that wrote it
     contributions: list[Contribution] = []
     nodes: dict[str, list[str]] = {}
     reasons: list[Reason] = []
@@ -127,6 +128,7 @@ class GroupStatus(Model, kw_only=True):
     reasons: list[Reason] = []
     warnings: list[Warn] = []
     told: str = ""  # the id of the event that says this phase
+    generation: int = 0  # of the patcher that wrote it
 
 
 class PhaseChange(Model, kw_only=True):
