@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help install up test check bench kube-assets clean
+.PHONY: help install up test check bench kube-assets engine clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes benc
 
 kube-assets: $(VENV)/installed ## build etcd, Kubernetes and kwok for tests/kube, once, into the user's cache
 	@$(BIN)/python -m moorage.testing.kube_assets
+
+engine: $(VENV)/installed ## as root: get a container engine for tests/compose, once, into the user's cache
+	@$(BIN)/python -m moorage.testing.engine
 
 clean: ## remove what was built, .venv too; state of a mesh stays
 	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

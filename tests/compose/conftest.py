@@ -1,0 +1,94 @@
+"""The stack of compose.yaml on a real engine, built from wheels as on a machine that reaches no registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.testing import engine
+from moorage.testing.servers import free_port
+
+TOP = Path(__file__).parents[2]
+NEEDED = (
+    "compose.yaml",
+    "tests/compose/compose.test.yaml",
+    ".dockerignore",
+    "pyproject.toml",
+    "requirements.lock",
+    "README.md",
+    "LICENSE",
+)
+FILES = ("-f", "compose.yaml", "-f", "compose.test.yaml")
+
+
+class Stack:
+    def __init__(self, daemon: engine.Engine, project: Path) -> None:
+        self.engine, self.project = daemon, project
+        self.url = f"http://127.0.0.1:{free_port()}"
+        # What people put beside compose.yaml; nothing else differs from what they run.
+        (project / ".env").write_text(f"MOORAGE_LISTEN={self.url.removeprefix('http://')}\n")
+        self.token = ""
+
+    def compose(self, *arguments: str, seconds: float = 300) -> str:
+        return self.engine.compose(self.project, *FILES, *arguments, seconds=seconds)
+
+    def containers(self) -> dict[str, dict[str, Any]]:
+        """Service → how the engine runs it, those that have ended too."""
+        ids = self.compose("ps", "-a", "-q").split()
+        found = json.loads(self.engine.docker("inspect", *ids))
+        return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in found}
+
+    def moorage(self, *arguments: str, check: bool = True, data: str | None = None) -> subprocess.CompletedProcess[str]:
+        """The command line of the host."""
+        env = {**os.environ, "MOORAGE_URL": self.url, "MOORAGE_TOKEN": self.token}
+        command = [sys.executable, "-m", "moorage.cli", *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, input=data, timeout=90, check=False)
+        if check and done.returncode:
+            raise AssertionError(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout}{done.stderr}")
+        return done
+
+
+def wheels(project: Path) -> None:
+    place = project / "ops/image/wheels"
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "-w", str(place)]
+    lock = TOP / "requirements.lock"
+    # What only the first releases of the base image's Python need: markers are judged by the Python that runs here.
+    early = [line.split(";")[0].strip() for line in lock.read_text().splitlines() if "< '3.11.3'" in line]
+    subprocess.run([*command, "-r", str(lock), *early, "hatchling"], check=True, timeout=300)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    if missing := engine.find():
+        pytest.skip(missing)
+    directory = Path(tempfile.mkdtemp(prefix="mre-"))
+    project = directory / "moorage"
+    try:
+        for name in ("shared", "services", "ops"):
+            shutil.copytree(TOP / name, project / name, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
+        for file in NEEDED:
+            shutil.copy(TOP / file, project)
+        wheels(project)
+        with engine.Engine(directory / "e") as daemon:
+            stack = Stack(daemon, project)
+            stack.compose("build", seconds=400)
+            try:
+                stack.compose("up", "-d", "--wait", "--wait-timeout", "180")
+                stack.token = stack.compose("exec", "-T", "gateway", "cat", "/run/moorage/token").strip()
+                yield stack
+            except RuntimeError as wrong:
+                logs = stack.compose("logs", "--no-color", "--tail", "30")
+                raise RuntimeError(f"{wrong}\n{logs}") from wrong
+            finally:
+                stack.compose("down", "-v", "-t", "5")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
