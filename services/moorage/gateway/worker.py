@@ -18,6 +18,7 @@ from .routes import V1
 from .routing import add
 from .serving import BODY_LIMIT, GATEWAY, Gateway, counted, known, told
 from .stream import Stream
+from .traced import traced
 from .v2 import routes as v2
 from .view import View
 
@@ -26,7 +27,7 @@ DEFAULT_HTTP = "127.0.0.1:7070"
 
 def build(gateway: Gateway) -> web.Application:
     """All routes, in one place."""
-    app = web.Application(middlewares=[counted, audited, told, known], client_max_size=BODY_LIMIT)
+    app = web.Application(middlewares=[counted, audited, traced, told, known], client_max_size=BODY_LIMIT)
     app[GATEWAY] = gateway
     gateway.registry.register(health.State(gateway))
     describing.prepare(app)

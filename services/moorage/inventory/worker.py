@@ -5,6 +5,7 @@ has none, nothing is published until every known cluster reported or its time is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -29,6 +30,7 @@ GATHER = 0.010
 REST = 3
 EVERY = 1.0  # seconds between looks at who is silent, at Redis, and between mere signs of life to followers
 MAX_SAID = 10_000
+ATTEMPTS = 5
 
 _report = msgspec.json.Decoder(Report)
 _record = msgspec.json.Decoder(ClusterRecord)
@@ -49,7 +51,7 @@ async def main(settings: Settings) -> None:
     bus = await Bus.connect(settings, worker="inventory")
     store = Store(settings.redis_url)
     lease = Lease(bus, "inventory")
-    shell = Shell(bus, store)
+    shell = Shell(bus, store, lease)
     tasks = [asyncio.create_task(lease.hold()), asyncio.create_task(bus.closed.wait())]
     try:
         done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -57,6 +59,7 @@ async def main(settings: Settings) -> None:
             await bus.announce(shell.health)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not bus.closed.is_set():
+            bus.waits_for("Redis")
             await shell.take_over(lease.generation)
             if done:
                 await bus.announce(shell.health)
@@ -76,8 +79,8 @@ async def main(settings: Settings) -> None:
 
 
 class Shell:
-    def __init__(self, bus: Bus, store: Store) -> None:
-        self.bus, self.store = bus, store
+    def __init__(self, bus: Bus, store: Store, lease: Lease) -> None:
+        self.bus, self.store, self.lease = bus, store, lease
         self.kv = bus.bucket("moorage-clusters")
         self.core: Inventory | None = None
         self.writer = Writer()
@@ -93,9 +96,9 @@ class Shell:
         self._heard_at = self._checked_at = 0.0
 
     def health(self) -> dict[str, Any]:
+        missing = [] if self.redis_ok else ["Redis"]
         if self.core is None:
-            return {"ok": True, "missing": [], "role": "standby"}
-        missing = [] if self.redis_ok else ["redis"]
+            return {"ok": not missing, "missing": missing, "role": "standby"}
         return {
             "ok": not missing,
             "missing": missing,
@@ -158,8 +161,10 @@ class Shell:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    async def on_report(self, incoming: Incoming) -> ReportReply:
+    async def on_report(self, incoming: Incoming) -> ReportReply | None:
         assert self.core is not None
+        if not self.lease.sure:
+            return None  # who took over hears it too; a number given now might be given twice
         _, _, provider, name, source = incoming.subject.split(".")
         cluster = cluster_from_tokens(provider, name)
         report = _report.decode(incoming.data)
@@ -182,8 +187,10 @@ class Shell:
         reached("inventory.reported")
         return outcome.reply
 
-    async def on_set(self, incoming: Incoming) -> bytes:
+    async def on_set(self, incoming: Incoming) -> bytes | None:
         assert self.core is not None
+        if not self.lease.sure:
+            return None
         edit = _edit.decode(incoming.data)
         if edit.cluster not in self.core.clusters:
             raise Refused(not_found(f"cluster {edit.cluster}"))
@@ -231,8 +238,17 @@ class Shell:
 
     async def _keep(self, cluster: str, **changes: Any) -> None:
         assert self.core is not None
-        record = msgspec.structs.replace(self.core.clusters[cluster].record, **changes)
-        await self.kv.put(cluster_tokens(cluster), msgspec.json.encode(record))
+        key = cluster_tokens(cluster)
+        for _ in range(ATTEMPTS):
+            # From what stands there: who was stopped in between must not bring back what was.
+            entry = await self.kv.get(key)
+            before = self.core.clusters[cluster].record if entry is None else _record.decode(entry.value)
+            record = msgspec.structs.replace(before, **changes)
+            with contextlib.suppress(Conflict):
+                await self.kv.update(key, msgspec.json.encode(record), 0 if entry is None else entry.revision)
+                break
+        else:
+            raise Conflict(f"{cluster} keeps changing")
         self._say(self.core.edit(cluster, record))
 
     def _say(self, said: list[Said]) -> None:

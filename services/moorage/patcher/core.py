@@ -83,7 +83,13 @@ def objects_for(
 
 def desired_app(wanted: Wanted, cluster: str, desired: DesiredRecord, record: GroupRecord | None) -> DesiredApp:
     if not wanted.standing or record is None:
-        return DesiredApp(group=wanted.group, app=wanted.app, version=desired.version, remove=True)
+        return DesiredApp(
+            group=wanted.group,
+            app=wanted.app,
+            version=desired.version,
+            remove=True,
+            traceparent=desired.traceparent,
+        )
     given, objects = objects_for(record, desired, wanted.app, cluster, wanted.standing)
     return DesiredApp(
         group=wanted.group,
@@ -93,6 +99,7 @@ def desired_app(wanted: Wanted, cluster: str, desired: DesiredRecord, record: Gr
         objects=given,
         patch=diff({"objects": given}, {"objects": objects}),
         claims=sorted(claim.id for claim in wanted.standing),
+        traceparent=desired.traceparent,
     )
 
 

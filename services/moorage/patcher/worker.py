@@ -29,6 +29,7 @@ from moorage.model.desired import (
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, cluster_from_tokens, group_tokens
 from moorage.model.problems import Problem, Refused, not_found
+from moorage.telemetry import HANDLED, Handled, traces
 
 from .asking import Asking
 from .core import (
@@ -46,6 +47,7 @@ from .core import (
     wanted_on,
 )
 from .desk import Desk
+from .figures import State
 from .owning import Owned
 
 log = structlog.get_logger("patcher")
@@ -186,6 +188,8 @@ class Patcher:
             if group is None:
                 await desk.work()
                 continue
+            decision = self.ledger.standing.get(group)
+            HANDLED.set(Handled(group, cause=decision.id if decision is not None else ""))
             waiting = self._stored.pop(group, [])
             try:
                 await self._advance(group)
@@ -228,7 +232,9 @@ class Patcher:
             record = await self._record(group, decision.revision)
             if record is None:
                 raise NoAnswer(f"revision {decision.revision} of {group} is not stored (yet)")
-            found = await self.asking.contributions(record, decision)
+            with traces.carried("patch", decision.traceparent, **{"moorage.group": group}):
+                found = await self.asking.contributions(record, decision)
+                traceparent = traces.traceparent()
             made = DesiredRecord(
                 group=group,
                 revision=decision.revision,
@@ -238,6 +244,7 @@ class Patcher:
                 nodes=nodes_of(decision, before),
                 reasons=found.reasons,
                 warnings=found.warnings,
+                traceparent=traceparent,
             )
             if found.again:
                 self._later(group)
@@ -315,7 +322,10 @@ class Patcher:
         if len(self._newest) > NEWEST:
             self._newest.popitem(last=False)
         subject = subjects.decision_event(status.phase.lower(), status.group)
-        await self.bus.emit(subject, change, cause=status.decision, id=status.told, once=True)
+        desired = self.desk.desired.get(status.group)
+        of = desired.traceparent if desired is not None else ""
+        with traces.carried(status.phase.lower(), of, **{"moorage.group": status.group}):
+            await self.bus.emit(subject, change, cause=status.decision, id=status.told, once=True)
 
     async def _retell(self) -> None:
         """The newest phases of all, where the one before us, or the broker, died before their events were kept."""
@@ -418,6 +428,11 @@ class Patcher:
 
     async def _confirmed(self, incoming: Incoming) -> bytes:
         cluster, confirm = self._cluster(incoming), _confirm(incoming.data)
+        with traces.carried("confirm", confirm.traceparent, **{"moorage.cluster": cluster}):
+            return await self._learned(cluster, confirm)
+
+    async def _learned(self, cluster: str, confirm: Confirm) -> bytes:
+        """Answered once it is stored."""
         group = confirm.group
         if not any(h.claim.cluster == cluster and h.claim.app == confirm.app for h in self._held(group)):
             return b"{}"  # long released
@@ -472,6 +487,7 @@ async def main(settings: Settings) -> None:
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
         patcher = Patcher(bus, lease.generation)
+        bus.vitals.registry.register(State(patcher, state))
         await patcher.start()
         state.update(role="active", generation=lease.generation)
         log.info("active", generation=lease.generation, groups=len(patcher.desk.heads))

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from moorage.model.desired import Confirm, DesiredApp, DesiredReply
 from moorage.model.reports import ReportReply
+from moorage.telemetry import traces
 
 from .clusters import AppKey, Cluster
 from .specs import ClusterSpec, encode
@@ -48,7 +49,7 @@ class Channel:
 class Agent:
     """`out` gets what is to be sent; `state` is new, introducing, known, refused, leaving or gone."""
 
-    __slots__ = ("again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "have", "have_json", "index", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds")  # fmt: skip
+    __slots__ = ("again", "applying", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds", "traced")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str, out: list[Send]) -> None:
         self.cluster = Cluster(spec)
@@ -69,8 +70,11 @@ class Agent:
         self.have: dict[str, int] = {}
         self.have_json = b"{}"
         self.received: deque[DesiredApp] = deque()
+        self.generation = 0  # of the patcher heard last
         self.confirms: dict[AppKey, Confirm] = {}
         self.confirmed: dict[AppKey, bytes] = {}
+        self.applying: dict[AppKey, Any] = {}  # spans, where there are traces, until it runs
+        self.traced: dict[AppKey, str] = {}  # what confirmations go on with
         self.fault = ""
         self.fault_until = float("inf")
 
@@ -187,6 +191,8 @@ class Agent:
         cluster = self.cluster
         for key in list(cluster.dirty_apps):
             one = cluster.confirm(key)
+            if self.applying and all(o.state != "Progressing" for o in one.objects):
+                self._applied(key)
             content = encode(one)
             if self.confirmed.get(key) != content:
                 self.confirmed[key] = content
@@ -195,7 +201,7 @@ class Agent:
         if self.confirming.payload is None and self.confirms:
             key = next(iter(self.confirms))
             one = self.confirms.pop(key)
-            one.as_of = wall
+            one.as_of, one.traceparent = wall, self.traced.get(key, "")
             self._say(self.confirming, "confirm", encode(one), now)
 
     # --- hearing
@@ -253,6 +259,9 @@ class Agent:
 
     def _answered(self, data: bytes, now: float) -> None:
         reply = _desired_reply(data)
+        if reply.generation < self.generation:  # of a patcher that was replaced
+            return
+        self.generation = reply.generation
         for app in sorted(reply.apps, key=lambda app: app.version):
             name = f"{app.group} {app.app}"
             if self.have.get(name, 0) < app.version:
@@ -270,6 +279,10 @@ class Agent:
     def take(self, app: DesiredApp, now: float) -> None:
         """Apply a version, or refuse it while told to."""
         key = (app.group, app.app)
+        self._applied(key)
+        span = traces.taken("apply", app.traceparent, **{"moorage.cluster": self.id, "moorage.app": app.app})
+        if span is not None:
+            self.applying[key], self.traced[key] = span, traces.traceparent_of(span)
         if self.fault == "refuse":
             refusal = self.cluster.refuse(app, "admission webhook denied the request: this cluster refuses")
             content = encode(refusal)
@@ -277,6 +290,11 @@ class Agent:
                 self.confirmed[key], self.confirms[key] = content, refusal
             return
         self.cluster.apply(app, now)
+
+    def _applied(self, key: AppKey) -> None:
+        """It is what it is to be, or somebody wants something else."""
+        if (span := self.applying.pop(key, None)) is not None:
+            span.end()
 
     def rejoin(self, session: str) -> None:
         """Begin anew with another specification, as the same source."""

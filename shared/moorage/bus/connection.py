@@ -57,16 +57,9 @@ def now_text() -> str:
 
 
 class Incoming(NamedTuple):
-    """`cause`: of a request whose payload has no place for it, who set it off."""
-
     subject: str
     data: bytes
     reply: str
-    cause: str = ""
-
-
-#: Beside payloads that are somebody's own document.
-CAUSE = "Moorage-Cause"
 
 
 class Reply(NamedTuple):
@@ -153,13 +146,11 @@ class Connection:
         payload: bytes | msgspec.Struct,
         *,
         timeout: float = 2.0,
-        cause: str = "",
         again: tuple[float, bytes] | None = None,
     ) -> bytes:
-        """`cause` is for payloads that have no place for it. `again`: after so many seconds without an answer ask once
+        """`again`: after so many seconds without an answer ask once
         more, with this: who had the question may be dead, and another one of its kind alive. The first answer counts."""
-        headers = {CAUSE: cause} if cause else None
-        msg = await self.exchange(subject, payload, timeout=timeout, headers=headers, again=again)
+        msg = await self.exchange(subject, payload, timeout=timeout, again=again)
         return msg.data
 
     async def exchange(
@@ -295,21 +286,19 @@ class Connection:
         name = f"handle {subject}"
 
         async def one(msg: Msg) -> None:
-            headers: dict[str, str] | None = msg.headers
-            cause = headers.get(CAUSE, "") if headers else ""
-            HANDLED.set(Handled(msg.subject, msg.data, cause=cause))  # for log lines; the context is this task's own
-            if not headers:
-                await answered(msg, cause)
+            HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context is this task's own
+            if not msg.headers:
+                await answered(msg)
                 return
-            with traces.received(name, headers, "SERVER" if msg.reply else "CONSUMER"):
-                await answered(msg, cause)
+            with traces.received(name, msg.headers, "SERVER" if msg.reply else "CONSUMER"):
+                await answered(msg)
 
-        async def answered(msg: Msg, cause: str) -> None:
+        async def answered(msg: Msg) -> None:
             nonlocal busy
             answer: bytes | msgspec.Struct | None
             began = time.perf_counter()
             try:
-                answer = await handle(Incoming(msg.subject, msg.data, msg.reply, cause))
+                answer = await handle(Incoming(msg.subject, msg.data, msg.reply))
                 served.answered()
             except Refused as refusal:
                 served.refused()

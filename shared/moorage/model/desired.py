@@ -53,6 +53,7 @@ class DesiredApp(Model, kw_only=True):
     objects: list[dict[str, Any]] = []
     patch: list[dict[str, Any]] = []  # RFC 6902, over {"objects": [...]}: what turns the manifests into what is applied
     claims: list[str] = []
+    traceparent: str = ""
 
 
 class DesiredAsk(Message, kw_only=True):
@@ -101,6 +102,7 @@ class DesiredRecord(Model, kw_only=True):
     nodes: dict[str, list[str]] = {}
     reasons: list[Reason] = []
     warnings: list[Warn] = []
+    traceparent: str = ""
 
 
 class AppStatus(Model, kw_only=True):

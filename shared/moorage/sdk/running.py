@@ -123,16 +123,19 @@ async def run(settings: Settings, controllers: Sequence[Declared] | None = None,
     fleet = Fleet()
     follower = Follower(settings.redis_url, fleet)
     try:
+        bus.waits_for("the fleet in Redis")
         await follower.start()
+        bus.waits_for("the decision log")
         if any(one.capacity for one in controllers):
             keep_capacity(await open_ledger(bus), fleet)
         runner = Runner(bus, fleet, controllers)
         await runner.serve()
+        bus.waits_for("the intent store, to register")
         await runner.register()
         bus.on_reconnect(runner.register)
 
         def health() -> dict[str, Any]:
-            missing = [] if follower.healthy else ["fleet"]
+            missing = [] if follower.healthy else ["the fleet in Redis"]
             return {"ok": not missing, "missing": missing, "epoch": str(fleet.epoch)}
 
         await bus.announce(health)

@@ -105,6 +105,17 @@ def missed(span: Any) -> None:
     span.end()
 
 
+def taken(name: str, traceparent: str, **attributes: Any) -> Any:
+    """A span of something stored that lasts until whoever gets it ends it. None outside of a trace."""
+    if _state.tracing is None or not traceparent:
+        return None
+    return _state.tracing.taken(name, {HEADER: traceparent}, attributes)
+
+
+def traceparent_of(span: Any) -> str:
+    return (headers_of(span) or {}).get(HEADER, "")
+
+
 def headers_of(span: Any) -> dict[str, str] | None:
     return None if span is None or _state.tracing is None else _state.tracing.headers_of(span)
 

@@ -75,6 +75,12 @@ class Tracing:
             return None
         return self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=dict(attributes))
 
+    def taken(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Any:
+        context = _propagator.extract(headers, Context())
+        if not trace.get_current_span(context).get_span_context().is_valid:
+            return None
+        return self._tracer.start_span(name, context=context, kind=SpanKind.CONSUMER, attributes=dict(attributes))
+
     def headers_of(self, span: Any) -> dict[str, str]:
         made: dict[str, str] = {}
         _propagator.inject(made, trace.set_span_in_context(span, Context()))
