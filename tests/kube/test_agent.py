@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from moorage.agent import reporting, site
+from moorage.agent.deployment import OWN_RULES, RULES
+from moorage.model.desired import DesiredApp
 from moorage.testing.conditions import until
 from moorage.testing.kube import ControlPlane
 
@@ -71,6 +74,8 @@ def clean(plane: ControlPlane) -> Iterator[None]:
     for item in plane.get("/api/v1/namespaces/default/configmaps")["items"]:
         if item["metadata"]["name"] != "kube-root-ca.crt":
             plane.call("DELETE", config_path(item["metadata"]["name"]))
+    for item in plane.get("/api/v1/namespaces/default/secrets")["items"]:
+        plane.call("DELETE", f"/api/v1/namespaces/default/secrets/{item['metadata']['name']}")
     with contextlib.suppress(urllib.error.HTTPError):
         plane.call("DELETE", "/api/v1/namespaces/moorage-system/configmaps?labelSelector=moorage.dev/record")
         plane.call("DELETE", "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent")
@@ -195,9 +200,87 @@ async def test_namespaces_and_kinds_come_before_what_is_in_them(plane: ControlPl
     await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 40, "all of it")
     assert plane.get("/apis/example.com/v1/namespaces/shop/widgets/w")["spec"] == {"a": 1}
     await mesh.want(CLUSTER, "web", 6, remove=True)
-    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 40)
+    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 70)
+    # The garbage collector, which foreground deletion waits for, looks for new kinds every 30 s.
     assert there(plane, "/api/v1/namespaces/shop") is None, "a namespace that only we used goes with what was in it"
     assert there(plane, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com") is None
+
+
+async def test_what_cannot_be_followed_is_compared(
+    plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As joining gives rights, nobody lists Secrets; nor are objects followed that somebody else made."""
+    monkeypatch.setattr(site, "COMPARE", 0.5)
+    given = await asyncio.to_thread(plane.service_account, "least", [*RULES, *OWN_RULES])
+    plane.call("POST", "/api/v1/namespaces/default/configmaps", config("theirs", a="theirs"))
+    agents(plane, kubeconfig=given)
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "one"}}
+    await mesh.want(CLUSTER, "web", 5, secret, config("theirs", b="added"))
+    await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 30)
+    path = "/api/v1/namespaces/default/secrets/s"
+    before = plane.get(path)["metadata"]["resourceVersion"]
+    await asyncio.sleep(1.5)
+    assert plane.get(path)["metadata"]["resourceVersion"] == before, "comparing changes nothing"
+    patch = {"stringData": {"key": "two"}}
+    await asyncio.to_thread(plane.call, "PATCH", path, patch, "application/merge-patch+json")
+    await settled(lambda: plane.get(path)["data"] == {"key": "b25l"}, what="a change is taken back")
+    await asyncio.to_thread(plane.call, "DELETE", path)
+    await settled(lambda: there(plane, path) is not None, what="what was deleted is made again")
+    await asyncio.to_thread(
+        plane.call, "PATCH", config_path("theirs"), [{"op": "remove", "path": "/data/b"}], "application/json-patch+json"
+    )
+    await settled(lambda: plane.get(config_path("theirs"))["data"].get("b") == "added", what="so are fields of ours")
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 30)
+    assert there(plane, path) is None and plane.get(config_path("theirs"))["data"] == {"a": "theirs"}
+
+
+async def test_what_was_refused_for_a_while_is_applied_and_old_objects_go(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    """Nothing is pruned before all of the new version is there; then it is."""
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, config("old", a="1"))
+    await until(lambda: mesh.states("web", 5) == {"ConfigMap/old": "Ready"}, 30)
+    plane.call("POST", "/api/v1/namespaces/default/configmaps", config("blocked", a="theirs"))
+    await mesh.want(CLUSTER, "web", 6, config("blocked", a="ours"))
+    await until(lambda: mesh.states("web", 6) == {"ConfigMap/blocked": "Failed"}, 30)
+    assert there(plane, config_path("old")) is not None
+    await asyncio.to_thread(plane.call, "DELETE", config_path("blocked"))
+    await until(lambda: mesh.states("web", 6) == {"ConfigMap/blocked": "Ready"}, 30)
+    await settled(lambda: there(plane, config_path("old")) is None, what="the old object is pruned")
+    assert plane.get(config_path("blocked"))["data"] == {"a": "ours"}
+
+
+async def test_a_patch_that_does_not_fit_is_said_of_every_object(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    agents(plane)
+    mesh.desired["web"] = DesiredApp(
+        group="p/shop/v1/default",
+        app="web",
+        version=5,
+        objects=[config("c", a="1")],
+        patch=[{"op": "replace", "path": "/objects/7/data", "value": {}}],
+    )
+    await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Failed"}, 20)
+    confirm = mesh.said("web", 5)
+    assert confirm is not None and "does not fit" in confirm.objects[0].message
+    assert there(plane, config_path("c")) is None
+    await asyncio.sleep(0.5)
+    assert mesh.confirms[-1] == confirm, "nothing else is said afterwards"
+    await mesh.want(CLUSTER, "web", 6, config("c", a="1"))
+    await until(lambda: mesh.states("web", 6) == {"ConfigMap/c": "Ready"}, 20)
+
+
+async def test_a_burst_of_pods_becomes_few_reports(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane)
+    await until(lambda: bool(mesh.nodes), 20)
+    await mesh.want(CLUSTER, "web", 5, deployment("many", replicas=60, cpu="10m", claim="cl-many"))
+    started, before = asyncio.get_running_loop().time(), len(mesh.reports)
+    await until(lambda: sum(n.pod_count for n in mesh.nodes.values()) == 60, 60, "all of them are counted")
+    took = asyncio.get_running_loop().time() - started
+    assert len(mesh.reports) - before <= 2 + took / reporting.SPACING, "60 pods change many hundred times"
 
 
 async def test_two_agents_one_acts_and_the_other_takes_over(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+import msgspec
 import structlog
 
 from moorage.kube import ApiError, Unreachable, rank
 from moorage.kube.applying import gates
 from moorage.manifests import PatchError
 from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
+from moorage.telemetry import HANDLED, Handled, traces
 
 from .looking import EVENTS_EVERY, look
 from .records import Content, Fenced, Record, Ref, label_of
@@ -54,6 +56,7 @@ class App:
         self._done = 0  # version whose objects were all tried
         self._retry, self._retry_at = 0, 0.0
         self._said: Confirm | None = None
+        self._traceparent = ""  # what confirmations go on with
 
     def decide(self, desired: DesiredApp) -> None:
         if self.want is None or desired.version > self.want.version:
@@ -73,6 +76,7 @@ class App:
             if self.want is None:
                 due = 0.0
                 continue
+            HANDLED.set(Handled(self.group, cause=self.want.decision))  # for log lines
             try:
                 pause = await self._remove(self.want) if self.want.remove else await self._bring(self.want)
             except Overtaken:
@@ -101,7 +105,9 @@ class App:
     async def _bring(self, desired: DesiredApp) -> float:
         """Apply what is new, repair what drifted, look at how it is. Back with the seconds until the next look."""
         if self._done != desired.version:
-            await self._apply(desired)
+            with traces.carried("apply", desired.traceparent, **{"moorage.app": self.app}):
+                self._traceparent = traces.traceparent()
+                await self._apply(desired)
         else:
             await self._repair(desired)
         if self._extra and not self._refused:
@@ -237,7 +243,7 @@ class App:
     def _confirm(self, confirm: Confirm) -> None:
         if self._said != confirm:
             self._said = confirm
-            self._say(Confirm(group=confirm.group, app=confirm.app, version=confirm.version, removed=confirm.removed, objects=confirm.objects, as_of=time.time()))  # fmt: skip
+            self._say(msgspec.structs.replace(confirm, as_of=time.time(), traceparent=self._traceparent))
 
     # --- taking it away
 

@@ -224,6 +224,23 @@ class ControlPlane:
         }
         self.call("POST", "/api/v1/nodes", node)
 
+    def service_account(self, name: str, rules: list[dict[str, Any]]) -> Path:
+        """A kubeconfig of somebody who may do just that, anywhere; the rules may name groups that do not exist."""
+        rbac = "/apis/rbac.authorization.k8s.io/v1"
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+        meta = {"metadata": {"name": name}}
+        for path, body in (
+            ("/api/v1/namespaces/default/serviceaccounts", meta),
+            (f"{rbac}/clusterroles", {**meta, "rules": rules}),
+            (f"{rbac}/clusterrolebindings", {**meta, "roleRef": role, "subjects": [subject]}),
+        ):
+            self.call("POST", path, body)
+        made = self.call("POST", f"/api/v1/namespaces/default/serviceaccounts/{name}/token", {"spec": {}})
+        file = self.directory / f"{name}.kubeconfig"
+        file.write_bytes(msgspec.json.encode(self.config(msgspec.json.decode(made)["status"]["token"])))
+        return file
+
     def stop(self) -> None:
         for process in self.processes.values():
             process.send_signal(signal.SIGCONT)
