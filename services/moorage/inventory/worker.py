@@ -42,6 +42,7 @@ class ClusterEdit(Model, kw_only=True, forbid_unknown_fields=True):
     cluster: str
     labels: dict[str, str] | None = None
     cordoned: bool | None = None
+    cause: str = ""
 
 
 _edit = msgspec.json.Decoder(ClusterEdit)
