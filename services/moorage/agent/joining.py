@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from base64 import b64decode
 from collections.abc import Callable
 
 import msgspec
@@ -36,6 +37,17 @@ async def join(api: Api, objects: list[Object], say: Say) -> None:
             raise ApiError(404, "NoKind", f"the cluster has no kind {obj['kind']} in {obj['apiVersion']}")
         _, created = await apply(api, kind, obj, force=True, manager=MANAGER)
         say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'is there'}")
+
+
+async def joined(api: Api) -> dict[str, str]:
+    """What joining left for agents that run beside the cluster; nothing where nobody joined it, or nobody may read it."""
+    try:
+        found = await api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{NAME}")
+    except ApiError as error:
+        if error.code in (401, 403):
+            return {}
+        raise
+    return {name: b64decode(value).decode() for name, value in ((found or {}).get("data") or {}).items()}
 
 
 async def token(api: Api, seconds: int = 3600) -> str:

@@ -35,14 +35,14 @@ class Site:
         self.together = asyncio.Semaphore(16)
         self.spaces = asyncio.Lock()  # apps that start together would make one namespace twice
         self.unfollowed: dict[str, int] = {}  # per app, objects that somebody has to look at
-        self._apps: Mapping[str, Settled] = {}
+        self.apps: Mapping[str, Settled] = {}
 
     def among(self, apps: Mapping[str, Settled]) -> None:
-        self._apps = apps
+        self.apps = apps
 
     def others_in(self, namespace: str, label: str) -> bool:
         return any(
-            ref.namespace == namespace for a in self._apps.values() if a.label != label for ref in a.record.content.refs
+            ref.namespace == namespace for a in self.apps.values() if a.label != label for ref in a.record.content.refs
         )
 
     def compare_every(self) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
@@ -15,6 +16,9 @@ from .terminal import note
 
 if TYPE_CHECKING:
     from moorage.bus import Settings
+    from moorage.kube import Api
+
+T = TypeVar("T")
 
 Labels = Annotated[list[str] | None, Parameter(name="--label", negative="")]
 
@@ -30,39 +34,60 @@ def agent(
 ) -> int:
     """Run the agent of one cluster until Ctrl-C.
 
-    In a pod everything comes from its environment. Elsewhere it uses a kubeconfig, and the mesh on this machine gives it a
-    user of its own.
+    In a pod everything comes from its environment. Elsewhere it uses a kubeconfig, and what `cluster join` left there: the
+    cluster's name and labels. The mesh on this machine gives it a user of its own; where none runs, it is the one that
+    joining made.
 
     Parameters
     ----------
     kubeconfig: The file; default $KUBECONFIG, then ~/.kube/config.
     context: Which context of it; default the current one.
-    name: The cluster's name in the fleet; default the context's.
-    provider: The cluster's provider; default kube.
-    label: NAME=VALUE, a label of the cluster (may be given several times).
+    name: The cluster's name in the fleet; default the one it joined with, else the context's.
+    provider: The cluster's provider; default the one it joined with, else kube.
+    label: NAME=VALUE, a label of the cluster beside those it joined with (may be given several times).
     """
-    from moorage.agent.joining import read_labels
+    from moorage.agent.joining import joined, read_labels
     from moorage.agent.worker import main
     from moorage.bus import Settings
     from moorage.telemetry import configure
 
     from .workers import serve
 
+    known = dict(os.environ)
+    if "MOORAGE_CLUSTER" not in known:
+        known |= ask_cluster(kubeconfig, context, joined)
     try:
-        given = [*(label or []), os.environ.get("MOORAGE_CLUSTER_LABELS", "")]
-        labels = read_labels(",".join(filter(None, given)))
+        labels = read_labels(",".join(filter(None, [known.get("MOORAGE_CLUSTER_LABELS", ""), *(label or [])])))
     except ValueError as wrong:
         raise Failure(f"--label {wrong}", USAGE) from wrong
-    cluster = os.environ.get("MOORAGE_CLUSTER", "")
+    cluster = known.get("MOORAGE_CLUSTER", "")
     if name or provider or not cluster:
         cluster = cluster_name(name, provider, kubeconfig, context)
+    where = State(state_dir(state))
     if os.environ.get("MOORAGE_NATS_URL"):
         settings = Settings.from_env()
+    elif where.read_endpoint() is None and cluster == known.get("MOORAGE_CLUSTER") and "MOORAGE_NATS_URL" in known:
+        settings = Settings(known["MOORAGE_NATS_URL"], known.get("MOORAGE_NATS_SEED", ""))
     else:
-        settings = local_settings(State(state_dir(state)), cluster)
+        settings = local_settings(where, cluster)
     vitals = configure("agent")
     note(f"the agent of {cluster}; Ctrl-C ends it")
     return serve(main(settings, cluster=cluster, kubeconfig=kubeconfig, context=context, labels=labels), vitals)
+
+
+def ask_cluster(kubeconfig: Path | None, context: str | None, question: Callable[[Api], Awaitable[T]]) -> T:
+    from moorage.kube import connect
+
+    from .joining import perform
+
+    async def work() -> T:
+        api = await connect(kubeconfig, context)
+        try:
+            return await question(api)
+        finally:
+            await api.close()
+
+    return perform(work())
 
 
 def local_settings(state: State, cluster: str) -> Settings:
