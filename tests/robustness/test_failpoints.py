@@ -33,7 +33,7 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {
     "merger again": (["merger.committed"], [], ["merger.released"]),
     "intents": (["intents.stored"], ["intents.kept"], ["intents.stored"]),
     "intents and patcher": (["patcher.desired"], ["intents.attached"], ["patcher.concluded"]),
-    "patcher": (["patcher.concluded"], ["patcher.desired"], ["patcher.confirmed"]),
+    "patcher": (["patcher.concluded"], ["patcher.asked"], ["patcher.confirmed"]),
     "inventory": (["inventory.reported"], ["inventory.numbered"], ["inventory.written"]),
     "nothing": ([], [], []),
 }

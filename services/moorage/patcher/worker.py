@@ -254,6 +254,7 @@ class Patcher:
         data = _encode(made)
         if len(data) > RECORD_BYTES:
             data = _encode(msgspec.structs.replace(made, contributions=[], decision=""))
+        reached("patcher.asked")
         await self._desired.put(group_tokens(group), data)
         self.desk.desired[group] = made
         if self.desk.older.get(group, (made.revision,))[0] != made.revision:

@@ -23,6 +23,7 @@ POINTS: dict[str, str] = {
     "inventory.numbered": "a cluster's number is durable, nobody has heard of the cluster",
     "inventory.written": "Redis has what changed, the events are not said",
     "inventory.reported": "a report is in memory, it is not answered",
+    "patcher.asked": "action controllers have answered, the desired state is not written",
     "patcher.desired": "the desired state is written, no agent has been told",
     "patcher.concluded": "a group's status is written, the event of its phase is not said",
     "patcher.confirmed": "a confirmation is written, it is not answered",

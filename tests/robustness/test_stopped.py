@@ -1,0 +1,222 @@
+"""SIGSTOP: a worker that does nothing for a while and then goes on where it was, while another one has taken over: never two
+that act at once, nothing given away twice, and what was acknowledged meanwhile stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus import subjects
+from moorage.model.names import group_tokens
+from moorage.testing.checker import counting_pods
+from moorage.testing.conditions import until
+from moorage.testing.driver import Driver, application, eventually, fleet, group, room
+from moorage.testing.failpoints import Failpoints
+from moorage.testing.mesh import Mesh
+
+from .conftest import MakeMesh
+
+CLUSTERS = 4
+FLEET = fleet(CLUSTERS, 1)
+
+
+@pytest.fixture(scope="module")
+def failpoints(tmp_path_factory: pytest.TempPathFactory) -> Failpoints:
+    return Failpoints(tmp_path_factory.mktemp("failpoints"))
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh, failpoints: Failpoints) -> Mesh:
+    pairs = [f"{kind}=2" for kind in ("merger", "inventory", "patcher", "intents")]
+    options = [word for pair in pairs for word in ("--workers", pair)]
+    return make_mesh(FLEET, *options, environment=failpoints.environment)
+
+
+@asynccontextmanager
+async def stopped(pid: int) -> AsyncIterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def states(driver: Driver, worker: str) -> dict[int, dict[str, Any]]:
+    """What each process of a kind says of itself."""
+    found: dict[int, dict[str, Any]] = {}
+
+    def heard(_subject: str, data: bytes) -> None:
+        said = msgspec.json.decode(data)
+        found[int(said["metadata"]["pid"])] = said["endpoints"][0]["data"]
+
+    inbox = driver.bus.nc.new_inbox()
+    subscription = await driver.bus.subscribe(inbox, heard)
+    await driver.bus.publish(f"$SRV.STATS.moorage-{worker}", b"", inbox)
+    await asyncio.sleep(0.3)
+    await subscription.unsubscribe()
+    return found
+
+
+async def active(driver: Driver, worker: str) -> int:
+    """The one that holds the lease."""
+    holders: list[int] = []
+
+    async def one() -> bool:
+        said = await states(driver, worker)
+        holders[:] = [pid for pid, s in said.items() if s.get("role") == "active" or "waiting" in s]
+        return len(holders) == 1 and len(said) == 2
+
+    await eventually(one, 20, f"one {worker} of two is active")
+    return holders[0]
+
+
+async def running(driver: Driver, count: int) -> bool:
+    return Counter((await driver.phases()).values())["Running"] == count
+
+
+async def cleared(driver: Driver, names: list[str]) -> None:
+    await driver.delete(names)
+
+    async def nothing_left() -> bool:
+        return not driver.ledger.claims
+
+    await eventually(nothing_left, 20, "no claim is left")
+    assert await driver.violations(room(FLEET)) == []
+
+
+async def test_the_merger_that_looks_after_what_waits(mesh: Mesh, driver: Driver) -> None:
+    names = [f"waits-{i}" for i in range(CLUSTERS + 2)]
+    await asyncio.gather(*(driver.apply(application(name)) for name in names))
+    await eventually(lambda: running(driver, CLUSTERS), 20, "as many run as fit")
+    holder = await active(driver, "merger")
+    placed = [name for name in names if await driver.phase(name) == "Running"]
+    async with stopped(holder):
+        # Half of what is told to the mergers ends in the queue of the one that is stopped.
+        await driver.delete(placed[:2])
+        await eventually(lambda: running(driver, CLUSTERS), 30, "those that waited took the room")
+        more = [f"more-{i}" for i in range(3)]
+        await asyncio.gather(*(driver.apply(application(name)) for name in more))
+        await driver.delete(placed[2:])
+        await eventually(lambda: running(driver, CLUSTERS), 30, "those that came meanwhile took the room")
+        assert counting_pods(driver.ledger) == CLUSTERS
+        other = await active_without(driver, holder)
+    assert other != holder
+    await active(driver, "merger")  # one of them, not both
+    await cleared(driver, [n for n in (*names, *more) if n not in placed])
+
+
+async def active_without(driver: Driver, one: int) -> int:
+    said = {pid: s for pid, s in (await states(driver, "merger")).items() if pid != one}
+    return next(pid for pid, s in said.items() if "waiting" in s)
+
+
+@pytest.mark.parametrize("point", ["merger.answered", "merger.committed"])
+async def test_a_merger_between_two_steps(mesh: Mesh, driver: Driver, failpoints: Failpoints, point: str) -> None:
+    """It wakes up with a proposal for room that others have taken since."""
+    failpoints.arm(point, how="STOP")
+    first = f"first-{point[7:9]}"
+    await driver.apply(application(first))
+    await until(lambda: bool(failpoints.happened(point)), 10, f"a merger comes to {point}")
+    pid = failpoints.happened(point)
+    try:
+        others = [f"other-{point[7:9]}-{i}" for i in range(CLUSTERS)]
+        await asyncio.gather(*(driver.apply(application(name)) for name in others))
+        await eventually(lambda: running(driver, CLUSTERS), 30, "others took the room")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await active(driver, "merger")
+    await eventually(lambda: running(driver, CLUSTERS), 20, "still as many run as fit")
+    phases = await driver.phases()
+    assert Counter(phases.values()) == {"Running": CLUSTERS, "Pending": 1}
+    assert counting_pods(driver.ledger) == CLUSTERS
+    await cleared(driver, [first, *others])
+
+
+async def test_the_active_inventory(mesh: Mesh, driver: Driver) -> None:
+    """The fleet changes while it sleeps; it brings nothing back when it wakes up, and gives no number a second time."""
+    one = await active(driver, "inventory")
+    new = [{**FLEET["clusters"][0], "name": f"new-{i}"} for i in range(3)]
+    late = [{**FLEET["clusters"][0], "name": f"late-{i}"} for i in range(3)]
+    first = FLEET["clusters"][0]
+    async with stopped(one):
+        answer = await driver.ask(subjects.SIM_APPLY, {"clusters": [*FLEET["clusters"], *new]}, timeout=20)
+        assert answer["accepted"]
+        await eventually(lambda: known(driver, new), 30, "the clusters that came are known")
+        done = await driver.ask(subjects.CLUSTERS_SET, {"cluster": f"lab/{first['name']}", "labels": {"tier": "gold"}})
+        assert done["accepted"]
+    # These come at the very moment at which both are awake.
+    await driver.ask(subjects.SIM_APPLY, {"clusters": [*FLEET["clusters"], *new, *late]}, timeout=20)
+    await eventually(lambda: known(driver, [*new, *late]), 30, "the clusters that came since are known")
+    assert await active(driver, "inventory") != one
+    records: dict[str, Any] = {}
+
+    def learn(key: str, value: bytes | None, _at: int) -> None:
+        if value is not None:
+            records[key] = msgspec.json.decode(value)
+
+    mirror = await driver.bus.bucket("moorage-clusters").mirror(learn)
+    await mirror.stop()
+    ids = [record["id"] for record in records.values()]
+    assert len(ids) == len(set(ids)) == CLUSTERS + 6, "a number is given once"
+    assert records[f"lab.{first['name']}"]["labels"] == {"tier": "gold"}
+    labels = (await driver.http(f"/v1/clusters/lab/{first['name']}"))["labels"]
+    assert labels["tier"] == "gold"
+    await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20)
+
+    async def left() -> bool:
+        return not any([await known(driver, [gone]) for gone in (*new, *late)])
+
+    await eventually(left, 30, "those that went are gone")
+
+
+async def known(driver: Driver, clusters: list[dict[str, Any]]) -> bool:
+    there = {c["id"]: c["state"] for c in (await driver.http("/v1/clusters"))["items"]}
+    return all(there.get(f"lab/{c['name']}") == "Ready" for c in clusters)
+
+
+@pytest.mark.parametrize("point", ["patcher.asked", "patcher.concluded"])
+async def test_the_active_patcher(mesh: Mesh, driver: Driver, failpoints: Failpoints, point: str) -> None:
+    """It is stopped in the middle of its work on a group, which has another revision when it wakes up."""
+    one = await active(driver, "patcher")
+    name = f"patched-{point[8:10]}"
+    failpoints.arm(point, how="STOP")
+    await driver.apply(application(name, cpu="100m"))
+    await until(lambda: failpoints.happened(point) == one, 10, f"the active one comes to {point}")
+    try:
+        await driver.until_phase(name, "Running", seconds=30)
+        await driver.apply(application(name, cpu="100m", image="newer"))
+
+        async def runs_the_newer() -> bool:
+            return (await driver.why(name))["revision"] == 2 and await driver.phase(name) == "Running"
+
+        await eventually(runs_the_newer, 30, "the newer revision runs")
+    finally:
+        os.kill(one, signal.SIGCONT)
+    assert await active(driver, "patcher") != one
+    for bucket in ("moorage-desired", "moorage-status"):
+        entry = await driver.bus.bucket(bucket).get(group_tokens(group(name)))
+        assert entry is not None
+        stored = msgspec.json.decode(entry.value)
+        assert stored["revision"] == 2 and stored["decision"] == driver.ledger.standing[group(name)].id
+    await cleared(driver, [name])
+
+
+async def test_an_intent_store_with_half_of_the_requests(mesh: Mesh, driver: Driver) -> None:
+    """Requests go to either; who asked the one that is stopped asks again and is answered by the other."""
+    one = mesh.pids("intents")[0]
+    names = [f"asked-{i}" for i in range(CLUSTERS)]
+    async with stopped(one):
+        await asyncio.gather(*(driver.apply(application(name)) for name in names))
+        await eventually(lambda: running(driver, CLUSTERS), 30, "all run")
+    # What it had in its queue comes now, for the second time: it changes nothing.
+    await asyncio.gather(*(driver.apply(application(name)) for name in names))
+    assert set(driver.acknowledged.values()) == {1}
+    await cleared(driver, names)
