@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import structlog
 from moorage.bus import Bus, Settings, new_id, subjects
 from moorage.kube import Api, ApiError, Elector, Kinds, Reflector, Term, Unreachable, connect
 from moorage.model.names import cluster_tokens
+from moorage.telemetry import ACTIVE, Figure
 
 from . import objects
 from .core import View
 from .deciding import Deciding
 from .following import Following
 from .records import Fenced, Records
-from .reporting import Reporting
+from .reporting import TOO_OLD, Reporting
 from .site import Site
 
 log = structlog.get_logger("agent")
@@ -48,7 +49,9 @@ async def main(
     try:
         bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(cluster)}")
         try:
-            await _act(Agent(api, bus, cluster, dict(labels or {}), namespace))
+            agent = Agent(api, bus, cluster, dict(labels or {}), namespace)
+            bus.vitals.show(agent.figures)
+            await _act(agent)
         finally:
             await bus.close()
     finally:
@@ -56,7 +59,9 @@ async def main(
 
 
 async def _act(agent: Agent) -> None:
+    agent.bus.waits_for("the API server")
     await _namespace(agent.api, agent.namespace)
+    agent.bus.tells(agent.health)
     identity = f"{socket.gethostname()}-{os.getpid()}-{new_id()[:6]}"
     elector = Elector(agent.api, agent.namespace, LEASE, identity, lambda: agent.bus.nc.is_connected)
     acting = asyncio.ensure_future(elector.run(agent.act))
@@ -92,6 +97,7 @@ class Agent:
     def __init__(self, api: Api, bus: Bus, cluster: str, labels: dict[str, str], namespace: str) -> None:
         self.api, self.bus, self.cluster, self.labels, self.namespace = api, bus, cluster, labels, namespace
         self._deciding: Deciding | None = None
+        self._acting: tuple[Callable[[], float | None], Reporting, Site] | None = None
 
     async def act(self, term: Term) -> None:
         try:
@@ -99,6 +105,28 @@ class Agent:
                 await self._begin(term, tasks)
         except* Fenced as lost:
             log.warning("another agent acts", reason=str(lost.exceptions[0]))
+        finally:
+            self._acting = None
+
+    def health(self) -> dict[str, Any]:
+        if self._acting is None:
+            return {"ok": True, "missing": [], "role": "standby"}
+        age, reporting, _ = self._acting
+        seen = age()
+        missing = [] if seen is not None and seen < TOO_OLD else ["the API server"]
+        missing += [] if reporting.accepted.is_set() else ["the inventory, which takes no reports of this cluster"]
+        return {"ok": not missing, "missing": missing, "role": "active"}
+
+    def figures(self) -> Iterable[Figure]:
+        """What is counted when somebody collects it."""
+        yield Figure(*ACTIVE, float(self._acting is not None))
+        if self._acting is None:
+            return
+        age, reporting, site = self._acting
+        if (seen := age()) is not None:
+            yield Figure("moorage_agent_view_age_seconds", "Age of what it knows of the cluster", seen)
+        yield Figure("moorage_agent_reports_total", "Reports that were sent in this term", reporting.sent)
+        yield Figure("moorage_agent_apps", "Apps that it keeps in the cluster", len(site.apps))
 
     async def _begin(self, term: Term, tasks: asyncio.TaskGroup) -> None:
         def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -123,6 +151,7 @@ class Agent:
         following = Following(self.api, spawn, lambda label: deciding.woken(label))
         site = Site(self.api, term, records, Kinds(self.api), following, view)
         deciding = Deciding(self.bus, self.cluster, site, spawn, lambda: reporting.period)
+        self._acting = age, reporting, site
         spawn(reporting.run())
         await self._take_over(records, deciding)
         await self._listen(deciding)

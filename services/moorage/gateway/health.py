@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter as Tally
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 
 from moorage.bus import new_id, subjects
+from moorage.ledger.figures import followed
 from moorage.model.candidates import Ask
+from moorage.telemetry import Figure
 
 from .answers import answer, listed, refuse, unavailable
-from .explain import phase_of
 from .serving import Gateway, gateway_of
 
 #: How long the others get to say that they are there.
@@ -44,29 +44,11 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-class State:
-    """Numbers that are counted only when somebody collects them."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        view = self._gateway.view
-        groups = GaugeMetricFamily("moorage_groups", "Groups by phase", labels=["phase"])
-        known = [one for name in view.groups if (one := view.known(name)) is not None]
-        for phase, count in Tally(phase_of(one) for one in known).items():
-            groups.add_metric([phase], count)
-        clusters = GaugeMetricFamily("moorage_clusters", "Clusters by state", labels=["state"])
-        fleet = view.fleet
-        states = Tally(fleet.state(cid) for cid in range(fleet.size) if fleet.known[cid])
-        for state, count in states.items():
-            clusters.add_metric([state], count)
-        claims = GaugeMetricFamily("moorage_claims", "Claims that count", value=len(view.ledger.claims))
-        seq = GaugeMetricFamily("moorage_ledger_seq", "Last commit folded", value=view.ledger.seq)
-        healthy = GaugeMetricFamily(
-            "moorage_fleet_current", "1 while the fleet is current", value=float(view.follower.healthy)
-        )
-        return [groups, clusters, claims, seq, healthy]
+def figures(gateway: Gateway) -> Iterable[Figure]:
+    """What is counted when somebody collects it."""
+    view = gateway.view
+    yield from followed(view.follower, view.ledger)
+    yield Figure("moorage_event_listeners", "Readers of events as they come", gateway.stream.listeners)
 
 
 async def health(request: web.Request) -> web.StreamResponse:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from moorage.bus import Bus, BusError, NoAnswer
 from moorage.model.access import Who
 from moorage.model.problems import Problem, Refused
+from moorage.telemetry import SECONDS
 
 from .access import ADMINISTRATOR, check, remember
 from .answers import of_http, refuse, unavailable
@@ -52,10 +53,14 @@ class Gateway:
         self.rates = Rates(self.limits.rate)
         self.failures = Rates(self.limits.failures)
         self.requests = Counter(
-            "moorage_http_requests", "Requests answered", ["method", "route", "status"], registry=self.registry
+            "moorage_http_requests", "HTTP requests answered", ["method", "route", "status"], registry=self.registry
         )
         self.seconds = Histogram(
-            "moorage_http_seconds", "Time to answer a request", ["method", "route"], registry=self.registry
+            "moorage_http_request_duration_seconds",
+            "Time to answer an HTTP request",
+            ["method", "route"],
+            registry=self.registry,
+            buckets=SECONDS,
         )
 
 

@@ -29,7 +29,7 @@ def build(gateway: Gateway) -> web.Application:
     """All routes, in one place."""
     app = web.Application(middlewares=[counted, audited, traced, told, known], client_max_size=BODY_LIMIT)
     app[GATEWAY] = gateway
-    gateway.registry.register(health.State(gateway))
+    gateway.bus.vitals.show(lambda: health.figures(gateway))
     describing.prepare(app)
     add(app, V1)
     v2.add_to(app, gateway)

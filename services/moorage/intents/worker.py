@@ -4,7 +4,8 @@ Several may run; they share the work and never a lock."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections import Counter as Tally
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from moorage.model.names import GroupName, is_name, token, untoken
 from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
 from moorage.model.resources import GROUP, Change, group_name, kind_of
 from moorage.model.secrets import HIDDEN, restored
+from moorage.telemetry import Figure
 
 from . import documents, registry, texts
 from .documents import Accepted
@@ -89,6 +91,16 @@ class Worker:
         for subject, handle in served:
             most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else texts.MAX_BYTES
             await self._bus.serve(subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=most)
+
+    def figures(self) -> Iterable[Figure]:
+        """What is counted when somebody collects it."""
+        states = Tally(head.state for head in self._store.heads())
+        yield Figure("moorage_groups", "Groups by the state they were brought to", states, "state")
+        counts = self._store.counts()
+        stored = {"intent": counts["intents"], "resource": len(self._life.resources.tree)}
+        yield Figure(
+            "moorage_documents", "Documents beside the groups: intents of their own, /v2 resources", stored, "kind"
+        )
 
     def health(self) -> dict[str, Any]:
         return {"ok": True, "missing": [], **self._store.counts(), "resources": len(self._life.resources.tree)}
@@ -298,6 +310,7 @@ async def main(settings: Settings) -> None:
     try:
         worker = Worker(bus)
         await worker.start()
+        bus.vitals.show(worker.figures)
         await bus.announce(worker.health)
         log.info("ready", **worker.health())
         await bus.closed.wait()

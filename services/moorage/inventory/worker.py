@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
 from moorage.model.reports import Report, ReportReply
+from moorage.telemetry import ACTIVE, Figure
 
 from .core import AT_ONCE, TAKEOVER, Inventory, Said
 from .ids import ClusterRecord
@@ -53,6 +55,7 @@ async def main(settings: Settings) -> None:
     store = Store(settings.redis_url)
     lease = Lease(bus, "inventory")
     shell = Shell(bus, store, lease)
+    bus.vitals.show(shell.figures)
     tasks = [asyncio.create_task(lease.hold()), asyncio.create_task(bus.closed.wait())]
     try:
         done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -95,6 +98,12 @@ class Shell:
         self._unsure: Flush | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._heard_at = self._checked_at = 0.0
+
+    def figures(self) -> Iterable[Figure]:
+        """What is counted when somebody collects it."""
+        yield Figure(*ACTIVE, float(self.core is not None))
+        yield Figure("moorage_redis_up", "1 while Redis takes what changed", float(self.redis_ok))
+        yield Figure("moorage_fleet_changes_total", "Changes of the fleet that were written for others", self.counter)
 
     def health(self) -> dict[str, Any]:
         missing = [] if self.redis_ok else ["Redis"]

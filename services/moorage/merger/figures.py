@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from moorage.model.explanations import Attempt
-from moorage.telemetry import SECONDS
+from moorage.telemetry import ACTIVE, SECONDS, Figure
 
 if TYPE_CHECKING:
     from .worker import Started
@@ -44,28 +42,16 @@ class Figures:
         self._outcomes["dropped" if attempt is None else attempt.phase.lower()]()
 
 
-class State(Collector):
-    """Counted when somebody collects it."""
-
-    def __init__(self, started: Started) -> None:
-        self._started = started
-
-    def collect(self) -> Iterable[Metric]:
-        active = GaugeMetricFamily("moorage_worker_active", "1 for the one of its kind that does what only one may do")
-        pending = GaugeMetricFamily(
-            "moorage_pending_groups", "Groups that wait, by the first reason", labels=["reason"]
-        )
-        current = self._started.pending
-        active.add_metric([], float(bool(current)))
-        if current:
-            for reason, count in Tally(
-                one.attempt.reasons[0].code if one.attempt is not None and one.attempt.reasons else "Undecided"
-                for one in current[0].waiting.groups.values()
-            ).items():
-                pending.add_metric([reason], count)
-        conflicts = CounterMetricFamily(
-            "moorage_ledger_conflicts",
-            "Commits that others came before, and that were checked again",
-            value=self._started.decider.committer.conflicts,
-        )
-        return [active, pending, conflicts]
+def state(started: Started) -> Iterable[Figure]:
+    """What is counted when somebody collects it."""
+    yield Figure(*ACTIVE, float(bool(started.pending)))
+    waiting = started.pending[0].waiting.groups.values() if started.pending else ()
+    reasons = Tally(
+        one.attempt.reasons[0].code if one.attempt is not None and one.attempt.reasons else "Undecided"
+        for one in waiting
+    )
+    yield Figure("moorage_pending_groups", "Groups that wait, by the first reason", reasons, "reason")
+    conflicts = started.decider.committer.conflicts
+    yield Figure(
+        "moorage_ledger_conflicts_total", "Commits that others came before, and that were checked again", conflicts
+    )

@@ -11,13 +11,14 @@ import msgspec
 
 from moorage.bus import Bus, Incoming, Settings, subjects
 from moorage.fleet import Fleet, Follower
-from moorage.ledger import FleetFigures, keep_capacity, open_ledger
+from moorage.ledger import keep_capacity, open_ledger
+from moorage.ledger.figures import Capacities, clusters, followed
 from moorage.model.controllers import Controller
 from moorage.model.groups import Decide, Withdraw
 from moorage.model.names import untoken
 
 from .deciding import Decider
-from .figures import State
+from .figures import state
 from .pending import Pending, look_after
 from .telling import Telling, tell
 
@@ -87,7 +88,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, [])
-    bus.vitals.registry.register(State(started))
+    bus.vitals.show(lambda: state(started))
     bus.spawn(look_after(bus, decider, Telling(bus, log), started.pending))
     return started
 
@@ -102,7 +103,9 @@ async def main(settings: Settings) -> None:
         bus.waits_for("the decision log")
         started = await start(bus, fleet)
         ledger = started.decider.follower
-        bus.vitals.registry.register(FleetFigures(fleet, lambda: ledger.ledger, lambda: nodes.healthy))
+        bus.vitals.show(lambda: followed(nodes, ledger.ledger))
+        bus.vitals.show(lambda: clusters(fleet))
+        bus.vitals.registry.register(Capacities(fleet))
 
         def health() -> dict[str, Any]:
             missing = [] if nodes.healthy else ["the fleet in Redis"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter as Tally
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -29,7 +31,7 @@ from moorage.model.desired import (
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, cluster_from_tokens, group_tokens
 from moorage.model.problems import Problem, Refused, not_found
-from moorage.telemetry import HANDLED, Handled, traces
+from moorage.telemetry import ACTIVE, HANDLED, Figure, Handled, traces
 
 from .asking import Asking
 from .core import (
@@ -47,7 +49,6 @@ from .core import (
     wanted_on,
 )
 from .desk import Desk
-from .figures import State
 from .owning import Owned
 
 log = structlog.get_logger("patcher")
@@ -102,6 +103,14 @@ class Patcher:
     @property
     def ledger(self) -> Ledger:
         return self.follower.ledger
+
+    def figures(self) -> Iterable[Figure]:
+        """What is counted when somebody collects it."""
+        desk = self.desk
+        phases = Tally(status.phase for status in desk.statuses.values())
+        yield Figure("moorage_rollouts", "Groups that have been decided, by phase", phases, "phase")
+        backlog = len(desk.dirty) + len(desk.busy)
+        yield Figure("moorage_patcher_backlog_groups", "Groups that wait for their turn or are worked on", backlog)
 
     async def start(self) -> None:
         desk = self.desk
@@ -485,10 +494,11 @@ async def main(settings: Settings) -> None:
     lease = Lease(bus, "patcher")
     state: dict[str, Any] = {"role": "standby"}
     try:
+        bus.vitals.show(lambda: [Figure(*ACTIVE, float(state["role"] == "active"))])
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
         patcher = Patcher(bus, lease.generation)
-        bus.vitals.registry.register(State(patcher, state))
+        bus.vitals.show(patcher.figures)
         await patcher.start()
         state.update(role="active", generation=lease.generation)
         log.info("active", generation=lease.generation, groups=len(patcher.desk.heads))

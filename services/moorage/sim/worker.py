@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter as Tally
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ import structlog
 from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
 from moorage.model.names import cluster_from_tokens, cluster_tokens
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
+from moorage.telemetry import Figure
 
 from .core import FAULTS, Core
 from .documents import FleetDocument, decode, expand
@@ -197,10 +200,16 @@ async def main(settings: Settings) -> None:
         await bus.serve(subjects.SIM_APPLY, served.apply, queue="sim", max_bytes=MAX_FLEET)
         await bus.serve(subjects.SIM_LIST, served.list, queue="sim")
         await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, True))
+        bus.vitals.show(lambda: _figures(sim))
         await bus.announce(lambda: _health(sim))
         await bus.closed.wait()
     finally:
         await bus.close()
+
+
+def _figures(sim: Simulator) -> Iterable[Figure]:
+    states = Tally(agent.state for agent in sim.core.agents.values())
+    yield Figure("moorage_sim_clusters", "Simulated clusters by what the inventory thinks of them", states, "state")
 
 
 def _health(sim: Simulator) -> dict[str, Any]:

@@ -54,9 +54,13 @@ class Bus(Connection):
         """What keeps it from being ready, until it says how it is."""
         self.vitals.waits_for = what
 
+    def tells(self, health: Callable[[], dict[str, Any]]) -> None:
+        """From now on it is ready when this says so; to who looks at it, and not on the bus."""
+        self.vitals.health = health
+
     async def announce(self, health: Callable[[], dict[str, Any]]) -> None:
         await _service.announce(self, health)
-        self.vitals.health = health
+        self.tells(health)
         # nats-py swallows a cancellation that meets it while it writes: who was told to end while starting ends here.
         task = asyncio.current_task()
         if task is not None and task.cancelling():

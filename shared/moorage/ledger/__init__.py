@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .capacity import Capacity, uncovered
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
-from .figures import FleetFigures
 from .follow import LOG, LedgerFollower, decode_commit, keep_capacity, open_ledger, read_snapshot, write_snapshot
 from .state import Changes, Held, Ledger
 
@@ -17,7 +16,6 @@ __all__ = [
     "Committed",
     "Committer",
     "Dropped",
-    "FleetFigures",
     "Guard",
     "Held",
     "Ledger",

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moorage.fleet import Fleet
+from moorage.fleet import Fleet, Follower
+from moorage.telemetry import Figure
 
 from .state import Ledger
 
@@ -24,6 +25,24 @@ _KINDS = {
 }
 
 
+def followed(follower: Follower, ledger: Ledger) -> Iterable[Figure]:
+    """How current a worker's view is."""
+    yield Figure("moorage_fleet_current", "1 while the fleet is followed in Redis", float(follower.healthy))
+    yield Figure("moorage_ledger_sequence", "Last commit of the decision log that is folded", ledger.seq)
+    yield Figure("moorage_claims", "Claims that count", len(ledger.claims))
+
+
+def clusters(fleet: Fleet) -> Iterable[Figure]:
+    now = time.time()
+    known = np.flatnonzero(fleet.known).tolist()
+    tally = Tally(fleet.state(cid) for cid in known)
+    states = {state: tally[state] for state in ("Ready", "Stale", "Cordoned")}
+    yield Figure("moorage_clusters", "Clusters by state", states, "state")
+    oldest = now - min((fleet.as_of(cid) for cid in known), default=now)
+    about = "Age of the newest report of the cluster that was silent longest"
+    yield Figure("moorage_oldest_report_age_seconds", about, max(0.0, oldest))
+
+
 def unit_of(resource: str) -> tuple[str, float]:
     """Its unit, and how many of ours are one."""
     if resource == "cpu":
@@ -31,36 +50,13 @@ def unit_of(resource: str) -> tuple[str, float]:
     return ("byte", 1.0) if resource.startswith(_BYTES) else ("integer", 1.0)
 
 
-class FleetFigures(Collector):
-    def __init__(self, fleet: Fleet, ledger: Callable[[], Ledger], healthy: Callable[[], bool]) -> None:
-        self._fleet, self._ledger, self._healthy = fleet, ledger, healthy
+class Capacities(Collector):
+    """Of usable nodes."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
 
     def collect(self) -> Iterable[Metric]:
-        ledger = self._ledger()
-        yield GaugeMetricFamily(
-            "moorage_fleet_current", "1 while the fleet is followed in Redis", value=float(self._healthy())
-        )
-        yield from self._clusters()
-        yield from self._capacity()
-        yield GaugeMetricFamily("moorage_claims", "Claims that count", value=len(ledger.claims))
-        yield GaugeMetricFamily("moorage_ledger_sequence", "Last commit of the log that is folded", value=ledger.seq)
-
-    def _clusters(self) -> Iterable[Metric]:
-        fleet, now = self._fleet, time.time()
-        states = GaugeMetricFamily("moorage_clusters", "Clusters by state", labels=["state"])
-        known = np.flatnonzero(fleet.known).tolist()
-        tally = Tally(fleet.state(cid) for cid in known)
-        for state in ("Ready", "Stale", "Cordoned"):
-            states.add_metric([state], tally[state])
-        yield states
-        oldest = min((fleet.as_of(cid) for cid in known), default=now)
-        yield GaugeMetricFamily(
-            "moorage_oldest_report_age_seconds",
-            "Age of the newest report of the cluster that was silent longest",
-            value=max(0.0, now - oldest),
-        )
-
-    def _capacity(self) -> Iterable[Metric]:
         fleet = self._fleet
         rows = fleet.usable[: fleet.n] & (fleet.cluster[: fleet.n] >= 0)
         metrics = {

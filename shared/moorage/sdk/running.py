@@ -16,6 +16,7 @@ import structlog
 from moorage.bus import Bus, Incoming, NoAnswer, Settings, subjects
 from moorage.fleet import Fleet, Follower
 from moorage.ledger import keep_capacity, open_ledger
+from moorage.ledger.figures import followed
 from moorage.model.candidates import Answer, Ask
 from moorage.model.controllers import Register
 from moorage.model.desired import ActionAnswer, ActionAsk
@@ -127,7 +128,9 @@ async def run(settings: Settings, controllers: Sequence[Declared] | None = None,
         await follower.start()
         bus.waits_for("the decision log")
         if any(one.capacity for one in controllers):
-            keep_capacity(await open_ledger(bus), fleet)
+            log = await open_ledger(bus)
+            keep_capacity(log, fleet)
+            bus.vitals.show(lambda: followed(follower, log.ledger))
         runner = Runner(bus, fleet, controllers)
         await runner.serve()
         bus.waits_for("the intent store, to register")

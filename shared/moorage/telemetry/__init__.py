@@ -6,11 +6,13 @@ from . import traces
 from .endpoint import from_env, listen, shown, url_of
 from .logs import HANDLED, Handled, configure_logs, handling
 from .traces import configure_traces, end_traces
-from .vitals import CURRENT, SECONDS, Vitals, release, take
+from .vitals import ACTIVE, CURRENT, SECONDS, Figure, Vitals, release, take
 
 __all__ = [
+    "ACTIVE",
     "HANDLED",
     "SECONDS",
+    "Figure",
     "Handled",
     "Vitals",
     "configure",

@@ -3,10 +3,10 @@ process; the bus and the worker fill it in, the endpoint shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 
 # Half as many series again, and nobody asks.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+#: Of kinds of which one does what only one may do.
+ACTIVE = ("moorage_worker_active", "1 for the one of its kind that does what only one may do, 0 for who stands by")
 #: From half a millisecond, the time of one step, to more than any deadline.
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -23,6 +25,15 @@ def release() -> str:
         return version("moorage")
     except PackageNotFoundError:
         return "0.0.0"
+
+
+class Figure(NamedTuple):
+    """A number, or one for each value of a label. Names of counters end in `_total`."""
+
+    name: str
+    about: str
+    value: float | Mapping[Any, float]
+    label: str = ""
 
 
 class Vitals:
@@ -37,6 +48,10 @@ class Vitals:
         self.connected: Callable[[], bool] = lambda: False
         self.health: Callable[[], dict[str, Any]] | None = None
 
+    def show(self, read: Callable[[], Iterable[Figure]]) -> None:
+        """Numbers that are read only when somebody collects them."""
+        self.registry.register(_Read(read))
+
     def missing(self) -> list[str]:
         """Nothing: ready."""
         if self.health is None:
@@ -45,6 +60,22 @@ class Vitals:
         health = self.health()
         missing += [str(one) for one in health.get("missing", ())]
         return missing or ([] if health.get("ok", True) else ["it does not say what"])
+
+
+class _Read(Collector):
+    def __init__(self, read: Callable[[], Iterable[Figure]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        for name, about, value, label in self._read():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            metric = family(name.removesuffix("_total"), about, labels=[label] if label else [])
+            if isinstance(value, Mapping):
+                for key, number in value.items():
+                    metric.add_metric([key], number)
+            else:
+                metric.add_metric([], value)
+            yield metric
 
 
 class _Self(Collector):
