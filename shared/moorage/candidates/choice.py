@@ -23,6 +23,7 @@ from .sets import Mask
 Values = NDArray[np.int64]
 
 NEVER = -(1 << 62)
+_NOBODY = np.zeros(0, dtype=np.intp)
 _STAY = 56  # bits: stay above score above room, so that sums never carry from one into the next (8 apps)
 _SCORE = 25
 _SCORE_STEPS = float(1 << 24)
@@ -164,7 +165,11 @@ class _Search:
 
     def best(self, values: Values, count: int) -> NDArray[np.intp]:
         """The `count` best clusters, best first, ties by name."""
-        valid = np.flatnonzero(values > NEVER)
+        if count == 1 and values.size:  # most apps go to one cluster
+            top = values.max()
+            level = (values == top).nonzero()[0] if top > NEVER else _NOBODY
+            return level[self.ranks[level].argmin()][None] if level.size > 1 else level
+        valid = (values > NEVER).nonzero()[0]
         if valid.size > count:
             mine = values[valid]
             kth = np.partition(mine, valid.size - count)[valid.size - count]

@@ -50,11 +50,9 @@ class _Cluster:
         names = {r: None for shape in shapes for r, need in shape.resources.items() if need > 0}
         names.update({r: None for s in shapes for o in s.optional for r, need in o.resources.items() if need > 0})
         self.resources = list(names)
-        self.free: Amounts = np.zeros((len(where), len(names)), np.int64)
-        for column, resource in enumerate(self.resources):
-            free = rows.free(resource)
-            if free is not None:
-                self.free[:, column] = free[where]
+        columns = (rows.free(resource) for resource in self.resources)
+        none = np.zeros(len(where), np.int64)
+        self.free: Amounts = np.array([none if free is None else free[where] for free in columns], np.int64).T
         self.able = [eligible(rows, shape, where) for shape in shapes]
 
     def need(self, shape: Shape, granted: Iterable[int]) -> Amounts:
@@ -63,12 +61,13 @@ class _Cluster:
             [shape.resources.get(r, 0) + sum(o.get(r, 0) for o in options) for r in self.resources], np.int64
         )
 
-    def labelled(self, shape: Shape, granted: Iterable[int]) -> Mask:
-        mask = np.ones(len(self.where), np.bool_)
+    def able_with(self, number: int, granted: Iterable[int]) -> Mask:
+        """Nodes that the shape's pods may go to, with the labels of what they are granted."""
+        mask = self.able[number]
         for i in granted:
-            carried = carries(self.rows, shape.optional[i].label, self.where)
+            carried = carries(self.rows, self.shapes[number].optional[i].label, self.where)
             if carried is not None:
-                mask &= carried
+                mask = mask & carried
         return mask
 
     def pack(self, granted: Sequence[Sequence[int]], steps: int) -> Packed | int:
@@ -81,7 +80,7 @@ class _Cluster:
                 # No choice here: one pod on every node that matches, before all others.
                 able, need = self.able[number], self.need(shape, granted[number])
                 free[able] -= need
-                if not able.any() or not self.labelled(shape, granted[number])[able].all():
+                if not able.any() or not self.able_with(number, granted[number])[able].all():
                     return number
                 if (free[able][:, need > 0] < 0).any():
                     return number
@@ -94,7 +93,7 @@ class _Cluster:
             free=free,
             needs=np.array([self.need(self.shapes[g], granted[g]) for g in groups]),
             counts=[self.shapes[g].count for g in groups],
-            able=np.array([self.able[g] & self.labelled(self.shapes[g], granted[g]) for g in groups]),
+            able=np.array([self.able_with(g, granted[g]) for g in groups]),
         )
         found = pack(problem, steps)
         if isinstance(found, int):

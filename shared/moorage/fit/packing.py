@@ -58,6 +58,8 @@ def capacity(free: Amounts, need: Amounts, able: Mask, count: int) -> NDArray[np
 
 def _orders(problem: Problem) -> list[list[int]]:
     """Largest share of a node first; then those with the fewest nodes first."""
+    if len(problem.counts) == 1:
+        return [[0]]
     top = np.maximum(problem.free.max(axis=0, initial=1), 1)
     share = (problem.needs / top).max(axis=1, initial=0)
     nodes = problem.able.sum(axis=1)
@@ -74,6 +76,15 @@ def greedy(problem: Problem, order: Sequence[int]) -> Packed | int:
     weight = 1.0 / np.maximum(free.max(axis=0, initial=1), 1)
     for group in order:
         count, need = problem.counts[group], problem.needs[group]
+        if count == 1:  # most objects have one pod: what follows, without counting
+            room = (free >= need) | (need <= 0)
+            nodes = (room.all(axis=1) & problem.able[group]).nonzero()[0]
+            if not nodes.size:
+                return group
+            node = nodes[(free[nodes] @ np.where(need > 0, weight, 0.0)).argmin()]
+            packed[group, node] = 1
+            free[node] -= need
+            continue
         pods = capacity(free, need, problem.able[group], count)
         nodes = np.flatnonzero(pods)
         nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]

@@ -36,6 +36,7 @@ from .table import Table
 BOUNDLESS = 1 << 40
 _USABLE = READY | UNSCHEDULABLE | REJECTED
 _NONE = np.empty(0, np.int32)
+_NO_ROWS = np.empty(0, np.intp)
 
 
 class Change(NamedTuple):
@@ -71,7 +72,10 @@ class Fleet(Table):
         self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
         self._claims: dict[int, dict[str, dict[str, int]]] = {}
         self._claimed_in: dict[str, tuple[int, ...]] = {}
-        self._sums: dict[str, tuple[int, NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._sums: dict[str, _Sums] = {}
+        self._restated: NDArray[np.int64] = np.empty(0, np.int64)  # changed by more than `take`, which keeps sums right
+        self._last_restated = 0
+        self._summing: tuple[int, int, NDArray[np.int32], NDArray[np.intp]] = (-1, -1, _NONE, _NO_ROWS)
         self._reset_tick = 0
         # The dictionary. Number 0 of both is the empty set.
         self.label_sets: list[dict[str, str]] = [{}]
@@ -148,29 +152,37 @@ class Fleet(Table):
         return sum(sum(self._claims.get(cid, {}).get(claim, {}).values()) for cid in cids)
 
     def sums(self, resource: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Free and allocatable per cluster, over usable nodes. Only clusters that changed since last asked are summed."""
+        """Free and allocatable per cluster, over usable nodes; read only, and current until the next change. What is taken
+        is added up as it is taken; only clusters that said something new since last asked are summed."""
         found = self._resource(resource)
         if found is None:
             return np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
-        since, free, allocatable = self._sums.get(resource, (-1, _EMPTY, _EMPTY))
-        if since == self.tick:
-            return free, allocatable
-        changed = self.changed_since(since) if since >= 0 else None
-        if changed is None:
-            free, allocatable = np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
-            changed = np.flatnonzero(self.known).astype(np.int32)
-        elif len(free) < self.size:
-            free, allocatable = grown(free, self.size), grown(allocatable, self.size)
-        else:
-            free, allocatable = free.copy(), allocatable.copy()
-        rows = self.rows_in(changed)
-        rows = rows[self.usable[rows]]
-        for total, column in ((free, found.free), (allocatable, found.allocatable)):
+        kept = self._sums.get(resource)
+        if kept is None or kept.since < self._reset_tick:
+            kept = self._sums[resource] = _Sums(0, np.zeros(self.size, np.int64), np.zeros(self.size, np.int64))
+        elif kept.since >= self._last_restated and len(kept.free) == self.size:
+            return kept.free, kept.allocatable
+        if len(kept.free) < self.size:
+            kept.free, kept.allocatable = grown(kept.free, self.size), grown(kept.allocatable, self.size)
+        changed, rows = self._to_sum(kept.since)
+        of = self.cluster[rows]
+        for total, column in ((kept.free, found.free), (kept.allocatable, found.allocatable)):
             total[changed] = 0
             # A node that has given more than it has takes nothing from what others have free.
-            np.add.at(total, self.cluster[rows], np.maximum(column[rows], 0))
-        self._sums[resource] = (self.tick, free, allocatable)
-        return free, allocatable
+            np.add.at(total, of, np.maximum(column[rows], 0))
+        kept.since = self.tick
+        return kept.free, kept.allocatable
+
+    def _to_sum(self, since: int) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
+        """Clusters restated after `since`, and their usable rows: the same for every resource that is asked for now."""
+        known, tick, changed, rows = self._summing
+        if (known, tick) != (since, self.tick):
+            of_those = self._restated[: self.size] > since if since else self.known
+            changed = np.flatnonzero(of_those).astype(np.int32)
+            rows = self.rows_in(changed)
+            rows = rows[self.usable[rows]]
+            self._summing = (since, self.tick, changed, rows)
+        return changed, rows
 
     # -- what changed -------------------------------------------------------------------------------------------------
 
@@ -195,12 +207,17 @@ class Fleet(Table):
         cid = int(self.cluster[row])
         if cid < 0:
             raise IndexError(f"row {row} is no node")
+        usable = bool(self.usable[row])
         for name, amount in resources.items():
             found = self._resource(name) or self._new_resource(name)
             if found.claimed is None:
                 found.claimed = np.zeros(len(found.free), np.int64)
+            before = int(found.free[row])
+            after = before - sign * amount
             found.claimed[row] += sign * amount
-            found.free[row] -= sign * amount
+            found.free[row] = after
+            if usable and (kept := self._sums.get(name)) is not None and cid < len(kept.free):
+                kept.free[cid] += max(after, 0) - max(before, 0)
         self.tick += 1
         self._changed[cid] = self.tick
         if sign < 0:
@@ -254,7 +271,9 @@ class Fleet(Table):
         if restated:
             self._requalify(self.rows_in(np.array(restated)))
         cids = np.array(changed, np.int32)
-        self._changed[cids] = self.tick
+        self._changed[cids] = self._restated[cids] = self.tick
+        if changed:
+            self._last_restated = self.tick
         if changed and EXCLUSIVE in self._resources:  # until somebody asks for it, nothing is judged
             self._judge_exclusive(cids)
         heard = self._hear(patch)
@@ -272,7 +291,8 @@ class Fleet(Table):
         vars(self).update(keep)
         self.tick = self._reset_tick = tick
         self.resets += 1
-        self._changed[: self.size] = self._improved_cluster[: self.size] = tick
+        self._changed[: self.size] = self._improved_cluster[: self.size] = self._restated[: self.size] = tick
+        self._last_restated = tick
         self._improved[: self.n] = tick
         self._sums = {}
         self.clusters.adopt(other.clusters)
@@ -426,7 +446,7 @@ class Fleet(Table):
             length = max(size, len(self._start) * 3 // 2, 64)
             for name in ("_start", "_length", "_state", "_known", "_usable_clusters", "_version", "_as_of"):
                 setattr(self, name, grown(getattr(self, name), length))
-            for name in ("_changed", "_improved_cluster"):
+            for name in ("_changed", "_improved_cluster", "_restated"):
                 setattr(self, name, grown(getattr(self, name), length))
             self._state[self.size :] = GONE
         self.names += [""] * (size - self.size)
@@ -447,4 +467,10 @@ class _Columns(NamedTuple):
         return _Columns(self.flags[rows], self.labels[rows], self.taints[rows], self.exclusive[rows], resources)
 
 
-_EMPTY = np.empty(0, np.int64)
+class _Sums:
+    """Of one resource, over the usable nodes of each cluster, right for what was stated up to `since`."""
+
+    __slots__ = ("allocatable", "free", "since")
+
+    def __init__(self, since: int, free: NDArray[np.int64], allocatable: NDArray[np.int64]) -> None:
+        self.since, self.free, self.allocatable = since, free, allocatable
