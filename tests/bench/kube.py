@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -17,7 +15,8 @@ import psutil
 from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet, Follower
 from moorage.kube import Api, Kinds, Unreachable, apply, connect
-from moorage.testing.kube import ControlPlane
+from moorage.testing.agents import AgentProcess
+from moorage.testing.kube import ControlPlane, control_planes
 from moorage.testing.kube_assets import find
 from moorage.testing.mesh import Mesh
 
@@ -26,31 +25,12 @@ from .harness import Figure, percentiles
 NODES, PODS = 5_000, 20_000
 
 
-@contextlib.contextmanager
-def clusters(count: int, **options: Any) -> Iterator[list[ControlPlane]]:
-    made = [ControlPlane(f"bench-{i}", **options) for i in range(count)]
-    try:
-        for plane in made:
-            plane.begin()
-        for plane in made:
-            plane.finish()
-        yield made
-    finally:
-        for plane in made:
-            plane.remove()
+def clusters(count: int, *, scheduler: bool = True) -> contextlib.AbstractContextManager[list[ControlPlane]]:
+    return control_planes(*(f"bench-{i}" for i in range(count)), scheduler=scheduler)
 
 
-@contextlib.contextmanager
-def agent(mesh: Mesh, plane: ControlPlane) -> Iterator[subprocess.Popen[bytes]]:
-    env = {**os.environ, "MOORAGE_STATE": str(mesh.state)}
-    command = [sys.executable, "-m", "moorage.cli", "agent", "--provider", "lab", "--kubeconfig", str(plane.kubeconfig)]
-    with (mesh.state / f"agent-{plane.name}.log").open("ab") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(20)
+def agent(mesh: Mesh, plane: ControlPlane) -> AgentProcess:
+    return AgentProcess(mesh, plane, "--provider", "lab")
 
 
 async def nodes_known(mesh: Mesh, plane: ControlPlane, count: int, seconds: float = 60) -> None:

@@ -16,7 +16,7 @@ from moorage.agent.worker import main
 from moorage.bus import Bus, Incoming, Settings
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
-from moorage.testing.kube import ControlPlane
+from moorage.testing.kube import ControlPlane, control_planes
 from moorage.testing.kube_assets import find
 from moorage.testing.servers import NatsServer
 
@@ -37,21 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def planes() -> Iterator[list[ControlPlane]]:
     """edge-1 and edge-2 are plain; core-1 has GPUs and a zone of its own."""
-    made = [ControlPlane(name) for name in ("edge-1", "edge-2", "core-1")]
-    try:
-        for plane in made:
-            plane.begin()
-        for plane in made:
-            plane.finish()
+    with control_planes("edge-1", "edge-2", "core-1") as made:
         for plane in made:
             for i in range(4):
                 gpus = {GPU: "2"} if plane.name == "core-1" and i < 2 else {}
                 zone = "core" if plane.name == "core-1" else "edge"
                 plane.node(f"{plane.name}-n{i}", allocatable=gpus, labels={"topology.kubernetes.io/zone": zone})
         yield made
-    finally:
-        for plane in made:
-            plane.remove()
 
 
 @pytest.fixture

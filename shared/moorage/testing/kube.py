@@ -14,15 +14,16 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import msgspec
 
 from .kube_assets import find, kwok
 from .kube_stages import STAGES
+from .scoped import Scoped
 from .servers import free_port
 
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +42,7 @@ def _start(command: list[str], out: IO[bytes], directory: Path) -> subprocess.Po
     return subprocess.Popen(command, stdout=out, stderr=out, cwd=directory, preexec_fn=_die_with_parent)  # noqa: PLW1509
 
 
-class ControlPlane:
+class ControlPlane(Scoped):
     """One cluster. Whoever holds `kubeconfig` is its administrator; service accounts work."""
 
     def __init__(self, name: str = "test", *, scheduler: bool = True) -> None:
@@ -254,13 +255,17 @@ class ControlPlane:
         if not os.environ.get("MOORAGE_KEEP"):
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.remove()
-            raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+@contextlib.contextmanager
+def control_planes(*names: str, scheduler: bool = True) -> Iterator[list[ControlPlane]]:
+    """Several at once, which takes little longer than one."""
+    made = [ControlPlane(name, scheduler=scheduler) for name in names]
+    try:
+        for plane in made:
+            plane.begin()
+        for plane in made:
+            plane.finish()
+        yield made
+    finally:
+        for plane in made:
+            plane.remove()

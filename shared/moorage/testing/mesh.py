@@ -13,14 +13,16 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from moorage.bus import Settings
 
+from .scoped import Scoped
 
-class Mesh:
+
+class Mesh(Scoped):
     """Every worker a process of its own, NATS and Redis real, as a user starts them."""
 
     def __init__(self, *options: str, state: Path | None = None) -> None:
@@ -83,7 +85,7 @@ class Mesh:
         self, *arguments: str, data: bytes | None = None, seconds: float = 60
     ) -> subprocess.CompletedProcess[bytes]:
         """The command line against this mesh."""
-        env = {**os.environ, "MOORAGE_STATE": str(self.state)}
+        env = {**os.environ, **self.environment, "MOORAGE_STATE": str(self.state)}
         command = [sys.executable, "-m", "moorage.cli", *arguments]
         return subprocess.run(command, input=data, env=env, capture_output=True, timeout=seconds, check=False)
 
@@ -105,14 +107,3 @@ class Mesh:
         self.stop()
         if self._own:
             shutil.rmtree(self.state, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.remove()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
