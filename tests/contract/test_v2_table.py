@@ -194,8 +194,8 @@ def test_each_route_in_each_case(rest: Rest, tokens: dict[str, str], row: Route,
             path = one_of(rest, kind)
             make(rest, CHILDREN[kind.path][0], path)
             own = path[3] if kind is COMPOSITE_APP else path[-1]
-            where = path[: len(kind.collection)] if how == "many" else path
-            problem(rest(row.method, url(where), body(kind, own) if row.method == "PUT" else None), 409, "HasChildren")
+            spot = path[: len(kind.collection)] if how == "many" else path
+            problem(rest(row.method, url(spot), body(kind, own) if row.method == "PUT" else None), 409, "HasChildren")
             rest.must(200, "GET", url(path))
         case "bad body":
             if how == "many":
@@ -214,8 +214,8 @@ def test_each_route_in_each_case(rest: Rest, tokens: dict[str, str], row: Route,
             elif how == "versions":
                 problem(rest("GET", url((*parent, kind.segment, "nobody"))), 404, "NotFound")
             else:
-                own = ("nobody", "v1.0") if kind is COMPOSITE_APP else ("nobody",)
-                path = (*parent, kind.segment, *own)
+                names: At = ("nobody", "v1.0") if kind is COMPOSITE_APP else ("nobody",)
+                path = (*parent, kind.segment, *names)
                 where = url(path) if how == "one" else url((*path, how))
                 given = body(kind, "nobody") if row.method == "PUT" else None
                 problem(rest(row.method, where, given), 404, "NotFound")
