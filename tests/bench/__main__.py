@@ -12,6 +12,7 @@ import msgspec
 from .answers import answers
 from .deadlines import deadlines
 from .decisions import one_at_a_time, throughput
+from .gateway import lists, posts, watchers
 from .harness import Figure
 from .kube import kube
 from .reports import changes, first_reports
@@ -30,6 +31,9 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "throughput": throughput,
     "reports": lambda: _one(first_reports()),
     "changes": lambda: _one(changes()),
+    "posts": posts,
+    "lists": lists,
+    "watchers": watchers,
     "kube": kube,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),
