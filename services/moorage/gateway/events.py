@@ -119,7 +119,8 @@ def _frame(event: Said, *, clouds: bool, chunked: bool) -> bytes:
 
 def event_item(raw: bytes) -> dict[str, Any]:
     event = _decode(raw)
-    return {"id": event.id, "cause": event.cause, "time": event.time, "subject": event.subject, "data": event.data}
+    item = {"id": event.id, "cause": event.cause, "time": event.time, "subject": event.subject, "data": event.data}
+    return item | {"traceparent": event.traceparent} if event.traceparent else item
 
 
 async def recorded(gateway: Gateway, subject: str, limit: int, shown: Callable[[str], bool]) -> list[bytes]:

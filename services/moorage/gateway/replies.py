@@ -175,6 +175,7 @@ class EventItem(Model, kw_only=True):
     time: str
     subject: str
     data: Any
+    traceparent: str = ""  # where it is part of a trace
 
 
 class Applied(Model, kw_only=True):
