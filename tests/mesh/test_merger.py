@@ -18,7 +18,7 @@ from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.desired import Removed
-from moorage.model.groups import Decide, Withdraw
+from moorage.model.groups import Decide, Stored, Withdraw
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.testing.checker import counting_pods, read_log
 from moorage.testing.conditions import until
@@ -135,6 +135,30 @@ async def test_hints_that_come_twice_and_withdrawals_that_cross(site: Opener) ->
         _, commits = await read_log(s.bus)
         decided = [d.group for _, c in commits for d in c.decisions]
         assert sorted(decided) == sorted(set(decided)), "each group was decided once"
+
+
+async def test_a_hint_ahead_of_its_record_asks_at_once_and_is_decided_only_once_the_record_stands(site: Opener) -> None:
+    asked: list[str] = []
+    async with site(three) as s:
+
+        async def answer(incoming: Incoming) -> Answer:
+            asked.append(msgspec.json.decode(incoming.data, type=Ask).group)
+            return Answer()
+
+        await s.controller("eager", answer, policy="optional", deadline_ms=500)
+        for name in ("stands", "falls"):
+            hint = Decide(id=f"hint {name}", record=revision(name), ahead=True)
+            await s.bus.publish(subjects.GROUPS_DECIDE, hint)
+        await until(lambda: len(asked) == 2)
+        await asyncio.sleep(0.2)
+        assert not s.ledger.standing, "its record may never be stored"
+        await s.bus.publish(subjects.GROUPS_STORED, Stored(id="hint stands"))
+        await s.attempt("stands", "Placed")
+        await asyncio.sleep(1.2)
+        assert group("falls") not in s.ledger.standing and not s.attempts("falls")
+        # What was not confirmed stands in nobody's way.
+        await s.decide(revision("falls"))
+        await s.attempt("falls", "Placed")
 
 
 async def test_simulate_is_the_same_without_the_commit(site: Opener) -> None:

@@ -16,7 +16,7 @@ import structlog
 from moorage.bus import Bus, BusError, Conflict, NoAnswer, new_id, now_text, subjects
 from moorage.bus.failpoints import reached
 from moorage.bus.stores import Entry, Mirror
-from moorage.model.groups import Decide, GroupRecord, Withdraw
+from moorage.model.groups import Decide, GroupRecord, Stored, Withdraw
 from moorage.model.names import GroupName, group_tokens, token
 from moorage.model.problems import Problem, Refused, changed_since, conflict, not_found
 
@@ -351,6 +351,10 @@ class Store:
                             detail=f"{group} would take {len(value)} bytes; at most {MAX_RECORD} are stored",
                         )
                     )
+                if change.hint == "decide":
+                    # Asking takes about as long as writing; what stands is said to those who ask, when it does.
+                    hint = Decide(id=change.record.told[1], cause=cause, record=change.record.resolved, ahead=True)
+                    await self._bus.publish(subjects.GROUPS_DECIDE, hint)
                 try:
                     at = await self._write(tokens, value, known, change.record.revision)
                 except Conflict:
@@ -405,7 +409,7 @@ class Store:
         once = bool(ident)
         ident = ident or new_id()
         if hint == "decide" and record is not None:
-            await self._bus.publish(subjects.GROUPS_DECIDE, Decide(id=ident, cause=cause, record=record.resolved))
+            await self._bus.publish(subjects.GROUPS_STORED, Stored(id=ident, cause=cause))
         elif hint == "withdraw":
             await self._withdraw(group, revision, ident)
         data = {"group": group, "revision": revision, "state": state}

@@ -24,6 +24,7 @@ from moorage.telemetry import traces
 from .core import Before, Names, Refusal, before, propose
 from .figures import Figures
 from .gathering import Gathered, gather, reasons
+from .stored import Confirmations
 from .telling import placed
 
 #: A decision may take the largest deadline and this much more; asking for reasons has to end a little before.
@@ -147,15 +148,16 @@ class Decider:
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
-    async def decide(self, record: Revision, cause: str) -> Attempt | None:
-        """None: there is nothing to decide any more, or somebody in this process is at it."""
+    async def decide(self, record: Revision, cause: str, ahead: Confirmations | None = None) -> Attempt | None:
+        """None: there is nothing to decide any more, or somebody in this process is at it. `ahead`: the record is being
+        written; whether it stands is heard there."""
         group = record.group
         if self._deciding.get(group, 0) >= record.revision:
             return None
         self._deciding[group] = record.revision
         began = time.perf_counter()
         try:
-            attempt = await self._decide(record, cause)
+            attempt = await self._decide(record, cause, ahead)
             self.figures.decided(time.perf_counter() - began)
             self.figures.outcome(attempt)
             return attempt
@@ -163,7 +165,7 @@ class Decider:
             if self._deciding.get(group) == record.revision:
                 del self._deciding[group]
 
-    async def _decide(self, record: Revision, cause: str) -> Attempt | None:
+    async def _decide(self, record: Revision, cause: str, ahead: Confirmations | None) -> Attempt | None:
         loop = asyncio.get_running_loop()
         for _ in range(RETRIES):
             if settled(self.ledger, record.group, record.revision):
@@ -172,6 +174,10 @@ class Decider:
             known = before(record, self.fleet, self.ledger)
             got = await self.gather(record, cause, known)
             reached("merger.answered")
+            if ahead is not None:
+                if not await ahead.stands(cause):
+                    return None
+                ahead = None
             crowded = False
             for _ in range(RETRIES):
                 if settled(self.ledger, record.group, record.revision):

@@ -20,6 +20,7 @@ from moorage.model.names import untoken
 from .deciding import Decider
 from .figures import state
 from .pending import Pending, look_after
+from .stored import Confirmations
 from .telling import Telling, tell
 
 #: Decisions under way at once; more would only make each controller's queue, and so each decision, longer.
@@ -37,6 +38,7 @@ class Merger:
     def __init__(self, bus: Bus, decider: Decider) -> None:
         self._bus, self._decider = bus, decider
         self._turn = asyncio.Semaphore(AT_ONCE)
+        self.stored = Confirmations()
 
     def registry(self, key: str, data: bytes | None, _revision: int) -> None:
         if data is None:
@@ -48,7 +50,7 @@ class Merger:
     async def decide(self, incoming: Incoming) -> bytes:
         hint = _decides.decode(incoming.data)
         async with self._turn:
-            attempt = await self._decider.decide(hint.record, hint.id)
+            attempt = await self._decider.decide(hint.record, hint.id, self.stored if hint.ahead else None)
         if attempt is not None:
             await tell(self._bus, attempt, hint.id)
         return b"{}"
@@ -84,6 +86,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     merger = Merger(bus, decider)
     await bus.bucket("moorage-controllers").mirror(merger.registry)
     queue = subjects.MERGERS
+    await bus.subscribe(subjects.GROUPS_STORED, merger.stored.heard)
     await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)

@@ -12,6 +12,7 @@ INTENTS_DELETE = "moorage.intents.delete"
 INTENTS_ACT = "moorage.intents.act"
 INTENTS_RESOURCE = "moorage.intents.resource"
 GROUPS_DECIDE = "moorage.groups.decide"
+GROUPS_STORED = "moorage.groups.stored"
 GROUPS_WITHDRAW = "moorage.groups.withdraw"
 MERGER_SIMULATE = "moorage.merger.simulate"
 MERGER_WAITING = "moorage.merger.waiting"
@@ -107,6 +108,7 @@ TABLE: tuple[Subject, ...] = (
     Subject(INTENTS_ACT, "group, verb", ("gateway",), ("intents",), "a step of a group's life", True),
     Subject(INTENTS_RESOURCE, "Change", ("gateway",), ("intents",), "make, change or remove a `/v2` resource", True),
     Subject(GROUPS_DECIDE, "Decide", ("intents",), ("merger",), "a revision wants a decision"),
+    Subject(GROUPS_STORED, "Stored", ("intents",), ("merger",), "the revision of a hint that came ahead is durable"),
     Subject(GROUPS_WITHDRAW, "Withdraw", ("intents",), ("merger",), "a revision is to end"),
     Subject(MERGER_SIMULATE, "Decide", ("gateway",), ("merger",), "decide without committing", True),
     Subject(MERGER_WAITING, "Attempt", ("merger",), ("merger",), "a group could not be placed"),

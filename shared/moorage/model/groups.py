@@ -55,9 +55,15 @@ class GroupRecord(Model, kw_only=True):
 
 
 class Decide(Message, kw_only=True):
-    """Intent store → mergers: this revision wants a decision."""
+    """Intent store → mergers: this revision wants a decision. `ahead`: its record is being written; nothing may be
+    committed before `Stored` says that it stands."""
 
     record: Revision
+    ahead: bool = False
+
+
+class Stored(Message, kw_only=True):
+    """Intent store → all mergers: the record of the hint with this id is durable."""
 
 
 class Withdraw(Message, kw_only=True):
