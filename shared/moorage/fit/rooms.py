@@ -88,7 +88,7 @@ def _plain(rows: Rows, shape: Shape, where: Where) -> Room:
         fits[rows.cluster[: rows.n][where][rows.usable[: rows.n][where]]] = True
         return Room(fits, [fits for _ in shape.optional])
     mask = roomy(rows, shape.resources, rows.usable[: rows.n][where].copy(), where)
-    ids = np.flatnonzero(mask)
+    ids = mask.nonzero()[0]
     if not isinstance(where, slice):
         ids = where[ids]
     ids = chosen(rows, shape, ids)
@@ -167,6 +167,17 @@ class Rooms:
         self._rows = rows
         self._keep = keep
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._news: tuple[int, int, NDArray[np.int32] | None, Ids] = (-1, -1, None, np.empty(0, np.intp))
+
+    def _changed(self, since: int) -> tuple[NDArray[np.int32] | None, Ids]:
+        """Clusters that changed, and their rows where they are few: most shapes were last looked at together."""
+        rows = self._rows
+        if self._news[:2] != (since, rows.tick):
+            changed = rows.changed_since(since)
+            few = changed is not None and len(changed) <= rows.size // 4 + 1
+            ids = rows_in(rows, changed) if few and changed is not None else np.empty(0, np.intp)
+            self._news = since, rows.tick, changed if few else None, ids
+        return self._news[2:]
 
     def of(self, shape: Shape) -> Room:
         rows, tick = self._rows, self._rows.tick
@@ -174,13 +185,13 @@ class Rooms:
         if kept is not None and kept.tick == tick and len(kept.room.fits) == rows.size:
             self._kept.move_to_end(shape.key)
             return kept.room
-        changed = None if kept is None else rows.changed_since(kept.tick)
-        if kept is None or changed is None or len(changed) > rows.size // 4 + 1:
+        changed, ids = (None, None) if kept is None else self._changed(kept.tick)
+        if kept is None or changed is None:
             room = room_of(rows, shape)
             for mask in (room.fits, *room.met):
                 mask.setflags(write=False)
         else:
-            part = room_of(rows, shape, rows_in(rows, changed))
+            part = room_of(rows, shape, ids)
             room = Room(
                 renewed(kept.room.fits, part.fits, changed),
                 [renewed(old, new, changed) for old, new in zip(kept.room.met, part.met, strict=True)],
