@@ -190,14 +190,14 @@ def test_metrics_under_load(scraped: Scraped) -> None:
     assert value(decisions, "moorage_decisions_total", outcome="placed") >= GROUPS
     assert value(decisions, "moorage_decisions_total", outcome="pending") >= 1
     for step in ("ask", "propose", "commit"):
-        steps = merger["moorage_decision_step_duration_seconds"]
-        count = value(steps, "moorage_decision_step_duration_seconds_count", step=step)
+        steps = merger["moorage_deciding_duration_seconds"]
+        count = value(steps, "moorage_deciding_duration_seconds_count", step=step)
         assert count >= GROUPS
-        assert value(steps, "moorage_decision_step_duration_seconds_bucket", step=step, le="+Inf") == count
+        assert value(steps, "moorage_deciding_duration_seconds_bucket", step=step, le="+Inf") == count
     for name in CONTROLLERS:
-        asks = merger["moorage_controller_asks"]
-        assert value(asks, "moorage_controller_asks_total", controller=name, outcome="answered") >= GROUPS
-        assert value(asks, "moorage_controller_asks_total", controller=name, outcome="timeout") >= 0
+        asks = merger["moorage_asks"]
+        assert value(asks, "moorage_asks_total", controller=name, outcome="answered") >= GROUPS
+        assert value(asks, "moorage_asks_total", controller=name, outcome="timeout") >= 0
     waiting = merger["moorage_pending_groups"]
     assert [sample.value for sample in waiting.samples] == [1]
     assert value(merger["moorage_clusters"], "moorage_clusters", state="Ready") == 6

@@ -25,7 +25,7 @@ class Figures:
         )
         self._outcomes = {one: decisions.labels(one).inc for one in ("placed", "pending", "failed", "dropped")}
         steps = Histogram(
-            "moorage_decision_step_duration_seconds",
+            "moorage_deciding_duration_seconds",
             "Time of one step of a try: ask (all controllers), propose (choose and assign), commit (in the log)",
             ["step"],
             registry=registry,

@@ -51,13 +51,13 @@ class Figures(Collector):
             "moorage_request_duration_seconds", "Time to handle one", ["subject"], registry=registry, buckets=SECONDS
         )
         self._asks = Counter(
-            "moorage_controller_asks",
+            "moorage_asks",
             "Questions to controllers; timeout: no answer before the deadline",
             ["controller", "question", "outcome"],
             registry=registry,
         )
         self._took = Histogram(
-            "moorage_controller_answer_duration_seconds",
+            "moorage_ask_duration_seconds",
             "Time until a controller's answer came",
             ["controller", "question"],
             registry=registry,
