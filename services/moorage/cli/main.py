@@ -17,6 +17,8 @@ _COMMANDS = {
         "down": ("up.command:down", "Stop it."),
         "run": ("running:run", "Run one worker, or a file with controllers of your own."),
         "check": ("check:check", "Health of everything, and what to do."),
+        "backup": ("backups:backup", "Write everything that cannot be made again into a file."),
+        "restore": ("backups:restore", "Put a back-up into an empty place."),
         "version": ("versions:version", "Print the version."),
     },
     "Applications": {

@@ -19,6 +19,9 @@ _REBUILDABLE = {"moorage-desired", "moorage-status"}
 _ATOMIC = {"moorage-resources"}
 
 
+_COMMON: dict[str, Any] = {"storage": "file", "retention": "limits", "num_replicas": 1, "duplicate_window": 120 * 10**9}
+
+
 def _bucket(name: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "name": f"KV_{name}",
@@ -48,13 +51,23 @@ def _log(name: str) -> dict[str, Any]:
 
 async def _ensure(conn: Connection, config: dict[str, Any]) -> None:
     name = config["name"]
-    config = {"storage": "file", "retention": "limits", "num_replicas": 1, "duplicate_window": 120 * 10**9, **config}
+    config = {**_COMMON, **config}
     body = msgspec.json.encode(config)
     found = msgspec.json.decode(await conn.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=10))
     verb = "CREATE" if "error" in found else "UPDATE"
     reply = msgspec.json.decode(await conn.request(f"$JS.API.STREAM.{verb}.{name}", body, timeout=10))
     if "error" in reply:
         raise BusError(f"{name}: {reply['error'].get('description')}")
+
+
+async def create_leases(conn: Connection, after: int) -> None:
+    """Leases whose numbers are all larger than one that somebody may have heard of."""
+    config = {**_COMMON, **_bucket("moorage-leases"), "first_seq": after + 1}
+    reply = msgspec.json.decode(
+        await conn.request("$JS.API.STREAM.CREATE.KV_moorage-leases", msgspec.json.encode(config), timeout=10)
+    )
+    if "error" in reply:
+        raise BusError(f"KV_moorage-leases: {reply['error'].get('description')}")
 
 
 async def provision(conn: Connection) -> None:

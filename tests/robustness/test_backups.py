@@ -1,0 +1,256 @@
+"""Back-ups: taken while everything works, restored into an empty place, refused where they are damaged or the place is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus import Bus, snapshots
+from moorage.cli.archives import write
+from moorage.cli.backups import LEASES, STREAMS, taken
+from moorage.ledger import open_ledger
+from moorage.model.names import group_tokens
+from moorage.testing.driver import Driver, application, eventually, fleet, group, room
+from moorage.testing.mesh import Mesh
+from moorage.testing.servers import NatsServer
+
+from .conftest import MakeMesh
+
+CLUSTERS, CPU = 3, 4
+FLEET = fleet(CLUSTERS, CPU)
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh) -> Mesh:
+    return make_mesh(FLEET)
+
+
+@pytest.fixture
+async def clean(driver: Driver) -> AsyncIterator[Driver]:
+    yield driver
+    names = [name.split("/")[1] for name in await driver.phases()]
+    if names:
+        await driver.delete(names)
+
+
+async def backed_up(mesh: Mesh, file: Path) -> None:
+    done = await mesh.arun("backup", str(file))
+    assert done.returncode == 0, done.stderr.decode()
+    assert os.stat(file).st_mode & 0o777 == 0o600
+
+
+def restored(file: Path | str, state: Path, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    return Mesh(state=state).run("restore", str(file), data=data)
+
+
+async def everything(driver: Driver) -> dict[str, Any]:
+    """What people see, without what only says how long ago."""
+    seen: dict[str, Any] = {}
+    for path in ("applications", "groups", "decisions", "controllers", "tokens"):
+        seen[path] = (await driver.http(f"/v1/{path}"))["items"]
+    seen["clusters"] = [{key: one[key] for key in ("id", "labels", "state")} for one in (await driver.http("/v1/clusters"))["items"]]  # fmt: skip
+    seen["projects"] = await driver.http("/v2/projects")
+    for name in await driver.phases():
+        why = await driver.http(f"/v1/groups/{name}/why")
+        seen[f"claims of {name}"] = [why.get("decision"), why.get("apps"), why["revision"], why["state"]]
+    return seen
+
+
+async def test_an_empty_place_becomes_the_same_mesh(clean: Driver, mesh: Mesh, tmp_path: Path) -> None:
+    driver = clean
+    for name in ("stays", "changes", "ends"):
+        await driver.apply(application(name))
+    await driver.apply(application("large", cpu="3", on="lab/c-2"))
+    for name in ("stays", "changes", "ends", "large"):
+        await driver.until_phase(name, "Running")
+    await driver.apply(application("changes", image="j"))
+    await driver.apply(application("waits", cpu="3", on="lab/c-2"))
+    await driver.until_phase("waits", "Pending")
+    assert (await mesh.arun("controllers", "set", "hpa", "--deadline", "777ms")).returncode == 0
+    assert (await mesh.arun("cluster", "cordon", "lab/c-1")).returncode == 0
+    made = await mesh.arun("token", "create", "ci", "--role", "editor", "--project", "default")
+    await driver.http("/v2/projects", {"metadata": {"name": "store"}, "spec": {}})
+    await driver.delete(["ends"])
+    await driver.until_phase("changes", "Running")
+
+    async def shown() -> bool:
+        found = {c["id"]: c["state"] for c in (await driver.http("/v1/clusters"))["items"]}
+        return bool(found["lab/c-1"] == "Cordoned")
+
+    await eventually(shown, 10, "the cordon is seen")
+    before = await everything(driver)
+    last = driver.ledger.seq
+    file = tmp_path / "mesh.backup"
+    await backed_up(mesh, file)
+
+    again = Mesh(state=tmp_path / "again")
+    assert restored(file, again.state).returncode == 0
+    try:
+        await asyncio.to_thread(again.start)
+        assert again.endpoint["token"] == mesh.endpoint["token"], "who had the token goes on"
+        async with Driver(again) as driver:
+            for name in ("stays", "changes", "large"):
+                await driver.until_phase(name, "Running", seconds=40)
+            await driver.until_phase("waits", "Pending")
+            assert await everything(driver) == before
+            assert [s for s in range(1, driver.ledger.seq + 1) if s > last] == [], "nothing was decided anew"
+
+            # It goes on: what waited is placed, deletions release, numbers of revisions go on, the token is good.
+            assert (await again.arun("cluster", "uncordon", "lab/c-1")).returncode == 0
+            await driver.delete(["large"])
+            await driver.until_phase("waits", "Running")
+            assert driver.ledger.seq > last
+            assert (await driver.apply(application("stays", image="k")))["revision"] == 2
+            assert (await driver.apply(application("ends")))["revision"] > 1, "a name that was used does not begin anew"
+            await driver.until_phase("stays", "Running")
+            again.endpoint["token"] = made.stdout.decode().strip()
+            assert {g["group"] for g in (await driver.http("/v1/groups"))["items"]} >= {group("stays")}
+            assert not await driver.violations(room(FLEET))
+            state = await snapshots.state_of(driver.bus, LEASES)
+            assert state is not None and state["first_seq"] > 1 << 32, "agents that live on heard smaller numbers"
+    finally:
+        await asyncio.to_thread(again.stop)
+
+
+async def test_whatever_happens_while_it_is_written(
+    clean: Driver, mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each single stream one group comes and runs, and another one goes. In what is restored every claim has its
+    group, and nothing was decided about what is not there."""
+    driver = clean
+    stream_copied = snapshots.snapshot
+    again = 0
+    for number, stream in enumerate(STREAMS):
+        await driver.apply(application(f"old-{number}", cpu="500m"))
+        await driver.until_phase(f"old-{number}", "Running")
+        once = [stream]
+
+        async def copied(
+            bus: Bus, name: str, write: Any, once: list[str] = once, number: int = number
+        ) -> dict[str, Any]:
+            nonlocal again
+            told = await stream_copied(bus, name, write)
+            again += name == STREAMS[0]
+            if once == [name]:
+                once.clear()
+                await driver.apply(application(f"new-{number}", cpu="500m"))
+                await driver.until_phase(f"new-{number}", "Running")
+                await driver.delete([f"old-{number}"])
+            return told
+
+        monkeypatch.setattr(snapshots, "snapshot", copied)
+        file = tmp_path / f"{number}.backup"
+        with ExitStack() as stack:
+            made = await taken(mesh.settings, stack)
+            with file.open("wb") as out:
+                write(out, made.about, made.parts)
+        monkeypatch.undo()
+        await driver.delete([f"new-{number}"])
+        await into_a_broker(file, tmp_path / f"{number}")
+    assert len(STREAMS) < again <= 2 * len(STREAMS), "some had to be done once more, each once"
+
+
+async def into_a_broker(file: Path, state: Path) -> None:
+    nats = NatsServer()
+    nats.start()
+    try:
+        other = Mesh(state=state)
+        other.environment = {"MOORAGE_NATS_URL": nats.url, "MOORAGE_NATS_SEED": ""}
+        done = await other.arun("restore", str(file))
+        assert done.returncode == 0, done.stderr.decode()
+        bus = await Bus.connect(nats.settings(), worker="admin")
+        try:
+            await consistent(bus)
+        finally:
+            await bus.close()
+    finally:
+        nats.remove()
+
+
+async def consistent(bus: Bus) -> None:
+    heads: dict[str, int] = {}
+
+    def saw(key: str, value: bytes | None, _revision: int) -> None:
+        if value is not None:
+            heads[key] = msgspec.json.decode(value)["revision"]
+
+    await (await bus.bucket("moorage-groups").mirror(saw)).stop()
+    follower = await open_ledger(bus)
+    ledger = follower.ledger
+    assert not {group_tokens(name) for name in ledger.by_group} - heads.keys(), "claims without a group"
+    newer = {g: d.revision for g, d in ledger.standing.items() if d.revision > heads[group_tokens(g)]}
+    assert not newer, "decisions about revisions that are not there"
+    statuses: dict[str, int] = {}
+
+    def told(key: str, value: bytes | None, _revision: int) -> None:
+        if value is not None:
+            statuses[key] = msgspec.json.decode(value).get("revision", 0)
+
+    await (await bus.bucket("moorage-status").mirror(told)).stop()
+    assert all(revision <= heads.get(key, revision) for key, revision in statuses.items())
+    await follower.stop()
+
+
+async def test_damaged_files_are_refused_and_leave_the_place_empty(mesh: Mesh, tmp_path: Path) -> None:
+    file = tmp_path / "whole"
+    await backed_up(mesh, file)
+    whole = file.read_bytes()
+    rng = random.Random(4)
+    used = len(whole.rstrip(b"\0"))  # what follows is only padding
+    damaged = {f"cut at {at}": whole[:at] for at in (0, 1, 511, 512, 5000, used // 2, used - 1)}
+    offsets = {i * 512 for i in range(used // 512)}
+    body = [at for at in range(used) if whole[at] and at - at % 512 in offsets]
+    for at in rng.sample(body, 12):
+        damaged[f"changed at {at}"] = whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]
+    for what, content in damaged.items():
+        place = tmp_path / "place"
+        (bad := tmp_path / "bad").write_bytes(content)
+        done = await asyncio.to_thread(restored, bad, place)
+        if done.returncode == 0:  # a byte of the tar's own padding or dates, which means nothing
+            assert what.startswith("changed"), what
+            continue
+        assert done.returncode == 1, (what, done.stderr)
+        assert b"damaged" in done.stderr or b"not a back-up" in done.stderr, (what, done.stderr)
+        assert not (place / "nats").exists() or not any((place / "nats").rglob("*.blk")), what
+    assert restored("-", tmp_path / "piped", whole).returncode == 0
+
+
+async def test_only_an_empty_place_will_do(mesh: Mesh, tmp_path: Path) -> None:
+    file = tmp_path / "mesh.backup"
+    await backed_up(mesh, file)
+    running = await mesh.arun("restore", str(file))
+    assert running.returncode == 4 and b"already runs" in running.stderr
+    other = Mesh(state=tmp_path / "other")
+    other.environment = {"MOORAGE_NATS_URL": mesh.endpoint["nats"], "MOORAGE_NATS_SEED": mesh.endpoint["natsSeed"]}
+    beside = await other.arun("restore", str(file))
+    assert beside.returncode == 4 and b"workers run" in beside.stderr, beside.stderr
+    place = tmp_path / "place"
+    assert (await asyncio.to_thread(restored, file, place)).returncode == 0
+    twice = await asyncio.to_thread(restored, file, place)
+    assert twice.returncode == 4 and b"not empty" in twice.stderr
+    missing = await asyncio.to_thread(restored, tmp_path / "nothing", place)
+    assert missing.returncode == 1
+    # At rest, too: the broker is started for the moment, and the copy is the same.
+    resting = Mesh(state=place)
+    assert (await resting.arun("backup", str(tmp_path / "rest"))).returncode == 0
+    assert (await asyncio.to_thread(restored, tmp_path / "rest", tmp_path / "third")).returncode == 0
+    nobody = Mesh(state=tmp_path / "nobody")
+    assert (await nobody.arun("backup", str(tmp_path / "none"))).returncode == 6
+
+
+def test_every_stream_is_backed_up_or_known_not_to_be() -> None:
+    """Who adds a stream decides what becomes of it."""
+    from moorage.bus.subjects import BUCKETS, LOGS, OBJECTS
+    from moorage.cli.backups import OTHERS
+
+    there = {*LOGS, *(f"KV_{name}" for name in BUCKETS), *(f"OBJ_{name}" for name in OBJECTS)}
+    assert there == {*STREAMS, *OTHERS}
