@@ -21,6 +21,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from moorage.sdk import changed
 from moorage.testing.conditions import until
 from moorage.testing.driver import Driver, application, eventually
 from moorage.testing.mesh import Mesh
@@ -82,7 +83,7 @@ async def names(driver: Driver) -> set[str]:
 
 async def simulate(driver: Driver) -> tuple[list[str], dict[str, dict[str, Any]]]:
     why = await driver.http("/v1/simulate", application("question"))
-    clusters: list[str] = why["apps"]["web"]["clusters"]
+    clusters: list[str] = why["apps"]["web"].get("clusters", [])
     return clusters, {c["name"]: c for c in why["controllers"]}
 
 
@@ -153,6 +154,54 @@ async def test_the_example_killed_stays_and_times_out(mesh: Mesh, driver: Driver
         await driver.until_phase("waits", "Running")
         assert (await driver.why("waits"))["apps"]["web"]["clusters"] == ["lab/edge-1"]
     await driver.ask("moorage.controllers.set", {"name": "only-eu", "remove": True})
+
+
+TIDE = """
+import asyncio
+from pathlib import Path
+
+from moorage.sdk import allow, alongside, changed, controller, deny
+
+HIGH = Path({high!r})
+
+
+@controller("tide", deadline=2)
+async def tide(ask, fleet):
+    return {{app.name: deny() if HIGH.exists() else allow([]) for app in ask.apps}}
+
+
+@alongside
+async def watch():
+    before = HIGH.exists()
+    while True:
+        await asyncio.sleep(0.05)
+        if HIGH.exists() != before:
+            before = HIGH.exists()
+            await changed("tide")
+"""
+
+
+async def test_what_it_refused_is_decided_when_it_says_that_it_changed(
+    mesh: Mesh, driver: Driver, tmp_path: Path
+) -> None:
+    high = tmp_path / "high"
+    file = tmp_path / "tide.py"
+    file.write_text(TIDE.format(high=str(high)))
+    with running(mesh, file) as process:
+        await until_asked(driver, "tide")
+        await driver.apply(application("ship"))
+        await driver.until_phase("ship", "Pending")
+        # Nothing in the fleet changes, and the sweep is a minute away.
+        high.touch()
+        await driver.until_phase("ship", "Running", seconds=15)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+    await driver.delete(["ship"])
+
+
+async def test_only_who_runs_a_controller_says_that_it_changed() -> None:
+    with pytest.raises(ValueError, match="no controller nobody runs in this process"):
+        await changed("nobody")
 
 
 async def test_a_controller_in_plain_nats(mesh: Mesh, driver: Driver) -> None:

@@ -16,8 +16,8 @@ from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.reasons import Reason
 
 from .answers import Allowed, allow, deny
-from .registry import Declared, action, controller, declared
-from .running import run, run_file
+from .registry import Declared, action, alongside, controller, declared
+from .running import changed, run, run_file
 
 __all__ = [
     "ActionAsk",
@@ -30,6 +30,8 @@ __all__ = [
     "Settings",
     "action",
     "allow",
+    "alongside",
+    "changed",
     "controller",
     "declared",
     "deny",

@@ -32,7 +32,10 @@ class Declared(NamedTuple):
     actions: Actions | None = None
 
 
+Alongside = Callable[[], Awaitable[None]]
+
 _declared: dict[str, Declared] = {}
+_alongside: list[Alongside] = []
 
 
 def _declare(name: str, **changes: Any) -> None:
@@ -83,6 +86,20 @@ def action(name: str) -> Callable[[Actions], Actions]:
         return function
 
     return declare
+
+
+def alongside(function: Alongside) -> Alongside:
+    """An async function that runs as long as the controllers of its file do: it watches what their answers depend on, and
+    says `changed(NAME)`. Should it fail, the process ends, and whoever keeps it running starts it again."""
+    _alongside.append(function)
+    return function
+
+
+def companions() -> list[Alongside]:
+    """Everything declared to run alongside so far; and forget it."""
+    found = list(_alongside)
+    _alongside.clear()
+    return found
 
 
 def declared() -> list[Declared]:

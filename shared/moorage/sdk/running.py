@@ -22,13 +22,27 @@ from moorage.model.controllers import Register
 from moorage.model.desired import ActionAnswer, ActionAsk
 
 from .answers import answer
-from .registry import Declared, declared
+from .registry import Alongside, Declared, companions, declared
 
 log = structlog.get_logger("sdk")
 _asks = msgspec.json.Decoder(Ask)
 _action_asks = msgspec.json.Decoder(ActionAsk)
 #: Work that is asked for while this much is under way is refused at once, not queued past its deadline.
 AT_ONCE = 256
+
+
+_runners: dict[str, Runner] = {}
+
+
+async def changed(name: str) -> None:
+    """The answers of this process's controller `name` are not what they were: groups that wait because of it are asked
+    again. What changes in the fleet need not be said."""
+    runner = _runners.get(name)
+    if runner is None:
+        raise ValueError(
+            f"no controller {name} runs in this process; there are {', '.join(sorted(_runners)) or 'none'}"
+        )
+    await runner.changed(name)
 
 
 class Runner:
@@ -109,6 +123,9 @@ class Runner:
                 await asyncio.sleep(0.2)
         self.registered = True
 
+    async def changed(self, name: str) -> None:
+        await self._bus.publish(subjects.controller(name, "changed"), b"")
+
     async def leave(self) -> None:
         for one in self._controllers:
             with contextlib.suppress(NoAnswer):
@@ -136,6 +153,9 @@ async def run(settings: Settings, controllers: Sequence[Declared] | None = None,
         bus.waits_for("the intent store, to register")
         await runner.register()
         bus.on_reconnect(runner.register)
+        _runners.update((one.name, runner) for one in controllers)
+        for companion in companions():
+            bus.spawn(_accompany(companion))
 
         def health() -> dict[str, Any]:
             missing = [] if follower.healthy else ["the fleet in Redis"]
@@ -149,8 +169,14 @@ async def run(settings: Settings, controllers: Sequence[Declared] | None = None,
                 await runner.leave()
             raise
     finally:
+        for one in controllers:
+            _runners.pop(one.name, None)
         await follower.stop()
         await bus.close()
+
+
+async def _accompany(companion: Alongside) -> None:
+    await companion()
 
 
 async def run_file(path: str, settings: Settings) -> None:
