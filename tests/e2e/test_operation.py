@@ -313,7 +313,23 @@ def test_log_lines_are_data_without_secrets(mesh: Mesh) -> None:
     assert lines >= 3
 
 
-# --- restarts; last, since a worker is killed
+# --- what changes the mesh comes last
+
+
+def test_what_has_to_wait_goes_on_with_its_trace(mesh: Mesh, collector: Collector) -> None:
+    """No cluster has room; then one does."""
+    trace, caller = new_trace(), "2" * 16
+    rest = Rest(mesh, "/v1")
+    document = application("waits", cpu="900")
+    assert rest("POST", "/apply", document, traceparent=f"00-{trace}-{caller}-01").status == 200
+    until(lambda: any(path[-1] == "merger propose" for path in paths(collector.of(trace), caller)), "it was tried")
+    fleet = yaml.safe_load((EXAMPLE / "fleet.yaml").read_text())
+    node = {"name": "huge", "count": 1, "allocatable": {"cpu": "1000", "memory": "64Gi"}}
+    fleet["clusters"].append({"name": "large", "provider": "lab", "nodes": [node]})
+    mesh.http("/v1/sim/clusters", fleet, method="PUT")
+    again = ["gateway POST /v1/apply", "gateway request moorage.intents.apply", "intents handle moorage.intents.apply"]
+    again += ["merger decide again", "patcher patch", "sim apply"]
+    until(lambda: again in paths(collector.of(trace), caller), "it was placed and applied")
 
 
 def test_restarts_are_counted(mesh: Mesh) -> None:

@@ -14,6 +14,8 @@ NAME = "moorage-agent"
 #: Who may apply more kinds than these: a ClusterRole with this label adds its rights to the agent's.
 AGGREGATED = "moorage.dev/aggregate-to-agent"
 MANAGER = "moorage-join"
+#: Probes and metrics, at every worker of the image.
+METRICS = 9464
 IMAGE = "ghcr.io/moorage/moorage:latest"
 
 Object = dict[str, Any]
@@ -98,6 +100,11 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
         "image": image,
         "args": ["agent"],
         "envFrom": [{"secretRef": {"name": NAME}}],
+        "env": [{"name": "MOORAGE_METRICS", "value": f"0.0.0.0:{METRICS}"}],
+        "ports": [{"name": "metrics", "containerPort": METRICS}],
+        # A standby is ready, too. Without its broker an agent goes on with what it has: that is no reason to end it.
+        "livenessProbe": {"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,

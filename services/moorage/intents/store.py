@@ -19,6 +19,7 @@ from moorage.bus.stores import Entry, Mirror
 from moorage.model.groups import Decide, GroupRecord, Stored, Withdraw
 from moorage.model.names import GroupName, group_tokens, token
 from moorage.model.problems import Problem, Refused, changed_since, conflict, not_found
+from moorage.telemetry import traces
 
 from . import core, documents
 from .core import Change, Head
@@ -341,6 +342,7 @@ class Store:
                     state, revision = (head.state, head.revision) if head is not None else ("", 0)
                     return Done(group, revision, state, change.outcome, change.warnings)
                 change.record.told = [change.event, new_id()]
+                change.record.resolved.traceparent = traces.traceparent()
                 value = _encode(change.record)
                 if len(value) > MAX_RECORD:
                     raise Refused(

@@ -19,6 +19,7 @@ from moorage.model.desired import Removed
 from moorage.model.explanations import Attempt
 from moorage.model.groups import Revision, State
 from moorage.model.names import untoken
+from moorage.telemetry import traces
 
 from .deciding import Decider, settled
 from .telling import Telling, tell
@@ -251,7 +252,8 @@ class Pending:
                 continue
             waiter.due = None
             before = waiter.attempt
-            attempt = await self._decider.decide(waiter.record, "")
+            with traces.carried("decide again", waiter.record.traceparent, **{"moorage.group": group}):
+                attempt = await self._decider.decide(waiter.record, "")
             if attempt is None:
                 self._look_again(group)
                 continue

@@ -77,7 +77,9 @@ class Figures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         incidents = CounterMetricFamily(
-            "moorage_incidents", "What should be rare, by what it was: reconnects, errors and the like", labels=["incident"]
+            "moorage_incidents",
+            "What should be rare, by what it was: reconnects, errors and the like",
+            labels=["incident"],
         )
         for name, count in sorted(self._counts.items()):
             incidents.add_metric([name], count)

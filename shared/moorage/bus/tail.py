@@ -13,6 +13,8 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from moorage.telemetry import HANDLED, Handled
+
 from .connection import Connection, new_id
 from .errors import BusError, NoAnswer
 
@@ -137,6 +139,7 @@ class Tail:
             if stream_seq < self.next:
                 return
             self.next = stream_seq + 1
+        HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context is this subscription's own
         try:
             self._handle(stream_seq, msg.subject, msg.data, headers)
         except Exception:

@@ -24,6 +24,7 @@ class Revision(Model, kw_only=True):
     intents: list[Intent] = []
     warnings: list[Warn] = []
     instantiated: str = ""  # RFC 3339, of the first instantiation: what waits is served oldest first
+    traceparent: str = ""  # of who asked for it: where the hint is lost or it has to wait, the trace goes on
 
 
 class Action(Model, kw_only=True):
