@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .client import Client, group_path
+from .completing import Group
 from .exits import DONE
 from .groups import full_name
 from .output import Format, Project, StateDir, show
@@ -23,22 +24,24 @@ def act(verb: str, group: str, project: str, output: str, state: Any, **order: A
     return DONE
 
 
-def approve(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def approve(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Approve a group that was created, so that it may be instantiated."""
     return act("approve", group, project, output, state)
 
 
-def instantiate(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def instantiate(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Have an approved group decided and deployed."""
     return act("instantiate", group, project, output, state)
 
 
-def update(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def update(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Have the changed intents of an instantiated group take effect."""
     return act("update", group, project, output, state)
 
 
-def migrate(group: str, /, *, to: str, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def migrate(
+    group: Group, /, *, to: Group, project: Project = "", output: Format = "table", state: StateDir = None
+) -> int:
     """Have another group take this one's place: it ends as soon as the other runs.
 
     Parameters
@@ -49,7 +52,7 @@ def migrate(group: str, /, *, to: str, project: Project = "", output: Format = "
 
 
 def rollback(
-    group: str, /, *, revision: int = 0, project: Project = "", output: Format = "table", state: StateDir = None
+    group: Group, /, *, revision: int = 0, project: Project = "", output: Format = "table", state: StateDir = None
 ) -> int:
     """Go back to an earlier revision of an instantiated group; room for it is looked for anew.
 
@@ -60,11 +63,11 @@ def rollback(
     return act("rollback", group, project, output, state, revision=revision)
 
 
-def stop(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def stop(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Decide nothing new for a group; what runs stays. Instantiate goes on."""
     return act("stop", group, project, output, state)
 
 
-def terminate(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def terminate(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Take a group off its clusters; its documents stay."""
     return act("terminate", group, project, output, state)

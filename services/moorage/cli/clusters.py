@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
+from .completing import Cluster
 from .output import Format, StateDir, Watch
 
 app = App(name="cluster", help="Clusters: show, join, leave, cordon, uncordon and drain them.")
@@ -23,7 +24,7 @@ def listed(*, output: Format = "table", watch: Watch = False, state: StateDir = 
 
 
 @app.command(name="get")
-def get_(name: str = "", /, *, output: Format = "table", watch: Watch = False, state: StateDir = None) -> int:
+def get_(name: Cluster = "", /, *, output: Format = "table", watch: Watch = False, state: StateDir = None) -> int:
     """Show one cluster, or all."""
     from .getting import get
 
@@ -31,7 +32,7 @@ def get_(name: str = "", /, *, output: Format = "table", watch: Watch = False, s
 
 
 @app.command(name="describe")
-def describe_(name: str, /, *, state: StateDir = None) -> int:
+def describe_(name: Cluster, /, *, state: StateDir = None) -> int:
     """Describe one cluster with its nodes and claims."""
     from .describing import describe
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from .client import Client, path
+from .completing import Controller
 from .durations import seconds
 from .exits import DONE, USAGE, Failure
 from .kinds import resolve
@@ -25,7 +26,7 @@ def listed(*, output: Format = "table", state: StateDir = None) -> int:
 
 @app.command(name="set")
 def set_(
-    name: str,
+    name: Controller,
     /,
     *,
     deadline: str = "",

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from .anchored import delete as anchored
 from .anchored import is_anchored
 from .client import Client, Refusal, path
+from .completing import KindName, ObjectName
 from .documents import Document, read_all, read_values
 from .durations import seconds
 from .exits import DONE, TIMEOUT, USAGE, Failure
@@ -21,8 +22,8 @@ from .waiting import look, subject_of
 
 
 def delete(
-    kind: str = "",
-    name: str = "",
+    kind: KindName = "",
+    name: ObjectName = "",
     /,
     *,
     filename: Annotated[list[str] | None, Parameter(name=["--filename", "-f"], negative="")] = None,

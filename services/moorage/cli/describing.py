@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .client import Client, group_path
+from .completing import KindName, ObjectName
 from .exits import DONE
 from .explaining import summary, why_text
 from .kinds import resolve
@@ -12,7 +13,7 @@ from .output import Project, StateDir, amounts
 from .terminal import as_yaml, out, table
 
 
-def describe(kind: str, name: str = "", /, *, project: Project = "", state: StateDir = None) -> int:
+def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "", state: StateDir = None) -> int:
     """Describe one object: its fields, why it is so, and what happened to it last."""
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")

@@ -7,13 +7,14 @@ from itertools import zip_longest
 from typing import Any
 
 from .client import Client, group_path
+from .completing import Group
 from .exits import DONE, FAILED
 from .groups import full_name
 from .output import Format, Project, StateDir, show
 from .terminal import as_yaml, coloured, note, out
 
 
-def diff(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def diff(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Show, per cluster and app, how the applied objects differ from the manifests: patches, labels, affinity."""
     name = full_name(group, project)
     found = Client.find(state).get(group_path(name, "diff"))

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from .client import Client, Refusal, group_path, path
+from .completing import Cluster
 from .durations import seconds
 from .exits import DONE, FAILED, MISSING, TIMEOUT, Failure
 from .explaining import reason_lines
@@ -16,12 +17,12 @@ _AGAIN = 0.3
 _ASK_AGAIN = 3.0
 
 
-def cordon(name: str, /, *, state: StateDir = None) -> int:
+def cordon(name: Cluster, /, *, state: StateDir = None) -> int:
     """Let nothing new go to a cluster; what runs there goes on."""
     return _set(name, True, state)
 
 
-def uncordon(name: str, /, *, state: StateDir = None) -> int:
+def uncordon(name: Cluster, /, *, state: StateDir = None) -> int:
     """Let new things go to a cluster again."""
     return _set(name, False, state)
 
@@ -43,7 +44,7 @@ def _path(name: str) -> str:
     return path("clusters", provider, cluster)
 
 
-def drain(name: str, /, *, timeout: str = "5m", state: StateDir = None) -> int:
+def drain(name: Cluster, /, *, timeout: str = "5m", state: StateDir = None) -> int:
     """Cordon a cluster and move what can be moved: the new place first, then the removal.
 
     Parameters

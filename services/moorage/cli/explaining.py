@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .client import Client, group_path, path
+from .completing import Group
 from .exits import DONE
 from .groups import full_name
 from .output import Format, Project, StateDir, show
@@ -15,7 +16,7 @@ from .terminal import out, paint, table
 PLACED = ("Placed", "Deploying", "Running")
 
 
-def why(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def why(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Why a group is where it is, or why it is nowhere yet."""
     found = Client.find(state).get(group_path(full_name(group, project), "why"))
     if output in ("json", "yaml"):
@@ -83,7 +84,7 @@ def reason_lines(reasons: Iterable[dict[str, Any]]) -> Iterable[str]:
         yield f"{reason['code']} {place}".rstrip() + (f": {text}" if text else "") + by
 
 
-def candidates(group: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def candidates(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """The clusters that may take each app: merged, and as each controller answers."""
     found = Client.find(state).get(group_path(full_name(group, project), "candidates"))
     if output in ("json", "yaml"):
@@ -105,7 +106,7 @@ def candidates(group: str, /, *, project: Project = "", output: Format = "table"
     return DONE
 
 
-def story(what: str, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
+def story(what: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
     """Every message of one group, or of the one message with this id and what it set off, in order."""
     client = Client.find(state)
     known = "/" in what

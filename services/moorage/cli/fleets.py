@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from .client import Client, path
+from .completing import Cluster
 from .documents import read
 from .durations import seconds
 from .exits import DONE, USAGE, Failure
@@ -64,7 +65,7 @@ def apply(
 
 @app.command
 def fault(
-    cluster: str,
+    cluster: Cluster,
     fault: Literal["silent", "slow", "refuse", "lose-pods", "replay"],
     /,
     *,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from .client import Client, Refusal, path
+from .completing import Cluster, Group, KindName, ObjectName
 from .exits import DONE
 from .kinds import Kind, resolve
 from .output import Format, Project, Row, StateDir, Watch, rows_of, show, show_list
@@ -18,15 +19,15 @@ _GATHER = 0.15
 
 
 def get(
-    kind: str,
-    name: str = "",
+    kind: KindName,
+    name: ObjectName = "",
     /,
     *,
     output: Format = "table",
     watch: Watch = False,
     selector: Annotated[str, Parameter(name=["--selector", "-l"])] = "",
-    group: str = "",
-    cluster: str = "",
+    group: Group = "",
+    cluster: Cluster = "",
     project: Project = "",
     state: StateDir = None,
 ) -> int:

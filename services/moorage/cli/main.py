@@ -20,6 +20,7 @@ _COMMANDS = {
         "backup": ("backups:backup", "Write everything that cannot be made again into a file."),
         "restore": ("backups:restore", "Put a back-up into an empty place."),
         "version": ("versions:version", "Print the version."),
+        "completion": ("completing:completion", "What makes bash, zsh or fish complete commands and names."),
     },
     "Applications": {
         "apply": ("applying:apply", "Store documents and act on them."),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from .client import Client, path
+from .completing import TokenName
 from .durations import seconds
 from .exits import DONE
 from .output import Column, Format, StateDir, field, show, show_list
@@ -66,7 +67,7 @@ def listed(*, output: Format = "table", state: StateDir = None) -> int:
 
 
 @app.command
-def revoke(name: str, /, *, state: StateDir = None) -> int:
+def revoke(name: TokenName, /, *, state: StateDir = None) -> int:
     """Revoke a token: at once, everywhere.
 
     Parameters

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from .client import Client, Refusal, group_path
+from .completing import Group
 from .durations import seconds
 from .exits import DONE, FAILED, MISSING, TIMEOUT, USAGE, Failure
 from .explaining import PLACED, reason_lines
@@ -25,7 +26,7 @@ _AGAIN = 1.0
 
 
 def wait(
-    group: str,
+    group: Group,
     /,
     *,
     for_: Annotated[str, Parameter(name="--for")],
