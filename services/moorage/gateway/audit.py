@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from moorage.bus import new_id, subjects
+from moorage.bus import new_id
 from moorage.model.access import Audit, Who
 from moorage.model.problems import Problem
 
@@ -61,5 +61,5 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
         code=problem.code if problem is not None else "",
         what=notes["what"],
     )
-    await gateway_of(request).bus.emit(subjects.audit_event(outcome, line.who or "nobody"), line, id=request[_ID])
+    gateway_of(request).lines.add(line, request[_ID])
     return response

@@ -22,6 +22,7 @@ from moorage.telemetry import SECONDS
 from .access import ADMINISTRATOR, check, remember
 from .answers import of_http, refuse, unavailable
 from .limits import Limits, Rates, TooMany
+from .lines import Lines
 from .routing import Handler, route_of
 from .stream import Stream
 from .tokens import Tokens
@@ -50,6 +51,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.tokens = Tokens(self.bus)
+        self.lines = Lines(self.bus)
         self.rates = Rates(self.limits.rate)
         self.failures = Rates(self.limits.failures)
         self.requests = Counter(

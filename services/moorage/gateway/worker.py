@@ -74,6 +74,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
             entrance.close()
             await stream.stop()
             await runner.cleanup()
+            await gateway.lines.flush()
             await view.stop()
     finally:
         await asyncio.shield(bus.close())

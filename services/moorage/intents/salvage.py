@@ -32,8 +32,18 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, _Field]:
     return {f.encode_name: _Field(f.name, f.type, f.required) for f in msgspec.structs.fields(kind)}
 
 
+@cache
+def _plain(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(_fields(kind))
+
+
 def struct(data: Any, kind: type[T], path: str, errors: list[Violation]) -> T:
     """`data` as a `kind`, with every violation added to `errors`; `path` is where it stands, empty at the top."""
+    if type(data) is dict and data.keys() <= _plain(kind) and not any(type(v) in (dict, list) for v in data.values()):
+        try:
+            return msgspec.convert(data, kind)  # nothing in it can be unknown: if it has the right form, it is right
+        except msgspec.ValidationError:
+            pass
     if not isinstance(data, dict):
         errors.append(_wrong(path, dict, data))
         data = {}

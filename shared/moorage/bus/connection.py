@@ -165,22 +165,30 @@ class Connection:
         """A request whose whole answer matters. Raises NoAnswer at once where nobody listens."""
         reply, future = self._expect()
         data = payload if isinstance(payload, bytes) else encode(payload)
+        repeat: asyncio.TimerHandle | None = None
         try:
             with traces.requested(subject):
                 await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
+                if again is not None:
+                    patience, instead = again
+                    repeat = asyncio.get_running_loop().call_later(
+                        patience, lambda: self.spawn(self._repeat(subject, instead, reply, headers))
+                    )
                 async with asyncio.timeout(timeout):
-                    if again is not None:
-                        await asyncio.wait((future,), timeout=again[0])
-                        if not future.done():
-                            await self.nc.publish(subject, again[1], reply, headers=traces.headers(headers))
                     msg = await future
         except (TimeoutError, nats.errors.Error) as error:
             raise NoAnswer(f"{subject}: no answer within {timeout:g} s ({type(error).__name__})") from error
         finally:
             self._waiting.pop(reply, None)
+            if repeat is not None:
+                repeat.cancel()
         if not msg.data and msg.headers and msg.headers.get("Status") == "503":
             raise NoAnswer(f"{subject}: nobody listens")
         return msg
+
+    async def _repeat(self, subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> None:
+        with contextlib.suppress(nats.errors.Error):  # then there is no answer, as without it
+            await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
 
     def _expect(self) -> tuple[str, asyncio.Future[Msg]]:
         self._number += 1

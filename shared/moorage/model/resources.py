@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,11 +30,7 @@ class Kind(NamedTuple):
 
     @property
     def collection(self) -> Path:
-        """Composite apps have two names: their own and the version."""
-        at = len(self.path)
-        while self.path[at - 1].startswith("{"):
-            at -= 1
-        return self.path[:at]
+        return _collection(self.path)
 
     @property
     def segment(self) -> str:
@@ -45,6 +42,15 @@ class Kind(NamedTuple):
 
     def parent(self, path: Path) -> Path:
         return path[: len(self.collection) - 1]
+
+
+@cache
+def _collection(path: Path) -> Path:
+    """Composite apps have two names: their own and the version."""
+    at = len(path)
+    while path[at - 1].startswith("{"):
+        at -= 1
+    return path[:at]
 
 
 def _kind(path: str, body: type[msgspec.Struct], about: str, *, upload: bool = False, replaced: bool = True) -> Kind:
@@ -119,17 +125,31 @@ CHILDREN: dict[Path, tuple[Kind, ...]] = {
 }
 
 
+def _words(pattern: Path) -> tuple[tuple[int, str], ...]:
+    """Where something stands that is no name."""
+    return tuple((at, part) for at, part in enumerate(pattern) if not part.startswith("{"))
+
+
+#: By what they are asked for and how long their paths are.
+_PATTERNS: dict[tuple[bool, int], list[tuple[tuple[tuple[int, str], ...], Kind]]] = defaultdict(list)
+for _one in KINDS:
+    _PATTERNS[False, len(_one.path)].append((_words(_one.path), _one))
+    _PATTERNS[True, len(_one.collection)].append((_words(_one.collection), _one))
+
+
 def kind_of(path: Path, *, collection: bool = False) -> Kind | None:
     """The kind of a resource, or of what a collection holds."""
-    for kind in KINDS:
-        pattern = kind.collection if collection else kind.path
-        if len(pattern) == len(path) and all(p.startswith("{") or p == q for p, q in zip(pattern, path, strict=True)):
+    for words, kind in _PATTERNS.get((collection, len(path)), ()):
+        for at, word in words:
+            if path[at] != word:
+                break
+        else:
             return kind
     return None
 
 
 def key_of(path: Path) -> str:
-    return ".".join(token(part) for part in path)
+    return ".".join(map(token, path))
 
 
 def path_of(key: str) -> Path:

@@ -203,8 +203,9 @@ def _elsewhere() -> list[web.RouteDef]:
 
 def add_to(app: web.Application, gateway: Gateway) -> None:
     app[reading.RESOURCES] = Resources(gateway.view)
-    rows = table()
-    add(app, rows)
+    # Paths that fit are looked for one by one, and what is deep is what is asked for most.
+    rows = sorted(table(), key=lambda row: -row.path.count("/"))
+    add(app, tuple(rows))
     for row in rows:
         path = row.path.removeprefix("/v2")
         if row.method == "GET":

@@ -126,7 +126,8 @@ class Resources:
         given = read(kind, _known(kind, _data(change.body), []))
         path = (*collection, *given.names)
         value = _value(kind, given.body, change.file)
-        value.objects = restored(value.objects, [])
+        if value.objects:
+            value.objects = restored(value.objects, [])
         parent = kind.parent(path)
         if parent:
             await self._must_exist(parent)
