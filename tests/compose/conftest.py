@@ -23,7 +23,7 @@ NEEDED = (
     "tests/compose/compose.test.yaml",
     ".dockerignore",
     "pyproject.toml",
-    "requirements.lock",
+    "requirements-traces.lock",
     "README.md",
     "LICENSE",
 )
@@ -40,6 +40,14 @@ class Stack:
 
     def compose(self, *arguments: str, seconds: float = 300) -> str:
         return self.engine.compose(self.project, *FILES, *arguments, seconds=seconds)
+
+    def piped(self, *arguments: str, data: bytes = b"") -> bytes:
+        return self.engine.piped(self.project, *FILES, *arguments, data=data)
+
+    def up(self) -> None:
+        """As the two lines in compose.yaml have it."""
+        self.compose("up", "-d", "--wait", "--wait-timeout", "180")
+        self.token = self.compose("exec", "-T", "gateway", "cat", "/run/moorage/token").strip()
 
     def containers(self) -> dict[str, dict[str, Any]]:
         """Service → how the engine runs it, those that have ended too."""
@@ -60,7 +68,7 @@ class Stack:
 def wheels(project: Path) -> None:
     place = project / "ops/image/wheels"
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "-w", str(place)]
-    lock = TOP / "requirements.lock"
+    lock = TOP / "requirements-traces.lock"
     # What only the first releases of the base image's Python need: markers are judged by the Python that runs here.
     early = [line.split(";")[0].strip() for line in lock.read_text().splitlines() if "< '3.11.3'" in line]
     subprocess.run([*command, "-r", str(lock), *early, "hatchling"], check=True, timeout=300)
@@ -82,8 +90,7 @@ def stack() -> Iterator[Stack]:
             stack = Stack(daemon, project)
             stack.compose("build", seconds=400)
             try:
-                stack.compose("up", "-d", "--wait", "--wait-timeout", "180")
-                stack.token = stack.compose("exec", "-T", "gateway", "cat", "/run/moorage/token").strip()
+                stack.up()
                 yield stack
             except RuntimeError as wrong:
                 logs = stack.compose("logs", "--no-color", "--tail", "30")

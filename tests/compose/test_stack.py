@@ -107,16 +107,19 @@ def test_the_example_runs_and_a_killed_worker_comes_back(stack: Stack) -> None:
     stack.moorage("delete", "application", "small")
 
 
-def test_stopping_takes_its_time_from_nobody(stack: Stack) -> None:
-    """Every worker ends on SIGTERM by itself, not killed after its grace period."""
-    began = time.monotonic()
+def test_all_of_it_goes_and_comes_back_from_a_backup(stack: Stack) -> None:
+    """The two commands of the page; and every worker ends on SIGTERM by itself, not killed after its grace period."""
+    placed = why(stack, "app1")
+    saved = stack.piped("run", "--rm", "-T", "provision", "backup", "-")
     stack.compose("stop")
-    took = time.monotonic() - began
     codes = {name: c["State"]["ExitCode"] for name, c in stack.containers().items()}
-    assert not any(code == 137 for code in codes.values()), codes
-    assert took < 60
-    stack.compose("up", "-d", "--wait", "--wait-timeout", "180")
+    assert set(codes.values()) == {0}, codes
+    stack.compose("down", "-v")
+    stack.piped("run", "--rm", "-T", "provision", "restore", "-", data=saved)
+    stack.up()
     stack.moorage("wait", "app1", "--for", "phase=Running", "--timeout", "60s")
+    assert why(stack, "app1")["decision"] == placed["decision"]
+    assert stack.moorage("check").returncode == 0
 
 
 def why(stack: Stack, name: str) -> dict[str, Any]:

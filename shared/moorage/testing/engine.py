@@ -10,7 +10,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -159,17 +158,28 @@ class Engine:
     def compose(self, project: Path, *arguments: str, seconds: float = 300) -> str:
         return self._checked([str(cache() / "docker-compose"), *arguments], project, seconds)
 
+    def piped(self, project: Path, *arguments: str, data: bytes = b"", seconds: float = 120) -> bytes:
+        """The same for what is no text."""
+        return self._done([str(cache() / "docker-compose"), *arguments], project, seconds, data)
+
     def _checked(self, command: list[str], cwd: Path | None, seconds: float) -> str:
+        return self._done(command, cwd, seconds).decode(errors="replace")
+
+    def _done(self, command: list[str], cwd: Path | None, seconds: float, data: bytes = b"") -> bytes:
         done = subprocess.run(
-            command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
+            command, cwd=cwd, env=self.environment, input=data, capture_output=True, timeout=seconds, check=False
         )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {done.returncode}\n{(done.stdout + done.stderr)[-6000:]}")
+            said = (done.stdout + done.stderr).decode(errors="replace")
+            raise RuntimeError(f"{' '.join(command)}: {done.returncode}\n{said[-6000:]}")
         return done.stdout
 
     def __enter__(self) -> Self:
         d = self.directory
         (d / "config").mkdir(parents=True)
+        # One at a time on a machine: each puts the packet filter back as it found it.
+        self._turn = (cache() / ".turn").open("w")
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
         self._forward = _FORWARD.read_text()
         self._rules = self._checked(["iptables-save"], None, 10)
         places = ["--data-root", f"{d}/data", "--exec-root", f"{d}/exec", "-p", f"{d}/d.pid"]
@@ -191,10 +201,8 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """By the id in its file; containers end with it, and its rules for the network go."""
-        pid = self.directory / "d.pid"
-        if pid.exists() and self._process.poll() is None:
-            os.kill(int(pid.read_text()), signal.SIGTERM)
+        """Containers end with it, and its rules for the network go."""
+        self._process.terminate()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
@@ -206,6 +214,7 @@ class Engine:
             if place.startswith(f"{self.directory}/"):
                 subprocess.run(["umount", "-l", place], capture_output=True, check=False)
         shutil.rmtree(self.directory, ignore_errors=True)
+        self._turn.close()
 
     def _restore(self) -> None:
         """The packet filter as it was before."""
