@@ -237,8 +237,11 @@ def test_every_change_leaves_a_line(example: Mesh, tokens: dict[str, str], held:
     assert ask(example, "POST", "/v1/groups/red/lined/v1/default/terminate", token=token)[0] == 202
     assert ask(example, "POST", "/v1/apply", body(), token="guessed")[0] == 401
     ask(example, "DELETE", "/v1/applications/red/lined")
-    items = example.http("/v1/events?follow=false&subject=moorage.events.audit.*.red-writer")["items"]
-    lines = [i["data"] for i in items]
+    for _ in range(100):
+        items = example.http("/v1/events?follow=false&subject=moorage.events.audit.*.red-writer")["items"]
+        lines = [i["data"] for i in items]
+        if lines and lines[-1]["path"].endswith("/terminate"):
+            break
     assert [(line["method"], line["outcome"], line["status"]) for line in lines[-3:]] == [
         ("POST", "done", 200),
         ("POST", "refused", 403),
@@ -251,6 +254,38 @@ def test_every_change_leaves_a_line(example: Mesh, tokens: dict[str, str], held:
     assert unknown[-1]["data"]["status"] == 401 and "guessed" not in json.dumps(unknown)
     story = example.http(f"/v1/story/{items[-1]['id']}")["items"]
     assert any(s["subject"].startswith("moorage.events.intents.terminated.red.lined") for s in story), story
+    story = example.http(f"/v1/story/{items[-3]['id']}")["items"]
+    subjects = [s["subject"].removesuffix(".red.lined.v1.default") for s in story]
+    assert "moorage.events.intents.accepted" in subjects, "what was applied names who applied it"
+    assert "moorage.events.decisions.placed" in subjects, "and so does what became of it"
+
+
+def test_what_is_removed_names_who_removed_it(example: Mesh, tokens: dict[str, str]) -> None:
+    token = tokens["red-writer"]
+    intent = {
+        "kind": "PlacementIntent",
+        "metadata": {"name": "aside", "project": "red"},
+        "spec": {"group": "bound", "app": "web", "allOf": [{"provider": "lab"}]},
+    }
+    assert ask(example, "POST", "/v1/apply", body(name="bound"), token=token)[0] == 200
+    assert ask(example, "POST", "/v1/apply", json.dumps(intent).encode(), token=token)[0] == 200
+    assert ask(example, "DELETE", "/v1/intents/PlacementIntent/red/aside", token=token)[0] == 204
+    assert ask(example, "DELETE", "/v1/applications/red/bound", token=token)[0] in (202, 204)
+
+    def set_off(path: str) -> list[str]:
+        items = example.http("/v1/events?follow=false&subject=moorage.events.audit.done.red-writer")["items"]
+        line = [i for i in items if i["data"]["method"] == "DELETE" and i["data"]["path"] == path][-1:]
+        story = example.http(f"/v1/story/{line[0]['id']}")["items"] if line else []
+        return [s["subject"].split(".")[3] for s in story if ".bound." in s["subject"]]
+
+    for path, wanted in (
+        ("/v1/intents/PlacementIntent/red/aside", {"updated"}),
+        ("/v1/applications/red/bound", {"terminated", "deleted"}),
+    ):
+        for _ in range(200):
+            if wanted <= set(set_off(path)):
+                break
+        assert wanted <= set(set_off(path)), path
 
 
 def test_who_guesses_too_often_is_slowed_down(example: Mesh) -> None:

@@ -125,6 +125,7 @@ def event_item(raw: bytes) -> dict[str, Any]:
 
 async def recorded(gateway: Gateway, subject: str, limit: int, shown: Callable[[str], bool]) -> list[bytes]:
     """The last events of a subject that are still in the log and may be shown."""
+    await gateway.lines.flush()  # who asked for something and then looks finds it
     log = gateway.bus.log(LOG)
     start = 1
     if subject == EVENTS:
@@ -166,6 +167,7 @@ async def story(request: web.Request) -> web.StreamResponse:
             if (decision := _about(event.data).decision) is not None:
                 wanted.add(decision)  # what carries it out names it as its cause
 
+    await gateway_of(request).lines.flush()
     log = gateway_of(request).bus.log(LOG)
     before = 0
     while before != len(wanted):  # an effect that another worker told first may stand before its cause
