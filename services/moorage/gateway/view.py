@@ -148,8 +148,11 @@ class View:
             self.put_resource(path, bytes(_shown(value).body), revision)
         self.tell_resource(path)
 
-    def put_resource(self, path: Path, body: bytes, revision: int) -> None:
-        self.resources.put(path, shown_body(path, body), revision)
+    def put_resource(self, path: Path, body: bytes, revision: int) -> bytes:
+        """What of it may be shown."""
+        shown = shown_body(path, body)
+        self.resources.put(path, shown, revision)
+        return shown
 
     def tell_resource(self, path: Path) -> None:
         if path[0] == "cluster-providers":

@@ -13,9 +13,9 @@ from moorage.bus import subjects
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.resources import CLUSTER, Change, Kind, Path
 
-from ..answers import answer
 from ..audit import id_of
 from ..calls import call
+from ..routing import JSON
 from ..serving import BODY_LIMIT, Gateway, gateway_of
 from .labels import settled
 from .reading import path_in, resources_of
@@ -62,12 +62,12 @@ async def _changed(request: web.Request, change: Change, status: int) -> web.Str
     reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10, again=_again(change))
     path: Path = tuple(reply["path"])
     seq = reply["seq"]
-    gateway.view.put_resource(path, _encode(reply["body"]), seq)
+    body = gateway.view.put_resource(path, _encode(reply["body"]), seq)
     gateway.view.tell_resource(path)
     await _settled(gateway, path)
     if len(path) == 7 and status == 201 and path[5] == "deployment-intent-groups":
         await gateway.view.caught_up("/".join((path[1], path[3], path[4], path[6])))
-    response = answer(resources_of(request).body(path) if status == 200 else reply["body"], status)
+    response = web.Response(body=body, status=status, content_type=JSON)
     response.headers["ETag"] = f'"{seq}"'
     if status == 201:
         own = [part.replace("/", "%2F") for part in path[len(change.path) :]]
