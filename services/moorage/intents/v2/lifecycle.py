@@ -189,6 +189,8 @@ class Lifecycle:
 
         async def plan(_known: Known | None, entry: Entry | None) -> Change:
             record, _ = await self._record(order.group, entry)
+            if order.repeat and order.verb == "instantiate" and record.state == "Instantiated":
+                return Change(None, "unchanged")  # somebody did the same at this moment
             core.check_state(order.group, record.state, order.verb)
             own = self._store.attached(order.group)
             head = core.Head.of(record)
