@@ -1,0 +1,214 @@
+"""A whole mesh and the real clusters, joined as an operator joins them, with agents that have no more rights than joining
+gives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import msgspec
+import pytest
+
+from moorage.agent.joining import token
+from moorage.kube import connect
+from moorage.testing.agents import AgentProcess
+from moorage.testing.kube import ControlPlane
+from moorage.testing.mesh import Mesh
+
+GPU = "nvidia.com/gpu"
+AVX = "feature.node.kubernetes.io/cpu-cpuid.AVX512F"
+GROUP = "/v1/groups/default/{}/v1/default"
+#: Where tests let it be decided between two alike.
+EDGES = [{"cluster": "lab/edge-1"}, {"cluster": "lab/edge-2"}]
+
+
+def agent_of(mesh: Mesh, plane: ControlPlane) -> AgentProcess:
+    """One that acts as the service account that joining made."""
+
+    async def ask() -> str:
+        api = await connect(plane.kubeconfig)
+        try:
+            return await token(api)
+        finally:
+            await api.close()
+
+    kubeconfig = mesh.state / f"{plane.name}.kubeconfig"
+    kubeconfig.write_bytes(msgspec.json.encode(plane.config(asyncio.run(ask()))))
+    return AgentProcess(mesh, plane, kubeconfig=kubeconfig)
+
+
+def until(check: Callable[[], Any], seconds: float = 30, what: str = "") -> Any:
+    end = time.monotonic() + seconds
+    while True:
+        if found := check():
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.1)
+
+
+@pytest.fixture(name="mesh", scope="module")
+def whole_mesh(planes: list[ControlPlane]) -> Iterator[Mesh]:
+    with Mesh() as mesh:
+        yield mesh
+
+
+@pytest.fixture(name="agents", scope="module")
+def joined_agents(mesh: Mesh, planes: list[ControlPlane]) -> Iterator[dict[str, AgentProcess]]:
+    core = planes[2]
+    for i in range(2):
+        patch = {"metadata": {"labels": {AVX: "true"}}}
+        core.call("PATCH", f"/api/v1/nodes/core-1-n{i}", patch, "application/merge-patch+json")
+    made: dict[str, AgentProcess] = {}
+    try:
+        for plane in planes:
+            done = mesh.run("cluster", "join", "--kubeconfig", str(plane.kubeconfig), "--context", plane.name, "--provider", "lab", "--label", "region=eu", "--no-deploy")  # fmt: skip
+            assert done.returncode == 0, done.stderr.decode()
+            made[plane.name] = agent_of(mesh, plane)
+            made[plane.name].start()
+        until(
+            lambda: (
+                len([c for c in mesh.http("/v1/clusters")["items"] if c["state"] == "Ready" and c["nodes"] == 4]) == 3
+            ),
+            60,
+            "three clusters",
+        )
+        yield made
+    finally:
+        for agent in made.values():
+            agent.stop()
+
+
+def stateful(name: str, **extra: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": "registry.example/x:1", **extra}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name},
+        "spec": {
+            "serviceName": name,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [container]}},
+        },
+    }
+
+
+def application(name: str, needs: list[dict[str, Any]], **app: Any) -> dict[str, Any]:
+    consumer = {
+        "name": name,
+        "object": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name},
+        "container": "main",
+        "replicas": app.pop("pods", 1),
+        "needs": needs,
+    }
+    spec = {"name": name, "replicas": 1, "manifests": [stateful(name)], "consumers": [consumer], **app}
+    return {
+        "apiVersion": "moorage.dev/v1alpha1",
+        "kind": "Application",
+        "metadata": {"name": name},
+        "spec": {"apps": [spec]},
+    }
+
+
+def apply(mesh: Mesh, document: dict[str, Any]) -> None:
+    assert mesh.http("/v1/apply", document)["accepted"]
+
+
+def why(mesh: Mesh, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = mesh.http(GROUP.format(name) + "/why")
+    return found
+
+
+def running(mesh: Mesh, name: str, seconds: float = 40) -> dict[str, Any]:
+    found: dict[str, Any] = until(lambda: (w := why(mesh, name))["phase"] == "Running" and w, seconds, f"{name} runs")
+    return found
+
+
+def remove(mesh: Mesh, *names: str) -> None:
+    for name in names:
+        done = mesh.run("delete", "application", name, seconds=60)
+        assert done.returncode in (0, 3), done.stderr.decode()
+
+
+def pods(plane: ControlPlane, app: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = plane.get(f"/api/v1/namespaces/default/pods?labelSelector=app={app}")["items"]
+    return found
+
+
+@pytest.fixture(name="tidy", autouse=True)
+def tidied(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    mesh = request.getfixturevalue("mesh")
+    for item in mesh.http("/v1/applications")["items"]:
+        remove(mesh, item["metadata"]["name"] if "metadata" in item else item["group"].split("/")[1])
+
+
+EXAMPLE: list[dict[str, Any]] = [
+    {"resource": "cpu", "requests": 4, "limits": 4},
+    {"resource": "memory", "requests": 1000, "limits": 1000, "units": "MB"},
+    {"resource": GPU, "limits": 1, "mandatory": False, "weight": 9},
+    {"label": AVX, "value": "true"},
+]
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+
+
+def is_gone(plane: ControlPlane, path: str) -> bool:
+    try:
+        plane.get(path)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return True
+        raise
+    return False
+
+
+class Sampling:
+    """Looks at an app's pods in the old place, then in the new one, again and again: whoever left the old one after the
+    new one was ready is always seen in one of them."""
+
+    def __init__(self, old: tuple[ControlPlane, str], new: tuple[ControlPlane, str]) -> None:
+        self._places = (old, new)
+        self.samples: list[tuple[int, int]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.03):
+            old, new = (sum(map(is_ready, pods(*place))) for place in self._places)
+            self.samples.append((old, new))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @property
+    def least(self) -> int:
+        """How many pods were ready at the worst moment."""
+        return min(old + new for old, new in self.samples)
+
+
+HOLD = "moorage.dev/test-hold"
+
+
+def held(app: str) -> dict[str, Any]:
+    """A StatefulSet whose pods are bound, and not ready before somebody lets them."""
+    made = stateful(app)
+    made["spec"]["template"]["metadata"]["annotations"] = {HOLD: "true"}
+    return made
+
+
+def let_go(plane: ControlPlane, app: str) -> None:
+    for pod in pods(plane, app):
+        path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}"
+        plane.call("PATCH", path, {"metadata": {"annotations": {HOLD: None}}}, "application/merge-patch+json")
