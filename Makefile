@@ -45,7 +45,7 @@ docs: $(VENV)/installed ## make the pages that are made from tables in code
 bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes bench.json
 	$(BIN)/python -m tests.bench $(NAME)
 
-kube-assets: $(VENV)/installed ## build etcd, Kubernetes and kwok for tests/kube, once, into the user's cache
+kube-assets: $(VENV)/installed ## build etcd, Kubernetes, kwok and helm for tests, once, into the user's cache
 	@$(BIN)/python -m moorage.testing.kube_assets
 
 engine: $(VENV)/installed ## as root: get a container engine for tests/compose, once, into the user's cache

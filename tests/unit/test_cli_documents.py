@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,69 @@ def test_nothing_at_all_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(Failure) as wrong:
         read_all([str(tmp_path)])
     assert wrong.value.code == 2
+
+
+CHART = """
+apiVersion: moorage.dev/v1alpha1
+kind: Application
+metadata: {name: shop}
+spec:
+  apps:
+    - name: web
+      manifests:
+        - {chart: charts/web, values: {replicas: 3, image: "nginx:1"}}
+        - {apiVersion: v1, kind: Service, metadata: {name: own}}
+"""
+#: Says what it was called with, as a manifest.
+HELM = """#!{python}
+import json, sys
+values = json.load(sys.stdin)
+if "image" not in values:
+    sys.exit("Error: execution error at (web/templates/web.yaml:1:3): image is needed")
+print("---\\n# Source: web\\n" + json.dumps({{"kind": "Deployment", "argv": sys.argv[1:], "values": values}}))
+"""
+
+
+def with_helm(place: Path, patch: pytest.MonkeyPatch, text: str = HELM) -> None:
+    helm = place / "bin" / "helm"
+    helm.parent.mkdir()
+    helm.write_text(text.format(python=sys.executable))
+    helm.chmod(0o755)
+    patch.setenv("PATH", str(helm.parent))
+
+
+def test_a_chart_is_rendered_with_its_values_under_the_name_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_helm(tmp_path, monkeypatch)
+    (tmp_path / "charts" / "web").mkdir(parents=True)
+    (tmp_path / "shop.yaml").write_text(CHART)
+    (document,) = read(str(tmp_path / "shop.yaml"))
+    made, own = document.body["spec"]["apps"][0]["manifests"]
+    assert made["values"] == {"replicas": 3, "image": "nginx:1"}
+    chart = str(tmp_path / "charts/web")
+    assert made["argv"] == ["template", "web", chart, "--include-crds", "--skip-tests", "--values", "-"]
+    assert own["kind"] == "Service"
+
+
+def test_charts_that_cannot_be_rendered_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_text(CHART)
+    with pytest.raises(Failure, match=r"manifests\[0\].chart: there is no .*charts/web"):
+        read(str(file))
+    (tmp_path / "charts" / "web").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Failure, match="no program `helm` on the path"):
+        read(str(file))
+    with_helm(tmp_path, monkeypatch)
+    file.write_text(CHART.replace(', image: "nginx:1"', ""))
+    with pytest.raises(Failure, match="image is needed"):
+        read(str(file))
+    file.write_text(CHART.replace("{replicas: 3", "[{replicas: 3").replace('"nginx:1"}', '"nginx:1"}]'))
+    with pytest.raises(Failure, match="values: must be an object"):
+        read(str(file))
+
+
+def test_a_chart_with_more_than_is_known_is_left_to_the_mesh_to_refuse(tmp_path: Path) -> None:
+    (document,) = read_text(CHART.replace("values:", "value:"), "given", tmp_path)
+    assert document.body["spec"]["apps"][0]["manifests"][0]["chart"] == "charts/web"

@@ -46,7 +46,8 @@ def migrate(
 
     Parameters
     ----------
-    to: The other group, approved: a full name.
+    to
+        The other group, approved: a full name.
     """
     return act("migrate", group, project, output, state, target=full_name(to, project))
 
@@ -58,7 +59,8 @@ def rollback(
 
     Parameters
     ----------
-    revision: Which one; the one before the present by default.
+    revision
+        Which one; the one before the present by default.
     """
     return act("rollback", group, project, output, state, revision=revision)
 

@@ -40,11 +40,16 @@ def agent(
 
     Parameters
     ----------
-    kubeconfig: The file; default $KUBECONFIG, then ~/.kube/config.
-    context: Which context of it; default the current one.
-    name: The cluster's name in the fleet; default the one it joined with, else the context's.
-    provider: The cluster's provider; default the one it joined with, else kube.
-    label: NAME=VALUE, a label of the cluster beside those it joined with (may be given several times).
+    kubeconfig
+        The file; default $KUBECONFIG, then ~/.kube/config.
+    context
+        Which context of it; default the current one.
+    name
+        The cluster's name in the fleet; default the one it joined with, else the context's.
+    provider
+        The cluster's provider; default the one it joined with, else kube.
+    label
+        NAME=VALUE, a label of the cluster beside those it joined with (may be given several times).
     """
     from moorage.agent.joining import joined, read_labels
     from moorage.agent.worker import main

@@ -39,7 +39,8 @@ def apply(
 
     Parameters
     ----------
-    dry_run: Check and decide, store and claim nothing.
+    dry_run
+        Check and decide, store and claim nothing.
     """
     documents = read_all(filename, values=read_values(values))
     client = Client.find(state)

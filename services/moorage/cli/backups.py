@@ -65,7 +65,8 @@ def backup(file: str, /, *, state: StateDir = None) -> int:
 
     Parameters
     ----------
-    file: Where to; replaced in one step when all is there. `-` is stdout.
+    file
+        Where to; replaced in one step when all is there. `-` is stdout.
     """
     where = State(state_dir(state))
 
@@ -182,7 +183,8 @@ def restore(file: str, /, *, state: StateDir = None) -> int:
 
     Parameters
     ----------
-    file: What `moorage backup` wrote. `-` is stdin.
+    file
+        What `moorage backup` wrote. `-` is stdin.
     """
     where = State(state_dir(state))
     with ExitStack() as stack:

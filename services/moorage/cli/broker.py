@@ -55,10 +55,14 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
 
     Parameters
     ----------
-    directory: Where to; made if it is not there.
-    clusters: PROVIDER/NAME of every cluster whose agent may speak.
-    redis: HOST:PORT at which workers reach Redis.
-    store: Where the broker keeps its streams.
+    directory
+        Where to; made if it is not there.
+    clusters
+        PROVIDER/NAME of every cluster whose agent may speak.
+    redis
+        HOST:PORT at which workers reach Redis.
+    store
+        Where the broker keeps its streams.
     """
     import json
 

@@ -28,7 +28,8 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
 
     Parameters
     ----------
-    shell: bash, zsh or fish.
+    shell
+        bash, zsh or fish.
     """
     from .main import build
 

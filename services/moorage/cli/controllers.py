@@ -41,11 +41,16 @@ def set_(
 
     Parameters
     ----------
-    deadline: How long it may take: 300ms.
-    policy: What its silence means: required, optional or stale-ok.
-    weight: What its scores count.
-    placement: Whether it is asked for candidates.
-    actions: Whether it is asked for contributions to manifests.
+    deadline
+        How long it may take: 300ms.
+    policy
+        What its silence means: required, optional or stale-ok.
+    weight
+        What its scores count.
+    placement
+        Whether it is asked for candidates.
+    actions
+        Whether it is asked for contributions to manifests.
     """
     given = {"policy": policy, "weight": weight, "placement": placement, "actions": actions}
     body: dict[str, Any] = {key: value for key, value in given.items() if value is not None}

@@ -37,10 +37,14 @@ def delete(
 
     Parameters
     ----------
-    filename: Documents whose objects are to be deleted, the last one first: a file, a directory, or -.
-    values: The files are templates, and this has their values.
-    wait: Wait until it is terminated and gone.
-    timeout: How long to wait.
+    filename
+        Documents whose objects are to be deleted, the last one first: a file, a directory, or -.
+    values
+        The files are templates, and this has their values.
+    wait
+        Wait until it is terminated and gone.
+    timeout
+        How long to wait.
     """
     within = seconds(timeout)
     targets: list[tuple[str, str, str] | Document] = []  # kind, project, name

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .charts import is_chart
+from .charts import render as rendered
 from .exits import FAILED, USAGE, Failure
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -149,21 +151,30 @@ def _inline(body: dict[str, Any], where: str, base: Path) -> None:
     apps = spec.get("apps") if isinstance(spec, dict) else None
     for number, app in enumerate(apps if isinstance(apps, list) else []):
         if isinstance(app, dict) and "manifests" in app:
-            app["manifests"] = _inlined(app["manifests"], f"{where}: spec.apps[{number}].manifests", base)
+            release = str(app.get("name", ""))
+            app["manifests"] = _inlined(app["manifests"], f"{where}: spec.apps[{number}].manifests", base, release)
 
 
-def _inlined(manifests: Any, where: str, base: Path) -> Any:
+def _inlined(manifests: Any, where: str, base: Path, release: str) -> Any:
     if isinstance(manifests, dict):
-        return _named(manifests["file"], where, base) if set(manifests) == {"file"} else manifests
+        read = _read_in(manifests, where, base, release)
+        return manifests if read is None else read
     if not isinstance(manifests, list):
         return manifests
     found: list[Any] = []
     for number, one in enumerate(manifests):
-        if isinstance(one, dict) and set(one) == {"file"}:
-            found += _named(one["file"], f"{where}[{number}]", base)
-        else:
-            found.append(one)
+        read = _read_in(one, f"{where}[{number}]", base, release)
+        found += [one] if read is None else read
     return found
+
+
+def _read_in(item: Any, where: str, base: Path, release: str) -> list[Any] | None:
+    """The objects of a file or a chart; None for what is an object itself, or nothing that is known here."""
+    if isinstance(item, dict) and set(item) == {"file"}:
+        return _named(item["file"], where, base)
+    if is_chart(item):
+        return _objects(rendered(item, release, where, base), f"{where}.chart")
+    return None
 
 
 def _named(name: Any, where: str, base: Path) -> list[Any]:
@@ -173,9 +184,15 @@ def _named(name: Any, where: str, base: Path) -> list[Any]:
         raise Failure(f"{where}.file: there is no {path}", FAILED)
     found: list[Any] = []
     for file in _files(path):
-        for one in parse(_text(file), str(file)):
-            if isinstance(one, dict) and one.get("kind") == "List":
-                found += one.get("items") or []
-            elif one is not None:
-                found.append(one)
+        found += _objects(_text(file), str(file))
+    return found
+
+
+def _objects(text: str, where: str) -> list[Any]:
+    found: list[Any] = []
+    for one in parse(text, where):
+        if isinstance(one, dict) and one.get("kind") == "List":
+            found += one.get("items") or []
+        elif one is not None:
+            found.append(one)
     return found

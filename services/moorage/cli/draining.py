@@ -49,8 +49,10 @@ def drain(name: Cluster, /, *, timeout: str = "5m", state: StateDir = None) -> i
 
     Parameters
     ----------
-    name: PROVIDER/NAME of the cluster.
-    timeout: How long to wait for it: 30s, 5m.
+    name
+        PROVIDER/NAME of the cluster.
+    timeout
+        How long to wait for it: 30s, 5m.
     """
     client = Client.find(state)
     end = time.monotonic() + seconds(timeout)

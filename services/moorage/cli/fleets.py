@@ -42,7 +42,8 @@ def apply(
 
     Parameters
     ----------
-    timeout: How long to wait for the inventory.
+    timeout
+        How long to wait for the inventory.
     """
     source = file or filename
     if not source:
@@ -97,10 +98,14 @@ def sim(
 
     Parameters
     ----------
-    file: A fleet file.
-    clusters: Instead of a file: how many generated clusters.
-    nodes: Nodes of each generated cluster.
-    seed: The same seed makes the same clusters.
+    file
+        A fleet file.
+    clusters
+        Instead of a file: how many generated clusters.
+    nodes
+        Nodes of each generated cluster.
+    seed
+        The same seed makes the same clusters.
     """
     if (file is None) == (clusters <= 0):
         raise Failure("give either a fleet FILE or --clusters N", USAGE)

@@ -35,11 +35,16 @@ def get(
 
     Parameters
     ----------
-    kind: The kind, in any of its names.
-    name: One of them; without it, all.
-    selector: Only those whose labels match, as kubectl has it: a=b,c!=d,e,f in (g,h).
-    group: Only decisions of this group.
-    cluster: Only nodes of this cluster.
+    kind
+        The kind, in any of its names.
+    name
+        One of them; without it, all.
+    selector
+        Only those whose labels match, as kubectl has it: a=b,c!=d,e,f in (g,h).
+    group
+        Only decisions of this group.
+    cluster
+        Only nodes of this cluster.
     """
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")

@@ -40,15 +40,24 @@ def join(
 
     Parameters
     ----------
-    name: The cluster's name in the fleet; default the context's.
-    context: Which context of the kubeconfig; default the current one.
-    kubeconfig: The file; default $KUBECONFIG, then ~/.kube/config.
-    provider: The cluster's provider; default kube.
-    label: NAME=VALUE, a label of the cluster (may be given several times).
-    nats: Where the agent reaches the broker; default the one of the mesh on this machine.
-    image: The agent's image.
-    replicas: How many agents; one acts, the others stand by.
-    deploy: Also make the deployment; without it, run `moorage agent` yourself.
+    name
+        The cluster's name in the fleet; default the context's.
+    context
+        Which context of the kubeconfig; default the current one.
+    kubeconfig
+        The file; default $KUBECONFIG, then ~/.kube/config.
+    provider
+        The cluster's provider; default kube.
+    label
+        NAME=VALUE, a label of the cluster (may be given several times).
+    nats
+        Where the agent reaches the broker; default the one of the mesh on this machine.
+    image
+        The agent's image.
+    replicas
+        How many agents; one acts, the others stand by.
+    deploy
+        Also make the deployment; without it, run `moorage agent` yourself.
     """
     from moorage.agent.deployment import IMAGE, credentials, deployment, rights
     from moorage.agent.joining import join as make
@@ -104,11 +113,16 @@ def leave(
 
     Parameters
     ----------
-    name: The cluster's name in the fleet; default the context's.
-    context: Which context of the kubeconfig; default the current one.
-    kubeconfig: The file; default $KUBECONFIG, then ~/.kube/config.
-    provider: The cluster's provider; default kube.
-    force: Also where groups still run there.
+    name
+        The cluster's name in the fleet; default the context's.
+    context
+        Which context of the kubeconfig; default the current one.
+    kubeconfig
+        The file; default $KUBECONFIG, then ~/.kube/config.
+    provider
+        The cluster's provider; default kube.
+    force
+        Also where groups still run there.
     """
     from moorage.agent.deployment import deployment, rights
     from moorage.agent.joining import dismantle, say_goodbye, undo

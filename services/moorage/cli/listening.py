@@ -25,9 +25,12 @@ def events(
 
     Parameters
     ----------
-    follow: Go on until Ctrl-C.
-    subject: Only on these subjects, with NATS wildcards.
-    limit: How many of the past.
+    follow
+        Go on until Ctrl-C.
+    subject
+        Only on these subjects, with NATS wildcards.
+    limit
+        How many of the past.
     """
     client = Client.find(state)
     if not follow:

@@ -22,7 +22,8 @@ def run(worker: str, /, *, state: StateDir = None) -> int:
 
     Parameters
     ----------
-    worker: intents, inventory, hpa, labels, affinity, merger, patcher, sim, gateway, or a Python file.
+    worker
+        intents, inventory, hpa, labels, affinity, merger, patcher, sim, gateway, or a Python file.
     """
     if worker not in WORKERS and not os.path.isfile(worker):
         raise Failure(f"{worker!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)

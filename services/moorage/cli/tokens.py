@@ -40,10 +40,14 @@ def create(
 
     Parameters
     ----------
-    name: What it is called where it is listed, and who it is in the audit.
-    role: viewer reads, editor also changes what is in its projects, admin does everything.
-    project: A project it is good for; may be given several times. Without one: all of them.
-    expires: After how long it ends: 12h. Without it: when it is revoked.
+    name
+        What it is called where it is listed, and who it is in the audit.
+    role
+        viewer reads, editor also changes what is in its projects, admin does everything.
+    project
+        A project it is good for; may be given several times. Without one: all of them.
+    expires
+        After how long it ends: 12h. Without it: when it is revoked.
     """
     body: dict[str, Any] = {"name": name, "role": role, "projects": list(project or [])}
     if expires:
@@ -72,7 +76,8 @@ def revoke(name: TokenName, /, *, state: StateDir = None) -> int:
 
     Parameters
     ----------
-    name: As it is listed.
+    name
+        As it is listed.
     """
     Client.find(state).call("DELETE", path("tokens", name))
     out(f"token {name} revoked")

@@ -38,8 +38,10 @@ def wait(
 
     Parameters
     ----------
-    for_: phase=PHASE (Placed is also satisfied by Deploying and Running) or delete.
-    timeout: How long: 300ms, 10s, 2m.
+    for_
+        phase=PHASE (Placed is also satisfied by Deploying and Running) or delete.
+    timeout
+        How long: 300ms, 10s, 2m.
     """
     name = full_name(group, project)
     within = seconds(timeout)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import platformdirs
 
-KUBERNETES, STAGING, ETCD, KWOK = "v1.36.3", "v0.36.3", "v3.6.8", "v0.8.0"
+KUBERNETES, STAGING, ETCD, KWOK, HELM = "v1.36.3", "v0.36.3", "v3.6.8", "v0.8.0", "v3.19.2"
 BINARIES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kwok")
 _GO = "1.26.0"
 
@@ -49,6 +49,8 @@ BUILDS = (
     ),
     Build(("kwok",), "sigs.k8s.io/kwok", KWOK, ("sigs.k8s.io/kwok/cmd/kwok",), 1150),
 )
+#: No part of a control plane: what renders charts.
+CHARTS = Build(("helm",), "helm.sh/helm/v3", HELM, ("helm.sh/helm/v3/cmd/helm",), 900)
 
 
 def cache() -> Path:
@@ -84,12 +86,19 @@ def kwok(directory: Path) -> Path | None:
     return Path(found) if found else None
 
 
-def build(directory: Path) -> None:
+def helm() -> Path | None:
+    if not lacking(cache(), CHARTS.names):
+        return cache() / "helm"
+    found = shutil.which("helm")
+    return Path(found) if found else None
+
+
+def build(directory: Path, builds: Iterable[Build] = BUILDS) -> None:
     """Each binary appears whole or not at all; two builds at once take turns."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for item in BUILDS:
+        for item in builds:
             if lacking(directory, item.names):
                 _build(item, directory)
     _say(f"the binaries are in {directory}")
@@ -155,14 +164,15 @@ def _say(text: str, *, passing: bool = False) -> None:
 
 
 def main() -> None:
-    """Nothing to do where KUBEBUILDER_ASSETS has all of them."""
+    """Nothing to do where KUBEBUILDER_ASSETS has all of them and helm is on PATH."""
     directory, _ = find()
     if directory is not None:
         _say(f"the binaries are in {directory}")
-        return
+        if helm() is not None:
+            return
     if shutil.which("go") is None:
         raise SystemExit("building them needs a Go toolchain (https://go.dev/dl); or set KUBEBUILDER_ASSETS")
-    build(cache())
+    build(cache(), (*(() if directory is not None else BUILDS), CHARTS))
 
 
 if __name__ == "__main__":

@@ -32,12 +32,18 @@ def up(
 
     Parameters
     ----------
-    http: HOST:PORT of the gateway; port 0 takes a free one.
-    nats: HOST:PORT of NATS, which agents of other machines need to reach; port 0 takes the one of last time, or a free one.
-    fleet: A file with simulated clusters.
-    example: Apply the usage example on a built-in fleet and show what became of it.
-    detach: Return once it is ready and leave it running; `moorage down` stops it.
-    workers: KIND=NUMBER, how many of a kind to run (may be given several times).
+    http
+        HOST:PORT of the gateway; port 0 takes a free one.
+    nats
+        HOST:PORT of NATS, which agents of other machines need to reach; port 0 takes the one of last time, or a free one.
+    fleet
+        A file with simulated clusters.
+    example
+        Apply the usage example on a built-in fleet and show what became of it.
+    detach
+        Return once it is ready and leave it running; `moorage down` stops it.
+    workers
+        KIND=NUMBER, how many of a kind to run (may be given several times).
     """
     if fleet is not None and not fleet.is_file():
         raise Failure(f"there is no fleet file {fleet}", USAGE)

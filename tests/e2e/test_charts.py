@@ -1,0 +1,113 @@
+"""`{chart: …}` from the file to the pods, with the real helm."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from moorage.testing import kube_assets
+from moorage.testing.mesh import Mesh
+
+FILES = {
+    "Chart.yaml": "apiVersion: v2\nname: web\nversion: 0.1.0\n",
+    "values.yaml": "replicas: 1\nimage: nginx:1.27\ncpu: 100m\n",
+    "crds/thing.yaml": """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: things.example.com}
+spec:
+  group: example.com
+  names: {kind: Thing, plural: things}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+""",
+    "templates/web.yaml": """
+{{- if gt (int .Values.replicas) 9 }}{{ fail "at most nine replicas" }}{{ end }}
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: {{ .Release.Name }}-nginx}
+spec:
+  replicas: {{ .Values.replicas }}
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers:
+        - {name: c, image: {{ .Values.image | quote }}, resources: {requests: {cpu: {{ .Values.cpu }}}}}
+""",
+    "templates/tests/try.yaml": """
+apiVersion: v1
+kind: Pod
+metadata: {name: try, annotations: {"helm.sh/hook": test}}
+spec: {containers: [{name: c, image: busybox}]}
+""",
+}
+DOCUMENT = """
+apiVersion: moorage.dev/v1alpha1
+kind: Application
+metadata: {name: charted}
+spec:
+  apps:
+    - name: web
+      manifests: [{chart: charts/web, values: VALUES}]
+"""
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    helm = kube_assets.helm()
+    if helm is None:
+        pytest.skip("no helm; `make kube-assets` builds it")
+    monkeypatch.setenv("PATH", f"{helm.parent}{os.pathsep}{os.environ['PATH']}")
+    yield
+
+
+def written(place: Path, values: str) -> str:
+    for name, text in FILES.items():
+        file = place / "charts/web" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    document = place / "charted.yaml"
+    document.write_text(DOCUMENT.replace("VALUES", values))
+    return str(document)
+
+
+@pytest.mark.usefixtures("path")
+def test_a_chart_is_applied_changed_and_deleted(example: Mesh, tmp_path: Path) -> None:
+    file = written(tmp_path, "{replicas: 2}")
+    made = example.run("apply", "-f", file)
+    assert made.returncode == 0, made.stderr.decode()
+    try:
+        assert example.run("wait", "charted", "--for", "phase=Running", "--timeout", "40s").returncode == 0
+        shown = json.loads(example.run("get", "application", "charted", "-o", "json").stdout)
+        objects = {f"{m['kind']}/{m['metadata']['name']}": m for m in shown["spec"]["apps"][0]["manifests"]}
+        assert objects.keys() == {"CustomResourceDefinition/things.example.com", "Deployment/web-nginx"}, "no tests"
+        spec = objects["Deployment/web-nginx"]["spec"]
+        assert spec["replicas"] == 2
+        assert spec["template"]["spec"]["containers"][0]["image"] == "nginx:1.27", "the chart's own values hold"
+        why = json.loads(example.run("why", "charted", "-o", "json").stdout)
+        (claim,) = why["apps"]["web"]["claims"]
+        assert sum(slot.get("count", 1) for slot in claim["slots"]) == 2
+
+        assert b"unchanged" in example.run("apply", "-f", file).stdout
+        again = example.run("apply", "-f", written(tmp_path, "{replicas: 3}"))
+        assert b"updated" in again.stdout, again
+        refused = example.run("apply", "-f", written(tmp_path, "{replicas: 10}"))
+        assert refused.returncode == 1 and b"at most nine replicas" in refused.stderr
+        assert b"manifests[0].chart" in refused.stderr
+    finally:
+        assert example.run("delete", "application", "charted").returncode == 0
+
+
+def test_elsewhere_it_is_refused(example: Mesh) -> None:
+    """The gateway reads nobody's files."""
+    body = yaml.safe_load(DOCUMENT.replace("VALUES", "{}"))
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        example.http("/v1/apply", body)
+    assert refusal.value.code == 400 and b"NotInline" in refusal.value.read()
