@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -11,9 +12,12 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from moorage.bus import Bus
+from moorage.model.controllers import Controller
 from moorage.testing.mesh import Mesh
 from moorage.testing.rest import Rest
 
@@ -295,3 +299,28 @@ def test_bodies_in_yaml(rest: Rest) -> None:
     text = b"metadata:\n  name: written-in-yaml\n  description: as the design has them\n"
     made = rest("POST", "/projects", text, kind="application/yaml")
     assert made.status == 201, made
+
+
+def test_priorities_of_controllers_reach_those_that_are_asked(rest: Rest) -> None:
+    """Kept for all; those of controllers that are registered here break ties."""
+    made = rest("POST", "/controllers", {"metadata": {"name": "labels"}, "spec": {"priority": 7}})
+    assert made.status == 201 and "warning" not in made.headers
+    assert priority(rest, "labels") == 7
+    assert rest("PUT", "/controllers/labels", {"metadata": {"name": "labels"}, "spec": {"priority": 3}}).status == 200
+    assert priority(rest, "labels") == 3
+    assert rest("DELETE", "/controllers/labels").status == 204
+    assert priority(rest, "labels") == 0
+    other = rest("POST", "/controllers", {"metadata": {"name": "theirs"}, "spec": {"priority": 7}})
+    assert other.status == 201 and "NotRegistered" in other.headers["warning"]
+    assert rest("DELETE", "/controllers/theirs").status == 204
+
+
+def priority(rest: Rest, name: str) -> int:
+    async def read() -> int:
+        bus = await Bus.connect(rest.mesh.settings, worker="admin")
+        entry = await bus.bucket("moorage-controllers").get(name)
+        await bus.close()
+        assert entry is not None
+        return msgspec.json.decode(entry.value, type=Controller).priority
+
+    return asyncio.run(read())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.candidates import Choice, Mask, Merged, Room, Voice, choose, merge, read_answer
+from moorage.merger.gathering import ranked
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
 
 IDS = {f"lab/c-{i}": i for i in range(6)}
@@ -161,3 +162,20 @@ def test_the_order_of_answers_does_not_matter(sets: list[tuple[str, set[int]]]) 
         expected &= members if mode == "allow" else set(range(6)) - members
     assert set(which(merged(*voices).masks[0])) == expected
     assert set(which(merged(*voices[::-1]).masks[0])) == expected
+
+
+def test_priorities_break_ties_and_nothing_else() -> None:
+    def best(priorities: dict[str, int], more: float = 0.0) -> int:
+        values = {"hpa": (0.6 + more, 0.4), "labels": (0.4, 0.6)}
+        said = []
+        for name, (first, second) in values.items():
+            levels = [Level(value=first, clusters=some(0)), Level(value=second, clusters=some(1))]
+            said.append(voice(name, Answer(apps={"a": AppAnswer(levels=levels)})))
+        scores = merge([1, 1, 1], np.ones(6, dtype=np.bool_), ranked(said, priorities)).scores[0]
+        assert scores is not None
+        return int(np.argmax(np.rint(scores * 2**24)))
+
+    assert best({"hpa": 0, "labels": 0}) == 0, "a tie: the first by name"
+    assert best({"hpa": 1, "labels": 2}) == 1
+    assert best({"hpa": 9, "labels": 2}) == 0
+    assert best({"hpa": 1, "labels": 2}, more=0.001) == 0, "better by more than nothing stays better"

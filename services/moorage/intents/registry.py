@@ -25,6 +25,7 @@ def registered(old: Controller | None, name: str, said: Register) -> Controller:
         placement=said.placement,
         actions=said.actions,
         kinds=said.kinds,
+        steady=said.steady,
     )
     if old is None:
         return given
@@ -36,7 +37,7 @@ def left(old: Controller) -> Controller | None:
     kept = [field for field in old.pinned if field not in ("placement", "actions")]
     if not kept:
         return None
-    return msgspec.structs.replace(old, placement=False, actions=False, kinds={}, pinned=kept)
+    return msgspec.structs.replace(old, placement=False, actions=False, kinds={}, steady=False, pinned=kept)
 
 
 def was_set(old: Controller | None, said: Setting) -> Controller:

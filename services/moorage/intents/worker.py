@@ -15,6 +15,7 @@ from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, s
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
 from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
+from moorage.model.reasons import Warn
 from moorage.model.resources import GROUP, Change, group_name, kind_of
 from moorage.model.secrets import HIDDEN, restored
 from moorage.telemetry import Figure
@@ -210,6 +211,12 @@ class Worker:
                 done = await resources.remove(chosen, change.if_match)
         else:
             raise Refused(invalid([], f"{change.verb!r} is none of create, replace, delete and clear"))
+        for name in _controllers_of([done.path, *done.removed]):
+            if token(name) in self._known:
+                await self._enter(name, lambda old: old)
+            elif not done.removed:
+                message = f"no controller {name} is registered here, so its priority breaks no tie; it is kept"
+                done.warnings.append(Warn(code="NotRegistered", message=message))
         return {
             "path": done.path,
             "body": done.body,
@@ -239,6 +246,8 @@ class Worker:
             entry = await self._registry.get(key)
             old = _controllers.decode(entry.value) if entry is not None else None
             new = change(old)
+            if new is not None:
+                new = msgspec.structs.replace(new, priority=self._life.resources.priority(name))
             if new == old:
                 return {"name": name, "controller": new}
             try:
@@ -281,6 +290,10 @@ class Worker:
             for kind, schema in controller.kinds.items():
                 kinds.setdefault(kind, []).append(schema)
         self._kinds = kinds
+
+
+def _controllers_of(paths: list[list[str]]) -> list[str]:
+    return [path[1] for path in paths if len(path) == 2 and path[0] == "controllers"]
 
 
 def _sender(incoming: Incoming) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 
 from moorage.bus import Reply
 from moorage.candidates import Opinion, Voice, read_answer
@@ -19,6 +20,8 @@ from moorage.model.reasons import Reason, Warn
 MAX_ANSWER = 4 << 20
 MAX_REASONS = 64
 MAX_WARNINGS = 32
+#: Scores are told apart by less than a tenth of this.
+_TIE = 1e-6
 
 
 class _Said(Answer, kw_only=True):
@@ -64,6 +67,7 @@ def gather(
 ) -> Gathered:
     """`stale`: the last answers to the same question."""
     got = Gathered()
+    priorities: dict[str, int] = {}
     for controller in controllers:
         name, reply = controller.name, replies[controller.name]
         outcome, error, data = reply.outcome, reply.error, reply.data
@@ -89,6 +93,7 @@ def gather(
         if not isinstance(heard, str):
             answer, opinion = heard
             got.voices.append(Voice(name, controller.weight, opinion))
+            priorities[name] = controller.priority
             got.answers[name] = answer
             got.warnings.extend(answer.warnings[:MAX_WARNINGS])
             if outcome == "answered" and controller.policy == "stale-ok":
@@ -98,7 +103,28 @@ def gather(
             got.missing.append(Reason(code=code, by=name, message=error))
         else:
             got.warnings.append(Warn(code="ControllerLeftOut", message=f"{name}: {error}"))
+    got.voices = ranked(got.voices, priorities)
     return got
+
+
+def ranked(voices: list[Voice], priorities: Mapping[str, int]) -> list[Voice]:
+    """Where the weighted sums are the same, who has the higher priority decides: it weighs so little more that no other
+    order changes."""
+    ranks = {priority: rank for rank, priority in enumerate(sorted(set(priorities.values())))}
+    if len(ranks) < 2:
+        return voices
+    return [replace(v, weight=v.weight * (1 + _TIE * ranks[priorities[v.name]])) for v in voices]
+
+
+def open_to(got: Gathered, apps: int, controllers: Mapping[str, Controller]) -> list[bytes | None]:
+    """Per app the clusters to which those whose answers are steady confine it, as packed bits; None: no one does."""
+    found: list[bytes | None] = []
+    steady = [v for v in got.voices if (known := controllers.get(v.name)) is not None and known.steady]
+    for app in range(apps):
+        masks = [said.allowed for v in steady if (said := v.opinion.apps.get(app)) is not None]
+        some = [mask for mask in masks if mask is not None]
+        found.append(np.packbits(np.logical_and.reduce(some)).tobytes() if some else None)
+    return found
 
 
 def reasons(got: Gathered) -> list[Reason]:

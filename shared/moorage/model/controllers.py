@@ -17,6 +17,8 @@ class Controller(Model, kw_only=True):
     placement: bool = True
     actions: bool = False
     kinds: dict[str, dict[str, Any]] = {}  # kinds of intent it brings → JSON Schema of their spec
+    steady: bool = False  # where it allows an app changes with documents and labels of clusters, and when it says so
+    priority: int = 0  # of the resource of its name in /v2/controllers: breaks ties between scores, and does nothing else
     pinned: list[str] = []  # fields that an operator set; what registers later does not change them
 
 
@@ -29,6 +31,7 @@ class Register(Message, kw_only=True):
     placement: bool = True
     actions: bool = False
     kinds: dict[str, dict[str, Any]] = {}
+    steady: bool = False
 
 
 class Setting(Message, kw_only=True):

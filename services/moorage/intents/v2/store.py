@@ -88,6 +88,11 @@ class Resources:
         self._moved.set()
         self._moved = asyncio.Event()
 
+    def priority(self, controller: str) -> int:
+        """What the resource of a controller's name says; 0 where there is none."""
+        held = self.tree.get(("controllers", controller))
+        return 0 if held is None else msgspec.json.decode(held.value.body, type=bodies.ControllerBody).spec.priority
+
     async def caught_up(self) -> None:
         """Until what is in memory is at least what the bucket held a moment ago."""
         last = await self._bucket.last()
