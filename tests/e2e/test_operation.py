@@ -275,6 +275,14 @@ def test_alerts_and_dashboard_name_only_what_there_is(scraped: Scraped) -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical") and rule["annotations"]["summary"]
 
 
+def test_every_container_is_scraped() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    workers = {name: s["environment"] for name, s in services.items() if s.get("restart") and "environment" in s}
+    wanted = {f"{name}:{environment['MOORAGE_METRICS'].split(':')[1]}" for name, environment in workers.items()}
+    (job,) = yaml.safe_load((ROOT / "ops/monitoring/prometheus.yaml").read_text())["scrape_configs"]
+    assert set(job["static_configs"][0]["targets"]) == wanted and len(wanted) >= 12
+
+
 def test_the_page_lists_every_metric(scraped: Scraped) -> None:
     rows: dict[str, list[str]] = {}
     for kind, families in scraped.items():
