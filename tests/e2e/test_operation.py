@@ -149,6 +149,19 @@ def paths(spans: dict[str, Span], caller: str) -> list[list[str]]:
     return [path(span) for span in spans.values()]
 
 
+def test_one_trace_leads_from_the_end_to_the_pods(mesh: Mesh, collector: Collector) -> None:
+    trace, caller = new_trace(), "4" * 16
+    rest = Rest(mesh, "/v1")
+    group = rest("POST", "/apply", application("ends")).body["group"]
+    until(lambda: any(g["group"] == group and g["phase"] == "Running" for g in items(mesh)), "it runs")
+    answered = rest("POST", f"/groups/{group}/terminate", {}, traceparent=f"00-{trace}-{caller}-01")
+    assert answered.status == 202, answered
+    end = ["gateway POST /v1/groups/{project}/{app}/{version}/{group}/{verb}", "gateway request moorage.intents.act"]
+    end += ["intents handle moorage.intents.act", "merger handle moorage.groups.withdraw", "patcher take away"]
+    wanted = [[*end, "sim apply", "patcher confirm"], [*end, "patcher terminating"]]
+    until(lambda: all(path in paths(collector.of(trace), caller) for path in wanted), "all of it was exported")
+
+
 def test_events_carry_the_trace(mesh: Mesh) -> None:
     trace = new_trace()
     answered = Rest(mesh, "/v1")("POST", "/apply", application("traced"), traceparent=f"00-{trace}-{'1' * 16}-01")

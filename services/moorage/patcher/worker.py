@@ -95,6 +95,7 @@ class Patcher:
         self._stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
         self._left: set[str] = set()  # clusters that are no longer part of the fleet
         self._removing: dict[str, None] = {}  # groups with withdrawn claims
+        self._ending: dict[str, str] = {}  # group → the trace its withdrawal belongs to, where there are traces
         self._parts: dict[tuple[str, bytes], list[bytes]] = {}
         self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was told last
         self._empty = parts([], generation)[0]
@@ -171,7 +172,10 @@ class Patcher:
         else:
             self._left.discard(cluster)
 
-    def _folded(self, _commit: Commit, changes: Changes) -> None:
+    def _folded(self, commit: Commit, changes: Changes) -> None:
+        for withdrawal in commit.withdrawals:
+            if withdrawal.traceparent:
+                self._ending[withdrawal.group] = withdrawal.traceparent
         for group in changes.groups:
             self.desk.mark(group)
         for ident in changes.withdrawn - changes.released:
@@ -239,7 +243,10 @@ class Patcher:
         """Store what is to run from now on; only then do agents hear of it."""
         version = max(self.ledger.seq, before.version + 1 if before is not None else 1)
         if decision is None:
-            made = DesiredRecord(group=group, revision=before.revision if before else 0, decision="", version=version)
+            with traces.carried("take away", self._ending.pop(group, ""), **{"moorage.group": group}):
+                traceparent = traces.traceparent()
+            revision = before.revision if before is not None else 0
+            made = DesiredRecord(group=group, revision=revision, decision="", version=version, traceparent=traceparent)
         else:
             record = await self._record(group, decision.revision)
             if record is None:

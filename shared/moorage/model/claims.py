@@ -60,6 +60,7 @@ class Withdrawal(Model, kw_only=True):
 
     group: str
     revision: int
+    traceparent: str = ""  # who carries it out goes on with this trace
 
 
 class Release(Model, kw_only=True):
