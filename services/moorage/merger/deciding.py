@@ -23,7 +23,7 @@ from moorage.telemetry import traces
 
 from .core import Before, Names, Refusal, before, propose
 from .figures import Figures
-from .gathering import Gathered, gather, reasons
+from .gathering import Gathered, gather, open_to, reasons
 from .stored import Confirmations
 from .telling import placed
 
@@ -148,16 +148,22 @@ class Decider:
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
-    async def decide(self, record: Revision, cause: str, ahead: Confirmations | None = None) -> Attempt | None:
+    async def decide(
+        self,
+        record: Revision,
+        cause: str,
+        ahead: Confirmations | None = None,
+        confined: list[bytes | None] | None = None,
+    ) -> Attempt | None:
         """None: there is nothing to decide any more, or somebody in this process is at it. `ahead`: the record is being
-        written; whether it stands is heard there."""
+        written; whether it stands is heard there. `confined`: filled with `open_to` where it is refused."""
         group = record.group
         if self._deciding.get(group, 0) >= record.revision:
             return None
         self._deciding[group] = record.revision
         began = time.perf_counter()
         try:
-            attempt = await self._decide(record, cause, ahead)
+            attempt = await self._decide(record, cause, ahead, confined)
             self.figures.decided(time.perf_counter() - began)
             self.figures.outcome(attempt)
             return attempt
@@ -165,7 +171,9 @@ class Decider:
             if self._deciding.get(group) == record.revision:
                 del self._deciding[group]
 
-    async def _decide(self, record: Revision, cause: str, ahead: Confirmations | None) -> Attempt | None:
+    async def _decide(
+        self, record: Revision, cause: str, ahead: Confirmations | None, confined: list[bytes | None] | None
+    ) -> Attempt | None:
         loop = asyncio.get_running_loop()
         for _ in range(RETRIES):
             if settled(self.ledger, record.group, record.revision):
@@ -208,6 +216,8 @@ class Decider:
                 continue  # somebody decided or withdrew the group meanwhile: look again
             if crowded and not proposal.final:
                 continue  # the answers are from before others took the room
+            if confined is not None and not got.missing:
+                confined[:] = open_to(got, len(record.apps), self.controllers)
             return await self._refused(record, proposal, got, cause, known, started)
         reason = Reason(code="SearchBound", by="merger", message="others took the room each time it was found")
         return _refused(record, Refusal([reason]), got, [], str(self.fleet.epoch))

@@ -7,7 +7,9 @@ import contextlib
 import itertools
 
 import msgspec
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects
 from moorage.bus.failpoints import reached
@@ -29,6 +31,8 @@ log = structlog.get_logger("merger")
 
 #: Changes are gathered this long, so that a burst is one round.
 GATHER = 0.05
+#: What takes longer goes on after all else has had its turn, and after what is older and may be helped by then.
+TURN = 0.25
 SWEEP = 60.0
 #: A hint to decide is on its way when a document changes; who finds it undecided after this long does it himself.
 HINT_GRACE = 1.0
@@ -63,6 +67,7 @@ class Pending:
         self._moved: dict[str, tuple[float, list[Slot]]] = {}  # claim → since when its pods are there
         self._suspects: set[str] = set()
         self._forced: set[str] = set()
+        self._left: dict[str, NDArray[np.intp]] = {}  # of the last round: rows that may help these
         self._wake = asyncio.Event()
         self._heard = False
         self._labels: dict[int, object] = {}
@@ -169,6 +174,11 @@ class Pending:
         self._forced |= self.waiting.refused_by(untoken(subject.split(".")[2]))
         self._wake.set()
 
+    def registry_changed(self) -> None:
+        """Who is asked, or how, is not what it was."""
+        self._forced.update(self.waiting.groups)
+        self._wake.set()
+
     def _folded(self, commit: Commit, changes: Changes) -> None:
         ledger = self._decider.ledger
         for group in changes.groups:
@@ -239,24 +249,48 @@ class Pending:
         if not self.waiting.groups:
             self._tested = self._fleet.tick
             self._forced.clear()
+            self._left.clear()
             return
-        improved = self._fleet.improved_since(self._tested)
-        self._tested = self._fleet.tick
         forced = (self._forced | self.waiting.due(self._now)) & self.waiting.groups.keys()
         self._forced = set()
-        hits = self.waiting.hits(self._fleet, improved)
-        order = self.waiting.oldest_first(forced | hits.keys())
-        for number, group in enumerate(order):
+        hits, self._left = self._left, {}
+        order: list[str] = []
+        began = self._now
+        first = True
+        while first or order:
+            if first or self._fleet.tick != self._tested:
+                # Also while others are asked in vain: room that came meanwhile is the oldest's.
+                new = self._hits()
+                for group, more in new.items():
+                    hits[group] = np.union1d(more, hits[group]) if group in hits else more
+                if first or new:
+                    order = self.waiting.oldest_first((forced if first else forced.intersection(order)) | hits.keys())
+                    order.reverse()
+                first = False
+                continue
+            if self._now - began > TURN:
+                self._forced.update(forced.intersection(order))
+                self._left = hits
+                self._wake.set()
+                break
+            group = order.pop()
+            rows = hits.pop(group) if group in hits else None
+            wanted = group in forced
+            forced.discard(group)
             waiter = self.waiting.groups.get(group)
-            if waiter is None or (group not in forced and not self.waiting.still(self._fleet, group, hits[group])):
+            if waiter is None:
+                continue
+            if not wanted and (rows is None or not self.waiting.still(self._fleet, group, rows)):
                 continue
             waiter.due = None
             before = waiter.attempt
             with traces.carried("decide again", waiter.record.traceparent, **{"moorage.group": group}):
-                attempt = await self._decider.decide(waiter.record, "")
+                confined: list[bytes | None] = []
+                attempt = await self._decider.decide(waiter.record, "", confined=confined)
             if attempt is None:
                 self._look_again(group)
                 continue
+            waiter.confined = confined
             self.waiting.refused(group, attempt, self._now, fresh=False)
             if attempt.phase == "Placed":
                 self.waiting.drop(group)
@@ -264,8 +298,14 @@ class Pending:
                 await tell(self._bus, attempt, "")
             if waiter.due is not None and waiter.attempt is attempt:
                 # A required controller is silent, so it would be for all the others, one deadline each.
-                self.waiting.postpone(order[number + 1 :], waiter.due)
+                self.waiting.postpone(order, waiter.due)
                 break
+
+    def _hits(self) -> dict[str, NDArray[np.intp]]:
+        """What changed since the last look may help these, by these rows."""
+        improved = self._fleet.improved_since(self._tested)
+        self._tested = self._fleet.tick
+        return self.waiting.hits(self._fleet, improved)
 
     def _look_again(self, group: str) -> None:
         """Somebody else is at it, or it is settled."""

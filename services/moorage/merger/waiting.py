@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ class Waiter:
     due: float | None = None  # decided again then, whatever changed
     failures: int = 0  # of required controllers, in a row
     fresh: bool = True  # not tested yet against all that is there
+    confined: Sequence[bytes | None] = ()  # per app, the clusters to which steady answers confine it, as far as known
 
     @property
     def age(self) -> tuple[str, str]:
@@ -37,6 +38,17 @@ def helps(fleet: Fleet, shape: Shape, rows: NDArray[np.intp]) -> bool:
     if not rows.size:
         return False
     return bool(roomy(fleet, shape.resources, eligible(fleet, shape, rows), rows).any())
+
+
+def within(fleet: Fleet, confined: bytes | None, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of the rows those an app is not kept from; clusters that came later were not known to whoever confined it."""
+    if confined is None:
+        return rows
+    mask = np.unpackbits(np.frombuffer(confined, np.uint8)).astype(np.bool_)
+    clusters = fleet.cluster[rows]
+    inside = clusters >= len(mask)
+    inside[~inside] = mask[clusters[~inside]]
+    return rows[inside]
 
 
 class Waiting:
@@ -91,9 +103,12 @@ class Waiting:
     def hits(self, fleet: Fleet, improved: NDArray[np.intp] | None) -> dict[str, NDArray[np.intp]]:
         """Groups with a shape that fits one of the improved rows (None: any row may be), and the rows that matter. What
         only changed documents can help is not among them."""
+        if improved is not None and not improved.size and not any(w.fresh for w in self.groups.values()):
+            return {}
         everything = np.flatnonzero(fleet.cluster[: fleet.n] >= 0)
         rows = everything if improved is None else improved
-        tested: dict[tuple[str, bool], bool] = {}
+        tested: dict[tuple[str, bytes | None, bool], bool] = {}
+        places: dict[tuple[bytes | None, bool], NDArray[np.intp]] = {}
         found: dict[str, NDArray[np.intp]] = {}
         for group, waiter in self.groups.items():
             if waiter.attempt is None:
@@ -101,11 +116,14 @@ class Waiting:
             if waiter.attempt.phase == "Failed":
                 continue
             fresh, waiter.fresh = waiter.fresh, False
-            for app in waiter.record.apps:
+            for number, app in enumerate(waiter.record.apps):
+                where = waiter.confined[number] if waiter.confined else None
+                if (where, fresh) not in places:
+                    places[where, fresh] = within(fleet, where, everything if fresh else rows)
                 for shape in app.shapes:
-                    key = (shape.key, fresh)
+                    key = (shape.key, where, fresh)
                     if key not in tested:
-                        tested[key] = helps(fleet, shape, everything if fresh else rows)
+                        tested[key] = helps(fleet, shape, places[where, fresh])
                     if tested[key]:
                         found[group] = everything if fresh else rows
                         break
@@ -116,8 +134,13 @@ class Waiting:
     def still(self, fleet: Fleet, group: str, rows: NDArray[np.intp]) -> bool:
         """Whether older ones that were decided first left room for this one."""
         waiter = self.groups.get(group)
-        return waiter is not None and any(
-            helps(fleet, shape, rows) for app in waiter.record.apps for shape in app.shapes
+        if waiter is None:
+            return False
+        confined = waiter.confined or [None] * len(waiter.record.apps)
+        return any(
+            helps(fleet, shape, within(fleet, where, rows))
+            for app, where in zip(waiter.record.apps, confined, strict=True)
+            for shape in app.shapes
         )
 
     def oldest_first(self, groups: Iterable[str]) -> list[str]:

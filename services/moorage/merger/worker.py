@@ -39,13 +39,19 @@ class Merger:
         self._bus, self._decider = bus, decider
         self._turn = asyncio.Semaphore(AT_ONCE)
         self.stored = Confirmations()
+        self.pending: list[Pending] = []  # the one that looks after what waits, while it is this merger
 
     def registry(self, key: str, data: bytes | None, _revision: int) -> None:
+        known = self._decider.controllers
+        before = known.get(untoken(key))
         if data is None:
-            self._decider.controllers.pop(untoken(key), None)
+            known.pop(untoken(key), None)
         else:
             controller = _controllers.decode(data)
-            self._decider.controllers[controller.name] = controller
+            known[controller.name] = controller
+        if before != known.get(untoken(key)):
+            for pending in self.pending:
+                pending.registry_changed()
 
     async def decide(self, incoming: Incoming) -> bytes:
         hint = _decides.decode(incoming.data)
@@ -90,7 +96,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
-    started = Started(decider, [])
+    started = Started(decider, merger.pending)
     bus.vitals.show(lambda: state(started))
     bus.spawn(look_after(bus, decider, Telling(bus, log), started.pending))
     return started

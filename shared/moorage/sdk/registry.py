@@ -28,6 +28,7 @@ class Declared(NamedTuple):
     weight: float = 1
     kinds: dict[str, dict[str, Any]] = {}
     capacity: bool = False
+    steady: bool = False
     candidates: Candidates | None = None
     actions: Actions | None = None
 
@@ -56,11 +57,14 @@ def controller(
     weight: float = 1,
     kinds: dict[str, dict[str, Any]] | None = None,
     capacity: bool = False,
+    steady: bool = False,
 ) -> Callable[[Candidates], Candidates]:
     """A placement controller: an async function of an ask and the fleet that says which clusters may take each app.
 
     `kinds` registers kinds of intent of its own, with the JSON Schema of their spec. `capacity=True` counts claims into
-    `fleet.free()`; without it, free is what the clusters report.
+    `fleet.free()`; without it, free is what the clusters report. `steady=True`: where it allows an app depends on
+    documents and the labels of clusters alone, so that nobody asks it again for room where it allows nothing, until it
+    says `changed`.
     """
 
     def declare(function: Candidates) -> Candidates:
@@ -72,6 +76,7 @@ def controller(
             weight=weight,
             kinds=kinds or {},
             capacity=capacity,
+            steady=steady,
         )
         return function
 

@@ -111,6 +111,7 @@ class Runner:
                 placement=one.candidates is not None,
                 actions=one.actions is not None,
                 kinds=one.kinds,
+                steady=one.steady,
             )
             while True:
                 with contextlib.suppress(NoAnswer):

@@ -14,4 +14,4 @@ async def candidates(ask: Ask, fleet: Fleet) -> Answer:
 
 
 async def main(settings: Settings) -> None:
-    await run(settings, [Declared(NAME, policy="required", candidates=candidates)], worker=NAME)
+    await run(settings, [Declared(NAME, policy="required", steady=True, candidates=candidates)], worker=NAME)

@@ -1,0 +1,150 @@
+"""A thousand groups wait. What changes is offered to the oldest it may help, soon, and nobody else is asked about it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from moorage.bus import Bus, Incoming, subjects
+from moorage.controllers.hpa.core import Hpa
+from moorage.fleet import row
+from moorage.merger.worker import start
+from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
+from moorage.model.reports import NodeReport
+from moorage.model.shapes import ShapedApp
+from moorage.testing.conditions import until
+from moorage.testing.fleets import node
+from moorage.testing.servers import NatsServer
+from moorage.testing.site import Clusters, Site, group, revision, shape
+
+WAITING = 1000
+
+
+def clusters() -> Clusters:
+    """Full, all four, and one that is too small for all of them and never stands still."""
+    full = {f"lab/c-{i}": [node(cpu="64", requested={"cpu": "64"})] for i in range(4)}
+    return full | {"lab/busy": [node(cpu="1", requested={"cpu": "1"})]}
+
+
+@asynccontextmanager
+async def opened(nats: NatsServer, bus: Bus, only: str = "") -> AsyncIterator[tuple[Site, list[str]]]:
+    """Half of the shapes are of their own."""
+    asked: list[str] = []
+    site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+    try:
+        await site.open(1)
+        await site.hpa()
+        if only:
+            await site.controller("only", pinned_to(only), policy="required", steady=True, deadline_ms=2000)
+        records = []
+        for i in range(WAITING):
+            cpu = 2000 if i % 2 else 2001 + i
+            records.append(revision(f"g{i:04}", ShapedApp(name="a", shapes=[shape(cpu)]), at=f"2026-{i:06}"))
+        for some in range(0, WAITING, 100):
+            await site.decide(*records[some : some + 100])
+            await until(lambda upto=some + 100: waiting(site) == upto, 60, "all of them wait")  # type: ignore[misc]
+        await bus.subscribe(subjects.candidates("hpa"), lambda _, data: asked.append(data.decode()))
+        yield site, asked
+        await site.check()
+    finally:
+        await site.close()
+
+
+def pinned_to(cluster: str) -> Callable[[Incoming], Awaitable[Answer]]:
+    async def answer(incoming: Incoming) -> Answer:
+        ask = msgspec.json.decode(incoming.data, type=Ask)
+        groups = [CandidateGroup(mode="allow", clusters=[cluster])]
+        return Answer(apps={app.name: AppAnswer(groups=groups) for app in ask.apps})
+
+    return answer
+
+
+def waiting(site: Site) -> int:
+    (merger,) = site.mergers
+    return sum(w.attempt is not None for p in merger.pending for w in p.waiting.groups.values())
+
+
+def has(site: Site, cluster: str, *nodes: NodeReport) -> None:
+    rows = []
+    for number, one in enumerate(nodes):
+        one.name = f"n-{number}"
+        rows.append(row(one)[0])
+    site.report(cluster, lambda writer, cid: writer.put(cid, cluster, rows, whole=True))
+
+
+async def rounds(site: Site, seconds: float) -> None:
+    """Long enough for the merger to have looked at what changed."""
+    await asyncio.sleep(seconds)
+    await until(lambda: bool(site.mergers[0].pending))
+
+
+async def test_a_thousand_wait(nats: NatsServer, bus: Bus) -> None:
+    async with opened(nats, bus) as (site, asked):
+        await rounds(site, 0.5)
+        asked.clear()
+        # Room comes and goes where nobody could use it: a round each, and not one question.
+        for step in range(20):
+            has(site, "lab/busy", node(cpu="1", requested={"cpu": f"{100 * (step % 5)}m"}))
+            await asyncio.sleep(0.02)
+        await rounds(site, 0.3)
+        assert not asked
+
+        # Room for two, which each of them could have: the two oldest get it, and soon.
+        began = time.monotonic()
+        has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
+        await until(lambda: len(site.ledger.standing) == 2, 20, "two are placed")
+        took = time.monotonic() - began
+        await rounds(site, 0.5)
+        assert set(site.ledger.standing) == {group("g0000"), group("g0001")}
+        assert len(asked) == 2, "no question more"
+        assert took < 5, "half a second on a quiet machine"
+
+        # Room for a hundred.
+        began = time.monotonic()
+        more = [node(cpu="4") for i in range(50)]
+        has(site, "lab/c-1", *more)
+        site.clusters = lambda: clusters() | {"lab/c-1": more}
+        await until(lambda: len(site.ledger.standing) >= 52, 60, "what fits is placed")
+        assert time.monotonic() - began < 10, "a quarter of a second on a quiet machine"
+        assert len(asked) <= len(site.ledger.standing) + 2
+
+
+async def test_room_where_none_of_them_may_go_raises_no_question(nats: NatsServer, bus: Bus) -> None:
+    """A controller that minds no room allows them only what is full."""
+    async with opened(nats, bus, only="lab/c-0") as (site, asked):
+        has(site, "lab/c-2", node(cpu="64"))
+        # Once, by whoever looks after them: that they may not go there was heard by nobody yet.
+        (pending,) = site.mergers[0].pending
+        await until(lambda: all(w.confined for w in pending.waiting.groups.values()), 40, "each is asked about")
+        await rounds(site, 0.5)
+        assert len(asked) <= 2 * WAITING, "and why not"
+        asked.clear()
+        for step in range(10):
+            has(site, "lab/c-2", node(cpu="64", requested={"cpu": f"{step % 3}"}))
+            has(site, "lab/c-3", node(cpu="64", requested={"cpu": f"{20 - step}"}))
+            await asyncio.sleep(0.05)
+        await rounds(site, 0.5)
+        assert not asked
+        has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
+        await until(lambda: len(site.ledger.standing) == 2, 20, "two are placed")
+        assert set(site.ledger.standing) == {group("g0000"), group("g0001")}
+        # Who confined them leaves: now they may go where there is room.
+        await site.bus.bucket("moorage-controllers").delete("only")
+        await until(lambda: len(site.ledger.standing) > 20, 20, "what it kept away is placed")
+
+
+async def test_a_long_round_gives_way_to_what_is_older(nats: NatsServer, bus: Bus) -> None:
+    """Room that comes while hundreds are asked in vain goes to the oldest that it may help."""
+    async with opened(nats, bus, only="lab/c-0") as (site, asked):
+        asked.clear()
+        has(site, "lab/c-2", node(cpu="64"))
+        await until(lambda: len(asked) >= 100, 60, "a round is under way")
+        has(site, "lab/c-0", node(cpu="64", requested={"cpu": "58"}))
+        await until(lambda: len(site.ledger.standing) == 2, 20, "two are placed")
+        # The one that was being asked about may have had its part; all others have to wait for the oldest.
+        assert group("g0000") in site.ledger.standing
+        assert len(asked) < 2 * WAITING, "the others are not done yet"
