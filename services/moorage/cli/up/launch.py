@@ -19,7 +19,7 @@ from moorage.cli.state import State
 from moorage.cli.workers import HEAVY, WORKERS, load, serve, settle
 from moorage.telemetry import configure, listen, url_of
 
-from . import brokers
+from . import brokers, registered
 from .agents import Agents
 from .opening import Opening, open_up
 from .processes import Kept
@@ -64,6 +64,8 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
             settings = Settings(plan.nats, seed, redis_for(kind))
             for number in range(options.counts.get(kind, 1)):
                 _start_worker(supervisor, kind, number, settings, listener, shown)
+        if not nats:  # only on a broker of our own can agents be given users
+            _start_agents(supervisor, Settings(plan.nats, plan.admin_seed), listener, shown)
         supervisor.tell()
         expected = {kind: count for kind in WORKERS if (count := options.counts.get(kind, 1))}
         opening = Opening(plan.url, plan.token, expected, options.fleet, options.example, str(state.logs))
@@ -127,6 +129,23 @@ def _provision(supervisor: Supervisor) -> None:
 
     if supervisor.perform("provision", lambda: asyncio.run(provision())) != DONE:
         raise Failure(f"the streams could not be made on {supervisor.plan.nats}")
+
+
+def _start_agents(
+    supervisor: Supervisor, settings: Settings, listener: socket.socket, shown: list[socket.socket]
+) -> None:
+    """Those of clusters that are registered with a kubeconfig; without any it only waits for one."""
+    state = supervisor.plan.state
+
+    def body() -> int:
+        for sock in (listener, *shown):
+            sock.close()
+        vitals = configure("agents", restarts=kept.deaths)
+        settle("agents")
+        return serve(registered.main(settings, state), vitals)
+
+    kept = Kept("agents", 0, body, state.logs / "agents.log")
+    supervisor.start(kept)
 
 
 def _start_worker(

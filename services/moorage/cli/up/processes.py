@@ -49,8 +49,13 @@ def fork(name: str, body: Callable[[], int | None], log: Path | None) -> int:
         os._exit(code)  # nothing of the supervisor's own clean-up may run here
 
 
-def _settle(name: str, parent: int, log: Path | None) -> None:
+def with_parent() -> None:
+    """In a child, before it becomes another program: it dies with this process."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _settle(name: str, parent: int, log: Path | None) -> None:
+    with_parent()
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     os.setsid()  # a Ctrl-C in the terminal is for the supervisor, who stops all in order

@@ -1,0 +1,55 @@
+"""A cluster that is registered with a kubeconfig gets an agent, for as long as it is registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moorage.testing.kube import ControlPlane
+from moorage.testing.mesh import Mesh
+from moorage.testing.rest import Rest
+
+
+def test_registered_with_a_kubeconfig_it_is_in_the_fleet_and_runs_things(planes: list[ControlPlane]) -> None:
+    plane = planes[1]
+    manifest = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "registered"},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "registered"}},
+            "template": {
+                "metadata": {"labels": {"app": "registered"}},
+                "spec": {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "100m"}}}]},
+            },
+        },
+    }
+    with Mesh() as mesh:
+        rest, v1 = Rest(mesh, "/v2"), Rest(mesh, "/v1")
+        rest.must(201, "POST", "/cluster-providers", {"metadata": {"name": "site"}})
+        clusters = "/cluster-providers/site/clusters"
+        kubeconfig = Path(plane.kubeconfig).read_bytes()
+        assert rest.upload("POST", clusters, {"metadata": {"name": "one"}}, kubeconfig).status == 201
+        rest.must(201, "POST", f"{clusters}/one/labels", {"clusterLabel": "near"})
+        found = v1.until("/clusters", lambda page: page["items"])["items"]
+        assert [(one["id"], one["state"]) for one in found] == [("site/one", "Ready")]
+        rest.until(f"{clusters}/one/status", lambda status: status["connectivity"] == "available")
+        document = {
+            "kind": "Application",
+            "metadata": {"name": "there"},
+            "spec": {
+                "apps": [{"name": "a", "manifests": [manifest], "placement": {"allOf": [{"label": {"near": "true"}}]}}]
+            },
+        }
+        label = v1.until("/clusters/site/one", lambda one: "near" in one["labels"])["labels"]["near"]
+        document["spec"]["apps"][0]["placement"]["allOf"][0]["label"]["near"] = label  # type: ignore[index]
+        v1.must(200, "POST", "/apply", document)
+        group = "/groups/default/there/v1/default"
+        assert v1.until(group, lambda one: one["phase"] == "Running", 90)["apps"]["a"]["clusters"] == ["site/one"]
+        v1("DELETE", "/applications/default/there")
+        v1.until("/groups", lambda page: not page["items"], 40)
+        assert rest("DELETE", f"{clusters}/one/labels/near").status == 204
+        assert rest("DELETE", f"{clusters}/one").status == 204
+        v1.until("/clusters", lambda page: not page["items"] or page["items"][0]["state"] == "Stale", 40)
+        assert list((mesh.state / "kubeconfigs").iterdir()) == []
+        assert b"client-key-data" not in (mesh.state / "logs" / "agents.log").read_bytes()
