@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
 import signal
 
 import msgspec
@@ -192,3 +195,27 @@ async def test_objects(bus: Bus) -> None:
     assert await objects.names() == ["1"]
     await objects.delete("1")
     assert await objects.names() == []
+
+
+async def test_who_is_told_to_end_while_connecting_leaves_nothing_open(nats: NatsServer) -> None:
+    """At any moment of it: a socket that stays open is a warning of the garbage collector's, and that an error here."""
+    loop = asyncio.get_running_loop()
+    before = open_sockets()
+    for step in range(60):
+        task = asyncio.create_task(Bus.connect(nats.settings(), worker="admin"))
+        end = loop.time() + step * 0.0001
+        while loop.time() < end:  # noqa: ASYNC110 - the moment is what matters, not what happens then
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await task).close()
+    gc.collect()
+    await until(lambda: open_sockets() <= before, 5, "all sockets are closed")
+
+
+def open_sockets() -> int:
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+    return found

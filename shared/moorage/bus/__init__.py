@@ -46,7 +46,11 @@ class Bus(Connection):
         nc, closed, owner = await _connect(settings, worker, timeout)
         bus = cls(nc, worker, closed, take(worker))
         owner.append(bus)
-        await bus.open()
+        try:
+            await bus.open()
+        except BaseException:
+            await bus.close()
+            raise
         bus.waits_for("what it starts with")
         return bus
 

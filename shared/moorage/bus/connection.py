@@ -428,4 +428,7 @@ async def connect(settings: Settings, worker: str, timeout: float) -> tuple[Clie
     except TimeoutError as error:
         await nc.close()
         raise NoAnswer(f"NATS at {settings.nats_url} did not answer within {timeout:g} s ({last})") from error
+    except BaseException:
+        await nc.close()  # cancelled half-way: what is open by then is nobody's
+        raise
     return nc, closed, owner
