@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from moorage.testing.agents import AgentProcess
+from moorage.testing.failpoints import Failpoints
 from moorage.testing.kube import ControlPlane
 from moorage.testing.mesh import Mesh
 
@@ -101,16 +104,35 @@ def test_what_a_cluster_refuses_reaches_why(
     running(mesh, "picky", 90)
 
 
-def test_an_agent_killed_between_apply_and_report(
-    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+@pytest.mark.parametrize("point", ["agent.recorded", "agent.applied", "agent.removed"])
+def test_an_agent_killed_between_two_steps(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane], tmp_path: Path, point: str
 ) -> None:
-    core, agent = planes[2], agents["core-1"]
-    apply(mesh, application("sturdy", EXAMPLE))
-    until(lambda: pods(core, "sturdy"), 30, "it is applied")
-    agent.stop(signal.SIGKILL)
-    agent.start()
-    running(mesh, "sturdy", 60)
-    assert len(pods(core, "sturdy")) == 1
+    """What it had written down, applied or taken away is found by the next one, once."""
+    core, name = planes[2], point.replace("agent.", "sturdy-")
+    agents["core-1"].stop()
+    failpoints = Failpoints(tmp_path)
+    doomed = agent_of(mesh, core)
+    doomed.environment = failpoints.environment
+    with doomed:
+        until(lambda: mesh.http("/v1/clusters/lab/core-1")["state"] == "Ready", 60, "it reports")
+        failpoints.arm(point)
+        apply(mesh, application(name, EXAMPLE))
+        if point == "agent.removed":
+            running(mesh, name)
+            assert mesh.run("terminate", name).returncode == 0
+        until(lambda: failpoints.happened(point), 40, "it is killed there")
+    before = [pod["metadata"]["uid"] for pod in pods(core, name)]
+    assert why(mesh, name)["phase"] not in ("Running" if before else "", "Terminated"), "nobody knows"
+    agents["core-1"].start()
+    if point == "agent.removed":
+        until(lambda: why(mesh, name)["phase"] == "Terminated", 60, "it is known to be gone")
+        records = core.get("/api/v1/namespaces/moorage-system/configmaps?labelSelector=moorage.dev/record")["items"]
+        assert not any(name in record["data"]["record"] for record in records)
+    else:
+        running(mesh, name, 60)
+        assert len(pods(core, name)) == 1
+        assert not before or [pod["metadata"]["uid"] for pod in pods(core, name)] == before, "nothing is made again"
 
 
 def test_an_agent_that_slept_while_another_took_over_writes_nothing(

@@ -11,6 +11,7 @@ from moorage.bus import Settings
 from moorage.kube import elections
 from moorage.testing.conditions import until
 from moorage.testing.kube import ControlPlane
+from moorage.testing.kube_proxy import ApiProxy
 from moorage.testing.proxy import FaultProxy
 from moorage.testing.servers import NatsServer
 
@@ -68,6 +69,44 @@ async def test_a_mesh_that_was_away_hears_everything(plane: ControlPlane, mesh: 
     await until(lambda: "extra" in mesh.nodes, 20)
     await asyncio.to_thread(plane.call, "DELETE", "/api/v1/nodes/extra")
     await until(lambda: "extra" not in mesh.nodes, 10)
+
+
+@pytest.mark.parametrize("fault", ["html", "abort", "event", "410", "close", "refused", "503"])
+async def test_a_failing_server_meets_a_patient_agent(
+    plane: ControlPlane, mesh: Mesh, agents: Start, fault: str
+) -> None:
+    """All of it together: what is followed, applied and elected. Never more than two requests in any second while the
+    server fails, and what is reported and applied is right within five seconds after it is well."""
+    async with ApiProxy(plane) as proxy:
+        agents(plane, kubeconfig=proxy.kubeconfig())
+        await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
+        await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 30)
+        await asyncio.sleep(1.5)
+        if fault == "refused":
+            await proxy.refuse()
+        else:
+            proxy.fault = lambda request: fault
+            proxy.cut()
+        failed = time.monotonic()
+        try:
+            await asyncio.to_thread(plane.node, "fresh")
+            if fault not in ("event", "410", "close"):  # there the server does what it is asked
+                await mesh.want(CLUSTER, "web", 6, config("c", a="2"))
+            await asyncio.sleep(7)
+            assert len([t for t, _ in proxy.requests if t > failed]) >= (0 if fault == "refused" else 3), "it tries"
+            asked = "\n".join(f"{t - failed:.2f} {what[:70]}" for t, what in proxy.requests if t > failed)
+            assert proxy.most(failed) <= 2, asked
+            if fault == "refused":
+                await proxy.listen()
+            proxy.fault = lambda request: ""
+            back = time.monotonic()
+            await mesh.want(CLUSTER, "web", 6, config("c", a="2"))
+            await until(lambda: mesh.states("web", 6) == {"ConfigMap/c": "Ready"}, 20, "what was decided is applied")
+            applied = time.monotonic() - back
+            await until(lambda: "fresh" in mesh.nodes, 20, "what happened is reported")
+            assert max(applied, time.monotonic() - back) < 5
+        finally:
+            await asyncio.to_thread(plane.call, "DELETE", "/api/v1/nodes/fresh")
 
 
 #: The broker's client drops connections on which it was never answered without closing them.

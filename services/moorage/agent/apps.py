@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from moorage.bus.failpoints import reached
 from moorage.kube import ApiError, Unreachable, rank
 from moorage.kube.applying import gates
 from moorage.manifests import PatchError
@@ -134,12 +135,14 @@ class App:
         known = dict.fromkeys(self.record.content.refs)
         objects = {**await self._missing_namespaces(objects), **objects}
         await self._write_down([*known, *(ref for ref in objects if ref not in known)], desired.version)
+        reached("agent.recorded")
         self._things = {ref: self._thing(ref, obj) for ref, obj in objects.items()}
         for level in sorted({rank(ref.kind) for ref in objects}):
             things = [thing for ref, thing in self._things.items() if rank(ref.kind) == level]
             self._current(desired)
             await _all(self._try(desired, thing, fresh=thing.ref not in known) for thing in things)
             await self._established(desired, things)
+        reached("agent.applied")
         self._current(desired)
         self._done = desired.version
         self._extra = [ref for ref in known if ref not in objects]
@@ -252,6 +255,7 @@ class App:
         if self._done != desired.version:
             refs = list(self.record.content.refs)
             await self._take_away(refs, desired)
+            reached("agent.removed")
             await self.site.records.remove(self.record)
             self.record.content = Content(group=self.group, app=self.app)
             self._things, self._extra, self._misfits = {}, [], []

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-#: Seconds between requests while the server fails; with a lease being renewed beside it less than two a second.
-SPACING = 0.75
+#: Seconds between requests while the server fails: with a lease being renewed beside it never more than two in a second.
+SPACING = 1.05
 #: A watch that was open for this long shows that the server is well again.
-WELL_AFTER = 1.0
+WELL_AFTER = 0.5
 TIMEOUT = 10.0
 _MAX_LINE = 64 << 20
 _JSON = "application/json"
@@ -80,13 +80,21 @@ def refusal(code: int, body: bytes) -> ApiError:
     return ApiError(code, "", f"HTTP {code}: {text}" if text else f"HTTP {code}")
 
 
+class Turns:
+    """When the next request to a failing server may go, whoever makes it."""
+
+    def __init__(self) -> None:
+        self.next = 0.0
+        self.urgent = 0
+
+
 class Pace:
     """While the server fails, one request after the other for all tasks together; as soon as it is well, all at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._well = asyncio.Event()
         self._well.set()
-        self._next = 0.0
 
     @property
     def failing(self) -> bool:
@@ -95,20 +103,28 @@ class Pace:
     def fail(self) -> None:
         if self._well.is_set():
             self._well.clear()
-            self._next = asyncio.get_running_loop().time() + SPACING * random.uniform(0.3, 1)
+            first = asyncio.get_running_loop().time() + SPACING * random.uniform(0.3, 1)
+            self._turns.next = max(self._turns.next, first)
 
     def well(self) -> None:
         self._well.set()
 
-    async def turn(self) -> None:
-        if self._well.is_set():
-            return
-        loop = asyncio.get_running_loop()
-        at = max(loop.time(), self._next)
-        self._next = at + SPACING
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(at):
-                await self._well.wait()
+    async def turn(self, *, urgent: bool = False) -> None:
+        """`urgent`: what was begun is ended before anything else begins."""
+        turns, loop = self._turns, asyncio.get_running_loop()
+        turns.urgent += urgent
+        try:
+            while self.failing:
+                now = loop.time()
+                if now >= turns.next and (urgent or not turns.urgent):
+                    # From when it really goes: turns that come late do not make the next ones come closer.
+                    turns.next = now + SPACING
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(max(turns.next, now + 0.02)):
+                        await self._well.wait()
+        finally:
+            turns.urgent -= urgent
 
 
 class Api:
@@ -125,23 +141,31 @@ class Api:
         renew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self.pace = Pace()
+        turns = Turns()
+        #: Of single requests, and of lists and watches: one collection that cannot be followed slows down no request.
+        self.pace, self.following = Pace(turns), Pace(turns)
         self._headers, self._renew = headers, renew
         self._server_name, self._proxy = server_name, proxy
         self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            # Dead peers are noticed by the kernel too, where nothing is read for long.
-            connector = aiohttp.TCPConnector(limit=64, ssl=self._tls if self._tls is not None else True)
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=True, read_bufsize=1 << 20)
-        return self._session
+        """While the server fails each request has a connection of its own: those that were kept may be dead."""
+        anew = self.pace.failing or self.following.failing
+        session = self._sessions.get(anew)
+        if session is None:
+            tls = self._tls if self._tls is not None else True
+            connector = aiohttp.TCPConnector(limit=64, ssl=tls, force_close=anew)
+            session = aiohttp.ClientSession(connector=connector, trust_env=True, read_bufsize=1 << 20)
+            # Where a connection is dropped, the client would by itself ask once more; there is no public way to say no.
+            session._retry_connection = not anew
+            self._sessions[anew] = session
+        return session
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions = {}
 
     async def _arguments(self, content_type: str = "", accept: str = _JSON) -> dict[str, Any]:
         headers = {"Accept": accept, "User-Agent": "moorage-agent"}
@@ -165,10 +189,9 @@ class Api:
         accept: str = _JSON,
         timeout: float = TIMEOUT,
         paced: bool = True,
-        proves: bool = True,
     ) -> tuple[int, bytes]:
-        """The status and the body of an answer below 300; ApiError or Unreachable otherwise. `proves`: an answer shows
-        that the server is well again."""
+        """The status and the body of an answer below 300; ApiError or Unreachable otherwise. `paced`: waits for its
+        turn, and its answer shows that the server is well again."""
         if paced:
             await self.pace.turn()
         try:
@@ -180,25 +203,33 @@ class Api:
                     data = await response.read()
                     code = response.status
         except TimeoutError as error:
-            self.pace.fail()
+            self.is_failing()
             raise Unreachable(f"{method} {path}: no answer within {timeout:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.pace.fail()
+            self.is_failing()
             raise Unreachable(f"{method} {path}: {str(error) or type(error).__name__}") from error
         if code >= 300:
             await self._refused(code, data)
             raise refusal(code, data)
         if "json" not in response.content_type and data:
-            self.pace.fail()
+            self.is_failing()
             raise Unreachable(f"{method} {path}: {response.content_type} instead of JSON; this is no API server")
-        if paced and proves:
+        if paced:
             self.pace.well()
         return code, data
+
+    def is_failing(self) -> None:
+        self.pace.fail()
+        self.following.fail()
+
+    def is_well(self) -> None:
+        self.pace.well()
+        self.following.well()
 
     async def _refused(self, code: int, body: bytes) -> None:
         # A webhook that fails is a 500 of one object, in the server's own words.
         if code in (429, 502, 503, 504) or (code >= 500 and b'"Status"' not in body):
-            self.pace.fail()
+            self.is_failing()
         if code == 401 and self._renew is not None:
             await self._renew()
 
@@ -214,19 +245,21 @@ class Api:
             raise
         return decoded(data, dict[str, Any])
 
-    async def stream(self, path: str, query: Mapping[str, str], silence: float) -> AsyncGenerator[bytes, None]:
+    async def stream(
+        self, path: str, query: Mapping[str, str], silence: float, *, urgent: bool = False
+    ) -> AsyncGenerator[bytes, None]:
         """The lines of a watch. An empty one first, once the server has accepted it. Silence is an end like any other."""
-        await self.pace.turn()
+        await self.following.turn(urgent=urgent)
         try:
             async with asyncio.timeout(TIMEOUT):
                 arguments = await self._arguments()
                 arguments["timeout"] = aiohttp.ClientTimeout(total=None)
                 response = await self._open().get(self.url + path, params=query, **arguments)
         except TimeoutError as error:
-            self.pace.fail()
+            self.is_failing()
             raise Unreachable(f"{path}: no answer within {TIMEOUT:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.pace.fail()
+            self.is_failing()
             raise Unreachable(f"{path}: {str(error) or type(error).__name__}") from error
         try:
             if response.status >= 300:

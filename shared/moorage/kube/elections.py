@@ -61,7 +61,8 @@ class Elector:
         return f"{self._collection}/{self._name}"
 
     async def run(self, work: Callable[[Term], Awaitable[None]]) -> None:
-        """Contends, works, and contends again, for ever. What the work raises ends this too."""
+        """Contends, works, and contends again, for ever. A lease that ran out and that nobody else took is taken back at
+        once. What the work raises ends this too."""
         while True:
             term = await self._acquire()
             log.info("acting", lease=self._name, generation=term.generation)
@@ -87,11 +88,12 @@ class Elector:
                 await asyncio.sleep(RENEW)
             try:
                 seen = await self._read()
-                if seen is not None and seen["spec"].get("holderIdentity"):
+                if seen is not None and seen["spec"].get("holderIdentity") not in (None, "", self._identity):
                     await self._wait_for_silence(seen)
                     continue
                 term = await self._take(seen)
                 if term is not None:
+                    self._api.is_well()
                     return term
             except (ApiError, Unreachable) as error:
                 log.debug("electing", error=str(error))

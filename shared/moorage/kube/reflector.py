@@ -21,7 +21,7 @@ PAGE = 500
 WATCH = (240.0, 300.0)
 #: A watch that says nothing for so long may be dead without anybody knowing; it is opened again where it stopped.
 SILENCE = (40.0, 50.0)
-FIRST_DELAY, LAST_DELAY = 0.4, 3.0
+FIRST_DELAY, LAST_DELAY = 0.4, 2.0
 #: What the server does not serve or allow is asked for again after this long.
 ABSENT = 30.0
 _STEADY = 5.0
@@ -110,9 +110,10 @@ class Reflector(Generic[T]):
         while True:
             clean = False
             try:
-                if not self._version:
+                fresh = not self._version
+                if fresh:
                     await self._list()
-                clean = await self._watch()
+                clean = await self._watch(fresh)
             except ApiError as error:
                 await self._refused(error)
             except Unreachable as error:
@@ -166,14 +167,15 @@ class Reflector(Generic[T]):
         version, following = "", ""
         while True:
             more = {"continue": following} if following else {}
+            if not following:
+                await self._api.following.turn()
             try:
                 _, data = await self._api.call(
                     "GET",
                     self._path,
                     query={**self._selector, **query, **more},
                     timeout=30,
-                    paced=not following,
-                    proves=False,
+                    paced=False,
                 )
             except ApiError as error:
                 if error.expired and following:
@@ -221,8 +223,8 @@ class Reflector(Generic[T]):
 
     # --- watching
 
-    async def _watch(self) -> bool:
-        """True if it ended as watches end: nothing is wrong, go on at once."""
+    async def _watch(self, fresh: bool) -> bool:
+        """`fresh`: the list that it goes on from has just been read. True if it ended as watches end: nothing is wrong, go on at once."""
         query = {
             **self._selector,
             "watch": "1",
@@ -234,11 +236,13 @@ class Reflector(Generic[T]):
         opened = 0.0
         well: asyncio.TimerHandle | None = None
         try:
-            async with contextlib.aclosing(self._api.stream(self._path, query, random.uniform(*SILENCE))) as lines:
+            async with contextlib.aclosing(
+                self._api.stream(self._path, query, random.uniform(*SILENCE), urgent=fresh)
+            ) as lines:
                 async for line in lines:
                     if not line:
                         opened = loop.time()
-                        well = loop.call_later(WELL_AFTER, self._api.pace.well)
+                        well = loop.call_later(WELL_AFTER, self._api.is_well)
                         self._open = True
                         continue
                     self._heard = loop.time()
@@ -248,13 +252,13 @@ class Reflector(Generic[T]):
                 return True
             raise
         except Unreachable:
-            self._api.pace.fail()
+            self._api.is_failing()
             if self._steady(opened):
                 return True
             raise
         except ApiError as error:
             if error.expired or error.passing:
-                self._api.pace.fail()
+                self._api.following.fail()
             if error.expired and self._failures == 0:  # the first time, list at once
                 self._version, self._failures = "", 1
                 return True
@@ -264,7 +268,7 @@ class Reflector(Generic[T]):
             if well is not None:
                 well.cancel()
         if loop.time() - opened < WATCH[0]:
-            self._api.pace.fail()  # early: servers that stop end their watches properly
+            self._api.following.fail()  # early: servers that stop end their watches properly
         return self._steady(opened)
 
     def _steady(self, opened: float) -> bool:

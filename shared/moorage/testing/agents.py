@@ -20,6 +20,7 @@ class AgentProcess(Scoped):
         self.mesh, self.plane = mesh, plane
         self.kubeconfig = kubeconfig or plane.kubeconfig
         self._options = options
+        self.environment: dict[str, str] = {}  # besides our own
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -28,7 +29,7 @@ class AgentProcess(Scoped):
         return self.process.pid
 
     def start(self) -> None:
-        env = {**os.environ, "MOORAGE_STATE": str(self.mesh.state)}
+        env = {**os.environ, **self.environment, "MOORAGE_STATE": str(self.mesh.state)}
         command = [sys.executable, "-m", "moorage.cli", "agent", "--kubeconfig", str(self.kubeconfig), *self._options]
         with (self.mesh.state / f"agent-{self.plane.name}.log").open("ab") as out:
             self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
