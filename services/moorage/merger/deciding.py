@@ -248,7 +248,8 @@ class Decider:
             return Dropped(_OVERTAKEN, "withdrawn already") if now.ended.get(group, 0) >= revision else None
 
         if guard(self.ledger) is None:
-            await self.committer.commit(Withdrawal(group=group, revision=revision), guard)
+            ending = Withdrawal(group=group, revision=revision, traceparent=traces.traceparent())
+            await self.committer.commit(ending, guard)
             reached("merger.withdrawn")
 
     # -- only looking -------------------------------------------------------------------------------------------------
