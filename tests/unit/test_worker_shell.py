@@ -10,6 +10,7 @@ import sys
 DEAF = """
 import asyncio
 from moorage.cli import workers
+from moorage.telemetry import configure
 
 async def deaf():
     print("up", flush=True)
@@ -20,7 +21,7 @@ async def deaf():
     await asyncio.Event().wait()
 
 workers.AGAIN = 0.1
-raise SystemExit(workers.serve(deaf()))
+raise SystemExit(workers.serve(deaf(), configure("deaf")))
 """
 
 

@@ -91,7 +91,7 @@ def _workers(health: dict[str, Any], endpoint: dict[str, Any] | None) -> list[di
         return rows
     wanted: dict[str, int] = dict.fromkeys(health.get("expected", []), 1)
     for process in (endpoint or {}).get("workers", []):
-        if process["kind"] not in ("nats", "redis"):
+        if process["kind"] not in ("nats", "redis", "agents"):
             wanted[process["kind"]] = sum(w["kind"] == process["kind"] for w in (endpoint or {})["workers"])
     for kind, count in wanted.items():
         if (silent := count - counts.get(kind, 0)) > 0:
