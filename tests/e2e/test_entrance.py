@@ -19,7 +19,9 @@ import pytest
 
 from moorage.testing.mesh import Mesh
 
-CONNECTIONS, RATE, STREAMS = 40, 5, 3
+#: Rates so low that no machine is too slow to go beyond them.
+CONNECTIONS, RATE, FAILURES, STREAMS = 40, 1, 0.5, 3
+MANY = 20
 
 
 def certify(directory: Path, name: str) -> tuple[Path, Path]:
@@ -77,6 +79,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         patch.setenv("SSL_CERT_FILE", str(trusted))
         patch.setenv("MOORAGE_HTTP_CONNECTIONS", str(CONNECTIONS))
         patch.setenv("MOORAGE_HTTP_RATE", str(RATE))
+        patch.setenv("MOORAGE_HTTP_FAILURES", str(FAILURES))
         patch.setenv("MOORAGE_HTTP_STREAMS", str(STREAMS))
         with Mesh() as mesh:
             yield Guarded(mesh, chain, key, trusted)
@@ -122,13 +125,20 @@ def test_a_renewed_certificate_is_served_without_a_restart(guarded: Guarded) -> 
 
 def test_one_token_is_slowed_down_and_others_are_not(guarded: Guarded) -> None:
     made = guarded.mesh.http("/v1/tokens", {"name": "hasty"})["token"]
-    statuses = [guarded.ask("/v1/whoami", made)[0] for _ in range(4 * RATE)]
+    statuses = [guarded.ask("/v1/whoami", made)[0] for _ in range(MANY)]
     assert set(statuses) == {200, 429} and statuses[0] == 200
     status, headers, body = guarded.ask("/v1/whoami", made)
     if status == 429:
         assert int(headers["Retry-After"]) >= 1
         assert msgspec.json.decode(body)["code"] == "TooManyRequests"
-    assert {guarded.ask("/v1/whoami")[0] for _ in range(4 * RATE)} == {200}
+    assert {guarded.ask("/v1/whoami")[0] for _ in range(MANY)} == {200}
+
+
+def test_who_guesses_too_often_is_slowed_down(guarded: Guarded) -> None:
+    answers = [guarded.ask("/v1/whoami", f"guess{n}") for n in range(MANY)]
+    assert {status for status, _, _ in answers} == {401, 429}
+    assert all(int(headers["Retry-After"]) >= 1 for status, headers, _ in answers if status == 429)
+    assert guarded.ask("/v1/whoami")[0] == 200, "who is known is not held up by others"
 
 
 def test_streams_are_counted(guarded: Guarded) -> None:
@@ -162,3 +172,18 @@ def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path) 
     command = [sys.executable, "-m", "moorage.cli", "run", "gateway"]
     done = subprocess.run(command, env=env, capture_output=True, timeout=30, check=False)
     assert done.returncode != 0 and b"MOORAGE_TLS_CERT" in done.stderr + done.stdout
+
+
+def test_a_setting_that_is_no_number_is_said_at_the_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moorage.cli", "up", "--state", str(tmp_path), "--http", "127.0.0.1:0"]
+    env = {**os.environ, "MOORAGE_HTTP_RATE": "fast"}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    log = tmp_path / "logs" / "gateway.log"
+    try:
+        end = time.monotonic() + 20
+        while not (log.exists() and "MOORAGE_HTTP_RATE is 'fast', not a number" in log.read_text()):
+            assert time.monotonic() < end, "the log says why"
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -286,14 +285,6 @@ def test_what_is_removed_names_who_removed_it(example: Mesh, tokens: dict[str, s
             if wanted <= set(set_off(path)):
                 break
         assert wanted <= set(set_off(path)), path
-
-
-def test_who_guesses_too_often_is_slowed_down(example: Mesh) -> None:
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda n: ask(example, "GET", "/v1/whoami", token=f"guess{n}"), range(200)))
-    assert {answer[0] for answer in answers} == {401, 429}
-    assert all(int(answer[1]["retry-after"]) >= 1 for answer in answers if answer[0] == 429)
-    assert ask(example, "GET", "/v1/whoami")[0] == 200, "who is known is not held up by others"
 
 
 @contextlib.contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.gateway.limits import Rates
+from moorage.gateway.limits import Limits, Rates
 
 pauses = st.lists(st.floats(0, 2, allow_nan=False), min_size=1, max_size=200)
 
@@ -39,3 +40,12 @@ def test_others_are_not_touched_and_the_longest_away_are_forgotten() -> None:
     assert not rates.take("calm", 0)
     assert not rates.take("third", 0) and not rates.take("hasty", 0), "forgotten is as good as new"
     assert not any(Rates(0).take("anyone", 0) for _ in range(1000)), "0 is no limit"
+
+
+def test_the_environment_says_fractions_and_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOORAGE_HTTP_FAILURES", "0.5")
+    monkeypatch.setenv("MOORAGE_HTTP_STREAMS", "7")
+    assert Limits.from_env()[1:4:2] == (0.5, 7)
+    monkeypatch.setenv("MOORAGE_HTTP_RATE", "fast")
+    with pytest.raises(SystemExit, match="MOORAGE_HTTP_RATE is 'fast', not a number"):
+        Limits.from_env()

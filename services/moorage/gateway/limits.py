@@ -11,8 +11,8 @@ from moorage.model.problems import Problem, Refused
 class Limits(NamedTuple):
     """The environment says what is not right for everybody; 0 = no limit."""
 
-    rate: float = 1000  # requests a second, per token; the administrator's own is not limited
-    failures: float = 10  # wrong tokens a second, per address
+    rate: float = 1000.0  # requests a second, per token; the administrator's own is not limited
+    failures: float = 10.0  # wrong tokens a second, per address
     connections: int = 8192
     streams: int = 4096
 

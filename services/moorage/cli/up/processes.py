@@ -40,6 +40,8 @@ def fork(name: str, body: Callable[[], int | None], log: Path | None) -> int:
         code = body() or 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 1
+        if isinstance(ending.code, str):
+            sys.stderr.write(f"{ending.code}\n")
     except BaseException:  # noqa: BLE001 - the child ends here, whatever it was
         traceback.print_exc()
     finally:
