@@ -188,7 +188,7 @@ def items(mesh: Mesh) -> list[dict[str, Any]]:
 
 
 def test_each_worker_says_that_it_lives_and_is_ready(mesh: Mesh) -> None:
-    assert {"intents", "inventory", "merger", "patcher", "sim", "gateway", *CONTROLLERS} == mesh.endpoint[
+    assert {"intents", "inventory", "merger", "patcher", "sim", "gateway", "agents", *CONTROLLERS} == mesh.endpoint[
         "metrics"
     ].keys()
     for urls in mesh.endpoint["metrics"].values():
@@ -228,7 +228,7 @@ def test_metrics_under_load(scraped: Scraped) -> None:
     assert value(posts, "moorage_http_requests_total", route="/v1/apply", status="200") >= GROUPS
     for kind, families in scraped.items():
         answered = sum(s.value for s in families["moorage_requests"].samples if s.labels["outcome"] == "answered")
-        assert answered >= (0 if kind in ("sim", "gateway") else GROUPS)
+        assert answered >= (0 if kind in ("sim", "gateway", "agents") else GROUPS)
         failed = sum(s.value for s in families["moorage_requests"].samples if s.labels["outcome"] == "failed")
         assert failed == 0
         assert value(families["moorage_worker_info"], "moorage_worker_info", worker=kind) == 1

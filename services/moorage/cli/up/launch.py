@@ -136,15 +136,16 @@ def _start_agents(
 ) -> None:
     """Those of clusters that are registered with a kubeconfig; without any it only waits for one."""
     state = supervisor.plan.state
+    own = listen("127.0.0.1:0")
 
     def body() -> int:
         for sock in (listener, *shown):
             sock.close()
         vitals = configure("agents", restarts=kept.deaths)
         settle("agents")
-        return serve(registered.main(settings, state), vitals)
+        return serve(registered.main(settings, state), vitals, own)
 
-    kept = Kept("agents", 0, body, state.logs / "agents.log")
+    kept = Kept("agents", 0, body, state.logs / "agents.log", metrics=url_of(own))
     supervisor.start(kept)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from moorage.cli.exits import Failure
 from moorage.cli.state import State, write_private
 from moorage.model.names import token
 from moorage.model.resources import path_of
+from moorage.telemetry import Figure
 
 from .agents import ask
 from .processes import with_parent
@@ -42,6 +44,14 @@ class Registered:
         self._wanted: dict[str, str] = {}  # cluster → kubeconfig
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Event()
+        self._running: set[str] = set()
+
+    def figures(self) -> Iterable[Figure]:
+        """What is counted when somebody collects it."""
+        counts = {"running": len(self._running), "stopped": len(self._wanted) - len(self._running)}
+        yield Figure(
+            "moorage_local_agents", "Agents of clusters that are registered with a kubeconfig", counts, "state"
+        )
 
     def saw(self, key: str, value: bytes | None, _revision: int) -> None:
         _, provider, _, name = path_of(key)
@@ -91,7 +101,8 @@ class Registered:
         ]
         command += ["--name", name, "--state", str(self._state.root)]
         # What the mesh was told about others must not lead the agent elsewhere.
-        environment = {k: v for k, v in os.environ.items() if k not in ("MOORAGE_NATS_URL", "MOORAGE_CLUSTER")}
+        others = ("MOORAGE_NATS_URL", "MOORAGE_CLUSTER", "MOORAGE_METRICS")
+        environment = {k: v for k, v in os.environ.items() if k not in others}
         delay = _FIRST
         while True:
             with (self._state.logs / f"agent-{kubeconfig.stem}.log").open("ab") as out:
@@ -99,12 +110,15 @@ class Registered:
                     *command, stdout=out, stderr=out, env=environment, preexec_fn=with_parent
                 )
             log.info("an agent runs", cluster=cluster, pid=process.pid)
+            self._running.add(cluster)
             began = asyncio.get_running_loop().time()
             try:
                 status = await process.wait()
             except asyncio.CancelledError:
                 await _end(process)
                 raise
+            finally:
+                self._running.discard(cluster)
             delay = _FIRST if asyncio.get_running_loop().time() - began > _LAST else min(2 * delay, _LAST)
             log.warning("an agent ended; it starts again", cluster=cluster, status=status, seconds=delay)
             await asyncio.sleep(delay)
@@ -131,6 +145,8 @@ async def main(settings: Settings, state: State) -> None:
     registered = Registered(state)
     try:
         await bus.bucket("moorage-resources").mirror(registered.saw, KEYS)
+        bus.vitals.show(registered.figures)
+        bus.tells(dict)
         await bus.closed.wait()
     finally:
         await registered.stop()
