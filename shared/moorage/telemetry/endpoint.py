@@ -35,7 +35,9 @@ def from_env() -> socket.socket | None:
     address = os.environ.get(VARIABLE, "")
     try:
         return listen(address) if address else None
-    except (ValueError, OSError, OverflowError) as error:
+    except ValueError:
+        raise SystemExit(f"{VARIABLE}={address} is not HOST:PORT") from None
+    except (OSError, OverflowError) as error:
         raise SystemExit(f"{VARIABLE}={address}: {error}") from None
 
 
