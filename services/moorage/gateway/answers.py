@@ -14,6 +14,8 @@ from aiohttp import web
 
 from moorage.model.problems import Problem, Refused, Violation, invalid
 
+from .limits import BODY_LIMIT
+
 encode = msgspec.json.Encoder().encode
 
 #: As many in one page as nobody asked for, and at most.
@@ -54,7 +56,7 @@ def of_http(error: web.HTTPException) -> Problem:
     if isinstance(error, web.HTTPMethodNotAllowed):
         detail = f"{error.method} is not among {', '.join(sorted(error.allowed_methods))}"
     elif error.status == 413:
-        detail = "the body is larger than the gateway takes"
+        detail = f"the body is larger than the gateway takes: at most {BODY_LIMIT} bytes"
     return Problem(title=phrase, status=error.status, code=code, detail=detail)
 
 

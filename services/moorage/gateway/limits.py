@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from moorage.model.problems import Problem, Refused
 
+#: A body may be this large; what the intent store keeps of it must fit one message.
+BODY_LIMIT = 1 << 20
+
 
 class Limits(NamedTuple):
     """The environment says what is not right for everybody; 0 = no limit."""

@@ -30,9 +30,6 @@ from .view import View
 
 log = structlog.get_logger("gateway")
 
-#: A document may be this large; what the intent store keeps of it must fit one message.
-BODY_LIMIT = 1 << 20
-
 
 @dataclass
 class Gateway:

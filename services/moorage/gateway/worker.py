@@ -13,10 +13,10 @@ from moorage.bus import Bus, Settings, setting
 from . import describing, health
 from .audit import audited
 from .entrance import Certificate, Entrance
-from .limits import Limits
+from .limits import BODY_LIMIT, Limits
 from .routes import V1
 from .routing import add
-from .serving import BODY_LIMIT, GATEWAY, Gateway, counted, known, told
+from .serving import GATEWAY, Gateway, counted, known, told
 from .stream import Stream
 from .traced import traced
 from .v2 import routes as v2

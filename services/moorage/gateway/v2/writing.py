@@ -15,8 +15,9 @@ from moorage.model.resources import CLUSTER, Change, Kind, Path
 
 from ..audit import id_of
 from ..calls import call
+from ..limits import BODY_LIMIT
 from ..routing import JSON
-from ..serving import BODY_LIMIT, Gateway, gateway_of
+from ..serving import Gateway, gateway_of
 from .labels import settled
 from .reading import path_in, resources_of
 
