@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -116,7 +118,7 @@ async def test_an_empty_place_becomes_the_same_mesh(clean: Driver, mesh: Mesh, t
             assert {g["group"] for g in (await driver.http("/v1/groups"))["items"]} >= {group("stays")}
             assert not await driver.violations(room(FLEET))
             state = await snapshots.state_of(driver.bus, LEASES)
-            assert state is not None and state["first_seq"] > 1 << 32, "agents that live on heard smaller numbers"
+            assert state is not None and state["first_seq"] > 1 << 40, "agents that live on heard smaller numbers"
     finally:
         await asyncio.to_thread(again.stop)
 
@@ -254,3 +256,59 @@ def test_every_stream_is_backed_up_or_known_not_to_be() -> None:
 
     there = {*LOGS, *(f"KV_{name}" for name in BUCKETS), *(f"OBJ_{name}" for name in OBJECTS)}
     assert there == {*STREAMS, *OTHERS}
+
+
+async def test_clusters_that_lived_on_become_what_the_backup_says(tmp_path: Path) -> None:
+    """The mesh is lost and comes back as it was a while ago. Agents reach it with their old keys; what was applied since is
+    taken off, what ran runs on, and decisions go on."""
+    first = Mesh(state=tmp_path / "first")
+    document = tmp_path / "fleet.json"
+    document.write_bytes(msgspec.json.encode(FLEET))
+    first.state.mkdir()
+    await asyncio.to_thread(first.start)
+    with (tmp_path / "sim.log").open("wb") as log:
+        command = [sys.executable, "-m", "moorage.cli", "fleet", "sim", str(document)]
+        environment = {**os.environ, "MOORAGE_STATE": str(first.state)}
+        clusters = subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: ASYNC220
+    again = Mesh(state=tmp_path / "again")
+    try:
+        async with Driver(first) as driver:
+            await eventually(lambda: free_cpu(driver, CPU * CLUSTERS), 20, "the clusters are there")
+            await driver.apply(application("stays", pods=2))
+            await driver.until_phase("stays", "Running")
+            decision = (await driver.why("stays"))["decision"]
+            file = tmp_path / "mesh.backup"
+            await backed_up(first, file)
+            await driver.apply(application("later"))
+            await driver.until_phase("later", "Running")
+            await driver.apply(application("stays", pods=2, image="later"))
+            await driver.until_phase("stays", "Running")
+            await eventually(lambda: free_cpu(driver, CPU * CLUSTERS - 3), 20, "all pods run")
+        await asyncio.to_thread(first.stop)
+        shutil.rmtree(first.state)
+        assert (await asyncio.to_thread(restored, file, again.state)).returncode == 0
+        await asyncio.to_thread(again.start)
+        assert again.endpoint["nats"] == first.endpoint["nats"], "agents were told this address"
+        async with Driver(again) as driver:
+            await eventually(
+                lambda: free_cpu(driver, CPU * CLUSTERS - 2), 40, "what came later is gone from the clusters"
+            )
+            await driver.until_phase("stays", "Running")
+            assert (await driver.why("stays"))["decision"] == decision
+            await driver.apply(application("next"))
+            await driver.until_phase("next", "Running")
+            await driver.delete(["stays", "next"])
+            await eventually(lambda: free_cpu(driver, CPU * CLUSTERS), 20, "nothing is left")
+            assert clusters.poll() is None
+    finally:
+        clusters.terminate()
+        clusters.wait(10)
+        await asyncio.to_thread(first.stop)
+        await asyncio.to_thread(again.stop)
+
+
+async def free_cpu(driver: Driver, cores: int) -> bool:
+    """As the mesh sees it: after claims, and after all pods that its clusters report."""
+    found = (await driver.http("/v1/clusters"))["items"]
+    ready = [one for one in found if one["state"] == "Ready"]
+    return len(ready) == CLUSTERS and sum(int(one["free"]["cpu"]) for one in ready) == cores

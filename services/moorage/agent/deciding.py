@@ -39,6 +39,8 @@ class Deciding:
     def adopt(self, record: Record) -> App:
         app = App(self._site, record, self._confirm)
         self._apps[app.label] = app
+        # Also what nobody decides about any more is named when we ask: after a restore it is to go.
+        self._have.setdefault(f"{app.group} {app.app}", 0)
         self._spawn(app.run())
         return app
 

@@ -50,8 +50,6 @@ STREAMS = (
 )
 LEASES = "KV_moorage-leases"
 OTHERS = (LEASES, "MOORAGE_REJECTED")
-#: Agents that live on have heard numbers of leases that were given after the back-up: those to come must be larger.
-_LATER = 1 << 32
 _KEYS = "keys.json"
 _TRIES = 8
 
@@ -227,7 +225,9 @@ async def _put(settings: Settings, archive: Archive) -> None:
                 done.append(stream)
                 await put_back(bus, stream, archive.about["streams"][stream], archive.chunks(f"streams/{stream}"))
             done.append(LEASES)
-            await create_leases(bus, archive.about["leases"] + _LATER)
+            # Agents that live on heard numbers of leases and versions that were given after the back-up, or after an earlier
+            # restore of it: those to come are larger. Nobody decides more than a thousand times a second.
+            await create_leases(bus, max(archive.about["leases"], time.time_ns() // 1_000_000))
             await bus.provision()
         except BaseException:
             for stream in done:  # half of a mesh is worse than none

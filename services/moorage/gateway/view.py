@@ -253,7 +253,7 @@ class View:
             if entry is not None:
                 desired = msgspec.json.decode(entry.value, type=DesiredRecord)
                 if desired.decision == decision:
-                    self._seqs[decision] = desired.version
+                    self._seqs[decision] = desired.seq or desired.version
         return self._seqs.get(decision, 0)
 
     async def caught_up(self, group: str, within: float = 1.0) -> None:

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 from collections import Counter as Tally
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -16,11 +17,13 @@ import structlog
 
 from moorage.bus import Bus, BusError, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
+from moorage.bus.lease import ERA
 from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.claims import Commit, Decision
 from moorage.model.controllers import Controller
 from moorage.model.desired import (
     Confirm,
+    DesiredApp,
     DesiredAsk,
     DesiredRecord,
     DiffAsk,
@@ -86,9 +89,10 @@ _presence = msgspec.json.Decoder(_Presence).decode
 
 
 class Patcher:
-    def __init__(self, bus: Bus, generation: int) -> None:
+    def __init__(self, bus: Bus, generation: int, era: int = 0) -> None:
         self.bus = bus
         self.generation = generation
+        self.era = era  # what agents heard before a restore has smaller versions
         self.desk = Desk()
         self.asking = Asking(bus)
         self.follower: LedgerFollower
@@ -235,13 +239,13 @@ class Patcher:
         ident = decision.id if decision is not None else ""
         if desired is None and not ident and not counting:
             pass  # never decided, or long over
-        elif desired is None or desired.decision != ident or desired.reasons:
+        elif desired is None or desired.decision != ident or desired.reasons or desired.version < self.era:
             await self._desire(group, decision, desired)
         await self._conclude(group)
 
     async def _desire(self, group: str, decision: Decision | None, before: DesiredRecord | None) -> None:
         """Store what is to run from now on; only then do agents hear of it."""
-        version = max(self.ledger.seq, before.version + 1 if before is not None else 1)
+        version = max(self.era + self.ledger.seq, before.version + 1 if before is not None else 1)
         if decision is None:
             with traces.carried("take away", self._ending.pop(group, ""), **{"moorage.group": group}):
                 traceparent = traces.traceparent()
@@ -254,11 +258,13 @@ class Patcher:
             with traces.carried("patch", decision.traceparent, **{"moorage.group": group}):
                 found = await self.asking.contributions(record, decision)
                 traceparent = traces.traceparent()
+            again = before is not None and before.decision == decision.id
             made = DesiredRecord(
                 group=group,
                 revision=decision.revision,
                 decision=decision.id,
                 version=version,
+                seq=(before.seq or before.version) if again and before is not None else self.ledger.seq,
                 contributions=found.contributions if not found.reasons else [],
                 nodes=nodes_of(decision, before),
                 reasons=found.reasons,
@@ -267,7 +273,8 @@ class Patcher:
             )
             if found.again:
                 self._later(group)
-            if before is not None and before.decision == made.decision and before.reasons == made.reasons:
+            same = before is not None and before.decision == made.decision and before.reasons == made.reasons
+            if before is not None and same and before.version >= self.era:
                 return
         made.generation = self.generation
         data = _encode(made)
@@ -399,8 +406,11 @@ class Patcher:
             kept = self._parts.get((cluster, have))
             if kept is not None and ask.part < len(kept):
                 return kept[ask.part]
-        apps = []
-        for wanted in wanted_on(self.ledger, cluster):
+        apps: list[bytes] = []
+        known = wanted_on(self.ledger, cluster)
+        if self.era:
+            apps += self._strays(ask.have, {f"{wanted.group} {wanted.app}" for wanted in known})
+        for wanted in known:
             app = await self._wanted(wanted, cluster, ask.have.get(f"{wanted.group} {wanted.app}", 0))
             if app is not None:
                 apps.append(app)
@@ -412,6 +422,13 @@ class Patcher:
             if len(self._parts) > 16:
                 del self._parts[next(iter(self._parts))]
         return made[min(ask.part, len(made) - 1)]
+
+    def _strays(self, have: Mapping[str, int], known: AbstractSet[str]) -> Iterable[bytes]:
+        """What a cluster was told before a restore and nobody knows of any more: taken away once."""
+        for name, version in have.items():
+            group, _, app = name.rpartition(" ")
+            if version < self.era and name not in known and self._may_go(group, app):
+                yield encoded(DesiredApp(group=group, app=app, version=self.era, remove=True))
 
     async def _wanted(self, wanted: Wanted, cluster: str, have: int) -> bytes | None:
         """What is new of one app for a cluster that has `have` of it."""
@@ -507,7 +524,8 @@ async def main(settings: Settings) -> None:
         bus.vitals.show(lambda: [Figure(*ACTIVE, float(state["role"] == "active"))])
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
-        patcher = Patcher(bus, lease.generation)
+        era = await bus.bucket("moorage-leases").get(ERA)
+        patcher = Patcher(bus, lease.generation, int(era.value) if era is not None else 0)
         bus.vitals.show(patcher.figures)
         await patcher.start()
         state.update(role="active", generation=lease.generation)

@@ -12,6 +12,8 @@ from .errors import BusError, Conflict, NoAnswer
 from .stores import Bucket
 
 log = structlog.get_logger("bus")
+#: Beside the leases: the number at which they began after a restore.
+ERA = "era"
 
 
 class Lease:

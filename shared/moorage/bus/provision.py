@@ -9,7 +9,8 @@ import nats.js.errors
 
 from .connection import Connection
 from .errors import BusError
-from .stores import create_objects
+from .lease import ERA
+from .stores import Bucket, create_objects
 from .subjects import BUCKETS, LOGS, OBJECTS
 
 _DAY = 24 * 3600 * 10**9
@@ -61,13 +62,14 @@ async def _ensure(conn: Connection, config: dict[str, Any]) -> None:
 
 
 async def create_leases(conn: Connection, after: int) -> None:
-    """Leases whose numbers are all larger than one that somebody may have heard of."""
+    """Leases whose numbers are all larger than one that somebody may have heard of; the number itself begins an era."""
     config = {**_COMMON, **_bucket("moorage-leases"), "first_seq": after + 1}
     reply = msgspec.json.decode(
         await conn.request("$JS.API.STREAM.CREATE.KV_moorage-leases", msgspec.json.encode(config), timeout=10)
     )
     if "error" in reply:
         raise BusError(f"KV_moorage-leases: {reply['error'].get('description')}")
+    await Bucket(conn, "moorage-leases").put(ERA, str(after).encode())
 
 
 async def provision(conn: Connection) -> None:

@@ -96,7 +96,8 @@ class DesiredRecord(Model, kw_only=True):
     group: str
     revision: int
     decision: str
-    version: int  # the log's sequence of the decision
+    version: int  # what agents compare: grows with every change, and with every restore
+    seq: int = 0  # of the decision in the log
     generation: int = 0  # of the patcher that wrote it
     contributions: list[Contribution] = []
     nodes: dict[str, list[str]] = {}
