@@ -283,6 +283,35 @@ async def test_a_burst_of_pods_becomes_few_reports(plane: ControlPlane, mesh: Me
     assert len(mesh.reports) - before <= 2 + took / reporting.SPACING, "60 pods change many hundred times"
 
 
+async def test_devices_come_from_the_servers_slices(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+
+    def slice_of(name: str, pool: str, *devices: str, **where: Any) -> dict[str, Any]:
+        listed = [{"name": d, "attributes": {"model": {"string": "x"}}} for d in devices]
+        told = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+        return {
+            "metadata": {"name": name},
+            "spec": {"driver": "d.example.com", "pool": told, "devices": listed, **where},
+        }
+
+    def known() -> dict[str, list[str]]:
+        return {name: [d["name"] for d in node.devices] for name, node in mesh.nodes.items() if node.devices}
+
+    agents(plane)
+    plane.call("POST", path, slice_of("local", "one", "gpu-0", "gpu-1", nodeName="edge-1-n0"))
+    plane.call("POST", path, slice_of("wide", "net", "nic-0", allNodes=True))
+    try:
+        everywhere: dict[str, list[str]] = {f"edge-1-n{i}": ["nic-0"] for i in range(4)}
+        await until(lambda: known() == {**everywhere, "edge-1-n0": ["nic-0", "gpu-0", "gpu-1"]}, 20, "all devices")
+        assert mesh.nodes["edge-1-n1"].devices[0]["shared"] is True
+        assert mesh.nodes["edge-1-n0"].devices[1]["attributes"] == {"model": "x"}
+    finally:
+        plane.call("DELETE", f"{path}/wide")
+    await until(lambda: known() == {"edge-1-n0": ["gpu-0", "gpu-1"]}, 10)
+    plane.call("DELETE", f"{path}/local")
+    await until(lambda: not known(), 10)
+
+
 async def test_two_agents_one_acts_and_the_other_takes_over(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     first = agents(plane)
     await until(lambda: bool(mesh.nodes), 20)

@@ -135,6 +135,22 @@ def test_an_agent_killed_between_two_steps(
         assert not before or [pod["metadata"]["uid"] for pod in pods(core, name)] == before, "nothing is made again"
 
 
+def test_an_agent_elsewhere_needs_nothing_but_the_cluster(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane], tmp_path: Path
+) -> None:
+    """On a machine without a mesh: what joining left in the cluster says where it is, and who the agent is there."""
+    core = planes[2]
+    lease = "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent"
+    agents["core-1"].stop()
+    given = agents["core-1"].kubeconfig
+    with AgentProcess(mesh, core, "--state", str(tmp_path / "none"), kubeconfig=given) as elsewhere:
+        until(lambda: f"-{elsewhere.pid}-" in core.get(lease)["spec"]["holderIdentity"], 40, "it acts")
+        until(lambda: mesh.http("/v1/clusters/lab/core-1")["state"] == "Ready", 40, "it reports")
+        assert mesh.http("/v1/clusters/lab/core-1")["labels"]["region"] == "eu"
+    agents["core-1"].start()
+    until(lambda: f"-{agents['core-1'].pid}-" in core.get(lease)["spec"]["holderIdentity"], 40, "the first one again")
+
+
 def test_an_agent_that_slept_while_another_took_over_writes_nothing(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
