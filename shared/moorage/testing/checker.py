@@ -16,18 +16,23 @@ async def read_log(bus: Bus) -> tuple[Ledger, list[tuple[int, Commit]]]:
     """The newest snapshot and every commit after it, as any reader would get them."""
     ledger = await read_snapshot(bus)
     log = bus.log(LOG)
-    commits: list[tuple[int, Commit]] = []
-    for seq in range(max(ledger.seq + 1, await log.first()), await log.last() + 1):
-        data = await log.get(seq)
-        if data is None:
-            raise AssertionError(f"the log has no message {seq}")
-        commits.append((seq, decode_commit(data)))
-    return ledger, commits
+    first, last = max(ledger.seq + 1, await log.first()), await log.last()
+    found: dict[int, bytes] = {}
+    if first <= last:
+        tail = await log.follow(first, found.__setitem__)
+        await tail.stop()
+    missing = [seq for seq in range(first, last + 1) if seq not in found]
+    if missing:
+        raise AssertionError(f"the log has no message {missing[0]}")
+    return ledger, [(seq, decode_commit(found[seq])) for seq in range(first, last + 1)]
 
 
-def violations(commits: Iterable[tuple[int, Commit]], room: Room, ledger: Ledger | None = None) -> list[str]:
+def violations(
+    commits: Iterable[tuple[int, Commit]], room: Room, ledger: Ledger | None = None, unknown: int = 0
+) -> list[str]:
     """Every place and moment at which the log claims more than there is, names a commit twice, or decides a group twice
-    in one commit. Counts every slot in full: more strict than what free capacity is reckoned with."""
+    in one commit. Counts every slot in full: more strict than what free capacity is reckoned with. `unknown`: how much
+    there is of what the room does not name."""
     ledger = ledger or Ledger()
     found: list[str] = []
     seen: set[str] = set(ledger.commits)
@@ -66,7 +71,7 @@ def violations(commits: Iterable[tuple[int, Commit]], room: Room, ledger: Ledger
         for ident in changes.claims:
             touched |= recount(ident)
         for cluster, node, name in sorted(touched):
-            there = room.get(cluster, {}).get(node, {}).get(name, 0)
+            there = room.get(cluster, {}).get(node, {}).get(name, unknown)
             if taken[cluster, node, name] > there:
                 found.append(f"{seq}: {cluster} {node} has {there} {name}, claimed are {taken[cluster, node, name]}")
     return found
