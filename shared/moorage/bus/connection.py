@@ -75,6 +75,17 @@ def _jittered(servers: list[Server], _info: dict[str, Any]) -> tuple[Server | No
     return server, random.uniform(0, min(2.0, 0.05 * 2 ** min(server.reconnects, 6)))
 
 
+class _At:
+    """Where a subscription's messages go as they are read, as the client lets the future of a single answer have it: no
+    queue, and no task to be woken in between."""
+
+    def __init__(self, take: Callable[[Msg], None]) -> None:
+        self.set_result = take
+
+    def cancelled(self) -> bool:
+        return False
+
+
 class Connection:
     """Publish, request and ask many; everything else of the bus stands on these."""
 
@@ -96,9 +107,9 @@ class Connection:
 
     async def open(self) -> None:
         self._inbox = self.nc.new_inbox()
-        await self.nc.subscribe(f"{self._inbox}.*", cb=self._answered, pending_bytes_limit=1 << 30)
+        await self.nc.subscribe(f"{self._inbox}.*", future=_At(self._answered))  # type: ignore[arg-type]
 
-    async def _answered(self, msg: Msg) -> None:
+    def _answered(self, msg: Msg) -> None:
         future = self._waiting.pop(msg.subject, None)
         if future is not None and not future.done():
             future.set_result(msg)
@@ -332,28 +343,31 @@ class Connection:
             if msg.reply and answer is not None:
                 await self.publish(msg.reply, answer)
 
-        async def received(msg: Msg) -> None:
+        async def refused(msg: Msg, problem: Problem) -> None:
+            with contextlib.suppress(nats.errors.Error):
+                if problem.status == 413:
+                    await self.reject(msg.subject, msg.data, problem)
+                if msg.reply:
+                    await self.publish(msg.reply, encode({"problem": problem}))
+
+        def received(msg: Msg) -> None:
             nonlocal busy
             if len(msg.data) > max_bytes:
-                problem = Problem(
-                    title="Too large", status=413, code="TooLarge", detail=f"{len(msg.data)} bytes; at most {max_bytes}"
-                )
                 served.rejected()
-                await self.reject(msg.subject, msg.data, problem)
+                detail = f"{len(msg.data)} bytes; at most {max_bytes}"
+                self.spawn(refused(msg, Problem(title="Too large", status=413, code="TooLarge", detail=detail)))
             elif busy >= limit:
                 self.count("shed")
                 served.busy()
-                problem = Problem(title="Busy", status=503, code="Busy", detail=f"{limit} requests are being served")
+                detail = f"{limit} requests are being served"
+                self.spawn(refused(msg, Problem(title="Busy", status=503, code="Busy", detail=detail)))
             else:
                 busy += 1
                 task = self.spawn(one(msg))
                 self._serving.add(task)
                 task.add_done_callback(self._serving.discard)
-                return
-            if msg.reply:
-                await self.publish(msg.reply, encode({"problem": problem}))
 
-        self._served.append(await self.nc.subscribe(subject, queue=queue, cb=received, pending_bytes_limit=1 << 30))
+        self._served.append(await self.nc.subscribe(subject, queue=queue, future=_At(received)))  # type: ignore[arg-type]
         await self.settle()
 
     async def _finish(self) -> None:
