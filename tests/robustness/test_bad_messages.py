@@ -70,6 +70,10 @@ HINTS = [
     for subject in concrete(row)
 ] + [
     "moorage.controllers.stranger.changed",
+    "moorage.ledger.commit",
+    "moorage.rejected.junk",
+    "moorage.events.audit.x.y",
+    "moorage.events.fleet.x.a.b",
     "moorage.events.intents.x.a.b.c.d",
     "moorage.events.decisions.placed.a.b.c.d",
 ]
@@ -78,6 +82,15 @@ HINTS = [
 @pytest.fixture(scope="module")
 def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(fleet(3, 8))
+
+
+def test_every_subject_of_the_table_is_met() -> None:
+    met = [subject for row in TABLE if row.request and row.pattern[0] != "$" for subject in concrete(row)] + HINTS
+    for row in TABLE:
+        pattern = re.escape(row.pattern.replace("<provider>.<cluster>", CLUSTER))
+        pattern = pattern.replace(r"\*", "[^.]+").replace(">", ".+")
+        if row.pattern[0] != "$":  # the broker's own protocol, which asks nothing of what is sent
+            assert any(re.fullmatch(pattern, subject) for subject in met), row.pattern
 
 
 async def kept(bus: Bus, subject: str, since: int) -> list[str]:
