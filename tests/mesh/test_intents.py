@@ -417,14 +417,16 @@ async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -
             with contextlib.suppress(NoAnswer):
                 data = msgspec.json.encode(application(f"shop-{number}"))
                 answer = msgspec.json.decode(await mesh.bus.request(subjects.INTENTS_APPLY, data, timeout=1))
-                assert answer["accepted"] and answer["revision"] == 1
+                if (answer.get("problem") or {}).get("status") == 503:
+                    continue  # so many repeat themselves that it is busy
+                assert answer.get("accepted") and answer["revision"] == 1, answer
                 acknowledged.add(number)
+                if len(acknowledged) == 20:
+                    process.kill()
                 return
             await asyncio.sleep(0.05)
 
     clients = [asyncio.create_task(insist(n)) for n in range(300)]
-    await until(lambda: len(acknowledged) >= 20, 20)
-    process.kill()
     await process.wait()
     before = set(acknowledged)
     for number in before:

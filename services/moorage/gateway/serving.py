@@ -6,11 +6,12 @@ import asyncio
 import hmac
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -47,6 +48,8 @@ class Gateway:
         return self.bus.vitals.registry
 
     def __post_init__(self) -> None:
+        #: By method, route and status: what counts them, looked up once.
+        self.figures: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
         self.tokens = Tokens(self.bus)
         self.lines = Lines(self.bus)
         self.rates = Rates(self.limits.rate)
@@ -81,9 +84,16 @@ async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await handler(request)
         status = response.status
     finally:
-        gateway.requests.labels(request.method, route, str(status)).inc()
+        figures = gateway.figures
+        method = request.method if request.method in hdrs.METH_ALL else "other"  # whatever somebody may think of
+        key = (method, route, status)
+        counts = figures.get(key)
+        if counts is None:
+            requests = gateway.requests.labels(method, route, str(status)).inc
+            counts = figures[key] = requests, gateway.seconds.labels(method, route).observe
+        counts[0]()
         if route != "/v1/events":  # a stream lasts as long as its reader likes
-            gateway.seconds.labels(request.method, route).observe(time.perf_counter() - started)
+            counts[1](time.perf_counter() - started)
     return response
 
 
