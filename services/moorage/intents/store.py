@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -428,7 +429,7 @@ class Store:
                 continue
             event, ident = head.told
             try:
-                written = self._groups.time(group_tokens(head.group))
+                written = partial(self._groups.time, group_tokens(head.group))
                 if await events.lacks(subjects.intent_event(event, head.group), ident, written):
                     log.warning("an event was missing", group=head.group, event_name=event)
                     await self._tell(head.group, head.revision, head.state, event, "", None, "", ident)

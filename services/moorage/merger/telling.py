@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from functools import partial
 
 import msgspec
 import structlog
@@ -67,9 +68,11 @@ class Telling:
         self._bus, self._follower = bus, follower
         self._newest: OrderedDict[str, deque[tuple[int, Decision]]] = OrderedDict()
         self._wanted = asyncio.Event()
+        self._kept: set[str] = set()  # decisions whose events were seen among those kept, since the broker came back
+        self._doubtful = False
         self.mended = 0
         follower.on_fold.append(lambda commit, changes: self._saw(changes.seq, commit, changes))
-        bus.on_reconnect(self.check)
+        bus.on_reconnect(self._anew)
         bus.spawn(self._run())
 
     def _saw(self, seq: int, commit: Commit, changes: Changes | None = None) -> None:
@@ -85,6 +88,11 @@ class Telling:
 
     async def check(self) -> None:
         """Soon, and once for all who ask meanwhile."""
+        self._wanted.set()
+
+    async def _anew(self) -> None:
+        """A broker that died may have lost what it had only in memory."""
+        self._doubtful = True
         self._wanted.set()
 
     async def _run(self) -> None:
@@ -127,6 +135,8 @@ class Telling:
     async def _mend(self) -> None:
         events, ledger_log = self._bus.log("MOORAGE_EVENTS"), self._bus.log(LOG)
         live = self._follower.ledger.standing
+        known, self._kept = set() if self._doubtful else self._kept, set()
+        self._doubtful = False
         recent = sorted(
             ((seq, d) for mine in self._newest.values() for seq, d in mine if _stands(live.get(d.group), d)),
             key=lambda one: one[0],
@@ -134,8 +144,12 @@ class Telling:
         if not recent:
             return
         for seq, decision in recent:
+            if decision.id in known:
+                self._kept.add(decision.id)
+                continue
             subject = subjects.decision_event("placed", decision.group)
-            if not await events.lacks(subject, decision.id, ledger_log.time(seq)):
+            if not await events.lacks(subject, decision.id, partial(ledger_log.time, seq)):
+                self._kept.add(decision.id)
                 continue
             if not _stands(live.get(decision.group), decision):
                 continue

@@ -9,6 +9,7 @@ from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -362,7 +363,7 @@ class Patcher:
                 status = self.desk.statuses.get(group)
                 if status is None or not status.told or status.phase not in OWN_PHASES:
                     continue
-                written = self._statuses.time(group_tokens(group))
+                written = partial(self._statuses.time, group_tokens(group))
                 if await events.lacks(subjects.decision_event(status.phase.lower(), group), status.told, written):
                     log.warning("an event was missing", group=group, phase=status.phase)
                     await self._tell(status)

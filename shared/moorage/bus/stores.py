@@ -252,14 +252,13 @@ class Log:
         found = await self._direct({"last_by_subj": subject})
         return None if found is None else found[0]
 
-    async def lacks(self, subject: str, ident: str, when: Awaitable[str | None]) -> bool:
+    async def lacks(self, subject: str, ident: str, when: Callable[[], Awaitable[str | None]]) -> bool:
         """Whether this event, said `when`, should be the last on its subject and is not: not where it may only be too old
         to be kept any more."""
-        at = await when
         found = await self.latest(subject)
         if found is not None and _named(found).id == ident:
             return False
-        since = await self.since()
+        at, since = await when(), await self.since()
         return since is not None and at is not None and at >= since
 
     async def time(self, seq: int) -> str | None:
