@@ -139,6 +139,7 @@ class View:
         else:
             self.documents[key] = _document(value)
             self.document_revisions[key] = revision
+        self._stir()
 
     def _resource(self, key: str, value: bytes | None, revision: int) -> None:
         path = path_of(key)
@@ -181,9 +182,12 @@ class View:
         for group in self._groups:
             self._tell(group)
 
-    def _tell(self, group: str) -> None:
+    def _stir(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
+
+    def _tell(self, group: str) -> None:
+        self._stir()
         for callback in self.changed:
             callback(group)
 
@@ -262,6 +266,16 @@ class View:
             entry = await self.bus.bucket("moorage-groups").get(group_tokens(group))
             async with asyncio.timeout(within):
                 while not self._has(group, None if entry is None else entry.revision):
+                    await self._moved.wait()
+
+    async def caught_up_document(self, key: str, within: float = 1.0) -> None:
+        """The same of an intent of its own."""
+        with contextlib.suppress(NoAnswer, TimeoutError):
+            entry = await self.bus.bucket("moorage-documents").get(key)
+            async with asyncio.timeout(within):
+                while entry is not None and self.document_revisions.get(key, 0) < entry.revision:
+                    await self._moved.wait()
+                while entry is None and key in self.document_revisions:
                     await self._moved.wait()
 
     def _has(self, group: str, revision: int | None) -> bool:

@@ -13,6 +13,7 @@ from moorage.model.access import Role
 from moorage.model.controllers import Controller
 from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
+from moorage.model.names import token
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
 
 from .access import must, who_of
@@ -94,6 +95,10 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
     again = {**document, "again": True}
     reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10, again=again)
     await gateway.view.caught_up(_group_named(document))
+    if document.get("kind") != "Application":
+        meta = document["metadata"]
+        project = str(meta.get("project") or "default")
+        await gateway.view.caught_up_document(_document_key(str(document["kind"]), project, str(meta["name"])))
     return reply
 
 
@@ -212,6 +217,10 @@ async def _delete(request: web.Request, group: str) -> web.StreamResponse:
     return answer({"group": group, "phase": "Terminating"}, 202)
 
 
+def _document_key(kind: str, project: str, name: str) -> str:
+    return ".".join(token(part) for part in (kind, project, name))
+
+
 async def delete_intent(request: web.Request) -> web.StreamResponse:
     gateway, info = gateway_of(request), request.match_info
     kind = intent_kind(gateway.view, info["kind"])
@@ -224,6 +233,7 @@ async def delete_intent(request: web.Request) -> web.StreamResponse:
     if (expected := expected_of(request)) is not None:
         body["ifMatch"] = expected
     await call(gateway.bus, subjects.INTENTS_DELETE, body, again={**body, "again": True})
+    await gateway.view.caught_up_document(_document_key(kind, info["project"], info["name"]))
     return web.Response(status=204)
 
 

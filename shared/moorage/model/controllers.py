@@ -18,7 +18,7 @@ class Controller(Model, kw_only=True):
     actions: bool = False
     kinds: dict[str, dict[str, Any]] = {}  # kinds of intent it brings → JSON Schema of their spec
     steady: bool = False  # where it allows an app changes with documents and labels of clusters, and when it says so
-    priority: int = 0  # of the resource of its name in /v2/controllers: breaks ties between scores, and does nothing else
+    priority: int = 0  # of its namesake among /v2/controllers: breaks ties between scores, and does nothing else
     pinned: list[str] = []  # fields that an operator set; what registers later does not change them
 
 
