@@ -31,6 +31,16 @@ class Owned:
     def learn(self, key: str, revision: int) -> None:
         self._at[key] = revision
 
+    def differs(self, key: str, revision: int) -> bool:
+        """Whether what stands there (0: nothing) is not what was written or seen last. Learns it."""
+        if self._at.get(key, 0) == revision:
+            return False
+        if revision:
+            self._at[key] = revision
+        else:
+            self._at.pop(key, None)
+        return True
+
     async def put(self, key: str, value: bytes) -> None:
         for _ in range(ATTEMPTS):
             at = self._at.get(key, 0)

@@ -139,7 +139,7 @@ class Patcher:
             self.bus.spawn(self._work())
         self.bus.spawn(self._remind())
         self.bus.spawn(self._retell())
-        self.bus.on_reconnect(self._retell)
+        self.bus.on_reconnect(self._recover)
         await self.bus.serve("moorage.desired.get.*.*", self._get, limit=4096)
         await self.bus.serve("moorage.desired.confirm.*.*", self._confirmed, limit=CONFIRMS)
         await self.bus.serve(subjects.PATCHER_DIFF, self._diff)
@@ -355,13 +355,44 @@ class Patcher:
         with traces.carried(status.phase.lower(), of, **{"moorage.group": status.group}):
             await self.bus.emit(subject, change, cause=status.decision, id=status.told, once=True)
 
+    async def _recover(self, only: AbstractSet[str] | None = None) -> None:
+        """These buckets are not synced at each write: a broker that died may have lost what it acknowledged last. What it
+        has is where each group goes on from."""
+        stored: list[dict[str, tuple[bytes, int]]] = [{}, {}]
+        for found, name in zip(stored, ("moorage-desired", "moorage-status"), strict=True):
+
+            def learn(key: str, value: bytes | None, at: int, found: dict[str, tuple[bytes, int]] = found) -> None:
+                if value is not None:
+                    found[str(GroupName.from_tokens(key))] = (value, at)
+
+            await (await self.bus.bucket(name).mirror(learn)).stop()
+        desk = self.desk
+        groups = {*desk.desired, *desk.statuses, *stored[0], *stored[1]}
+        groups = groups if only is None else groups & only
+        if busy := groups & desk.busy:  # once their writes have failed or not
+            asyncio.get_running_loop().call_later(RETRY, lambda: self.bus.spawn(self._recover(busy)))
+        for group in groups - busy:
+            (desired, at), (status, at_status) = (found.get(group, (b"", 0)) for found in stored)
+            key = group_tokens(group)
+            if self._desired.differs(key, at):
+                desk.desired.pop(group, None)
+                if desired:
+                    desk.desired[group] = _desired(desired)
+                desk.mark(group)
+            if self._statuses.differs(key, at_status):
+                desk.statuses.pop(group, None)
+                if status:
+                    desk.statuses[group] = _status(status)
+                desk.mark(group)
+        await self._retell()
+
     async def _retell(self) -> None:
         """The newest phases of all, where the one before us, or the broker, died before their events were kept."""
         events = self.bus.log("MOORAGE_EVENTS")
         try:
             for group in list(self._newest):
                 status = self.desk.statuses.get(group)
-                if status is None or not status.told or status.phase not in OWN_PHASES:
+                if status is None or group in self.desk.busy or not status.told or status.phase not in OWN_PHASES:
                     continue
                 written = partial(self._statuses.time, group_tokens(group))
                 if await events.lacks(subjects.decision_event(status.phase.lower(), group), status.told, written):
