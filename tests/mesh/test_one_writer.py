@@ -45,3 +45,17 @@ async def test_the_newer_one_overwrites_what_the_older_one_wrote_last(bus: Bus) 
     assert await stands(bus) is None
     await newer.put("k", value(9, "once more"))
     assert await stands(bus) == value(9, "once more")
+
+
+async def test_what_the_broker_lost_is_noticed(bus: Bus) -> None:
+    bucket = bus.bucket("moorage-desired")
+    mine = Owned(bucket, 3)
+    await mine.put("k", value(3))
+    before = await bucket.get("k")
+    assert before is not None and not mine.differs("k", before.revision)
+    await mine.put("k", value(3, "acknowledged, and lost"))
+    assert mine.differs("k", before.revision), "as if the broker had come back with what was there before"
+    assert not mine.differs("k", before.revision)
+    assert mine.differs("k", 0) and not mine.differs("k", 0)
+    await mine.put("k", value(3, "again"))
+    assert await stands(bus) == value(3, "again")
