@@ -36,8 +36,10 @@ def objects(directory: Path) -> list[dict[str, Any]]:
 
 
 def tried(plane: ControlPlane, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
-    path = PATHS[item["kind"]].format(namespace)
-    said = plane.call("POST", f"{path}?dryRun=All&fieldValidation=Strict", item)
+    """Applied, so that it does not matter whether one of that name is there."""
+    path = f"{PATHS[item['kind']].format(namespace)}/{item['metadata']['name']}"
+    query = "dryRun=All&fieldValidation=Strict&fieldManager=tried&force=true"
+    said = plane.call("PATCH", f"{path}?{query}", item, "application/apply-patch+yaml")
     made: dict[str, Any] = msgspec.json.decode(said)
     return made
 

@@ -71,7 +71,7 @@ async def undo(api: Api, say: Say, within: float) -> str:
         done.set()
         await asyncio.Event().wait()
 
-    elector = Elector(api, NAMESPACE, LEASE, f"leave-{socket.gethostname()}-{os.getpid()}-{new_id()[:6]}")
+    elector = Elector(api, NAMESPACE, LEASE, f"leave-{socket.gethostname()}-{os.getpid()}-{new_id()}")
     task = asyncio.ensure_future(elector.run(work))
     finished = asyncio.ensure_future(done.wait())
     try:

@@ -62,7 +62,7 @@ async def _act(agent: Agent) -> None:
     agent.bus.waits_for("the API server")
     await _namespace(agent.api, agent.namespace)
     agent.bus.tells(agent.health)
-    identity = f"{socket.gethostname()}-{os.getpid()}-{new_id()[:6]}"
+    identity = f"{socket.gethostname()}-{os.getpid()}-{new_id()}"
     elector = Elector(agent.api, agent.namespace, LEASE, identity, lambda: agent.bus.nc.is_connected)
     acting = asyncio.ensure_future(elector.run(agent.act))
     closed = asyncio.ensure_future(agent.bus.closed.wait())
