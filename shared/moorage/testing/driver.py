@@ -109,7 +109,7 @@ class Driver:
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         try:
-            if kind is None:
+            if kind is None and self.mesh.process is not None:  # else the test has ended it
                 await self.check()
         finally:
             await self.bus.close()
