@@ -16,7 +16,7 @@ AGGREGATED = "moorage.dev/aggregate-to-agent"
 MANAGER = "moorage-join"
 #: Probes and metrics, at every worker of the image.
 METRICS = 9464
-IMAGE = "ghcr.io/moorage/moorage:latest"
+IMAGE = "moorage"
 
 Object = dict[str, Any]
 _LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "moorage"}
