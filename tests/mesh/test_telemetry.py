@@ -142,7 +142,7 @@ class Said(msgspec.Struct):
     fail: bool = False
 
 
-async def test_log_lines_name_the_message_in_hand(bus: Bus, logged: io.StringIO) -> None:
+async def test_log_lines_name_the_message_in_hand(logged: io.StringIO, bus: Bus) -> None:
     log = structlog.get_logger("tester")
     heard = asyncio.Event()
 

@@ -101,6 +101,7 @@ class Patcher:
         self._left: set[str] = set()  # clusters that are no longer part of the fleet
         self._removing: dict[str, None] = {}  # groups with withdrawn claims
         self._ending: dict[str, str] = {}  # group → the trace its withdrawal belongs to, where there are traces
+        self._at: dict[str, int] = {}  # group → where its newest decision stands in the log, until it is carried out
         self._parts: dict[tuple[str, bytes], list[bytes]] = {}
         self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was told last
         self._empty = parts([], generation)[0]
@@ -181,6 +182,9 @@ class Patcher:
         for withdrawal in commit.withdrawals:
             if withdrawal.traceparent:
                 self._ending[withdrawal.group] = withdrawal.traceparent
+        for decision in commit.decisions:
+            if decision.id not in changes.refused:
+                self._at[decision.group] = changes.seq
         for group in changes.groups:
             self.desk.mark(group)
         for ident in changes.withdrawn - changes.released:
@@ -247,6 +251,7 @@ class Patcher:
     async def _desire(self, group: str, decision: Decision | None, before: DesiredRecord | None) -> None:
         """Store what is to run from now on; only then do agents hear of it."""
         version = max(self.era + self.ledger.seq, before.version + 1 if before is not None else 1)
+        at = self._at.get(group, self.ledger.seq)
         if decision is None:
             with traces.carried("take away", self._ending.pop(group, ""), **{"moorage.group": group}):
                 traceparent = traces.traceparent()
@@ -265,7 +270,7 @@ class Patcher:
                 revision=decision.revision,
                 decision=decision.id,
                 version=version,
-                seq=(before.seq or before.version) if again and before is not None else self.ledger.seq,
+                seq=(before.seq or before.version) if again and before is not None else at,
                 contributions=found.contributions if not found.reasons else [],
                 nodes=nodes_of(decision, before),
                 reasons=found.reasons,
@@ -284,6 +289,8 @@ class Patcher:
         reached("patcher.asked")
         await self._desired.put(group_tokens(group), data)
         self.desk.desired[group] = made
+        if self._at.get(group) == at:
+            del self._at[group]
         if self.desk.older.get(group, (made.revision,))[0] != made.revision:
             del self.desk.older[group]
         reached("patcher.desired")
