@@ -161,6 +161,8 @@ class Pending:
         if attempt.group in self._hinted:
             self._promote(attempt.group, None)
         self.waiting.refused(attempt.group, attempt, self._now, fresh=True)
+        if attempt.group in self.waiting.nowhere and self._fleet.known.any():
+            self._forced.add(attempt.group)
         self._wake.set()
 
     def _confirmed(self, _subject: str, data: bytes) -> None:
@@ -206,6 +208,8 @@ class Pending:
         if change.reset:
             self._labels.clear()
             self._suspects.update(self._decider.ledger.claims)
+            # Refused over a fleet that was empty or half there: even where nothing fits now, the reasons are others.
+            self._forced.update(self.waiting.groups)
         elif self.waiting.groups:
             for cid in change.clusters.tolist():
                 # Label sets are shared: another set is another object.
@@ -213,6 +217,8 @@ class Pending:
                 if self._labels.get(cid, labels) is not labels:
                     self._forced.update(self.waiting.groups)
                 self._labels[cid] = labels
+        if self.waiting.nowhere and self._fleet.known.any():
+            self._forced |= self.waiting.nowhere
         self._suspects |= change.claims
         if self._removed and (len(change.heard) or len(change.clusters)):
             self._heard = True

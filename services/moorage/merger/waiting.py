@@ -54,6 +54,7 @@ def within(fleet: Fleet, confined: bytes | None, rows: NDArray[np.intp]) -> NDAr
 class Waiting:
     def __init__(self) -> None:
         self.groups: dict[str, Waiter] = {}
+        self.nowhere: set[str] = set()  # refused when there was no cluster at all
 
     def put(self, record: Revision, due: float | None) -> Waiter:
         known = self.groups.get(record.group)
@@ -64,6 +65,7 @@ class Waiting:
 
     def drop(self, group: str) -> None:
         self.groups.pop(group, None)
+        self.nowhere.discard(group)
 
     def refused(self, group: str, attempt: Attempt, now: float, *, fresh: bool) -> None:
         """After a try: `fresh` if it was another's, who may have seen less than we have."""
@@ -71,6 +73,9 @@ class Waiting:
         if waiter is None or waiter.record.revision != attempt.revision:
             return
         waiter.attempt, waiter.due, waiter.fresh = attempt, None, fresh
+        self.nowhere.discard(group)
+        if any(reason.code == "NoClusters" for reason in attempt.reasons):
+            self.nowhere.add(group)
         if any(reason.code in _SILENT for reason in attempt.reasons):
             waiter.due = now + min(BACK_OFF_MOST, BACK_OFF * 2**waiter.failures)
             waiter.failures = min(waiter.failures + 1, 16)
