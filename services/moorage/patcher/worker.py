@@ -60,8 +60,6 @@ log = structlog.get_logger("patcher")
 WORKERS = 32
 #: Confirmations are answered once they are stored; so many may wait for that at once.
 CONFIRMS = 8192
-#: A decision is told first: the same commit that tells us wakes those who wait for its event.
-AFTER = 0.003
 RETRY = 2.0
 REMIND = 1.0
 #: Phases whose events may have got lost when a patcher or the broker died: more than are worked on at once.
@@ -211,7 +209,6 @@ class Patcher:
             group = desk.take()
             if group is None:
                 await desk.work()
-                await asyncio.sleep(AFTER)
                 continue
             decision = self.ledger.standing.get(group)
             HANDLED.set(Handled(group, cause=decision.id if decision is not None else ""))
