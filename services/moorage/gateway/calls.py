@@ -44,8 +44,10 @@ async def fetch(
     repeat = None if again is None else (patience, again if isinstance(again, bytes) else encode(again))
     try:
         reply = await bus.request(subject, data, timeout=timeout, again=repeat)
-        if repeat is not None and (problem := _head(reply).problem) is not None and problem.code == "Ending":
+        problem = _head(reply).problem
+        if repeat is not None and problem is not None and problem.code == "Ending":
             reply = await bus.request(subject, repeat[1], timeout=timeout)
+            problem = _head(reply).problem
     except NoAnswer as error:
         area = subject.split(".")[1]
         who = _WHO.get(area, area)
@@ -53,7 +55,6 @@ async def fetch(
         sure = "nobody listens" in text
         detail = f"{who} does not answer" + ("" if sure else " in time; whether it was done is not known, ask again")
         raise Refused(unavailable(f"{detail}; `moorage check` tells what is missing")) from error
-    problem = _head(reply).problem
     if problem is not None:
         raise Refused(problem)
     return reply
