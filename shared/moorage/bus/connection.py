@@ -159,8 +159,8 @@ class Connection:
         timeout: float = 2.0,
         again: tuple[float, bytes] | None = None,
     ) -> bytes:
-        """`again`: after so many seconds without an answer ask once
-        more, with this: who had the question may be dead, and another one of its kind alive. The first answer counts."""
+        """`again`: after so many seconds without an answer ask once more, with this: who had the question may be dead, and
+        another one of its kind alive. The first answer counts."""
         msg = await self.exchange(subject, payload, timeout=timeout, again=again)
         return msg.data
 
