@@ -149,8 +149,12 @@ def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> N
         assert "restarted once" in row["detail"] and "SIGKILL" in row["detail"]
     local.ok("wait", "app1", "--for", "phase=Running", "--timeout", "30s")
     local.ok("wait", "huge", "--for", "phase=Pending", "--timeout", "10s")
-    codes = {r["code"] for r in json.loads(local.ok("why", "huge", "-o", "json"))["reasons"]}
-    assert "ResourceShort" in codes, "why it waits was said before the gateway that is asked was there"
+
+    def short() -> bool:
+        """Said before the gateway that is asked was there; or anew, once a controller that was dead is asked again."""
+        return "ResourceShort" in {r["code"] for r in json.loads(local.ok("why", "huge", "-o", "json"))["reasons"]}
+
+    until(short, 30, "why it waits is not said with numbers")
     local.ok("apply", "-f", "-", data=APPLICATION)
     local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")
 
