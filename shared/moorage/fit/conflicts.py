@@ -19,7 +19,7 @@ from moorage.model.shapes import Shape
 
 from .assign import Unassigned, assign
 from .nodes import eligible
-from .rooms import renewed, rows_in, unsupported
+from .rooms import few_changed, renewed, rows_in, unsupported
 from .rows import Amounts, Ids, Mask, Rows
 
 #: The exact search is tried on so many clusters, with so many steps together.
@@ -205,8 +205,8 @@ class Pairs:
         if kept is not None and kept[0] == tick and len(kept[1]) == rows.size:
             self._kept.move_to_end(key)
             return kept[1]
-        changed = None if kept is None else rows.changed_since(kept[0])
-        if kept is None or changed is None or len(changed) > rows.size // 4 + 1:
+        changed = None if kept is None else few_changed(rows, kept[0])
+        if kept is None or changed is None:
             mask = conflicts(rows, a, b, both)
             mask.setflags(write=False)
         else:

@@ -146,6 +146,12 @@ def rows_in(rows: Rows, clusters: NDArray[np.integer]) -> Ids:
     return np.flatnonzero(wanted[rows.cluster[: rows.n]])
 
 
+def few_changed(rows: Rows, since: int) -> NDArray[np.int32] | None:
+    """Clusters that changed after `since`; None: so many that everything is better looked at anew."""
+    changed = rows.changed_since(since)
+    return None if changed is None or len(changed) > rows.size // 4 + 1 else changed
+
+
 def _grown(mask: Mask, size: int) -> Mask:
     """A copy, with clusters that are new in it."""
     grown = np.zeros(size, np.bool_)
@@ -173,10 +179,9 @@ class Rooms:
         """Clusters that changed, and their rows where they are few: most shapes were last looked at together."""
         rows = self._rows
         if self._news[:2] != (since, rows.tick):
-            changed = rows.changed_since(since)
-            few = changed is not None and len(changed) <= rows.size // 4 + 1
-            ids = rows_in(rows, changed) if few and changed is not None else np.empty(0, np.intp)
-            self._news = since, rows.tick, changed if few else None, ids
+            changed = few_changed(rows, since)
+            ids = np.empty(0, np.intp) if changed is None else rows_in(rows, changed)
+            self._news = since, rows.tick, changed, ids
         return self._news[2:]
 
     def of(self, shape: Shape) -> Room:

@@ -158,7 +158,7 @@ class Fleet(Table):
         if found is None:
             return np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
         kept = self._sums.get(resource)
-        if kept is None or kept.since < self._reset_tick:
+        if kept is None:
             kept = self._sums[resource] = _Sums(0, np.zeros(self.size, np.int64), np.zeros(self.size, np.int64))
         elif kept.since >= self._last_restated and len(kept.free) == self.size:
             return kept.free, kept.allocatable
