@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from .kube import ControlPlane
-from .mesh import Mesh
+from .mesh import Mesh, ended
 from .scoped import Scoped
 
 
@@ -43,12 +43,7 @@ class AgentProcess(Scoped):
         if self.process is not None:
             self.process.send_signal(number)
             self.process.send_signal(signal.SIGCONT)
-            try:
-                self.process.wait(20)
-            finally:
-                if self.process.poll() is None:
-                    self.process.kill()
-                    self.process.wait()
+            ended(self.process, 20)
             self.process = None
 
     def remove(self) -> None:

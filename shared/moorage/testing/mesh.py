@@ -22,6 +22,16 @@ from moorage.bus import Settings
 from .scoped import Scoped
 
 
+def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Of a process that was told to end. One that does not is killed, and that is an error."""
+    try:
+        process.wait(seconds)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 class Mesh(Scoped):
     """Every worker a process of its own, NATS and Redis real, as a user starts them."""
 
@@ -95,12 +105,7 @@ class Mesh(Scoped):
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            try:
-                self.process.wait(15)
-            finally:
-                if self.process.poll() is None:
-                    self.process.kill()
-                    self.process.wait()
+            ended(self.process, 15)
             self.process = None
 
     def remove(self) -> None:
