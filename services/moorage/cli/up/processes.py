@@ -60,7 +60,7 @@ def _settle(name: str, parent: int, log: Path | None) -> None:
     with_parent()
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
-    os.setsid()  # a Ctrl-C in the terminal is for the supervisor, who stops all in order
+    os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the supervisor, who stops all in order
     _libc.prctl(_PR_SET_NAME, f"moorage-{name}".encode()[:15], 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
