@@ -78,6 +78,8 @@ def clean(plane: ControlPlane) -> Iterator[None]:
         plane.call("DELETE", f"/api/v1/namespaces/default/secrets/{item['metadata']['name']}")
     with contextlib.suppress(urllib.error.HTTPError):
         plane.call("DELETE", "/api/v1/namespaces/moorage-system/configmaps?labelSelector=moorage.dev/record")
+        plane.call("DELETE", "/api/v1/namespaces/moorage-system/configmaps/moorage-marks")
+    with contextlib.suppress(urllib.error.HTTPError):
         plane.call("DELETE", "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent")
 
 
@@ -131,6 +133,30 @@ async def test_a_new_version_prunes_and_drift_is_repaired(plane: ControlPlane, m
     )
     await asyncio.to_thread(plane.call, "DELETE", config_path("one"))
     await settled(lambda: there(plane, config_path("one")) is not None, what="what was deleted is made again")
+
+
+async def test_another_version_of_a_kind_is_the_same_object(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    def scaler(version: str) -> dict[str, Any]:
+        target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
+        spec = {"maxReplicas": 3, "scaleTargetRef": target}
+        return {
+            "apiVersion": f"autoscaling/{version}",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "h"},
+            "spec": spec,
+        }
+
+    path = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers/h"
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, scaler("v1"), config("c"))
+    await until(lambda: len(mesh.states("web", 5)) == 2, 30)
+    before = plane.get(path)["metadata"]["uid"]
+    await mesh.want(CLUSTER, "web", 6, scaler("v2"))
+    await settled(lambda: there(plane, config_path("c")) is None, what="what the new version has not is pruned")
+    assert plane.get(path)["metadata"]["uid"] == before
+    await mesh.want(CLUSTER, "web", 7, remove=True)
+    await until(lambda: (c := mesh.said("web", 7)) is not None and c.removed, 30)
+    assert there(plane, path) is None
 
 
 async def test_objects_of_others_are_left_alone(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:

@@ -13,17 +13,18 @@ import msgspec
 import structlog
 
 from moorage.bus.failpoints import reached
-from moorage.kube import ApiError, Unreachable, rank
+from moorage.kube import ApiError, Kind, Unreachable, rank
 from moorage.kube.applying import gates
 from moorage.manifests import PatchError
 from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
 from moorage.telemetry import HANDLED, Handled, traces
 
 from .looking import EVENTS_EVERY, look
-from .records import Content, Fenced, Record, Ref, label_of
+from .records import Content, Record, Ref, label_of, names
+from .sheets import Fenced
 from .site import Manifest, Owner, Site, key_of, objects_of
 from .states import standing
-from .things import Hands, Thing
+from .things import Hands, Thing, owner_of
 
 log = structlog.get_logger("agent")
 
@@ -54,6 +55,7 @@ class App:
         self._misfits: list[ObjectStatus] = []  # where the patch and the manifests do not go together
         self._asked: set[str] = set()  # the objects that somebody named
         self._extra: list[Ref] = []  # what earlier versions made and this one has not
+        self._found: dict[Ref, Kind] = {}  # what somebody made for this app and is not written down
         self._done = 0  # version whose objects were all tried
         self._retry, self._retry_at = 0, 0.0
         self._said: Confirm | None = None
@@ -74,11 +76,13 @@ class App:
                 async with asyncio.timeout_at(due or None):
                     await self.wake.wait()
             self.wake.clear()
-            if self.want is None:
-                due = 0.0
-                continue
-            HANDLED.set(Handled(self.group, cause=self.want.decision))  # for log lines
+            HANDLED.set(Handled(self.group, cause=self.want.decision if self.want is not None else ""))  # for log lines
             try:
+                if self._found:
+                    await self._take_in()
+                if self.want is None:
+                    due = 0.0
+                    continue
                 pause = await self._remove(self.want) if self.want.remove else await self._bring(self.want)
             except Overtaken:
                 pause = 0.0
@@ -134,35 +138,75 @@ class App:
         self._asked = {ref.key for ref in objects}
         known = dict.fromkeys(self.record.content.refs)
         objects = {**await self._missing_namespaces(objects), **objects}
-        await self._write_down([*known, *(ref for ref in objects if ref not in known)], desired.version)
-        reached("agent.recorded")
+        fresh = [ref for ref in objects if ref not in known]
         self._things = {ref: self._thing(ref, obj) for ref, obj in objects.items()}
-        for level in sorted({rank(ref.kind) for ref in objects}):
+        levels = sorted({rank(ref.kind) for ref in objects})
+        first = await self._first([self._things[ref] for ref in fresh if rank(ref.kind) == levels[0]])
+        self._name([*known, *fresh], desired.version)
+        settled: set[Ref] = set()
+        await _all([*(self._make(desired, thing, settled) for thing in first), self._write_down()])
+        reached("agent.recorded")
+        untried = set(fresh) - {thing.ref for thing in first}
+        for level in levels:
             things = [thing for ref, thing in self._things.items() if rank(ref.kind) == level]
             self._current(desired)
-            await _all(self._try(desired, thing, fresh=thing.ref not in known) for thing in things)
+            await _all(self._try(desired, t, fresh=t.ref in untried) for t in things if t.ref not in settled)
             await self._established(desired, things)
         reached("agent.applied")
         self._current(desired)
         self._done = desired.version
-        self._extra = [ref for ref in known if ref not in objects]
+        kept = {ref.place for ref in objects}
+        self._extra = [ref for ref in known if ref.place not in kept]
 
     def _thing(self, ref: Ref, obj: Manifest) -> Thing:
         thing = self._things.get(ref) or Thing(ref, obj)
         thing.obj = obj
         return thing
 
-    async def _write_down(self, refs: list[Ref], version: int) -> None:
-        """Before any of it is made: whoever comes after us must know."""
+    def _name(self, refs: list[Ref], version: int) -> None:
+        """What there may be of this app from now on, whatever becomes of writing it down."""
         before = self.record.content
-        if self.record.version and refs == before.refs and version == before.version:
-            return
-        self.record.content = Content(group=self.group, app=self.app, version=version, refs=refs)
-        try:
+        if refs != before.refs or version != before.version:
+            self.record.content = Content(group=self.group, app=self.app, version=version, refs=refs)
+            self.record.behind = True
+
+    async def _write_down(self) -> None:
+        """Whoever comes after us must know."""
+        if self.record.behind:
             await self.site.records.store(self.record)
-        except BaseException:
-            self.record.content = before  # else the next try would find nothing to write
-            raise
+
+    async def _first(self, things: list[Thing]) -> list[Thing]:
+        """Those that need not wait until they are written down: where nothing stands as far as we see, and whoever comes
+        after us finds them by their marks."""
+        kinds = [(thing, await self.site.findable(thing.ref)) for thing in things]
+        first = [
+            (thing, kind)
+            for thing, kind in kinds
+            if kind is not None and self.site.following.get(kind, thing.ref.namespace, thing.ref.name) is None
+        ]
+        try:
+            if first:
+                await self.site.records.marks.note(kind for _, kind in first)
+        except ApiError as error:
+            log.warning("the marks cannot be written", error=error.message)
+            return []
+        return [thing for thing, _ in first]
+
+    async def _make(self, desired: DesiredApp, thing: Thing, settled: set[Ref]) -> None:
+        """One object, if nothing stands there; what does is not touched before it is written down."""
+        async with self._room(thing):
+            self._current(desired)
+            try:
+                if not await self._hands.make(thing):
+                    return
+                thing.refused = ""
+                reached("agent.made")
+            except ApiError as error:
+                thing.refused = error.message
+            settled.add(thing.ref)
+
+    def _room(self, thing: Thing) -> asyncio.Semaphore | asyncio.Lock:
+        return self.site.spaces if thing.ref.kind == "Namespace" else self.site.together
 
     async def _missing_namespaces(self, objects: dict[Ref, Manifest]) -> dict[Ref, Manifest]:
         """Namespaces that objects are in, that no manifest makes and that are not there."""
@@ -176,7 +220,7 @@ class App:
 
     async def _try(self, desired: DesiredApp, thing: Thing, *, fresh: bool = False) -> None:
         """One object; what the server says against it stays with it."""
-        async with self.site.spaces if thing.ref.kind == "Namespace" else self.site.together:
+        async with self._room(thing):
             self._current(desired)
             try:
                 await self._hands.apply(thing, lambda: self._current(desired), fresh=fresh)
@@ -215,8 +259,9 @@ class App:
         """Only once all of the new version is there."""
         await self._tell()
         await self._take_away(self._extra, desired)
+        self._name(list(self._things), desired.version)
+        await self._write_down()
         self._extra = []
-        await self._write_down(list(self._things), desired.version)
 
     # --- saying how it is
 
@@ -248,12 +293,49 @@ class App:
             self._said = confirm
             self._say(msgspec.structs.replace(confirm, as_of=time.time(), traceparent=self._traceparent))
 
+    # --- what was made and not written down
+
+    def found(self, kind: Kind, ref: Ref) -> None:
+        """An object of this app: if nobody wrote it down, whoever made it was ended before."""
+        if not names(self.record.content.refs, kind, ref):
+            self._found[ref] = kind
+            self.gone = False
+            self.wake.set()
+
+    async def _take_in(self) -> None:
+        """From here on it is an object like any other: kept, pruned or removed."""
+        refs = list(self.record.content.refs)
+        found = dict(self._found)
+        for ref, kind in found.items():
+            if await self._stands(kind, ref) and not names(refs, kind, ref):
+                log.warning("made and not written down", group=self.group, app=self.app, object=ref.key)
+                refs.append(ref)
+        if refs != self.record.content.refs:
+            self._name(refs, self.record.content.version)
+            self._done = 0
+        if refs:
+            await self._write_down()
+        for ref in found:
+            del self._found[ref]
+
+    async def _stands(self, kind: Kind, ref: Ref) -> bool:
+        """Asked of the server: what is followed may show for a while what we have taken away."""
+        try:
+            live = await self.site.api.get(kind.path(ref.namespace, ref.name), brief=True)
+        except ApiError as error:
+            if error.passing:
+                raise
+            return True  # it was listed
+        return owner_of(live) == self._hands.owner.name
+
     # --- taking it away
 
     async def _remove(self, desired: DesiredApp) -> float:
         """Said to be removed only once all of it is gone: only then may others have its place."""
         if self._done != desired.version:
             refs = list(self.record.content.refs)
+            if refs:
+                await self._write_down()  # what is refused to a predecessor
             await self._take_away(refs, desired)
             reached("agent.removed")
             await self.site.records.remove(self.record)

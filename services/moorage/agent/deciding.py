@@ -29,7 +29,7 @@ class Deciding:
     def __init__(self, bus: Bus, cluster: str, site: Site, spawn: Spawn, period: Callable[[], float]) -> None:
         self._bus, self._cluster, self._site, self._spawn, self._period = bus, cluster, site, spawn, period
         self._apps: dict[str, App] = {}
-        site.among(self._apps)
+        site.among(self._apps, self.adopt)
         self.asking = asyncio.Event()
         self._have: dict[str, int] = {}
         self._generation = 0

@@ -33,10 +33,16 @@ def version(obj: Live) -> int:
 
 
 class Following:
-    """`changed` gets the app's label whenever one of its objects changed or went."""
+    """`changed` gets the app's label whenever one of its objects changed or went; `seen` every object, each time."""
 
-    def __init__(self, api: Api, spawn: Callable[[Any], asyncio.Task[Any]], changed: Callable[[str], None]) -> None:
-        self._api, self._spawn, self._changed = api, spawn, changed
+    def __init__(
+        self,
+        api: Api,
+        spawn: Callable[[Any], asyncio.Task[Any]],
+        changed: Callable[[str], None],
+        seen: Callable[[Kind, Live], None],
+    ) -> None:
+        self._api, self._spawn, self._changed, self._seen = api, spawn, changed, seen
         self._kinds: dict[tuple[str, str], dict[Key, Live]] = {}
         self._reflectors: dict[tuple[str, str], Reflector[Live]] = {}
 
@@ -52,6 +58,7 @@ class Following:
             live.setdefault("apiVersion", kind.api_version)  # entries of a list do not say what they are
             live.setdefault("kind", kind.kind)
             known[key] = live
+            self._seen(kind, live)
             self._changed((live["metadata"].get("labels") or {}).get(APP_LABEL, ""))
 
         def drop(key: Key, _uid: str) -> None:
@@ -62,6 +69,12 @@ class Following:
         reflector = Reflector(self._api, kind.everywhere(), _decode, put, drop, labels=APP_LABEL)
         self._reflectors[which] = reflector
         self._spawn(reflector.run())
+
+    async def asked(self, kind: Kind) -> None:
+        """Once the server has listed them, or refused to."""
+        reflector = self._reflectors.get((kind.api_version, kind.kind))
+        if reflector is not None:
+            await reflector.synced.wait()
 
     def sees(self, kind: Kind) -> bool:
         """What is not in `get` is not there: the kind is followed, and its list is whole."""

@@ -7,7 +7,8 @@ import asyncio
 import os
 import socket
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ from .apps import App
 from .core import View
 from .deployment import MANAGER, NAME, NAMESPACE, Object
 from .following import Following
-from .records import Records
+from .records import Record, Records, label_of
 from .reporting import leave
 from .site import Site
 from .worker import LEASE, SESSION
@@ -91,19 +92,35 @@ async def undo(api: Api, say: Say, within: float) -> str:
 async def _clear(api: Api, term: Term, say: Say) -> None:
     records = Records(api, NAMESPACE, term)
     async with asyncio.TaskGroup() as tasks:
-        following = Following(api, tasks.create_task, lambda _label: None)
+        begun: list[asyncio.Task[Any]] = []
+
+        def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            begun.append(tasks.create_task(coro))
+            return begun[-1]
+
+        following = Following(api, spawn, lambda _label: None, lambda kind, live: site.seen(kind, live))
         site = Site(api, term, records, Kinds(api), following, View())
         heard: list[Confirm] = []
-        apps = [App(site, record, heard.append) for record in await records.load()]
-        site.among({app.label: app for app in apps})
-        running = []
-        for app in apps:
-            say(f"removing {app.group}, app {app.app}")
-            app.decide(DesiredApp(group=app.group, app=app.app, version=_LAST, remove=True))
-            running.append(tasks.create_task(app.run()))
-        while not all(app.gone for app in apps):  # noqa: ASYNC110 - each ends when its objects are gone
+        apps: dict[str, App] = {}
+
+        def adopt(record: Record) -> App:
+            app = apps[label_of(record.content.group, record.content.app)] = App(site, record, heard.append)
+            return app
+
+        site.among(apps, adopt)
+        for record in await records.load():
+            adopt(record)
+        await site.search(spawn)
+        running: set[str] = set()
+        while not all(app.gone for app in apps.values()):  # each is when its objects are
+            for label, app in apps.items():
+                if label not in running:
+                    say(f"removing {app.group}, app {app.app}")
+                    app.decide(DesiredApp(group=app.group, app=app.app, version=_LAST, remove=True))
+                    spawn(app.run())
+                    running.add(label)
             await asyncio.sleep(0.05)
-        for task in running:
+        for task in begun:
             task.cancel()
 
 

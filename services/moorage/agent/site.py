@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from moorage.kube import MANAGER, Api, ApiError, Kind, Kinds, Term
+import structlog
+
+from moorage.kube import MANAGER, Api, ApiError, Kind, Kinds, Term, Unreachable
 from moorage.manifests import PatchError
 from moorage.manifests import apply as patched
 from moorage.model.desired import DesiredApp
 
 from .core import View
-from .following import Following
-from .records import Record, Records, Ref
+from .following import Following, Live
+from .marks import MARK, Marks
+from .records import APP_LABEL, OWNER, Content, Record, Records, Ref, label_of
+
+log = structlog.get_logger("agent")
 
 #: What cannot be followed is compared this often, or less so that all of it asks at most this many times a second.
 COMPARE, PER_SECOND = 30.0, 2.0
+#: Who takes over waits this long at most until all that was ever made here was listed; what is seen later is taken in then.
+LISTED = 10.0
 
 Manifest = dict[str, Any]
+Spawn = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 
 
 class Settled(Protocol):
@@ -26,6 +34,8 @@ class Settled(Protocol):
 
     label: str
     record: Record
+
+    def found(self, kind: Kind, ref: Ref) -> None: ...
 
 
 class Site:
@@ -36,9 +46,10 @@ class Site:
         self.spaces = asyncio.Lock()  # apps that start together would make one namespace twice
         self.unfollowed: dict[str, int] = {}  # per app, objects that somebody has to look at
         self.apps: Mapping[str, Settled] = {}
+        self._adopt: Callable[[Record], Settled] | None = None
 
-    def among(self, apps: Mapping[str, Settled]) -> None:
-        self.apps = apps
+    def among(self, apps: Mapping[str, Settled], adopt: Callable[[Record], Settled]) -> None:
+        self.apps, self._adopt = apps, adopt
 
     def others_in(self, namespace: str, label: str) -> bool:
         return any(
@@ -47,6 +58,47 @@ class Site:
 
     def compare_every(self) -> float:
         return max(COMPARE, sum(self.unfollowed.values()) / PER_SECOND)
+
+    # --- what was made and not written down
+
+    async def search(self, spawn: Spawn) -> None:
+        """From here on everything is seen that was made under a mark."""
+        seeking = [spawn(self._seek(*which)) for which in self.records.marks.kinds]
+        if seeking and (await asyncio.wait(seeking, timeout=LISTED))[1]:
+            log.warning("not all that was made here can be listed yet")
+
+    async def _seek(self, api_version: str, name: str) -> None:
+        pause = 1.0
+        while True:
+            try:
+                kind = await self.kinds.find(api_version, name)
+                break
+            except (ApiError, Unreachable) as error:
+                log.warning("a kind cannot be asked for", kind=name, api_version=api_version, error=str(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 60.0)
+        if kind is not None:  # else it is no longer served, and nothing of it is there
+            self.following.follow(kind)
+            await self.following.asked(kind)
+
+    def seen(self, kind: Kind, live: Live) -> None:
+        """An object of whatever app: is it written down?"""
+        lost = lost_of(self.records.marks, kind, live)
+        if lost is None:
+            return
+        app = self.apps.get(label_of(lost.group, lost.app))
+        if app is None and self._adopt is not None:
+            app = self._adopt(Record(Content(group=lost.group, app=lost.app)))
+        if app is not None:
+            app.found(kind, lost.ref)
+
+    async def findable(self, ref: Ref) -> Kind | None:
+        """The kind of what would be found again though nobody wrote it down. Secrets would not: they are not listed."""
+        try:
+            kind = await self.kinds.find(ref.api_version, ref.kind)
+        except ApiError:
+            return None
+        return kind if kind is not None and kind.kind != "Secret" and self.following.sees(kind) else None
 
     async def kind(self, ref: Ref) -> Kind:
         kind = await self.kinds.find(ref.api_version, ref.kind)
@@ -65,6 +117,25 @@ class Owner(NamedTuple):
     def manager(self) -> str:
         """On objects of others each app has a name of its own: what one takes back stays another's."""
         return f"{MANAGER}-{self.label}"
+
+
+class Lost(NamedTuple):
+    group: str
+    app: str
+    ref: Ref
+
+
+def lost_of(marks: Marks, kind: Kind, live: Live) -> Lost | None:
+    """What an object says of itself, if it is one that was made here: copies of it say the same, and their mark is wrong."""
+    meta = live["metadata"]
+    notes = meta.get("annotations") or {}
+    group, _, app = str(notes.get(OWNER, "")).rpartition(" ")
+    namespace, name = str(meta.get("namespace", "")), str(meta["name"])
+    if not group or (meta.get("labels") or {}).get(APP_LABEL) != label_of(group, app):
+        return None
+    if notes.get(MARK) != marks.of(kind, namespace, name):
+        return None
+    return Lost(group, app, Ref(kind.api_version, kind.kind, namespace or "default", name))
 
 
 def objects_of(desired: DesiredApp) -> dict[Ref, Manifest]:

@@ -4,7 +4,6 @@ was left, and taken away. An object that somebody else made gets only fields nob
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import structlog
 from moorage.kube import ApiError, Exists, Kind, apply, create, delete, release
 
 from .following import Live, digest, version
+from .marks import MARK
 from .records import APP_LABEL, OWNER, Ref
 from .site import Manifest, Owner, Site
 
@@ -85,17 +85,15 @@ class Hands:
         ref, api = thing.ref, self.site.api
         kind = await self.site.kind(ref)
         live = self.site.following.get(kind, ref.namespace, ref.name)
-        if live is None and fresh:
-            with contextlib.suppress(Exists):
-                self._made(thing, kind, await create(api, kind, self._marked(kind, thing)))
-                return
+        if live is None and fresh and await self.make(thing):
+            return
         if live is None:
             live = await api.get(kind.path(ref.namespace, ref.name))
         while live is not None and live["metadata"].get("deletionTimestamp"):
             await asyncio.sleep(0.2)  # what stands there is on its way out
             current()
             live = await api.get(kind.path(ref.namespace, ref.name))
-        owner = _owner(live)
+        owner = owner_of(live)
         if live is not None and owner != self.owner.name:
             if owner and ref.kind != "Namespace":
                 raise ApiError(409, "Taken", f"{ref.key} belongs to {owner.replace(' ', ', app ')}")
@@ -106,6 +104,16 @@ class Hands:
         else:
             made = await self._change(kind, thing, live, current)
         self._made(thing, kind, made)
+
+    async def make(self, thing: Thing) -> bool:
+        """Not where something stands: that is left as it is."""
+        kind = await self.site.kind(thing.ref)
+        try:
+            made = await create(self.site.api, kind, self._marked(kind, thing))
+        except Exists:
+            return False
+        self._made(thing, kind, made)
+        return True
 
     async def _change(self, kind: Kind, thing: Thing, live: Live, current: Current) -> Live:
         ref, obj = thing.ref, self._marked(kind, thing)
@@ -126,7 +134,11 @@ class Hands:
     def _marked(self, kind: Kind, thing: Thing) -> Manifest:
         meta = dict(thing.obj["metadata"])
         meta["labels"] = {**(meta.get("labels") or {}), APP_LABEL: self.owner.label}
-        meta["annotations"] = {**(meta.get("annotations") or {}), OWNER: self.owner.name}
+        meta["annotations"] = {
+            **(meta.get("annotations") or {}),
+            OWNER: self.owner.name,
+            MARK: self.site.records.marks.of(kind, thing.ref.namespace, thing.ref.name),
+        }
         return _body(kind, thing, meta)
 
     async def _share(self, kind: Kind, thing: Thing) -> None:
@@ -185,7 +197,7 @@ class Hands:
         if live is None:
             return
         uid = str(live["metadata"]["uid"])
-        if _owner(live) != self.owner.name:
+        if owner_of(live) != self.owner.name:
             await release(api, kind, ref.namespace, ref.name, uid, manager=self.owner.manager)
             return
         if ref.kind == "Namespace" and (reason := await self._inhabited(ref.name)):
@@ -224,7 +236,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _owner(live: Live | None) -> str:
+def owner_of(live: Live | None) -> str:
     return str(((live or {}).get("metadata", {}).get("annotations") or {}).get(OWNER, ""))
 
 

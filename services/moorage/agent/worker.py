@@ -22,8 +22,9 @@ from . import objects
 from .core import View
 from .deciding import Deciding
 from .following import Following
-from .records import Fenced, Records
+from .records import Records
 from .reporting import TOO_OLD, Reporting
+from .sheets import Fenced
 from .site import Site
 
 log = structlog.get_logger("agent")
@@ -148,12 +149,15 @@ class Agent:
         term.notes[SESSION] = reporting.session
         view.stirred = reporting.changed.set
         records = Records(self.api, self.namespace, term)
-        following = Following(self.api, spawn, lambda label: deciding.woken(label))
+        following = Following(
+            self.api, spawn, lambda label: deciding.woken(label), lambda kind, live: site.seen(kind, live)
+        )
         site = Site(self.api, term, records, Kinds(self.api), following, view)
         deciding = Deciding(self.bus, self.cluster, site, spawn, lambda: reporting.period)
         self._acting = age, reporting, site
         spawn(reporting.run())
         await self._take_over(records, deciding)
+        await site.search(spawn)
         await self._listen(deciding)
         spawn(deciding.ask())
         spawn(deciding.tell())

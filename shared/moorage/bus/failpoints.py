@@ -27,7 +27,8 @@ POINTS: dict[str, str] = {
     "patcher.desired": "the desired state is written, no agent has been told",
     "patcher.concluded": "a group's status is written, the event of its phase is not said",
     "patcher.confirmed": "a confirmation is written, it is not answered",
-    "agent.recorded": "what is to be made in a cluster is written down there, none of it is made",
+    "agent.made": "one of an app's first objects is made in a cluster, it may not be written down yet",
+    "agent.recorded": "what is to be made in a cluster is written down there, no more than the first objects are made",
     "agent.applied": "the objects are applied, nobody knows",
     "agent.removed": "the objects are gone, nobody knows",
 }

@@ -1,0 +1,265 @@
+"""First objects are made while it is still being written down that they are: an agent that is ended in between leaves
+nothing behind that its successor does not find."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from moorage.agent.deployment import OWN_RULES, RULES
+from moorage.agent.joining import undo
+from moorage.agent.records import Ref
+from moorage.kube import connect
+from moorage.testing.conditions import until
+from moorage.testing.failpoints import Failpoints
+from moorage.testing.kube import ControlPlane
+from moorage.testing.kube_proxy import ApiProxy
+from moorage.testing.servers import NatsServer
+
+from .conftest import Mesh, Start, settled
+from .test_agent import CLUSTER, clean, config, config_path, deployment, deployment_path, there  # noqa: F401 - a fixture
+
+OURS = "/api/v1/namespaces/moorage-system/configmaps"
+MARKS = f"{OURS}/moorage-marks"
+RUN = """
+import asyncio, sys
+from moorage.agent.worker import main
+from moorage.bus import Settings
+asyncio.run(main(Settings(sys.argv[1], sys.argv[2]), cluster=sys.argv[3], kubeconfig=sys.argv[4]))
+"""
+
+
+def noted(plane: ControlPlane) -> list[Any]:
+    found = there(plane, MARKS)
+    kinds: list[Any] = msgspec.json.decode(found["data"]["record"])["kinds"] if found else []
+    return kinds
+
+
+def recorded(plane: ControlPlane, app: str) -> list[Ref] | None:
+    """What is written down of it."""
+    for item in plane.get(f"{OURS}?labelSelector=moorage.dev/record")["items"]:
+        record = msgspec.json.decode(item["data"]["record"])
+        if record["app"] == app:
+            return [Ref(*ref) for ref in record["refs"]]
+    return None
+
+
+async def prime(plane: ControlPlane, mesh: Mesh) -> None:
+    """Until ConfigMaps stand among the kinds that may be made before they are written down."""
+    for version in range(1, 30):
+        await mesh.want(CLUSTER, "prime", version, *(config(f"prime-{i}") for i in range(version)))
+        await until(lambda v=version: len(mesh.states("prime", v)) == v, 30)  # type: ignore[misc]
+        if ["v1", "ConfigMap"] in await asyncio.to_thread(noted, plane):
+            return
+    raise AssertionError("it is never noted")
+
+
+@contextlib.contextmanager
+def process_of(nats: NatsServer, proxy: ApiProxy, failpoints: Failpoints) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that can be killed."""
+    settings = nats.settings()
+    arguments = [settings.nats_url, settings.nats_seed, CLUSTER, str(proxy.kubeconfig())]
+    process = subprocess.Popen([sys.executable, "-c", RUN, *arguments], env={**os.environ, **failpoints.environment})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def new_record(request: web.Request) -> bool:
+    return request.method == "POST" and request.path == OURS
+
+
+@pytest.fixture
+async def killed(plane: ControlPlane, nats: NatsServer, mesh: Mesh, tmp_path: Path) -> AsyncIterator[str]:
+    """An agent died after the object was made; that it is stands nowhere. The object's uid."""
+    failpoints = Failpoints(tmp_path)
+    async with ApiProxy(plane) as proxy:
+        with process_of(nats, proxy, failpoints) as process:
+            await prime(plane, mesh)
+            proxy.fault = lambda request: "hang" if new_record(request) else ""
+            failpoints.arm("agent.made")
+            await mesh.want(CLUSTER, "web", 5, config("lost", a="1"), deployment("web"))
+            await until(lambda: failpoints.happened("agent.made") == process.pid, 20, "it is killed there")
+            assert await asyncio.to_thread(process.wait, 10) < 0
+    lost = await asyncio.to_thread(there, plane, config_path("lost"))
+    assert lost is not None and mesh.said("web", 5) is None
+    assert await asyncio.to_thread(recorded, plane, "web") is None
+    yield lost["metadata"]["uid"]
+
+
+async def test_the_same_is_still_wanted(plane: ControlPlane, mesh: Mesh, agents: Start, killed: str) -> None:
+    agents(plane)
+    await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 40)
+    assert plane.get(config_path("lost"))["metadata"]["uid"] == killed, "it is kept"
+    assert Ref("v1", "ConfigMap", "default", "lost") in (recorded(plane, "web") or [])
+
+
+async def test_the_group_is_gone(plane: ControlPlane, mesh: Mesh, agents: Start, killed: str) -> None:
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    agents(plane)
+    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 40)
+    assert there(plane, config_path("lost")) is None and recorded(plane, "web") is None
+
+
+async def test_the_new_version_has_it_no_longer(plane: ControlPlane, mesh: Mesh, agents: Start, killed: str) -> None:
+    await mesh.want(CLUSTER, "web", 6, config("other"))
+    agents(plane)
+    await until(lambda: mesh.states("web", 6) == {"ConfigMap/other": "Ready"}, 40)
+    await settled(lambda: there(plane, config_path("lost")) is None, what="it is pruned")
+    await settled(lambda: recorded(plane, "web") == [Ref("v1", "ConfigMap", "default", "other")])
+
+
+async def test_leaving_takes_it_along(plane: ControlPlane, killed: str) -> None:
+    api = await connect(plane.kubeconfig)
+    said: list[str] = []
+    try:
+        await undo(api, said.append, 60)
+    finally:
+        await api.close()
+    assert there(plane, config_path("lost")) is None and there(plane, config_path("prime-0")) is None
+    assert "removing p/shop/v1/default, app web" in said
+
+
+async def test_another_one_was_waiting(
+    plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, tmp_path: Path
+) -> None:
+    """It is there all the time, and what comes late is found, too."""
+    failpoints = Failpoints(tmp_path)
+    async with ApiProxy(plane) as proxy:
+        with process_of(nats, proxy, failpoints):
+            await prime(plane, mesh)
+            agents(plane)
+            proxy.fault = lambda request: "hang" if new_record(request) else ""
+            failpoints.arm("agent.made")
+            await mesh.want(CLUSTER, "web", 5, config("lost", a="1"))
+            await until(lambda: bool(failpoints.happened("agent.made")), 20, "it is killed there")
+            lost = await asyncio.to_thread(plane.get, config_path("lost"))
+            await mesh.want(CLUSTER, "web", 6, remove=True)
+            await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 40)
+            assert there(plane, config_path("lost")) is None
+    # As if a request of the one that died had been on its way until now; and a copy that somebody made of the object.
+    kept = {k: v for k, v in lost["metadata"].items() if k in ("name", "labels", "annotations")}
+    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept}
+    copy = {**made, "metadata": {**kept, "name": "copy"}}
+    for obj in (copy, made):
+        await asyncio.to_thread(plane.call, "POST", config_path("lost").rsplit("/", 1)[0], obj)
+    await settled(lambda: there(plane, config_path("lost")) is None, what="it goes")
+    await settled(lambda: recorded(plane, "web") is None)
+    assert there(plane, config_path("copy")) is not None, "what somebody else made does not"
+
+
+@pytest.mark.parametrize("fault", ["abort", "503"])
+async def test_what_cannot_be_written_down_is_not_confirmed(
+    plane: ControlPlane, mesh: Mesh, agents: Start, fault: str
+) -> None:
+    async with ApiProxy(plane) as proxy:
+        agents(plane, kubeconfig=proxy.kubeconfig())
+        await prime(plane, mesh)
+        proxy.fault = lambda request: fault if new_record(request) else ""
+        await mesh.want(CLUSTER, "web", 5, config("early"), deployment("web"))
+        await settled(lambda: there(plane, config_path("early")) is not None, what="made beside")
+        tried = len([what for _, what in proxy.requests if what == f"POST {OURS}"])
+        await until(
+            lambda: len([what for _, what in proxy.requests if what == f"POST {OURS}"]) > tried, 20, "it is tried again"
+        )
+        assert there(plane, deployment_path("web")) is None and mesh.said("web", 5) is None
+        # What the next version does not have goes nevertheless, once that is written down.
+        await mesh.want(CLUSTER, "web", 6, config("late"))
+        await asyncio.sleep(1)
+        assert mesh.said("web", 6) is None and there(plane, config_path("early")) is not None
+        proxy.fault = lambda request: ""
+        await until(lambda: mesh.states("web", 6) == {"ConfigMap/late": "Ready"}, 30)
+        await settled(lambda: there(plane, config_path("early")) is None, what="pruned")
+        await settled(lambda: recorded(plane, "web") == [Ref("v1", "ConfigMap", "default", "late")])
+
+
+async def test_a_group_that_goes_before_it_could_be_written_down(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    async with ApiProxy(plane) as proxy:
+        agents(plane, kubeconfig=proxy.kubeconfig())
+        await prime(plane, mesh)
+        proxy.fault = lambda request: "abort" if new_record(request) else ""
+        await mesh.want(CLUSTER, "web", 5, config("early"))
+        await settled(lambda: there(plane, config_path("early")) is not None, what="made beside")
+        await mesh.want(CLUSTER, "web", 6, remove=True)
+        await asyncio.sleep(1)
+        proxy.fault = lambda request: ""
+        await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 30)
+        assert there(plane, config_path("early")) is None and recorded(plane, "web") is None
+
+
+async def test_what_stands_there_is_not_touched_before_it_is_written_down(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    """Nor is a Secret made: nobody lists those, so nobody would find it."""
+    theirs = config("theirs", a="theirs")
+    plane.call("POST", config_path("theirs").rsplit("/", 1)[0], theirs)
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "one"}}
+    async with ApiProxy(plane) as proxy:
+        agents(plane, kubeconfig=proxy.kubeconfig())
+        await prime(plane, mesh)
+        await mesh.want(CLUSTER, "known", 1, {**secret, "metadata": {"name": "t"}})
+        await until(lambda: set(mesh.states("known", 1).values()) == {"Ready"}, 20)
+        proxy.fault = lambda request: "abort" if new_record(request) else ""
+        await mesh.want(CLUSTER, "web", 5, secret, config("theirs", b="added"), config("early"))
+        await settled(lambda: there(plane, config_path("early")) is not None, what="made beside")
+        await asyncio.sleep(1.5)
+        assert plane.get(config_path("theirs"))["data"] == {"a": "theirs"}
+        assert there(plane, "/api/v1/namespaces/default/secrets/s") is None
+        proxy.fault = lambda request: ""
+        await until(lambda: len(mesh.states("web", 5)) == 3 and set(mesh.states("web", 5).values()) == {"Ready"}, 30)
+        assert plane.get(config_path("theirs"))["data"] == {"a": "theirs", "b": "added"}
+    assert not [kind for kind in noted(plane) if kind[1] == "Secret"]
+
+
+async def test_what_may_not_be_listed_is_written_down_first(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    """Even if it was listed once; and of a kind that is no longer served, nothing is there."""
+    first = agents(plane)
+    await prime(plane, mesh)
+    first.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await first
+    found = plane.get(MARKS)
+    record = msgspec.json.decode(found["data"]["record"])
+    record["kinds"] += [["gone.example.com/v1", "Widget"], ["v1", "Nothing"]]
+    found["data"]["record"] = msgspec.json.encode(record).decode()
+    plane.call("PUT", MARKS, found)
+    rules = [{**rule, "verbs": [v for v in rule["verbs"] if v != "watch" and v != "list"]} if "configmaps" in rule["resources"] else rule for rule in RULES]  # fmt: skip
+    # In its own namespace it lists them as ever.
+    given = await asyncio.to_thread(plane.service_account, "unlisting", rules)
+    rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/moorage-system"
+    named = {"metadata": {"name": "unlisting"}}
+    subject = {"kind": "ServiceAccount", "name": "unlisting", "namespace": "default"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "unlisting"}
+    plane.call("POST", f"{rbac}/roles", {**named, "rules": OWN_RULES})
+    plane.call("POST", f"{rbac}/rolebindings", {**named, "roleRef": role, "subjects": [subject]})
+    async with ApiProxy(plane) as proxy:
+        config_ = msgspec.json.decode(given.read_bytes())
+        config_["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{proxy.port}"}
+        given.write_bytes(msgspec.json.encode(config_))
+        began = asyncio.get_running_loop().time()
+        agents(plane, kubeconfig=given)
+        await mesh.want(CLUSTER, "web", 5, config("c"))
+        await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 20)
+        assert asyncio.get_running_loop().time() - began < 8, "it waits for nobody"
+        proxy.fault = lambda request: "abort" if new_record(request) else ""
+        tried = len(proxy.requests)
+        await mesh.want(CLUSTER, "two", 5, config("d"))
+        await until(lambda: any(what == f"POST {OURS}" for _, what in proxy.requests[tried:]), 20)
+        await asyncio.sleep(0.5)
+        assert there(plane, config_path("d")) is None
+        proxy.fault = lambda request: ""
+        await until(lambda: mesh.states("two", 5) == {"ConfigMap/d": "Ready"}, 20)
