@@ -11,7 +11,8 @@ import signal
 import msgspec
 import pytest
 
-from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer
+from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer, Reply, subjects
+from moorage.bus.asking import AT_MOST
 from moorage.model.problems import Refused, not_found
 from moorage.testing.conditions import until
 from moorage.testing.servers import NatsServer
@@ -87,6 +88,55 @@ async def test_ask_many_waits_for_nobody_longer_than_its_deadline(bus: Bus) -> N
     assert replies["quick"].data == b"quick"
     await asyncio.sleep(0.3)  # the late answer arrives for nobody
     assert bus._waiting == {}
+
+
+async def test_questions_that_come_up_together_go_out_in_one_message(bus: Bus) -> None:
+    alone: list[bytes] = []
+    together: list[list[bytes]] = []
+
+    async def one(incoming: Incoming) -> bytes:
+        alone.append(incoming.data)
+        return b'"alone"'
+
+    async def many(incoming: Incoming) -> bytes:
+        asks = msgspec.json.decode(incoming.data)["asks"]
+        together.append(asks)
+        return msgspec.json.encode({"answers": {ask: f"answer to {ask}" for ask in asks if ask != "no"}})
+
+    await bus.serve("t.a", one)
+    await bus.serve(subjects.together("t.a"), many)
+
+    async def ask(ident: str) -> Reply:
+        replies = await bus.ask_many({"a": ("t.a", 0.2)}, b'"%b"' % ident.encode(), ident=ident, together={"a"})
+        return replies["a"]
+
+    assert (await ask("x")).data == b'"alone"'
+    assert together == []  # with nobody to go with it goes as it always did
+    count = AT_MOST + 3
+    replies = await asyncio.gather(*(ask(f"q{i}") for i in range(count)))
+    assert [len(asks) for asks in together] == [AT_MOST, 3]
+    assert [reply.data for reply in replies] == [b'"answer to q%d"' % i for i in range(count)]
+    yes, no = await asyncio.gather(ask("yes"), ask("no"))
+    assert (yes.outcome, no.outcome) == ("answered", "timeout")
+    assert len(alone) == 1
+    assert bus._waiting == {}
+    assert bus._bundles == {}
+
+
+@pytest.mark.parametrize("answer", [b'{"problem":{"title":"Busy"}}', b"\xff{", b'{"answers":[1]}', None])
+async def test_what_is_no_answer_to_a_bundle_is_told_to_each_who_asked(bus: Bus, answer: bytes | None) -> None:
+    async def many(_: Incoming) -> bytes:
+        assert answer is not None
+        return answer
+
+    if answer is not None:
+        await bus.serve(subjects.together("t.b"), many)
+    asks = [bus.ask_many({"b": ("t.b", 2)}, b"{}", ident=str(i), together={"b"}) for i in range(3)]
+    started = asyncio.get_running_loop().time()
+    replies = [reply["b"] for reply in await asyncio.gather(*asks)]
+    assert asyncio.get_running_loop().time() - started < 1
+    assert {(r.outcome, r.data) for r in replies} == {("timeout", b"") if answer is None else ("answered", answer)}
+    assert bus._bundles == {}
 
 
 async def test_compare_and_set(bus: Bus) -> None:

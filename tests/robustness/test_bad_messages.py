@@ -21,6 +21,7 @@ CLUSTER = "lab.c-1"
 #: What stands for the variable part of a pattern. The controller's name is a built-in's, so that its real process is met.
 NAMES = {
     "moorage.controllers.*.candidates": ["hpa", "labels", "affinity"],
+    "moorage.controllers.*.candidates.many": ["hpa", "labels", "affinity"],
     "moorage.controllers.*.actions": ["hpa"],
     "moorage.controllers.*.register": ["stranger"],
     "moorage.controllers.*.leave": ["stranger"],
@@ -40,7 +41,7 @@ WRONG = msgspec.json.encode(
             r"\w+",
             """kind name project group verb record revision id cause session seq part nodes pods have version objects app
             cluster clusters labels cordoned fault seconds limit continue deadlineMs policy weight apps intents budgetMs
-            path body actions replies controllers apiVersion metadata spec token public user""",
+            asks path body actions replies controllers apiVersion metadata spec token public user""",
         )
     }
 )

@@ -26,6 +26,7 @@ def registered(old: Controller | None, name: str, said: Register) -> Controller:
         actions=said.actions,
         kinds=said.kinds,
         steady=said.steady,
+        together=said.together,
     )
     if old is None:
         return given
@@ -37,7 +38,9 @@ def left(old: Controller) -> Controller | None:
     kept = [field for field in old.pinned if field not in ("placement", "actions")]
     if not kept:
         return None
-    return msgspec.structs.replace(old, placement=False, actions=False, kinds={}, steady=False, pinned=kept)
+    return msgspec.structs.replace(
+        old, placement=False, actions=False, kinds={}, steady=False, together=False, pinned=kept
+    )
 
 
 def was_set(old: Controller | None, said: Setting) -> Controller:

@@ -82,6 +82,8 @@ class Decider:
             deadline = deadline if within is None else min(deadline, within)
             by_deadline.setdefault(deadline, {})[name] = (subjects.candidates(name), deadline)
         ident = new_id()
+        # Alone there is nobody to go together with.
+        together = {n for n, c in controllers.items() if c.together} if len(self._deciding) > 1 else ()
 
         async def ask(deadline: float, asks: Mapping[str, tuple[str, float]]) -> dict[str, Reply]:
             message = Ask(
@@ -97,7 +99,7 @@ class Decider:
                 explain=explain,
                 held=held,
             )
-            return await self.bus.ask_many(asks, _encode(message))
+            return await self.bus.ask_many(asks, _encode(message), ident=ident, together=together)
 
         if len(by_deadline) == 1:
             ((deadline, asks),) = by_deadline.items()

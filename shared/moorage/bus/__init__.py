@@ -11,7 +11,8 @@ from moorage.telemetry import take
 from . import provision as _provision
 from . import service as _service
 from . import subjects
-from .connection import Connection, Incoming, Reply, new_id, now_text
+from .asking import Asking, Reply
+from .connection import Incoming, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
 from .lease import Lease
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 
-class Bus(Connection):
+class Bus(Asking):
     @classmethod
     async def connect(cls, settings: Settings, *, worker: str, timeout: float = 10) -> Bus:
         nc, closed, owner = await _connect(settings, worker, timeout)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -62,13 +62,6 @@ class Incoming(NamedTuple):
     reply: str
 
 
-class Reply(NamedTuple):
-    outcome: str  # answered | timeout
-    data: bytes
-    took_ms: float
-    error: str = ""
-
-
 def _jittered(servers: list[Server], _info: dict[str, Any]) -> tuple[Server | None, float]:
     """A broker's restart must not become a stampede."""
     server = min(servers, key=lambda s: s.reconnects)
@@ -87,7 +80,7 @@ class _At:
 
 
 class Connection:
-    """Publish, request and ask many; everything else of the bus stands on these."""
+    """Publish, request, subscribe and serve; everything else of the bus stands on these."""
 
     def __init__(self, nc: Client, worker: str, closed: asyncio.Event, vitals: Vitals) -> None:
         self.nc = nc
@@ -111,8 +104,13 @@ class Connection:
 
     def _answered(self, msg: Msg) -> None:
         future = self._waiting.pop(msg.subject, None)
-        if future is not None and not future.done():
+        if future is None:
+            self._unexpected(msg)
+        elif not future.done():
             future.set_result(msg)
+
+    def _unexpected(self, msg: Msg) -> None:
+        """An answer that nobody waits for any more."""
 
     async def settle(self) -> None:
         """Until the server knows our subscriptions. Twice, since the client puts a PING before what it has yet to send."""
@@ -201,65 +199,14 @@ class Connection:
         with contextlib.suppress(nats.errors.Error):  # then there is no answer, as without it
             await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
 
-    def _expect(self) -> tuple[str, asyncio.Future[Msg]]:
+    def _address(self) -> str:
         self._number += 1
-        reply = f"{self._inbox}.{self._number}"
+        return f"{self._inbox}.{self._number}"
+
+    def _expect(self) -> tuple[str, asyncio.Future[Msg]]:
+        reply = self._address()
         future = self._waiting[reply] = asyncio.get_running_loop().create_future()
         return reply, future
-
-    async def ask_many(self, asks: Mapping[str, tuple[str, float]], payload: bytes) -> dict[str, Reply]:
-        """All at once, each under its own deadline; back as soon as every one has answered or is out of time."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        replies: dict[str, Reply] = {}
-        pending: dict[str, tuple[asyncio.Future[Msg], float]] = {}
-        arrived = asyncio.Event()
-        names: dict[asyncio.Future[Msg], tuple[str, str]] = {}
-        spans: dict[str, Any] = {}  # empty outside of a trace
-
-        def arrive(future: asyncio.Future[Msg]) -> None:
-            name, reply = names[future]
-            self._waiting.pop(reply, None)
-            if future.cancelled() or pending.pop(name, None) is None:
-                return
-            took = (loop.time() - start) * 1e3
-            if spans:
-                spans.pop(name).end()
-            asked = self.figures.asked(name, asks[name][0])
-            msg = future.result()
-            if not msg.data and msg.headers and msg.headers.get("Status") == "503":
-                # A dead one times out, only sooner: the broker knows that nobody is going to answer.
-                replies[name] = Reply("timeout", b"", took, "nobody answers for it")
-                asked.timeout()
-            else:
-                asked.answered()
-                asked.seconds(took / 1e3)
-                replies[name] = Reply("answered", msg.data, took)
-            if not pending:
-                arrived.set()
-
-        for name, (subject, deadline) in asks.items():
-            reply, future = self._expect()
-            names[future] = (name, reply)
-            pending[name] = (future, start + deadline)
-            future.add_done_callback(arrive)
-            if (span := traces.asked(f"ask {name}")) is not None:
-                spans[name] = span
-            await self.nc.publish(subject, payload, reply, headers=traces.headers_of(span))
-        while pending:
-            first = min(end for _, end in pending.values())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(first):
-                    await arrived.wait()
-            now = loop.time()
-            for name in [n for n, (_, end) in pending.items() if end <= now]:
-                future, end = pending.pop(name)
-                future.cancel()
-                if spans:
-                    traces.missed(spans.pop(name))
-                self.figures.asked(name, asks[name][0]).timeout()
-                replies[name] = Reply("timeout", b"", (end - start) * 1e3, "no answer before its deadline")
-        return {name: replies[name] for name in asks}
 
     async def emit(self, subject: str, data: Any, *, cause: str = "", id: str = "", once: bool = False) -> str:
         """An event. It is a hint: what matters stands in a store before it is said. `once`: others may say it again under

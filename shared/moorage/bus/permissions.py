@@ -6,6 +6,7 @@ from typing import Any
 
 from moorage.model.names import cluster_tokens
 
+from .asking import AT_MOST
 from .subjects import BUCKETS, BUILTIN_CONTROLLERS, FOLLOWERS, KINDS, LOGS, TABLE
 
 __all__ = ["KINDS", "for_agent", "for_user"]
@@ -103,7 +104,8 @@ def for_user(kind: str) -> dict[str, Any]:
     permissions: dict[str, Any] = {
         "publish": {"allow": says + _stores(kind)},
         "subscribe": {"allow": hears},
-        "allow_responses": True,
+        # The answers to questions that came together may come one by one.
+        "allow_responses": {"max": AT_MOST, "expires": "2m"} if kind in (*BUILTIN_CONTROLLERS, "controller") else True,
     }
     if deny:
         permissions["publish"]["deny"] = deny

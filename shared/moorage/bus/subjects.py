@@ -54,6 +54,11 @@ def candidates(name: str) -> str:
     return f"moorage.controllers.{token(name)}.candidates"
 
 
+def together(subject: str) -> str:
+    """Where several questions of a subject go in one message."""
+    return f"{subject}.many"
+
+
 def actions(name: str) -> str:
     return f"moorage.controllers.{token(name)}.actions"
 
@@ -116,6 +121,7 @@ TABLE: tuple[Subject, ...] = (
     Subject(PATCHER_DIFF, "group", ("gateway",), ("patcher",), "manifests and what is applied, per cluster", True),
     Subject(CONTROLLERS_SET, "Controller", ("gateway",), ("intents",), "an operator edits the registry", True),
     Subject("moorage.controllers.*.candidates", "Ask", ("merger", "gateway"), _EVERY_CONTROLLER, "which clusters may take it", True),
+    Subject("moorage.controllers.*.candidates.many", "Asks", ("merger",), _EVERY_CONTROLLER, "the same about several groups", True),
     Subject("moorage.controllers.*.actions", "ActionAsk", ("patcher",), _EVERY_CONTROLLER, "what to write into manifests", True),
     Subject("moorage.controllers.*.register", "Register", _EVERY_CONTROLLER, ("intents",), "a controller starts", True),
     Subject("moorage.controllers.*.leave", "Register", _EVERY_CONTROLLER, ("intents",), "a controller ends", True),

@@ -87,6 +87,8 @@ def selected(rows: Rows, terms: Iterable[Sequence[Requirement]], where: Where) -
 
 def tolerable(rows: Rows, tolerations: Sequence[Toleration], where: Where) -> Mask | None:
     """Per row of `where`, whether its taints let the pod in; None: on every row."""
+    if len(rows.taint_sets) <= 1:  # the first is that of nodes without any
+        return None
     by_set = _of(rows).taints.mask(rows.taint_sets, tuple(tolerations))
     return None if by_set.all() else by_set[rows.taintset[: rows.n][where]]
 
@@ -96,12 +98,17 @@ def carries(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | N
     return None if label is None else labelled(rows, conjunction((label,)), where)
 
 
-def chosen(rows: Rows, shape: Shape, ids: Ids) -> Ids:
-    """Those of `ids` whose labels and taints let the shape's pods in."""
-    named = selected(rows, shape.terms, ids)
-    ids = ids if named is None else ids[named]
-    kept = tolerable(rows, shape.tolerations, ids)
-    return ids if kept is None else ids[kept]
+def admitted(rows: Rows, shape: Shape, mask: Mask, where: Where) -> Mask:
+    """`mask` over `where`, narrowed in place to rows whose labels and taints let the shape's pods in."""
+    if shape.terms:  # only asked of what is left: names of nodes are compared one by one
+        at = mask.nonzero()[0]
+        named = selected(rows, shape.terms, at if isinstance(where, slice) else where[at])
+        if named is not None:
+            mask[at[~named]] = False
+    kept = tolerable(rows, shape.tolerations, where)
+    if kept is not None:
+        mask &= kept
+    return mask
 
 
 def eligible(rows: Rows, shape: Shape, where: Where) -> Mask:

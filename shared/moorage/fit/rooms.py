@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moorage.model.shapes import OptionalNeed, Shape
 
-from .nodes import carries, chosen, eligible, roomy
+from .nodes import admitted, carries, eligible, roomy
 from .rows import Ids, Mask, Rows, Where
 
 #: Up to this many changed clusters are looked at one by one; beyond, one pass over the table finds their rows.
@@ -65,43 +65,58 @@ def per_row(rows: Rows, resources: Mapping[str, int], count: int, ids: Ids) -> N
     return np.maximum(pods, 0, out=pods)
 
 
-def _holding(rows: Rows, resources: Mapping[str, int], count: int, ids: Ids) -> Mask:
-    """Clusters where `count` such pods fit on `ids`, rows that have room for one each."""
-    clusters = rows.cluster[ids]
-    fits = np.zeros(rows.size, np.bool_)
+def _pods(rows: Rows, mask: Mask, where: Where) -> NDArray[np.intp]:
+    """Per cluster, how many rows of `where` are in `mask`."""
+    if not isinstance(where, slice):
+        return np.bincount(rows.cluster[where[mask]], minlength=rows.size)
+    clusters, begins = rows.blocks()
+    pods = np.zeros(rows.size, np.intp)
+    if len(begins):  # holes are never usable, so never in the mask
+        pods[clusters] = np.add.reduceat(mask, begins, dtype=np.intp)
+    return pods
+
+
+def _any(rows: Rows, mask: Mask, where: Where) -> Mask:
+    """Clusters of which any row of `where` is in `mask`."""
+    some = np.zeros(rows.size, np.bool_)
+    if not isinstance(where, slice):
+        some[rows.cluster[where[mask]]] = True
+        return some
+    clusters, begins = rows.blocks()
+    if len(begins):
+        some[clusters] = np.logical_or.reduceat(mask, begins)
+    return some
+
+
+def _holding(rows: Rows, resources: Mapping[str, int], count: int, mask: Mask, where: Where) -> Mask:
+    """Clusters where `count` such pods fit on the rows in `mask`, which have room for one each."""
     if count <= 1:
-        fits[clusters] = True
-        return fits
-    pods = np.bincount(clusters, minlength=rows.size)
-    np.greater_equal(pods, count, out=fits)
-    unsure = ~fits[clusters]
-    if unsure.any():  # division only where one pod per row is not enough
-        ids, clusters = ids[unsure], clusters[unsure]
-        sums = np.bincount(clusters, per_row(rows, resources, count, ids), minlength=rows.size)
+        return _any(rows, mask, where)
+    pods = _pods(rows, mask, where)
+    fits: Mask = pods >= count
+    if ((pods > 0) & ~fits).any():  # division only where one pod per row is not enough
+        ids = mask.nonzero()[0] if isinstance(where, slice) else where[mask]
+        ids = ids[~fits[rows.cluster[ids]]]
+        sums = np.bincount(rows.cluster[ids], per_row(rows, resources, count, ids), minlength=rows.size)
         fits |= sums >= count
     return fits
 
 
 def _plain(rows: Rows, shape: Shape, where: Where) -> Room:
+    usable = rows.usable[: rows.n][where]
     if not shape.count:  # scaled to nothing: every cluster with a usable node will do
-        fits = np.zeros(rows.size, np.bool_)
-        fits[rows.cluster[: rows.n][where][rows.usable[: rows.n][where]]] = True
+        fits = _any(rows, usable, where)
         return Room(fits, [fits for _ in shape.optional])
-    mask = roomy(rows, shape.resources, rows.usable[: rows.n][where].copy(), where)
-    ids = mask.nonzero()[0]
-    if not isinstance(where, slice):
-        ids = where[ids]
-    ids = chosen(rows, shape, ids)
+    mask = roomy(rows, shape.resources, usable.copy(), where)
+    mask = admitted(rows, shape, mask, where)
     met = []
     for optional in shape.optional:
-        some = ids
-        named = carries(rows, optional.label, some)
-        some = some if named is None else some[named]
+        named = carries(rows, optional.label, where)
+        some = mask.copy() if named is None else mask & named
         resources = with_optional(shape.resources, optional)
-        more = {resource: resources[resource] for resource in optional.resources}
-        some = some[roomy(rows, more, np.ones(len(some), np.bool_), some)]
-        met.append(_holding(rows, resources, shape.count, some))
-    return Room(_holding(rows, shape.resources, shape.count, ids), met)
+        some = roomy(rows, {resource: resources[resource] for resource in optional.resources}, some, where)
+        met.append(_holding(rows, resources, shape.count, some, where))
+    return Room(_holding(rows, shape.resources, shape.count, mask, where), met)
 
 
 def _everywhere(rows: Rows, shape: Shape, where: Where) -> Room:

@@ -39,6 +39,10 @@ class Rows(Protocol):
 
     def rows_of(self, cluster: int) -> Ids: ...
 
+    def blocks(self) -> tuple[Ids, Ids]:
+        """Each cluster's rows are neighbours: clusters that have any in their order, and where they begin."""
+        ...
+
     def changed_since(self, tick: int) -> NDArray[np.int32] | None:
         """Clusters changed after `tick`; None: too long ago, everything may have."""
         ...

@@ -35,6 +35,7 @@ class Table:
         self._improved: NDArray[np.int64] = np.empty(0, np.int64)
         self._resources: dict[str, Resource] = {}
         self._blocks = Blocks()
+        self._layout: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
 
     def node_name(self, row: int) -> str:
         cid = int(self.cluster[row])
@@ -65,6 +66,14 @@ class Table:
         start = int(self._start[cluster])
         rows = np.arange(start, start + int(self._length[cluster]), dtype=np.intp)
         return rows[self.cluster[rows] >= 0]
+
+    def blocks(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Clusters that have rows, in the order of their rows, and where those begin."""
+        if self._layout is None:
+            having = np.flatnonzero(self._length[: self.size])
+            having = having[self._start[having].argsort()]
+            self._layout = having, self._start[having]
+        return self._layout
 
     def rows_in(self, clusters: NDArray[Any]) -> NDArray[np.intp]:
         """The rows of many clusters, in the order of the clusters."""
@@ -100,6 +109,7 @@ class Table:
             start = self._blocks.take(length)
             self._ensure_rows(self._blocks.top)
             self._start[cid], self._length[cid] = start, length
+            self._layout = None
             self._nodes[cid] = part.names + SEPARATOR * (length - len(names)) if names else ""
             self._split.pop(cid, None)
             rows = np.arange(start, start + len(names), dtype=np.intp)
@@ -109,6 +119,7 @@ class Table:
             self._clear(self.rows_of(cid))
             self._blocks.give(start, length)
             self._start[cid] = self._length[cid] = 0
+            self._layout = None
             self._nodes[cid] = ""
             self._split.pop(cid, None)
             return np.empty(0, np.intp), np.empty(0, np.bool_), True
@@ -168,6 +179,7 @@ class Table:
             resource.move(here, there)
         self._blocks.give(old, had)
         self._start[cid], self._length[cid] = start, length
+        self._layout = None
         return start
 
     def _clear(self, rows: NDArray[np.intp]) -> None:

@@ -76,6 +76,18 @@ class Answer(Message, kw_only=True):
     error: str = ""
 
 
+class Asks(Message, kw_only=True):
+    """Questions about several groups in one message, for those who registered that they take them `together`."""
+
+    asks: list[Ask]
+
+
+class Answers(Message, kw_only=True):
+    """Of a bundle, by the asks' ids; what takes longer than the rest may come in a message of its own."""
+
+    answers: dict[str, Answer]
+
+
 Outcome = Literal["answered", "timeout", "error", "stale", "skipped"]
 
 

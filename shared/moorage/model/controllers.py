@@ -18,6 +18,7 @@ class Controller(Model, kw_only=True):
     actions: bool = False
     kinds: dict[str, dict[str, Any]] = {}  # kinds of intent it brings → JSON Schema of their spec
     steady: bool = False  # where it allows an app changes with documents and labels of clusters, and when it says so
+    together: bool = False  # takes questions about several groups in one message
     priority: int = 0  # of its namesake among /v2/controllers: breaks ties between scores, and does nothing else
     pinned: list[str] = []  # fields that an operator set; what registers later does not change them
 
@@ -32,6 +33,7 @@ class Register(Message, kw_only=True):
     actions: bool = False
     kinds: dict[str, dict[str, Any]] = {}
     steady: bool = False
+    together: bool = False
 
 
 class Setting(Message, kw_only=True):

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,23 @@ from moorage.bus import Bus, Incoming, NoAnswer, Settings, subjects
 from moorage.fleet import Fleet, Follower
 from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.figures import followed
-from moorage.model.candidates import Answer, Ask
+from moorage.model.candidates import Answer, Answers, Ask, Asks
 from moorage.model.controllers import Register
 from moorage.model.desired import ActionAnswer, ActionAsk
+from moorage.model.problems import Problem, Refused
 
 from .answers import answer
 from .registry import Alongside, Declared, companions, declared
 
 log = structlog.get_logger("sdk")
 _asks = msgspec.json.Decoder(Ask)
+_bundles = msgspec.json.Decoder(Asks)
 _action_asks = msgspec.json.Decoder(ActionAsk)
 #: Work that is asked for while this much is under way is refused at once, not queued past its deadline.
 AT_ONCE = 256
 
+
+Said = Callable[[Ask], Coroutine[Any, Any, Answer]]
 
 _runners: dict[str, Runner] = {}
 
@@ -49,12 +54,21 @@ class Runner:
     def __init__(self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared]) -> None:
         self._bus, self._fleet, self._controllers = bus, fleet, controllers
         self.registered = False
+        self._late: set[asyncio.Task[Answer]] = set()
 
     async def serve(self) -> None:
         for one in self._controllers:
             if one.candidates is not None:
-                subject = subjects.candidates(one.name)
-                await self._bus.serve(subject, self._candidates(one), queue=one.name, limit=AT_ONCE, max_bytes=4 << 20)
+                subject, said = subjects.candidates(one.name), self._candidates(one)
+
+                async def alone(incoming: Incoming, said: Said = said) -> Answer:
+                    return await said(_asks.decode(incoming.data))
+
+                await self._bus.serve(subject, alone, queue=one.name, limit=AT_ONCE, max_bytes=4 << 20)
+                many = subjects.together(subject)
+                await self._bus.serve(
+                    many, partial(self._together, said), queue=one.name, limit=AT_ONCE, max_bytes=4 << 20
+                )
             if one.actions is not None:
                 subject = subjects.actions(one.name)
                 await self._bus.serve(subject, self._actions(one), queue=one.name, limit=AT_ONCE, max_bytes=8 << 20)
@@ -63,11 +77,10 @@ class Runner:
         assert one.candidates is not None
         function = one.candidates
 
-        async def handle(incoming: Incoming) -> Answer:
-            ask = _asks.decode(incoming.data)
+        async def said(ask: Ask) -> Answer:
             try:
                 async with asyncio.timeout(ask.budget_ms / 1e3):  # past it nobody waits for the answer
-                    said = answer(await function(ask, self._fleet), ask, self._fleet, one.name)
+                    found = answer(await function(ask, self._fleet), ask, self._fleet, one.name)
             except TimeoutError:
                 self._bus.count("late")
                 return Answer(cause=ask.id, error="out of time")
@@ -75,10 +88,31 @@ class Runner:
                 self._bus.count("controller_errors")
                 log.exception("controller failed", controller=one.name, group=ask.group, cause=ask.id)
                 return Answer(cause=ask.id, error=f"{type(error).__name__}: {error}"[:500])
-            said.cause = ask.id
-            return said
+            found.cause = ask.id
+            return found
 
-        return handle
+        return said
+
+    async def _together(self, said: Said, incoming: Incoming) -> Answers | None:
+        """What is answered without waiting for anything goes back in one message; the rest comes when it is known, so
+        that no question waits for another's."""
+        asks = _bundles.decode(incoming.data).asks
+        if len(self._late) + len(asks) > AT_ONCE:
+            detail = f"{len(self._late)} questions are being answered"
+            raise Refused(Problem(title="Busy", status=503, code="Busy", detail=detail))
+        tasks = {ask.id: self._bus.spawn(said(ask)) for ask in asks}
+        await asyncio.sleep(0)
+        for ident, task in tasks.items():
+            if not task.done():
+                self._late.add(task)
+                task.add_done_callback(partial(self._came, incoming.reply, ident))
+        answers = {ident: task.result() for ident, task in tasks.items() if task.done()}
+        return Answers(answers=answers) if answers else None
+
+    def _came(self, reply: str, ident: str, task: asyncio.Task[Answer]) -> None:
+        self._late.discard(task)
+        if not task.cancelled():
+            self._bus.spawn(self._bus.publish(reply, Answers(answers={ident: task.result()})))
 
     def _actions(self, one: Declared) -> Any:
         assert one.actions is not None
@@ -112,6 +146,7 @@ class Runner:
                 actions=one.actions is not None,
                 kinds=one.kinds,
                 steady=one.steady,
+                together=one.candidates is not None,
             )
             while True:
                 with contextlib.suppress(NoAnswer):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 
+import msgspec
 import numpy as np
 
 from moorage.candidates import pack
@@ -38,8 +39,28 @@ class Hpa:
         self._fleet = fleet
         self._rooms = Rooms(fleet)
         self._pairs = Pairs(fleet)
+        self._answered_at = (-1, -1, -1)
+        self._answered: dict[tuple[tuple[str, ...], ...], Answer] = {}
 
     def answer(self, ask: Ask) -> Answer:
+        """Where many ask at once, many ask the same: as long as nothing changed, it is answered the same."""
+        fleet = self._fleet
+        if ask.explain or ask.held:
+            return self._answer(ask)
+        now = (fleet.tick, fleet.resets, fleet.size)
+        if now != self._answered_at:
+            self._answered_at = now
+            self._answered.clear()
+        key = tuple((app.name, *(shape.key for shape in app.shapes)) for app in ask.apps)
+        known = self._answered.get(key)
+        if known is None:
+            known = self._answer(ask)
+            if known.warnings or any(said.reasons for said in known.apps.values()):
+                return known  # these name objects and needs, which other asks call otherwise
+            self._answered[key] = known
+        return msgspec.structs.replace(known)
+
+    def _answer(self, ask: Ask) -> Answer:
         fleet = self._fleet
         if not any(app.shapes for app in ask.apps):
             return answer({app.name: deny() for app in ask.apps}, ask, fleet, NAME)
