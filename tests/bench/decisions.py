@@ -12,7 +12,7 @@ from moorage.bus import Bus
 from moorage.fleet import Fleet, Follower
 from moorage.testing.mesh import Mesh
 
-from .harness import Figure, floors, percentiles
+from .harness import Figure, Floor, percentiles
 from .workload import Decisions, application, example
 
 NODES = 20
@@ -60,20 +60,22 @@ async def one_at_a_time(clusters: int, times: int, goal: bool) -> Figure:
             for i in range(20):
                 await decisions.decide(f"warm-{i}", application(f"warm-{i}", base=base))
                 await decisions.running(f"warm-{i}")
-            parts = await floors(mesh.settings, clusters * NODES)
             samples = []
-            for i in range(times):
-                phase, took = await decisions.decide(f"a-{i}", application(f"a-{i}", base=base))
-                if phase != "placed":
-                    raise RuntimeError(f"a-{i} is {phase}")
-                samples.append(took)
-                # One at a time: the next is published when this one runs.
-                await decisions.running(f"a-{i}")
-            again = await floors(mesh.settings, clusters * NODES)
-            parts = {key: (value + again[key]) / 2 for key, value in parts.items()}
+            async with Floor(mesh.settings, clusters * NODES) as floors:
+                for i in range(times):
+                    phase, took = await decisions.decide(f"a-{i}", application(f"a-{i}", base=base))
+                    if phase != "placed":
+                        raise RuntimeError(f"a-{i} is {phase}")
+                    samples.append(took)
+                    # One at a time: the next is published when this one runs.
+                    await decisions.running(f"a-{i}")
+                    await floors.sample()
+                tight = await floors.in_a_loop()
             await bus.close()
     p50, p99 = percentiles(samples)
+    parts = floors.parts()
     floor = sum(parts.values())
+    parts["all of it in a tight loop"] = tight
     return Figure(
         name=f"decision at {clusters:,} clusters x {NODES} nodes",
         n=times,
