@@ -35,7 +35,7 @@ WORKERS = {
 HEAVY = ("numpy", "nats", "msgspec", "redis.asyncio", "pyroaring", "uvloop", "structlog", "asyncio", "hiredis")
 
 #: Where cores are short, deciding comes before carrying out and reporting; simulated clusters come last.
-NICE = {"inventory": 10, "patcher": 10, "sim": 15}
+NICE = {"inventory": 10, "patcher": 15, "sim": 19}
 
 #: How long a worker that was asked to end has for it, until it is asked again.
 AGAIN = 3.0

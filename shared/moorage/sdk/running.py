@@ -55,6 +55,8 @@ class Runner:
         self._bus, self._fleet, self._controllers = bus, fleet, controllers
         self.registered = False
         self._late: set[asyncio.Task[Answer]] = set()
+        # One bundle's answers are on their way before the next one is begun: those who wait for them work meanwhile.
+        self._turn = asyncio.Lock()
 
     async def serve(self) -> None:
         for one in self._controllers:
@@ -100,8 +102,9 @@ class Runner:
         if len(self._late) + len(asks) > AT_ONCE:
             detail = f"{len(self._late)} questions are being answered"
             raise Refused(Problem(title="Busy", status=503, code="Busy", detail=detail))
-        tasks = {ask.id: self._bus.spawn(said(ask)) for ask in asks}
-        await asyncio.sleep(0)
+        async with self._turn:
+            tasks = {ask.id: self._bus.spawn(said(ask)) for ask in asks}
+            await asyncio.sleep(0)
         for ident, task in tasks.items():
             if not task.done():
                 self._late.add(task)

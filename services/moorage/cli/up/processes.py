@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,11 +76,12 @@ def _settle(name: str, parent: int, log: Path | None) -> None:
         os.close(out)
 
 
-def execute(argv: list[str]) -> Callable[[], int]:
-    """A body that becomes another program; the parent's death still ends it (the setting survives exec)."""
+def execute(argv: list[str], more: Mapping[str, str]) -> Callable[[], int]:
+    """A body that becomes another program; the parent's death still ends it (the setting survives exec). `more`: its
+    environment, where that does not say otherwise."""
 
     def body() -> int:
-        os.execv(argv[0], argv)
+        os.execve(argv[0], argv, {**more, **os.environ})
 
     return body
 

@@ -220,5 +220,7 @@ def warm(modules: list[str]) -> None:
 
 
 def program(kind: str, argv: list[str], logs: Path) -> Kept:
-    """A broker: stopped last."""
-    return Kept(kind, 0, execute(argv), logs / f"{kind}.log", wave=_LAST_WAVE)
+    """A broker: stopped last. It shares the machine with the workers that it serves: on all cores at once it would only
+    take theirs from them."""
+    half = {"GOMAXPROCS": str(max(1, (os.cpu_count() or 2) // 2))}
+    return Kept(kind, 0, execute(argv, half), logs / f"{kind}.log", wave=_LAST_WAVE)
