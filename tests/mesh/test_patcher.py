@@ -185,7 +185,7 @@ async def test_from_a_decision_to_running_and_to_the_release(world: World) -> No
     await world.reach(G, "Running", decision)
     assert set(world.pods("lab/c-0").values()) == {"n-1"}, "the claimed node is preferred"
     assert not world.pods("lab/c-1")
-    assert [phase for group, phase in world.events if group == G][-1] == "Running"
+    await until(lambda: [phase for group, phase in world.events if group == G][-1] == "Running")
     await world.document(G, 1, "Terminated")
     await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
     await world.reach(G, "Terminated")

@@ -19,7 +19,7 @@ from moorage.inventory.worker import ClusterEdit
 from moorage.ledger import Ledger, decode_commit
 from moorage.merger.gathering import gather, reasons
 from moorage.model.base import Message
-from moorage.model.candidates import Answer, Ask
+from moorage.model.candidates import Answer, Answers, Ask, Asks
 from moorage.model.claims import Commit
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.desired import (
@@ -47,7 +47,9 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
     ActionAnswer,
     ActionAsk,
     Answer,
+    Answers,
     Ask,
+    Asks,
     Attempt,
     Change,
     ClusterEdit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.error
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -208,8 +208,11 @@ class Driver:
         return violations(commits, room, ledger)
 
     @asynccontextmanager
-    async def at(self, subject: str, act: Callable[[], object], nth: int = 1) -> AsyncIterator[asyncio.Event]:
-        """Within this block, `act` is called once, as the nth message on the subject is seen. The event says it was."""
+    async def at(
+        self, subject: str | Sequence[str], act: Callable[[], object], nth: int = 1
+    ) -> AsyncIterator[asyncio.Event]:
+        """Within this block, `act` is called once, as the nth message on the subject, or on any of several, is seen. The
+        event says it was."""
         seen = 0
         done = asyncio.Event()
 
@@ -220,11 +223,13 @@ class Driver:
                 act()
                 done.set()
 
-        subscription = await self.bus.subscribe(subject, heard)
+        every = [subject] if isinstance(subject, str) else subject
+        subscriptions = [await self.bus.subscribe(one, heard) for one in every]
         try:
             yield done
         finally:
-            await subscription.unsubscribe()
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
 
 
 def problem_of(error: urllib.error.HTTPError) -> dict[str, Any]:
