@@ -12,7 +12,7 @@ from moorage.bus import Bus
 from moorage.fleet import Fleet, Follower
 from moorage.testing.mesh import Mesh
 
-from .harness import Figure, Floor, percentiles
+from .harness import Figure, Floor, beside, percentiles
 from .workload import Decisions, application, example
 
 NODES = 20
@@ -61,7 +61,8 @@ async def one_at_a_time(clusters: int, times: int, goal: bool) -> Figure:
                 await decisions.decide(f"warm-{i}", application(f"warm-{i}", base=base))
                 await decisions.running(f"warm-{i}")
             samples = []
-            async with Floor(mesh.settings, clusters * NODES) as floors:
+            async with beside(mesh.settings, "tests.bench.echo") as (same, _):
+                floors = Floor(same, clusters * NODES)
                 for i in range(times):
                     phase, took = await decisions.decide(f"a-{i}", application(f"a-{i}", base=base))
                     if phase != "placed":

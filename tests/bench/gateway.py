@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -20,7 +17,7 @@ from moorage.intents import core, documents
 from moorage.model.names import group_tokens
 from moorage.testing.mesh import Mesh
 
-from .harness import Figure, percentiles
+from .harness import Figure, beside, percentiles
 
 POSTS = 2000
 GROUPS = 10_000
@@ -67,30 +64,6 @@ async def _posts(http: aiohttp.ClientSession, url: str, clients: int, times: int
     return samples
 
 
-@asynccontextmanager
-async def _floor(mesh: Mesh) -> AsyncIterator[str]:
-    """Where the bare handler answers, on the same broker with as durable a stream."""
-    bus = await Bus.connect(mesh.settings, worker="admin")
-    create = b'{"name":"BENCH","subjects":["bench.durable"],"storage":"file","num_replicas":1}'
-    await bus.exchange("$JS.API.STREAM.CREATE.BENCH", create)
-    bare = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.bench.bare",
-        mesh.settings.nats_url,
-        mesh.settings.nats_seed,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert bare.stdout is not None
-        yield (await bare.stdout.readline()).decode().strip()
-    finally:
-        bare.terminate()
-        await bare.wait()
-        await bus.request("$JS.API.STREAM.DELETE.BENCH", b"")
-        await bus.close()
-
-
 async def posts() -> list[Figure]:
     figures = []
     with Mesh() as mesh:
@@ -98,7 +71,10 @@ async def posts() -> list[Figure]:
             mesh.http(path, body)
         headers = {"Authorization": f"Bearer {mesh.endpoint['token']}"}
         connector = aiohttp.TCPConnector(limit=0)
-        async with _floor(mesh) as bare, aiohttp.ClientSession(headers=headers, connector=connector) as http:
+        async with (
+            beside(mesh.settings, "tests.bench.bare") as (_, bare),
+            aiohttp.ClientSession(headers=headers, connector=connector) as http,
+        ):
             url = mesh.endpoint["http"].rstrip("/") + _NEEDS
             for clients in (1, 32):
                 ours: list[float] = []

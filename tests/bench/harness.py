@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Self
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 import numpy as np
@@ -37,44 +38,34 @@ def percentiles(samples: Sequence[float]) -> tuple[float, float]:
     return float(np.percentile(samples, 50)), float(np.percentile(samples, 99))
 
 
-async def timed(times: int, once: Callable[[int], Awaitable[Any]], *, warm: int = 5) -> list[float]:
-    """Milliseconds of each call, after a few that do not count."""
-    for i in range(warm):
-        await once(-1 - i)
-    samples = []
-    for i in range(times):
-        start = time.perf_counter()
-        await once(i)
-        samples.append((time.perf_counter() - start) * 1e3)
-    return samples
+@asynccontextmanager
+async def beside(settings: Settings, module: str) -> AsyncIterator[tuple[Bus, str]]:
+    """A floor's own process at the same broker, with as durable a stream: a connection, and the line it says first."""
+    bus = await Bus.connect(settings, worker="admin")
+    stream = b'{"name":"BENCH","subjects":["bench.durable"],"storage":"file","num_replicas":1}'
+    await bus.exchange("$JS.API.STREAM.CREATE.BENCH", stream)
+    command = (sys.executable, "-m", module, settings.nats_url, settings.nats_seed)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield bus, (await process.stdout.readline()).decode().strip()
+    finally:
+        process.terminate()
+        await process.wait()
+        await bus.request("$JS.API.STREAM.DELETE.BENCH", b"")
+        await bus.close()
 
 
 class Floor:
     """What a decision cannot go below: 3 request-replies, 2 durable acknowledgements, one pass over the node table. Taken
     once after each decision, so that both find processes and caches as they are when one thing happens at a time."""
 
-    def __init__(self, settings: Settings, rows: int) -> None:
-        self._settings = settings
+    def __init__(self, bus: Bus, rows: int) -> None:
+        self._bus = bus
         rng = np.random.default_rng(1)
         self._columns = [rng.integers(0, 1 << 16, rows) for _ in range(3)]
         self._cluster = np.repeat(np.arange(rows // 20), 20)
         self._samples: list[tuple[float, float, float]] = []
-
-    async def __aenter__(self) -> Self:
-        self._bus = await Bus.connect(self._settings, worker="admin")
-        command = (_python(), "-m", "tests.bench.echo", self._settings.nats_url, self._settings.nats_seed)
-        self._echo = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert self._echo.stdout is not None
-        await self._echo.stdout.readline()
-        stream = b'{"name":"BENCH","subjects":["bench.durable"],"storage":"file","num_replicas":1}'
-        await self._bus.exchange("$JS.API.STREAM.CREATE.BENCH", stream)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._bus.request("$JS.API.STREAM.DELETE.BENCH", b"")
-        self._echo.terminate()
-        await self._echo.wait()
-        await self._bus.close()
 
     async def once(self) -> tuple[float, float, float]:
         cpu, memory, gpu = self._columns
@@ -100,9 +91,3 @@ class Floor:
     async def in_a_loop(self, times: int = 200) -> float:
         """The same without anything in between, which is what it costs at the very least."""
         return float(np.median([await self.once() for _ in range(times)], axis=0).sum())
-
-
-def _python() -> str:
-    import sys
-
-    return sys.executable

@@ -17,6 +17,7 @@ from moorage.model.base import Model
 from moorage.model.candidates import Answer, Ask
 from moorage.model.reports import Report
 from moorage.model.shapes import Intent, Shape, ShapedApp
+from moorage.testing.at_work import at_work
 from moorage.testing.fleets import node
 from moorage.testing.servers import NatsServer, RedisServer
 
@@ -27,22 +28,17 @@ CLUSTERS = ["lab/large", "lab/small"]
 async def controllers(secure_nats: NatsServer, redis: RedisServer) -> AsyncIterator[Bus]:
     bus = await Bus.connect(secure_nats.settings("admin"), worker="admin")
     await bus.provision()
-    workers = [
-        asyncio.create_task(load(kind)(secure_nats.settings(kind, redis.url)))
-        for kind in ("intents", "inventory", "hpa", "labels", "affinity")
-    ]
+    kinds = ("intents", "inventory", "hpa", "labels", "affinity")
     try:
-        for name, cpu in zip(CLUSTERS, ("8", "2"), strict=True):
-            report = Report(session="s", seq=1, kind="full", nodes=[node("n-0", cpu=cpu, memory="8Gi")], as_of=1)
-            await asked(bus, subjects.reports(name, "agent"), report, workers)
-        # Stopped before they are up, workers may lose the word.
-        for kind in ("hpa", "labels", "affinity"):
-            await asked(bus, f"$SRV.PING.moorage-{kind}", Model(), workers)
-        yield bus
+        async with at_work(*(load(kind)(secure_nats.settings(kind, redis.url)) for kind in kinds)) as workers:
+            for name, cpu in zip(CLUSTERS, ("8", "2"), strict=True):
+                report = Report(session="s", seq=1, kind="full", nodes=[node("n-0", cpu=cpu, memory="8Gi")], as_of=1)
+                await asked(bus, subjects.reports(name, "agent"), report, workers)
+            # Stopped before they are up, workers may lose the word.
+            for kind in ("hpa", "labels", "affinity"):
+                await asked(bus, f"$SRV.PING.moorage-{kind}", Model(), workers)
+            yield bus
     finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.wait(workers, timeout=10)
         await bus.close()
 
 

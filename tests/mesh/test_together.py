@@ -18,6 +18,7 @@ from moorage.model.names import token
 from moorage.model.shapes import ShapedApp
 from moorage.sdk import Allowed, Declared, allow, run
 from moorage.sdk.running import AT_ONCE
+from moorage.testing.at_work import at_work
 from moorage.testing.conditions import until
 from moorage.testing.servers import NatsServer, RedisServer
 
@@ -57,19 +58,14 @@ async def bus(secure_nats: NatsServer, redis: RedisServer, odd: Odd) -> AsyncIte
 
     await admin.bucket("moorage-controllers").mirror(registered)
     one = Declared(NAME, candidates=odd.candidates)
-    tasks = [
-        asyncio.create_task(load(kind)(secure_nats.settings(kind, redis.url))) for kind in ("intents", "inventory")
-    ]
-    tasks.append(asyncio.create_task(run(secure_nats.settings("controller", redis.url), [one])))
+    mains = [load(kind)(secure_nats.settings(kind, redis.url)) for kind in ("intents", "inventory")]
     merger = await Bus.connect(secure_nats.settings("merger"), worker="merger")
     try:
-        await until(lambda: token(NAME) in known, seconds=20)
-        assert known[token(NAME)].together
-        yield merger
+        async with at_work(*mains, run(secure_nats.settings("controller", redis.url), [one])):
+            await until(lambda: token(NAME) in known, seconds=20)
+            assert known[token(NAME)].together
+            yield merger
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=10)
         await merger.close()
         await admin.close()
 

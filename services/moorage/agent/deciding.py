@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -16,13 +15,12 @@ from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 
 from .apps import App
 from .records import Content, Record, label_of
-from .site import Site
+from .site import Site, Spawn
 
 log = structlog.get_logger("agent")
 
 ANSWER = 5.0
 _reply = msgspec.json.Decoder(DesiredReply).decode
-Spawn = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Deciding:

@@ -1,5 +1,5 @@
 """Questions to many at once, each under its own deadline. What is asked of the same one at the same moment goes out in one
-message and comes back in one: where many decide at once, messages cost more than answers do."""
+message and comes back in one: where many decide at once, a message for each question would be most of all messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 
 from moorage.telemetry import traces
 
-from .connection import Connection
+from .connection import Connection, nobody
 from .subjects import together as many
 
 #: Questions in one message, and bytes; more of them would let those who could go on wait for the rest.
@@ -78,7 +78,7 @@ class Asking(Connection):
                 spans.pop(name).end()
             asked = self.figures.asked(name, asks[name][0])
             msg = future.result()
-            if _nobody(msg):
+            if nobody(msg):
                 # A dead one times out, only sooner: the broker knows that nobody is going to answer.
                 replies[name] = Reply("timeout", b"", took, "nobody answers for it")
                 asked.timeout()
@@ -127,7 +127,7 @@ class Asking(Connection):
         outgoing, self._outgoing = self._outgoing, {}
         with contextlib.suppress(nats.errors.Error):
             for subject, questions in outgoing.items():
-                for bundle in _bundles(questions):
+                for bundle in _split(questions):
                     await self._ask(subject, bundle)
 
     async def _ask(self, subject: str, questions: list[_Question]) -> None:
@@ -162,7 +162,7 @@ class Asking(Connection):
                 _give(asked, Msg(_client=self.nc, subject=msg.subject, data=bytes(data)))
 
 
-def _bundles(questions: list[_Question]) -> Iterator[list[_Question]]:
+def _split(questions: list[_Question]) -> Iterator[list[_Question]]:
     bundle: list[_Question] = []
     size = 0
     for question in questions:
@@ -177,7 +177,3 @@ def _bundles(questions: list[_Question]) -> Iterator[list[_Question]]:
 def _give(question: _Question, msg: Msg) -> None:
     if not question.future.done():
         question.future.set_result(msg)
-
-
-def _nobody(msg: Msg) -> bool:
-    return not msg.data and bool(msg.headers) and msg.headers.get("Status") == "503"  # type: ignore[union-attr]

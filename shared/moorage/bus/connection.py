@@ -56,6 +56,11 @@ def now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def nobody(msg: Msg) -> bool:
+    """Whether this is what the broker says where nobody listens."""
+    return not msg.data and bool(msg.headers) and msg.headers.get("Status") == "503"  # type: ignore[union-attr]
+
+
 class Incoming(NamedTuple):
     subject: str
     data: bytes
@@ -191,7 +196,7 @@ class Connection:
             self._waiting.pop(reply, None)
             if repeat is not None:
                 repeat.cancel()
-        if not msg.data and msg.headers and msg.headers.get("Status") == "503":
+        if nobody(msg):
             raise NoAnswer(f"{subject}: nobody listens")
         return msg
 
