@@ -24,11 +24,9 @@ _decode = msgspec.json.Decoder(Object).decode
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[ScriptedServer]:
-    server = ScriptedServer()
-    server.collections[NODES] = {}
-    await server.start()
-    yield server
-    await server.stop()
+    async with ScriptedServer() as server:
+        server.collections[NODES] = {}
+        yield server
 
 
 class Seen:
@@ -69,7 +67,7 @@ async def test_changes_arrive_as_they_happen(server: ScriptedServer, seen: Seen)
     await server.put(NODES, "b")
     await server.drop(NODES, "a")
     await seen.agrees(server)
-    lists = [path for _, _, path in server.requests if "watch" not in path]
+    lists = [what for _, what in server.requests if "watch" not in what]
     assert len(lists) == 1
 
 
@@ -125,11 +123,11 @@ async def test_a_failing_server_is_asked_at_most_twice_a_second(server: Scripted
 
 
 async def test_a_server_that_restarts_is_found_again(server: ScriptedServer, seen: Seen) -> None:
-    await server.stop()
+    await server.refuse()
     since = time.monotonic()
     await asyncio.sleep(2)
     await server.put(NODES, "b")
-    await server.start()
+    await server.listen()
     await seen.agrees(server)
     assert server.count(since) <= 4
 
@@ -186,7 +184,7 @@ async def test_many_that_follow_are_one_to_a_failing_server(server: ScriptedServ
 
     tasks = [asyncio.ensure_future(Reflector(api, path, _decode, put(path), lambda *_: None).run()) for path in paths]
     await until(lambda: all(found.values()))
-    await until(lambda: sum("watch" in p for _, _, p in server.requests) >= 6)
+    await until(lambda: sum("watch" in what for _, what in server.requests) >= 6)
     await asyncio.sleep(1.1)
     for fault in ("html", "close"):
         server.fault = lambda request, fault=fault: fault  # type: ignore[misc]

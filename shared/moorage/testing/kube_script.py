@@ -4,77 +4,23 @@ rarely to wait for."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-Object = dict[str, Any]
+from .kube_failing import FailingServer, Object, hang_up, status
 
 
-def status(code: int, reason: str = "", message: str = "") -> Object:
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "code": code,
-        "reason": reason,
-        "message": message or reason,
-    }
-
-
-class ScriptedServer:
-    """`fault` is asked before anything is answered: what it returns is what happens instead. `requests` has the time of
-    each request."""
-
+class ScriptedServer(FailingServer):
     def __init__(self) -> None:
+        super().__init__()
         self.collections: dict[str, dict[str, Object]] = {}
         self.history: list[tuple[int, str, str, Object]] = []
         self.version = 100
         self.forgotten = 0  # watches from before this are too old
-        self.requests: list[tuple[float, str, str]] = []
-        self.fault: Callable[[web.Request], str] = lambda request: ""
         self.page_expires = False
-        self.held = 0
         self._changed = asyncio.Condition()
-        self._runner: web.AppRunner | None = None
-        self._watches: set[asyncio.Task[Any]] = set()
-        self.port = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        self.cut()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    def cut(self) -> None:
-        """Every open watch."""
-        for task in list(self._watches):
-            task.cancel()
-
-    def rate(self, since: float) -> float:
-        """The most requests that came within any one second."""
-        times = sorted(t for t, _, _ in self.requests if t >= since)
-        return max((sum(1 for u in times if t <= u < t + 1) for t in times), default=0)
-
-    def count(self, since: float) -> int:
-        return sum(1 for t, _, _ in self.requests if t >= since)
 
     # --- what is there
 
@@ -101,18 +47,7 @@ class ScriptedServer:
 
     # --- answering
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append((time.monotonic(), request.method, request.path_qs))
-        fault = self.fault(request)
-        if fault == "html":
-            return web.Response(status=502, text="<html>bad gateway</html>", content_type="text/html")
-        if fault == "hang":
-            self.held += 1
-            await asyncio.sleep(3600)
-        if fault == "abort":
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
+    async def _answer(self, request: web.Request, fault: str) -> web.StreamResponse:
         if fault.isdigit():
             return web.json_response(status(int(fault), "Expired" if fault == "410" else "Fault"), status=int(fault))
         path = "/" + request.match_info["path"]
@@ -151,22 +86,16 @@ class ScriptedServer:
         if at < self.forgotten:
             await response.write(msgspec.json.encode({"type": "ERROR", "object": status(410, "Expired")}) + b"\n")
             return response
-        task = asyncio.current_task()
-        assert task is not None
-        self._watches.add(task)
-        try:
-            while True:
-                for version, where, kind, obj in list(self.history):
-                    if where == path and version > at:
-                        at = version
-                        if fault != "silent" and self.fault(request) != "silent":
-                            await response.write(msgspec.json.encode({"type": kind, "object": obj}) + b"\n")
-                async with self._changed:
-                    await self._changed.wait()
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                assert request.transport is not None
-                request.transport.abort()
-            return response
-        finally:
-            self._watches.discard(task)
+        with self._streaming():
+            try:
+                while True:
+                    for version, where, kind, obj in list(self.history):
+                        if where == path and version > at:
+                            at = version
+                            if fault != "silent" and self.fault(request) != "silent":
+                                await response.write(msgspec.json.encode({"type": kind, "object": obj}) + b"\n")
+                    async with self._changed:
+                        await self._changed.wait()
+            except asyncio.CancelledError:
+                hang_up(request)
+                return response
