@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -25,6 +26,34 @@ class Figure(msgspec.Struct, rename="camel", kw_only=True):
     goal: str = ""
     ok: bool = True
     unit: str = "ms"
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        samples: Sequence[float],
+        goal: str,
+        *,
+        p50: float = math.inf,
+        p99: float = math.inf,
+        floor: Mapping[str, float] | None = None,
+        unit: str = "ms",
+    ) -> Figure:
+        """`p50`, `p99`: what they may be at most; `floor` by its parts."""
+        parts = dict(floor or {})
+        found, worst = percentiles(samples)
+        return cls(
+            name=name,
+            n=len(samples),
+            p50=found,
+            p99=worst,
+            floor=sum(parts.values()),
+            floor_parts=parts,
+            ratio=found / sum(parts.values()) if parts else 0,
+            goal=goal,
+            ok=found <= p50 and worst <= p99,
+            unit=unit,
+        )
 
     def line(self) -> str:
         floor = f"  floor {self.floor:.3g}  ratio {self.ratio:.2f}" if self.floor else ""

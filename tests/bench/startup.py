@@ -47,14 +47,6 @@ async def startup() -> list[Figure]:
             goal="<= 10 s",
             ok=worst <= 10_000,
         ),
-        Figure(
-            name=f"idle, {len(processes)} processes: memory (PSS)",
-            n=1,
-            p50=pss,
-            p99=pss,
-            goal="<= 600 MB",
-            ok=pss <= 600,
-            unit="MB",
-        ),
-        Figure(name="idle: CPU", n=1, p50=cpu, p99=cpu, goal="<= 3 % of a core", ok=cpu <= 3, unit="%"),
+        Figure.of(f"idle, {len(processes)} processes: memory (PSS)", [pss], "<= 600 MB", p50=600, unit="MB"),
+        Figure.of("idle: CPU", [cpu], "<= 3 % of a core", p50=3, unit="%"),
     ]
