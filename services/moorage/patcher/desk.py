@@ -8,20 +8,27 @@ from collections import OrderedDict
 
 import msgspec
 
+from moorage.bus import Bucket
 from moorage.ledger import Ledger
 from moorage.model.desired import AppStatus, DesiredRecord, GroupStatus
 from moorage.model.groups import GroupRecord
-from moorage.model.names import GroupName
+from moorage.model.names import GroupName, group_tokens
 
 from .core import Head
 
 _head = msgspec.json.Decoder(Head).decode
 _record = msgspec.json.Decoder(GroupRecord).decode
 _DECODED = 256
+#: So many work at the desk.
+WORKERS = 32
+#: What failed is worked on again after so many seconds.
+RETRY = 2.0
 
 
 class Desk:
-    def __init__(self) -> None:
+    """`revisions`: where the records of older revisions are kept."""
+
+    def __init__(self, revisions: Bucket) -> None:
         self.raw: dict[str, bytes] = {}  # group → its record, undecoded
         self.heads: dict[str, Head] = {}
         self.older: dict[
@@ -30,14 +37,19 @@ class Desk:
         self.desired: dict[str, DesiredRecord] = {}
         self.statuses: dict[str, GroupStatus] = {}
         self.confirmed: dict[str, dict[tuple[str, str], AppStatus]] = {}
+        self.stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
         self.dirty: OrderedDict[str, None] = OrderedDict()
         self.busy: set[str] = set()
+        self._revisions = revisions
         self._idle: list[asyncio.Future[None]] = []
         self._decoded: OrderedDict[tuple[str, int], GroupRecord] = OrderedDict()
 
     def mark(self, group: str) -> None:
         self.dirty[group] = None
         self._wake()
+
+    def later(self, group: str) -> None:
+        asyncio.get_running_loop().call_later(RETRY, self.mark, group)
 
     def _wake(self) -> None:
         """One of those that wait, not all of them."""
@@ -102,6 +114,17 @@ class Desk:
         found = self._decoded[key] = _record(raw)
         if len(self._decoded) > _DECODED:
             self._decoded.popitem(last=False)
+        return found
+
+    async def fetch(self, group: str, revision: int) -> GroupRecord | None:
+        """The record at a revision, wherever it is."""
+        found = self.record(group, revision)
+        if found is None:
+            entry = await self._revisions.get(f"{group_tokens(group)}.{revision}")
+            if entry is None:
+                return None
+            self.older[group] = (revision, entry.value)
+            found = self.record(group, revision) or _record(entry.value)
         return found
 
     def all_groups(self, ledger: Ledger) -> set[str]:

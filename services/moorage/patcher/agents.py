@@ -1,0 +1,135 @@
+"""What agents are told when they ask what should run on their cluster, and what they say became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from moorage.bus import Bus, Incoming, subjects
+from moorage.bus.failpoints import reached
+from moorage.ledger import Ledger, LedgerFollower
+from moorage.model.desired import Confirm, DesiredApp, DesiredAsk
+from moorage.model.names import cluster_from_tokens
+from moorage.model.problems import Problem, Refused
+from moorage.telemetry import traces
+
+from .core import Wanted, desired_app, encoded, held_by, learn, may_go, parts, wanted_on
+from .desk import Desk
+
+_confirm = msgspec.json.Decoder(Confirm).decode
+_ask = msgspec.json.Decoder(DesiredAsk).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Agents:
+    """`era`: what agents heard before a restore has smaller versions."""
+
+    def __init__(self, bus: Bus, desk: Desk, follower: LedgerFollower, generation: int, era: int) -> None:
+        self.bus, self.desk, self.follower = bus, desk, follower
+        self.generation, self.era = generation, era
+        self._parts: dict[tuple[str, bytes], list[bytes]] = {}
+        self._empty = parts([], generation)[0]
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.follower.ledger
+
+    async def get(self, incoming: Incoming) -> bytes:
+        cluster, ask = _cluster(incoming), _ask(incoming.data)
+        have = _encode(ask.have)
+        if ask.part:
+            kept = self._parts.get((cluster, have))
+            if kept is not None and ask.part < len(kept):
+                return kept[ask.part]
+        apps: list[bytes] = []
+        known = wanted_on(self.ledger, cluster)
+        if self.era:
+            apps += self._strays(ask.have, {f"{wanted.group} {wanted.app}" for wanted in known})
+        for wanted in known:
+            app = await self._wanted(wanted, cluster, ask.have.get(f"{wanted.group} {wanted.app}", 0))
+            if app is not None:
+                apps.append(app)
+        if not apps:
+            return self._empty
+        made = parts(apps, self.generation)
+        if len(made) > 1:
+            self._parts[cluster, have] = made
+            if len(self._parts) > 16:
+                del self._parts[next(iter(self._parts))]
+        return made[min(ask.part, len(made) - 1)]
+
+    def _strays(self, have: Mapping[str, int], known: AbstractSet[str]) -> Iterable[bytes]:
+        """What a cluster was told before a restore and nobody knows of any more: taken away once."""
+        for name, version in have.items():
+            group, _, app = name.rpartition(" ")
+            if version < self.era and name not in known and self._may_go(group, app):
+                yield encoded(DesiredApp(group=group, app=app, version=self.era, remove=True))
+
+    async def _wanted(self, wanted: Wanted, cluster: str, have: int) -> bytes | None:
+        """What is new of one app for a cluster that has `have` of it."""
+        group = wanted.group
+        desired, decision = self.desk.desired.get(group), self.ledger.standing.get(group)
+        if desired is None or desired.version <= have or desired.reasons:
+            return None
+        if desired.decision != (decision.id if decision is not None else ""):
+            return None  # being worked on; a hint will come
+        if not wanted.standing and not self._may_go(group, wanted.app):
+            return None
+        record = await self.desk.fetch(group, desired.revision) if wanted.standing else None
+        if wanted.standing and record is None:
+            return None
+        return encoded(desired_app(wanted, cluster, desired, record))
+
+    def _may_go(self, group: str, app: str) -> bool:
+        desired = self.desk.desired.get(group)
+        version = desired.version if desired is not None else 0
+        return may_go(self.ledger.standing.get(group), app, version, self.desk.confirmed.get(group, {}))
+
+    async def hint(self, group: str) -> None:
+        """Clusters that an app has left may ask now what was kept from them."""
+        desired = self.desk.desired.get(group)
+        told = self.desk.confirmed.get(group, {})
+        leaving = set()
+        for held in held_by(self.ledger, group):
+            place = (held.claim.app, held.claim.cluster)
+            late = desired is not None and (place not in told or told[place].version < desired.version)
+            if held.withdrawn and late and self._may_go(group, held.claim.app):
+                leaving.add(held.claim.cluster)
+        for cluster in leaving:
+            await self.bus.publish(subjects.desired("changed", cluster), b"")
+
+    async def confirmed(self, incoming: Incoming) -> bytes:
+        cluster, confirm = _cluster(incoming), _confirm(incoming.data)
+        with traces.carried("confirm", confirm.traceparent, **{"moorage.cluster": cluster}):
+            return await self._learned(cluster, confirm)
+
+    async def _learned(self, cluster: str, confirm: Confirm) -> bytes:
+        """Answered once it is stored."""
+        group = confirm.group
+        if not any(h.claim.cluster == cluster and h.claim.app == confirm.app for h in held_by(self.ledger, group)):
+            return b"{}"  # long released
+        mine = self.desk.confirmed.setdefault(group, {})
+        new = learn(confirm, cluster, mine.get((confirm.app, cluster)))
+        if new is None:
+            return b"{}"
+        mine[confirm.app, cluster] = new
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.desk.stored.setdefault(group, []).append(future)
+        self.desk.mark(group)
+        try:
+            async with asyncio.timeout(5):
+                await future
+        except TimeoutError:
+            problem = Problem(title="Not stored", status=503, code="NoAnswer", detail="say it again")
+            raise Refused(problem) from None
+        reached("patcher.confirmed")
+        return b"{}"
+
+
+def _cluster(incoming: Incoming) -> str:
+    """The sender is who may speak on that subject, never who the body says."""
+    provider, cluster = incoming.subject.rsplit(".", 2)[1:]
+    return cluster_from_tokens(provider, cluster)
