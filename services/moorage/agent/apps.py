@@ -24,7 +24,7 @@ from .records import Content, Record, Ref, label_of, names
 from .sheets import Fenced
 from .site import Manifest, Owner, Site, key_of, objects_of
 from .states import standing
-from .things import Hands, Thing, owner_of
+from .things import Hands, Thing
 
 log = structlog.get_logger("agent")
 
@@ -142,7 +142,7 @@ class App:
         self._things = {ref: self._thing(ref, obj) for ref, obj in objects.items()}
         levels = sorted({rank(ref.kind) for ref in objects})
         first = await self._first([self._things[ref] for ref in fresh if rank(ref.kind) == levels[0]])
-        self._name([*known, *fresh], desired.version)
+        self.record.refer([*known, *fresh], desired.version)
         settled: set[Ref] = set()
         await _all([*(self._make(desired, thing, settled) for thing in first), self._write_down()])
         reached("agent.recorded")
@@ -162,13 +162,6 @@ class App:
         thing = self._things.get(ref) or Thing(ref, obj)
         thing.obj = obj
         return thing
-
-    def _name(self, refs: list[Ref], version: int) -> None:
-        """What there may be of this app from now on, whatever becomes of writing it down."""
-        before = self.record.content
-        if refs != before.refs or version != before.version:
-            self.record.content = Content(group=self.group, app=self.app, version=version, refs=refs)
-            self.record.behind = True
 
     async def _write_down(self) -> None:
         """Whoever comes after us must know."""
@@ -259,7 +252,7 @@ class App:
         """Only once all of the new version is there."""
         await self._tell()
         await self._take_away(self._extra, desired)
-        self._name(list(self._things), desired.version)
+        self.record.refer(list(self._things), desired.version)
         await self._write_down()
         self._extra = []
 
@@ -307,26 +300,16 @@ class App:
         refs = list(self.record.content.refs)
         found = dict(self._found)
         for ref, kind in found.items():
-            if await self._stands(kind, ref) and not names(refs, kind, ref):
+            if await self._hands.stands(kind, ref) and not names(refs, kind, ref):
                 log.warning("made and not written down", group=self.group, app=self.app, object=ref.key)
                 refs.append(ref)
         if refs != self.record.content.refs:
-            self._name(refs, self.record.content.version)
+            self.record.refer(refs, self.record.content.version)
             self._done = 0
         if refs:
             await self._write_down()
         for ref in found:
             del self._found[ref]
-
-    async def _stands(self, kind: Kind, ref: Ref) -> bool:
-        """Asked of the server: what is followed may show for a while what we have taken away."""
-        try:
-            live = await self.site.api.get(kind.path(ref.namespace, ref.name), brief=True)
-        except ApiError as error:
-            if error.passing:
-                raise
-            return True  # it was listed
-        return owner_of(live) == self._hands.owner.name
 
     # --- taking it away
 

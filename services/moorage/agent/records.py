@@ -63,6 +63,13 @@ class Record(Sheet[Content]):
     def __init__(self, content: Content, version: str = "") -> None:
         super().__init__(f"moorage-app-{label_of(content.group, content.app)}", content, version, {LABEL: "true"})
 
+    def refer(self, refs: list[Ref], version: int) -> None:
+        """What there may be of this app from now on, whatever becomes of writing it down."""
+        before = self.content
+        if refs != before.refs or version != before.version:
+            self.content = Content(group=before.group, app=before.app, version=version, refs=refs)
+            self.behind = True
+
 
 class Records(Sheets):
     """One for every app, and the marks."""

@@ -186,6 +186,17 @@ class Hands:
         live = await self.site.api.get(path)
         return live is None or thing.shared or digest(live) != thing.settled[0]
 
+    async def stands(self, kind: Kind, ref: Ref) -> bool:
+        """Whether what was listed is there and this app's. Asked of the server: what is followed may show for a while what
+        we have taken away."""
+        try:
+            live = await self.site.api.get(kind.path(ref.namespace, ref.name), brief=True)
+        except ApiError as error:
+            if error.passing:
+                raise
+            return True  # it was listed
+        return owner_of(live) == self.owner.name
+
     # --- taking it away
 
     async def take(self, ref: Ref, current: Current) -> None:
