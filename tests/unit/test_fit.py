@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.fit import Assigned, Rooms, Unassigned, assign, still_fits, unsupported
-from moorage.fit.packing import Bound, Problem, greedy, search
+from moorage.fit.packing import Bound, Problem, greedy, search, weights_of
 from moorage.fleet import Fleet
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import OptionalNeed, Requirement, Shape
@@ -228,7 +228,7 @@ def test_the_search_is_complete_and_right(
 def test_the_search_finds_what_greed_misses() -> None:
     # Only 6+5 on 11 and 5+4 on 9 do; best fit puts the 6 on 9.
     problem = Problem(np.array([[11], [9]]), np.array([[5], [4], [6], [5]]), [1, 1, 1, 1], np.ones((4, 2), np.bool_))
-    assert isinstance(greedy(problem, [2, 0, 3, 1]), int)
+    assert isinstance(greedy(problem, [2, 0, 3, 1], weights_of(problem)), int)
     assert search(problem, 0) is not None
 
 

@@ -83,10 +83,12 @@ def bounded(data: Any) -> None:
         seen += len(level)
         if seen > MAX_CONTAINERS:
             raise _bad("TooLarge", f"the document has more than {MAX_CONTAINERS} objects and lists", 413)
-        below: list[Any] = []
-        for item in level:
-            inside = item.values() if type(item) is dict else item
-            below += [v for v in inside if type(v) is dict or type(v) is list]
+        below = [
+            inside
+            for item in level
+            for inside in (item.values() if type(item) is dict else item)
+            if type(inside) is dict or type(inside) is list
+        ]
         if not below:
             return
         level = below

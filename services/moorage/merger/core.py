@@ -141,6 +141,7 @@ class _Assigner:
 
     def __init__(self, record: Revision, fleet: Fleet, ledger: Ledger) -> None:
         self.record, self.fleet, self.ledger = record, fleet, ledger
+        self.stands = bool(ledger.by_group.get(record.group))
         self.done: dict[tuple[int, frozenset[int]], list[tuple[int, Shape, list[Slot]]]] = {}
         self.failures: dict[Nogood, tuple[Unassigned, str]] = {}
 
@@ -150,12 +151,15 @@ class _Assigner:
             return True
         cluster = self.fleet.names[cid]
         asked: list[tuple[int, Shape, list[Slot]]] = []
+        kept: list[Slot]
         shapes: list[Shape] = []
         of: list[int] = []
         for number in sorted(apps):
             app = self.record.apps[number]
             for shape in app.shapes:
-                kept, missing = _missing(self.record.group, app.name, shape, cluster, self.ledger)
+                kept, missing = [], shape.count
+                if self.stands:
+                    kept, missing = _missing(self.record.group, app.name, shape, cluster, self.ledger)
                 asked.append((number, shape, kept))
                 if missing or (shape.per_node and not kept):
                     shapes.append(shape if missing == shape.count else msgspec.structs.replace(shape, count=missing))

@@ -83,15 +83,17 @@ class _Search:
             self.nogoods.setdefault(cluster, []).append(apps)
         self.bonus = {pair: round(b * _SCORE_STEPS) << _SCORE for pair, b in merged.bonus.items()}
         self.tables: dict[int, Values] = {}
+        self.asking = [bool(needs.any()) for needs in room.needs]
         self.own: list[Values] = [self._own(a) for a in range(self.apps)]
         self.cut = False
 
     def _own(self, app: int) -> Values:
         """Stay and score of one app everywhere: the part of V that other apps do not change."""
-        value: Values = np.zeros(self.size, dtype=np.int64)
         scores = self.merged.scores[app]
-        if scores is not None:
-            value += np.rint(scores * _SCORE_STEPS).astype(np.int64) << _SCORE
+        if scores is None:
+            value: Values = np.zeros(self.size, dtype=np.int64)
+        else:
+            value = np.rint(scores * _SCORE_STEPS).astype(np.int64) << _SCORE
         stay = self.stay[app]
         if stay is not None:
             value += stay.astype(np.int64) << _STAY
@@ -118,22 +120,22 @@ class _Search:
         apps = tuple(a for a in range(self.apps) if bits >> a & 1)
         masks = self.merged.masks
         may = masks[apps[0]]
-        for a in apps[1:]:
-            may = may & masks[a]
-        for pair in combinations(apps, 2):
-            where = self.merged.conflicts.get(pair)
-            if where is not None:
-                may = may & ~where
         value = self.own[apps[0]]
-        for a in apps[1:]:
-            value = value + self.own[a]
-        if self.bonus:
-            value = value + sum(self.bonus.get(pair, 0) for pair in combinations(apps, 2))
+        if len(apps) > 1:
+            for a in apps[1:]:
+                may = may & masks[a]
+                value = value + self.own[a]
+            for pair in combinations(apps, 2):
+                where = self.merged.conflicts.get(pair)
+                if where is not None:
+                    may = may & ~where
+            if self.bonus:
+                value = value + sum(self.bonus.get(pair, 0) for pair in combinations(apps, 2))
         share = self._share(apps)
         if share is not None:
             may = may & (share >= 0)
             # Once for each app that asks for anything: one that does not is as well off anywhere.
-            asking = int(np.count_nonzero(self.room.needs[list(apps)].any(axis=1)))
+            asking = sum(map(self.asking.__getitem__, apps))
             value = value + np.rint(np.minimum(share, 1.0) * _ROOM_STEPS).astype(np.int64) * asking
         result: Values = np.where(may, value, NEVER)
         if self.nogoods:
@@ -148,7 +150,7 @@ class _Search:
         """Smallest over the asked resources of what stays free, as a share of allocatable; negative: proven short."""
         needs, free, whole = self.room.needs, self.room.free, self.room.allocatable
         together: NDArray[np.float64] = needs[apps[0]] if len(apps) == 1 else needs[list(apps)].sum(axis=0)
-        asked = np.flatnonzero(together)
+        asked = together.nonzero()[0]
         if not asked.size:
             return None
         need = together[asked, None]
@@ -411,11 +413,12 @@ def choose(
     search = _Search(merged, room, ranks, stay or [None] * apps, held or [None] * apps, nogoods)
     if merged.clashes:
         return NoChoice()
-    have = [int(np.count_nonzero(search.table(1 << a) > NEVER)) for a in range(apps)]
-    short = {a: have[a] for a in range(apps) if have[a] < merged.replicas[a]}
-    if short:
-        return NoChoice(short=short)
     chosen = search.alone()
+    if chosen is None:
+        have = [int(np.count_nonzero(search.table(1 << a) > NEVER)) for a in range(apps)]
+        short = {a: have[a] for a in range(apps) if have[a] < merged.replicas[a]}
+        if short:
+            return NoChoice(short=short)
     if (
         chosen is not None
         and not merged.together

@@ -55,11 +55,12 @@ class _Cluster:
         self.free: Amounts = np.array([none if free is None else free[where] for free in columns], np.int64).T
         self.able = [eligible(rows, shape, where) for shape in shapes]
 
-    def need(self, shape: Shape, granted: Iterable[int]) -> Amounts:
-        options = [shape.optional[i].resources for i in granted]
-        return np.array(
-            [shape.resources.get(r, 0) + sum(o.get(r, 0) for o in options) for r in self.resources], np.int64
-        )
+    def need(self, shape: Shape, granted: Iterable[int]) -> list[int]:
+        need = [shape.resources.get(r, 0) for r in self.resources]
+        for i in granted:
+            more = shape.optional[i].resources
+            need = [amount + more.get(r, 0) for amount, r in zip(need, self.resources, strict=True)]
+        return need
 
     def able_with(self, number: int, granted: Iterable[int]) -> Mask:
         """Nodes that the shape's pods may go to, with the labels of what they are granted."""
@@ -78,7 +79,7 @@ class _Cluster:
         for number, shape in enumerate(self.shapes):
             if shape.per_node:
                 # No choice here: one pod on every node that matches, before all others.
-                able, need = self.able[number], self.need(shape, granted[number])
+                able, need = self.able[number], np.array(self.need(shape, granted[number]), np.int64)
                 free[able] -= need
                 if not able.any() or not self.able_with(number, granted[number])[able].all():
                     return number
@@ -91,7 +92,7 @@ class _Cluster:
             return packed
         problem = Problem(
             free=free,
-            needs=np.array([self.need(self.shapes[g], granted[g]) for g in groups]),
+            needs=np.array([self.need(self.shapes[g], granted[g]) for g in groups], np.int64),
             counts=[self.shapes[g].count for g in groups],
             able=np.array([self.able_with(g, granted[g]) for g in groups]),
         )
@@ -114,7 +115,7 @@ class _Cluster:
             named = selected(self.rows, shape.terms, self.where)
             missing = named is not None and not named.any()
             return Unassigned("LabelMissing" if missing else "NodesUnusable", number)
-        need, free = self.need(shape, ()), self.free[able]
+        need, free = np.array(self.need(shape, ()), np.int64), self.free[able]
         # A pod that runs on every node is refused by the least of them, any other only by the best.
         have = free.min(axis=0) if shape.per_node else free.max(axis=0)
         for column, resource in enumerate(self.resources):
@@ -128,19 +129,19 @@ class _Cluster:
         return Unassigned("CapacityShort", number, "", shape.count, pods) if pods < shape.count else None
 
     def assigned(self, packed: Packed, granted: Sequence[Sequence[int]]) -> Assigned:
-        names: dict[int, str] = {}
-        slots = []
-        for number, shape in enumerate(self.shapes):
+        slots: list[list[Slot]] = [[] for _ in self.shapes]
+        taking = []  # per shape, what one of its pods takes
+        for shape, options in zip(self.shapes, granted, strict=True):
             resources = {r: need for r, need in shape.resources.items() if need > 0}
-            for i in granted[number]:
+            for i in options:
                 for r, more in shape.optional[i].resources.items():
                     resources[r] = resources.get(r, 0) + more
-            runs = []
-            for node in np.flatnonzero(packed[number]).tolist():
-                if node not in names:
-                    names[node] = self.rows.node_name(int(self.where[node]))
-                runs.append(Slot(node=names[node], count=int(packed[number, node]), resources=dict(resources)))
-            slots.append(runs)
+            taking.append(resources)
+        numbers, nodes = packed.nonzero()
+        for number, row, count in zip(
+            numbers.tolist(), self.where[nodes].tolist(), packed[numbers, nodes].tolist(), strict=True
+        ):
+            slots[number].append(Slot(node=self.rows.node_name(row), count=count, resources=dict(taking[number])))
         return Assigned(slots, [sorted(g) for g in granted])
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +27,8 @@ from .rows import Amounts, Ids, Mask, Rows
 EXACT, STEPS = 64, 20_000
 #: Terms that are ORed multiply when several shapes' are joined.
 MOST_TERMS = 16
+
+_encode = msgspec.json.Encoder().encode
 
 
 class _Joint:
@@ -152,26 +155,37 @@ def conflicts(rows: Rows, a: Sequence[Shape], b: Sequence[Shape], both: Mask, *,
 
 def envelope(shapes: Sequence[Shape]) -> Shape | None:
     """A shape that is no easier to place than any of these, with as many pods as all have together: where it has room,
-    they have, together. None where that cannot be said in one shape."""
+    they have, together. None where that cannot be said in one shape. Its needs are rounded up, so that shapes never seen
+    before mostly have an envelope whose room is known."""
     pods = [shape for shape in shapes if shape.per_node or shape.count]
     if any(shape.per_node or unsupported(shape) for shape in pods) or not pods:
         return None
-    terms = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
-    distinct = list({frozenset(one): one for one in terms}.values())
+    choices = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
+    distinct = list({frozenset(one): one for one in choices}.values())
     if prod(map(len, distinct)) > MOST_TERMS:
         return None
     resources: dict[str, int] = {}
     for shape in pods:
         for resource, need in shape.resources.items():
             resources[resource] = max(need, resources.get(resource, 0))
+    resources = {resource: _rounded(resources[resource]) for resource in sorted(resources)}
+    count = sum(shape.count for shape in pods)
+    terms = [[r for term in chosen for r in term] for chosen in product(*distinct)] if distinct else []
+    tolerations = [t for t in pods[0].tolerations if all(t in shape.tolerations for shape in pods)]
     return Shape(
-        key="\0".join(["envelope", *(shape.key for shape in shapes)]),
+        key=_encode(("envelope", count, resources, terms, tolerations)).decode(),
         object="",
-        count=sum(shape.count for shape in pods),
+        count=count,
         resources=resources,
-        terms=[[r for term in chosen for r in term] for chosen in product(*distinct)] if distinct else [],
-        tolerations=[t for t in pods[0].tolerations if all(t in shape.tolerations for shape in pods)],
+        terms=terms,
+        tolerations=tolerations,
     )
+
+
+def _rounded(need: int) -> int:
+    """Up to three significant bits."""
+    bits = max(0, need.bit_length() - 3)
+    return -(-need >> bits) << bits
 
 
 def _bare(shape: Shape) -> Shape:

@@ -63,7 +63,7 @@ def labelled(rows: Rows, term: Sequence[Requirement], where: Where) -> Mask | No
     if plain or not term:
         by_set = _of(rows).labels.mask(rows.label_sets, plain)
         if not (len(by_set) and by_set.all()):
-            mask = by_set[rows.labelset[: rows.n][where]]
+            mask = by_set.take(rows.labelset[: rows.n][where])
     if len(plain) == len(term):
         return mask
     ids = _ids(rows, where)
@@ -90,7 +90,7 @@ def tolerable(rows: Rows, tolerations: Sequence[Toleration], where: Where) -> Ma
     if len(rows.taint_sets) <= 1:  # the first is that of nodes without any
         return None
     by_set = _of(rows).taints.mask(rows.taint_sets, tuple(tolerations))
-    return None if by_set.all() else by_set[rows.taintset[: rows.n][where]]
+    return None if by_set.all() else by_set.take(rows.taintset[: rows.n][where])
 
 
 def carries(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:
@@ -113,7 +113,9 @@ def admitted(rows: Rows, shape: Shape, mask: Mask, where: Where) -> Mask:
 
 def eligible(rows: Rows, shape: Shape, where: Where) -> Mask:
     """Per row of `where`, whether the shape's pods may go there at all; a fresh array."""
-    mask: Mask = rows.usable[: rows.n][where].copy()
+    mask: Mask = rows.usable[: rows.n][where]
+    if isinstance(where, slice):
+        mask = mask.copy()
     for by in (selected(rows, shape.terms, where), tolerable(rows, shape.tolerations, where)):
         if by is not None:
             mask &= by

@@ -7,7 +7,7 @@ beyond, `steps` bound it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import add, ge
 from typing import NamedTuple
 
@@ -56,32 +56,41 @@ def capacity(free: Amounts, need: Amounts, able: Mask, count: int) -> NDArray[np
     return np.where(able, np.maximum(pods, 0), 0)
 
 
-def _orders(problem: Problem) -> list[list[int]]:
+def weights_of(problem: Problem) -> NDArray[np.float64]:
+    """What one unit of each resource is of the largest node."""
+    weights: NDArray[np.float64] = 1.0 / problem.free.max(axis=0, initial=1)
+    return weights
+
+
+def _orders(problem: Problem, weights: NDArray[np.float64]) -> Iterator[list[int]]:
     """Largest share of a node first; then those with the fewest nodes first."""
-    if len(problem.counts) == 1:
-        return [[0]]
-    top = np.maximum(problem.free.max(axis=0, initial=1), 1)
-    share = (problem.needs / top).max(axis=1, initial=0)
-    nodes = problem.able.sum(axis=1)
     groups = range(len(problem.counts))
-    by_share = sorted(groups, key=lambda g: (-share[g], nodes[g]))
+    if len(groups) == 1:
+        yield [0]
+        return
+    share = (problem.needs * weights).max(axis=1, initial=0).tolist()
+    by_share = sorted(groups, key=lambda g: -share[g])
+    yield by_share
+    nodes = problem.able.sum(axis=1).tolist()
     by_nodes = sorted(groups, key=lambda g: (nodes[g], -share[g]))
-    return [by_share] if by_share == by_nodes else [by_share, by_nodes]
+    if by_nodes != by_share:
+        yield by_nodes
 
 
-def greedy(problem: Problem, order: Sequence[int]) -> Packed | int:
+def greedy(problem: Problem, order: Sequence[int], weight: NDArray[np.float64]) -> Packed | int:
     """Best fit decreasing: each group onto the fullest nodes that take it. A group that does not fit, as its number."""
     free = problem.free.copy()
     packed = np.zeros((len(problem.counts), len(free)), np.int64)
-    weight = 1.0 / np.maximum(free.max(axis=0, initial=1), 1)
     for group in order:
         count, need = problem.counts[group], problem.needs[group]
         if count == 1:  # most objects have one pod: what follows, without counting
-            room = (free >= need) | (need <= 0)
-            nodes = (room.all(axis=1) & problem.able[group]).nonzero()[0]
+            asked = need > 0
+            room = ((free >= need) | ~asked).all(axis=1)
+            room &= problem.able[group]
+            nodes = room.nonzero()[0]
             if not nodes.size:
                 return group
-            node = nodes[(free[nodes] @ np.where(need > 0, weight, 0.0)).argmin()]
+            node = nodes[(free[nodes] @ (weight * asked)).argmin()]
             packed[group, node] = 1
             free[node] -= need
             continue
@@ -207,8 +216,9 @@ def _traced(levels: list[dict[Vector, Vector]], nodes: list[_Node], total: Vecto
 def pack(problem: Problem, steps: int) -> Packed | int:
     """A packing, or the number of a group that cannot be placed with the others. Raises Bound."""
     failed = -1
-    for order in _orders(problem):
-        packed = greedy(problem, order)
+    weights = weights_of(problem)
+    for order in _orders(problem, weights):
+        packed = greedy(problem, order, weights)
         if not isinstance(packed, int):
             return packed
         failed = packed

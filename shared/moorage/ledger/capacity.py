@@ -14,6 +14,8 @@ from .state import Changes, Ledger
 
 Amounts = dict[str, int]
 Wanted = dict[str, Amounts]  # node → what is taken there
+_NOTHING: Amounts = {}
+_NO_FLIGHT: dict[str, tuple[str, Wanted]] = {}
 
 
 def uncovered(slots: Sequence[Slot], live: Mapping[str, int]) -> list[tuple[Slot, int]]:
@@ -74,9 +76,10 @@ class Capacity:
     def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
         self.fleet, self.ledger = fleet, ledger
         self._claims: dict[str, tuple[str, Wanted]] = {}  # claim → cluster and what it takes
-        self._flights: dict[str, list[tuple[str, Wanted]]] = {}  # decision → the same
+        self._flights: dict[str, dict[str, tuple[str, Wanted]]] = {}  # decision → the same
         self._totals: dict[str, Wanted] = {}
-        self._dirty: dict[str, set[str]] = {}  # nodes whose totals moved since the fleet was told
+        # Nodes whose totals moved since the fleet was told, with what it was told; None: it has forgotten.
+        self._dirty: dict[str, dict[str, Amounts | None]] = {}
         fleet.on_change.append(self._fleet_changed)
         self.reload(ledger)
 
@@ -93,34 +96,38 @@ class Capacity:
 
     def folded(self, changes: Changes, decisions: Iterable[Decision] = ()) -> None:
         """After each fold. What was held for the decisions becomes their claims without being given back in between."""
-        flights = [held for d in decisions for held in self._flights.pop(d.id, ())]
+        flights = [self._flights.pop(d.id, {}) for d in decisions]
+        for flight in flights:
+            for ident in [i for i in flight if i in changes.claims and i not in self._claims]:
+                self._claims[ident] = flight.pop(ident)  # they count already
         for ident in changes.claims:
             self._recount(ident)
-        for cluster, wanted in flights:
-            self._shift(cluster, wanted, {})
+        for flight in flights:
+            for cluster, wanted in flight.values():
+                self._shift(cluster, wanted, {})
         self._flush()
 
     def hold(self, decision: Decision) -> None:
         """Takes what a decision in flight would claim beyond what the same claims have."""
-        flight: list[tuple[str, Wanted]] = []
+        flight: dict[str, tuple[str, Wanted]] = {}
         for claim in decision.claims:
             held = self.ledger.claims.get(claim.id)
             slots = beyond(claim.slots, held.claim.slots) if held is not None else claim.slots
             wanted = wanted_by((slot, slot.count) for slot in slots)
             if wanted:
-                flight.append((claim.cluster, wanted))
+                flight[claim.id] = claim.cluster, wanted
                 self._shift(claim.cluster, {}, wanted)
         self._flights[decision.id] = flight
         self._flush()
 
     def give_back(self, decision: str) -> None:
-        for cluster, wanted in self._flights.pop(decision, ()):
+        for cluster, wanted in self._flights.pop(decision, _NO_FLIGHT).values():
             self._shift(cluster, wanted, {})
         self._flush()
 
     def fits(self, decision: str) -> bool:
         """Whether what is held for a decision is really there, all others that count included."""
-        for cluster, wanted in self._flights.get(decision, ()):
+        for cluster, wanted in self._flights.get(decision, _NO_FLIGHT).values():
             cid = self.fleet.ids.get(cluster)
             if cid is None:
                 return False
@@ -188,50 +195,53 @@ class Capacity:
 
     def _shift(self, cluster: str, before: Wanted, after: Wanted) -> None:
         totals = self._totals.setdefault(cluster, {})
-        for node in before.keys() | after.keys():
-            mine = totals.setdefault(node, {})
-            for sign, amounts in ((-1, before.get(node, {})), (1, after.get(node, {}))):
+        dirty = self._dirty.setdefault(cluster, {})
+        for sign, wanted in ((-1, before), (1, after)):
+            for node, amounts in wanted.items():
+                mine = totals.get(node)
+                if mine is None:
+                    mine = totals[node] = {}
+                if node not in dirty:
+                    dirty[node] = mine.copy()
                 for name, amount in amounts.items():
                     mine[name] = mine.get(name, 0) + sign * amount
-            self._dirty.setdefault(cluster, set()).add(node)
 
     def _flush(self) -> None:
         """Once per change: what is given back here and taken there in one step never looks free in between."""
         dirty, self._dirty = self._dirty, {}
         for cluster, nodes in dirty.items():
-            self._settle(cluster, nodes)
+            cid = self.fleet.ids.get(cluster)
             totals = self._totals[cluster]
-            for node in nodes:
-                totals[node] = {name: amount for name, amount in totals[node].items() if amount}
-                if not totals[node]:
-                    del totals[node]
+            for node, told in nodes.items():
+                wanted = {name: amount for name, amount in totals.get(node, _NOTHING).items() if amount}
+                if wanted:
+                    totals[node] = wanted
+                else:
+                    totals.pop(node, None)
+                if cid is not None and wanted != told:
+                    self._settle(cid, node, wanted, told)
             if not totals:
                 del self._totals[cluster]
 
-    def _settle(self, cluster: str, nodes: Iterable[str]) -> None:
-        """Makes the fleet's rows take what the totals say."""
-        cid = self.fleet.ids.get(cluster)
-        if cid is None:
+    def _settle(self, cid: int, node: str, wanted: Amounts, told: Amounts | None) -> None:
+        """Makes the fleet's row take what is wanted of it."""
+        row = self.fleet.row_of(cid, node)
+        if row is None:
             return
-        totals = self._totals.get(cluster, {})
-        for node in nodes:
-            row = self.fleet.row_of(cid, node)
-            if row is None:
-                continue
-            wanted, taken = totals.get(node, {}), self.fleet.taken(row)
-            more = {n: a - taken.get(n, 0) for n, a in wanted.items() if a > taken.get(n, 0)}
-            less = {n: a - wanted.get(n, 0) for n, a in taken.items() if a > wanted.get(n, 0)}
-            if more:
-                self.fleet.take(row, more, 1)
-            if less:
-                self.fleet.take(row, less, -1)
+        taken = self.fleet.taken(row) if told is None else told
+        more = {n: a - taken.get(n, 0) for n, a in wanted.items() if a > taken.get(n, 0)}
+        less = {n: a - wanted.get(n, 0) for n, a in taken.items() if a > wanted.get(n, 0)}
+        if more:
+            self.fleet.take(row, more, 1)
+        if less:
+            self.fleet.take(row, less, -1)
 
     def _fleet_changed(self, change: Change) -> None:
         if change.reset:
             for ident in self.ledger.claims:
                 self._recount(ident)
             for cluster, totals in self._totals.items():
-                self._dirty.setdefault(cluster, set()).update(totals)
+                self._dirty.setdefault(cluster, {}).update(dict.fromkeys(totals))
         else:
             for ident in change.claims:
                 if ident in self.ledger.claims:
@@ -239,5 +249,5 @@ class Capacity:
             for cid in change.node_sets.tolist():
                 cluster = self.fleet.names[cid]
                 if cluster in self._totals:
-                    self._dirty.setdefault(cluster, set()).update(self._totals[cluster])
+                    self._dirty.setdefault(cluster, {}).update(dict.fromkeys(self._totals[cluster]))
         self._flush()

@@ -4,6 +4,7 @@ A wrong one is refused with a sentence that says what to write instead."""
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from .quantities import NEED_MAX, nanos
 
@@ -17,8 +18,6 @@ _BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
 def _number(resource: str, value: str | float) -> tuple[str, bool]:
     """The value as text, and whether it is a bare number (no suffix)."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{resource}: {value!r} is not a quantity; write a number or text like 500m or 1Gi")  # noqa: TRY004
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{resource}: {value!r} is not a quantity; write a finite number")
     text = value.strip() if isinstance(value, str) else repr(value)
@@ -42,6 +41,13 @@ def need_amount(resource: str, value: str | float, units: str = "") -> int:
     """The amount that a need asks for: CPU in milli, all else whole units, rounded up. ValueError says what to do."""
     if not resource:
         raise ValueError("name the resource, like cpu, memory or nvidia.com/gpu")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{resource}: {value!r} is not a quantity; write a number or text like 500m or 1Gi")  # noqa: TRY004
+    return _need_amount(resource, value, units)
+
+
+@lru_cache(65536, typed=True)
+def _need_amount(resource: str, value: str | float, units: str) -> int:
     text, bare = _number(resource, value)
     try:
         nano = nanos(text)
