@@ -403,6 +403,41 @@ async def test_ends_when_told_to_at_any_moment_of_its_start(mesh: Mesh) -> None:
         assert done, f"cancelled {step * 2} ms after its start, it still runs"
 
 
+async def test_a_group_that_was_deleted_while_the_broker_died_is_told_once(mesh: Mesh, broker: NatsServer) -> None:
+    async def kept() -> list[tuple[int, dict[str, Any]]]:
+        found: list[tuple[int, dict[str, Any]]] = []
+        log = mesh.bus.log("MOORAGE_EVENTS")
+        tail = await log.follow(1, lambda seq, data: found.append((seq, msgspec.json.decode(data))))
+        await tail.stop()
+        return [(seq, event) for seq, event in found if ".intents.deleted." in event["subject"]]
+
+    for name in ("shop", "stays", "again"):
+        await mesh.apply(application(name))
+    # As if a store had died before it deleted this one.
+    tombstone = b'{"revision":1,"told":"x","cause":"who"}'
+    await mesh.bus.bucket("moorage-revisions").put(f"{group_tokens('default/stays/v1/default')}.deleted", tombstone)
+    for name in ("again", "shop"):
+        await mesh.act("terminate", name)
+        gone = {"kind": "Application", "project": "default", "name": name, "cause": "who"}
+        assert (await mesh.ask(subjects.INTENTS_DELETE, gone))["outcome"] == "deleted"
+    await mesh.apply(application("again"))
+    await until(lambda: sum(".deleted." in subject for subject, _ in mesh.events) == 2)
+    before = await kept()
+    for seq, _ in before:  # as if the broker had had them only in memory
+        assert (await mesh.ask("$JS.API.STREAM.MSG.DELETE.MOORAGE_EVENTS", {"seq": seq}))["success"]
+    broker.kill()
+    broker.start()
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(NoAnswer):
+                if after := await kept():
+                    break
+            await asyncio.sleep(0.1)
+    # The oldest come first: nothing is said of those that are there.
+    ((_, said),), (_, first) = after, before[1]
+    assert {**said, "time": ""} == {**first, "time": ""} and said["data"]["group"] == "default/shop/v1/default"
+
+
 async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -> None:
     await mesh.stop(mesh.workers[0])
     settings = mesh.nats.settings("intents")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,8 +26,10 @@ from moorage.fleet.patches import Patch, encode
 from moorage.fleet.store import CURRENT, STREAM, Store
 from moorage.inventory.worker import main
 from moorage.model.events import Event
+from moorage.model.names import cluster_tokens
 from moorage.model.reports import NodeReport, Report, ReportReply
 from moorage.testing.conditions import until
+from moorage.testing.failpoints import Failpoints
 from moorage.testing.fleets import node, writer_of
 from moorage.testing.servers import NatsServer, RedisServer
 
@@ -49,8 +53,13 @@ class Site:
         self.tasks.append(task)
         return task
 
-    def process(self) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "MOORAGE_NATS_URL": self.settings.nats_url, "MOORAGE_REDIS_URL": self.settings.redis_url}
+    def process(self, **more: str) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ,
+            **more,
+            "MOORAGE_NATS_URL": self.settings.nats_url,
+            "MOORAGE_REDIS_URL": self.settings.redis_url,
+        }
         process = subprocess.Popen([sys.executable, "-c", START], env=env)
         self.processes.append(process)
         return process
@@ -61,6 +70,33 @@ class Site:
         self.followers.append(follower)
         await asyncio.wait_for(follower.start(), 20)
         return fleet
+
+    async def kept(self, cluster: str) -> list[tuple[int, Event]]:
+        """What was said of its states, with the numbers in the log."""
+        found: list[tuple[int, Event]] = []
+        log = self.bus.log("MOORAGE_EVENTS")
+        tail = await log.follow(1, lambda seq, data: found.append((seq, msgspec.json.decode(data, type=Event))))
+        await tail.stop()
+        mine = f"moorage.events.fleet.*.{cluster_tokens(cluster)}".split("*")
+        of = [(n, e) for n, e in found if e.subject.startswith(mine[0]) and e.subject.endswith(mine[1])]
+        return [(n, e) for n, e in of if ".changed." not in e.subject]
+
+    async def until_kept(self, cluster: str, *wanted: tuple[str, Any]) -> list[tuple[int, Event]]:
+        """Exactly these, once each."""
+        end = time.monotonic() + 20
+        while True:
+            try:
+                kept = await self.kept(cluster)
+            except NoAnswer:  # asked of a broker that was about to die
+                assert time.monotonic() < end
+                continue
+            said = [(e.subject.split(".")[3], msgspec.json.decode(e.data)) for _, e in kept]
+            said = [(change, {} if change == "stale" else data) for change, data in said]
+            if said == list(wanted) or time.monotonic() > end:
+                assert said == list(wanted)
+                assert len({e.id for _, e in kept}) == len(kept)
+                return kept
+            await asyncio.sleep(0.05)
 
     async def say(self, cluster: str, session: str, kind: str = "delta", **more: Any) -> ReportReply:
         """As agents do: again until somebody answers, in full when asked to."""
@@ -385,6 +421,79 @@ async def test_an_operator_labels_and_cordons_and_a_restart_remembers(site: Site
     await site.say("lab/a", "s", "full", nodes=nodes(), labels={"region": "eu"})
     assert fleet.state(0) == "Cordoned"
     assert fleet.cluster_labels(0) == {"region": "eu", "tier": "1"}
+
+
+async def test_killed_between_a_state_and_its_event_it_is_said_once(site: Site, tmp_path: Path) -> None:
+    failpoints = Failpoints(tmp_path)
+    process = site.process(**failpoints.environment)
+
+    async def died() -> None:
+        nonlocal process
+        await until(lambda: process.poll() is not None, 20, "it comes to that point")
+        process = site.process(**failpoints.environment)
+
+    async def edit(body: bytes) -> None:
+        while True:
+            with contextlib.suppress(NoAnswer):
+                assert await site.bus.request(subjects.CLUSTERS_SET, body, timeout=1) == b'{"accepted":true}'
+                return
+            await asyncio.sleep(0.02)
+
+    async def full(session: str, count: int = 3) -> None:
+        await site.say("lab/a", session, "full", nodes=nodes(count))
+
+    said: list[tuple[str, Any]] = [("joined", {"nodes": 3})]
+    failpoints.arm("inventory.numbered")
+    telling = asyncio.create_task(full("s"))
+    await died()
+    await telling  # to the next one
+    await site.until_kept("lab/a", *said)
+    failpoints.arm("inventory.kept")
+    telling = asyncio.create_task(edit(b'{"cluster":"lab/a","labels":{"tier":"1"},"cordoned":true,"cause":"who"}'))
+    await died()
+    await telling
+    said.append(("edited", {"labels": {"tier": "1"}, "cordoned": True}))
+    assert (await site.until_kept("lab/a", *said))[-1][1].cause == "who"
+    failpoints.arm("inventory.written")
+    await died()  # after some silence
+    said.append(("stale", {}))
+    await site.until_kept("lab/a", *said)
+    failpoints.arm("inventory.written")
+    await full("s", 2)
+    await died()
+    said.append(("ready", {"nodes": 2}))
+    await site.until_kept("lab/a", *said)
+    failpoints.arm("inventory.kept")
+    leaving = asyncio.create_task(site.say("lab/a", "s", "full", leaving=True))
+    await died()
+    await leaving
+    said.append(("gone", {}))
+    await site.until_kept("lab/a", *said)
+    failpoints.arm("inventory.written")
+    await full("t")
+    await died()
+    said.append(("joined", {"nodes": 3}))
+    await site.until_kept("lab/a", *said)
+
+
+async def test_what_a_broker_lost_of_events_is_said_again_once(site: Site, nats: NatsServer) -> None:
+    await site.inventory()
+    for name in ("a", "b", "c"):
+        await site.say(f"lab/{name}", name, "full", nodes=nodes())
+    await site.say("lab/c", "c", "full", leaving=True)
+    silent: list[tuple[str, Any]] = [("joined", {"nodes": 3}), ("stale", {})]
+    left: list[tuple[str, Any]] = [("joined", {"nodes": 3}), ("gone", {})]
+    await site.until_kept("lab/a", *silent)
+    lost = [*(await site.until_kept("lab/b", *silent)), *(await site.until_kept("lab/c", *left))[1:]]
+    before = {event.id: (event.subject, event.cause, event.data) for _, event in lost}
+    for seq, _ in lost:  # as if it had had them only in memory
+        body = msgspec.json.encode({"seq": seq})
+        assert b'"success":true' in await site.bus.request("$JS.API.STREAM.MSG.DELETE.MOORAGE_EVENTS", body)
+    nats.kill()
+    nats.start()
+    again = [*(await site.until_kept("lab/b", *silent)), *(await site.until_kept("lab/c", *left))[1:]]
+    assert {event.id: (event.subject, event.cause, event.data) for _, event in again} == before
+    await site.until_kept("lab/a", *silent)
 
 
 async def test_a_follower_that_finds_a_gap_or_nonsense_loads_whole(redis: RedisServer) -> None:

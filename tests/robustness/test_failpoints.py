@@ -30,8 +30,8 @@ FLEET = fleet(CLUSTERS, 1)
 #: What dies while groups are placed, while one is changed and a cluster joins, and while all are taken away.
 CASES: dict[str, tuple[list[str], list[str], list[str]]] = {
     "merger": (["merger.committed", "merger.answered"], ["merger.committed"], ["merger.withdrawn"]),
-    "merger again": (["merger.committed"], [], ["merger.released"]),
-    "intents": (["intents.stored"], ["intents.kept"], ["intents.stored"]),
+    "merger again": (["merger.committed"], ["inventory.kept"], ["merger.released"]),
+    "intents": (["intents.stored"], ["intents.kept"], ["intents.stored", "intents.deleted"]),
     "intents and patcher": (["patcher.desired"], ["intents.attached"], ["patcher.concluded"]),
     "patcher": (["patcher.concluded"], ["patcher.asked"], ["patcher.confirmed"]),
     "inventory": (["inventory.reported"], ["inventory.numbered"], ["inventory.written"]),
@@ -83,8 +83,8 @@ async def settled(driver: Driver) -> bool:
     return phases == {"Running": CLUSTERS + 1, "Pending": GROUPS - CLUSTERS}
 
 
-async def untold(driver: Driver) -> list[str]:
-    """What stands and was not said, or more than once."""
+async def untold(driver: Driver, gone: list[str], left: str, labels: dict[str, str]) -> list[str]:
+    """What stands, or stands no longer, and was not said, or more than once."""
     said = await events(driver.bus)
     ids = Counter(event["id"] for event in said)
     placed = {e["id"] for e in said if ".decisions.placed." in e["subject"]}
@@ -97,15 +97,30 @@ async def untold(driver: Driver) -> list[str]:
         if (decision.group, decision.id) not in running:
             found.append(f"{decision.group}: nobody said that {decision.id} runs")
     stored = {(item["group"], item["revision"]) for item in (await driver.http("/v1/groups"))["items"]}
-    return found + [f"{name}: nobody said that there is a revision {number}" for name, number in stored - revisions]
+    found += [f"{name}: nobody said that there is a revision {number}" for name, number in stored - revisions]
+    ends = Counter(e["data"]["group"] for e in said if ".intents.deleted." in e["subject"])
+    found += [f"{name}: it was said {ends[name]} times that it is deleted" for name in gone if ends[name] != 1]
+    fleet = [(*e["subject"].split(".")[3:6], e["data"]) for e in said if ".events.fleet." in e["subject"]]
+    there = [c["id"] for c in (await driver.http("/v1/clusters"))["items"]]
+    for change, clusters in (("joined", there), ("gone", [left] if left else [])):
+        for cluster in clusters:
+            data = [d for what, provider, name, d in fleet if (what, f"{provider}/{name}") == (change, cluster)]
+            if data != [{"nodes": 1} if change == "joined" else {}]:
+                found.append(f"{cluster} {change}: {data}")
+    edits = [data["labels"] for change, *_, data in fleet if change == "edited"]
+    if labels and edits.count(labels) != 1:
+        found.append(f"labels {labels} were said among {edits}")
+    return found
 
 
-async def all_is_told(driver: Driver) -> None:
+async def all_is_told(
+    driver: Driver, gone: list[str] | None = None, left: str = "", labels: dict[str, str] | None = None
+) -> None:
     last: list[str] = []
 
     async def nothing_missing() -> bool:
         nonlocal last
-        last = await untold(driver)
+        last = await untold(driver, gone or [], left, labels or {})
         return not last
 
     try:
@@ -143,6 +158,9 @@ async def test_killed_between_two_steps_nothing_is_lost_and_nothing_twice(
     }
     answer = await driver.ask(subjects.SIM_APPLY, {"clusters": [*FLEET["clusters"], spare]}, timeout=20)
     assert answer["accepted"], answer
+    labels = {"case": str(list(CASES).index(case))}
+    edit = {"cluster": f"lab/{FLEET['clusters'][0]['name']}", "labels": labels}
+    assert (await driver.ask(subjects.CLUSTERS_SET, edit))["accepted"]
     await died(failpoints, changing)
 
     async def changed() -> bool:
@@ -155,17 +173,19 @@ async def test_killed_between_two_steps_nothing_is_lost_and_nothing_twice(
         return f"lab/{joining}" in {c["id"] for c in (await driver.http("/v1/clusters"))["items"]}
 
     await eventually(joined, 20, "the new cluster is part of the fleet")
-    await all_is_told(driver)
+    await all_is_told(driver, labels=labels)
 
     for point in leaving:
         failpoints.arm(point)
     await driver.delete([*names, one])
+    assert (await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20))["accepted"]
     await died(failpoints, leaving)
 
     async def nothing_left() -> bool:
         return not driver.ledger.claims and not await driver.phases()
 
     await eventually(nothing_left, 20, "no claim and no group is left")
+    await all_is_told(driver, [group(name) for name in (*names, one)], f"lab/{joining}", labels)
     assert await driver.violations(room(FLEET)) == []
 
 

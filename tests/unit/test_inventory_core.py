@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import Writer
-from moorage.inventory.core import Inventory, Outcome, period_for
-from moorage.inventory.ids import ClusterRecord, Ids
+from moorage.inventory.core import Inventory, Outcome, Said, period_for
+from moorage.inventory.ids import ClusterRecord, Ids, changed
 from moorage.inventory.sources import Source, Verdict, joined
+from moorage.inventory.telling import named, shortened
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
 from moorage.model.shapes import EXCLUSIVE
 from moorage.testing.fleets import node
@@ -151,11 +152,14 @@ def test_a_cluster_that_leaves_is_gone_and_its_old_words_do_not_bring_it_back() 
     site.full(0, 0, node("a", cpu="4"))
     left = site.say(1, 1, kind="full", leaving=True)
     assert left.gone
-    assert [said.change for said in left.said] == ["gone"]
+    assert left.said == []  # not before the record says so
+    record = changed(site.core.clusters[A].record, "g", "r", gone=True)
+    assert site.core.edit(A, record) == [Said("gone", A, {}, "r", "g")]
     assert not site.fleet.known.any()
     assert site.full(2, 0, node("a", cpu="4")).reply.refused
     assert not site.fleet.known.any()
-    assert [said.change for said in site.full(3, 0, node("a", cpu="4"), session="s2").said] == ["joined"]
+    assert site.core.edit(A, changed(record, "j", "r2", gone=False)) == []  # with its first report
+    assert [(s.change, s.id) for s in site.full(3, 0, node("a", cpu="4"), session="s2").said] == [("joined", "j")]
     assert site.fleet.ids == {A: 0}
 
 
@@ -201,14 +205,16 @@ def test_operators_labels_and_cordon_stand_over_what_agents_say() -> None:
     site = Site()
     site.full(0, 0, node("a", cpu="4"), labels={"region": "eu", "tier": "1"})
     record = site.core.clusters[A].record
-    edited = ClusterRecord(id=record.id, block=record.block, region="eu", labels={"tier": "2"}, cordoned=True)
-    assert [said.change for said in site.core.edit(A, edited)] == ["changed"]
+    edited = changed(record, "e", "c", labels={"tier": "2"}, cordoned=True)
+    said = Said("edited", A, {"labels": {"tier": "2"}, "cordoned": True}, "c", "e")
+    assert site.core.edit(A, edited) == [said]
+    assert site.core.edit(A, edited) == []  # the same write, seen again
     assert site.fleet.cluster_labels(0) == {"region": "eu", "tier": "2"}
     assert site.fleet.state(0) == "Cordoned"
     site.full(1, 1, node("a", cpu="4"), labels={"region": "us", "tier": "1"})
     assert site.fleet.cluster_labels(0) == {"region": "us", "tier": "2"}
     assert site.fleet.state(0) == "Cordoned"
-    site.core.edit(A, ClusterRecord(id=record.id, block=record.block, region="eu"))
+    site.core.edit(A, changed(edited, "e2", "", labels={}, cordoned=False))
     assert site.fleet.cluster_labels(0) == {"region": "us", "tier": "1"}
     assert site.fleet.usable.sum() == 1
 
@@ -231,6 +237,52 @@ def test_another_inventory_begins_with_rows_and_numbers_of_the_last() -> None:
     assert second.report(A, "agent", full, 100.0).said == []
     assert fleet.changed_since(tick).tolist() == []  # type: ignore[union-attr]
     assert second.record_for("lab/new", {}).id not in (0, 7)
+
+
+def test_a_record_names_the_event_of_what_really_changed() -> None:
+    record = ClusterRecord(id=1, told=["joined", "j", "r"])
+    assert changed(record, "x", "c", cordoned=False, labels={}) == record
+    assert changed(record, "x", "c", cordoned=True).told == ["edited", "x", "c"]
+    assert changed(record, "x", "c", cordoned=True, quiet=True).told == ["joined", "j", "r"]
+    gone = changed(record, "x", "c", gone=True, quiet=True)
+    assert gone.told == ["gone", "x", "c"]
+    assert changed(gone, "y", "c", labels={"a": "b"}).told == ["gone", "x", "c"]
+    assert changed(gone, "y", "c", gone=False).told == ["joined", "y", "c"]
+
+
+def test_who_was_heard_of_by_nobody_joins_with_the_first_report_to_another_inventory() -> None:
+    site = Site()
+    record = ClusterRecord(id=0, told=["joined", "j", "r"])
+    list(site.core.begin({A: record}, 0.0))
+    assert site.core.nodes(A) is None
+    assert [said.change for said in site.full(1, 0, node("a", cpu="4")).said] == ["ready"]  # it was said already
+    assert site.core.nodes(A) == 1
+    other = Site()
+    list(other.core.begin({A: record}, 0.0))
+    other.core.clusters[A].joining = True
+    report = other.full(1, 0, node("a", cpu="4"), id="r2")
+    assert report.said == [Said("joined", A, {"nodes": 1}, "r2", "j")]
+    assert [said.change for said in other.say(2, 1, nodes=[node("a", cpu="2")]).said] == ["changed"]
+
+
+said_ = st.builds(
+    lambda change, cluster: Said(change, cluster, {}),
+    st.sampled_from(["joined", "stale", "ready", "gone", "changed"]),
+    st.sampled_from(["lab/a", "lab/b", "lab/c"]),
+)
+
+
+@given(st.lists(said_), st.integers(0, 20))
+def test_what_cannot_be_said_for_long_keeps_the_newest_of_every_state(said: list[Said], most: int) -> None:
+    said = named(said)
+    kept = shortened(said, most)
+    states = [one for one in said if one.change != "changed"]
+    newest = {(one.change, one.cluster): one for one in states}
+    assert [one for one in kept if one.id] == [one for one in states if newest[one.change, one.cluster] is one]
+    rest = [one for one in said if not one.id]
+    left = [one for one in kept if not one.id]
+    room = min(max(most - len(newest), 0), len(rest))
+    assert len(left) == room and left == rest[len(rest) - room :]
 
 
 def test_the_period_grows_with_the_fleet() -> None:

@@ -36,6 +36,8 @@ ATTEMPTS = 20
 MAX_RECORD = 4 << 20
 #: Changes whose events are looked for after a death or a reconnect, and how long others may take to say them.
 NEWEST, GRACE = 256, 1.0
+#: Changes of the revisions' bucket among which those of deleted groups are looked for.
+BACK = 4096
 
 
 class Known(NamedTuple):
@@ -62,8 +64,15 @@ def _matches(expected: int | None, found: int | None) -> None:
         raise Refused(changed_since(expected, found))
 
 
-class _Tombstone(msgspec.Struct):
+class _Tombstone(msgspec.Struct, omit_defaults=True):
+    """Stands before the group is gone: from which revision on it may come again, and how its end is told."""
+
     revision: int
+    told: str = ""
+    cause: str = ""
+
+
+_tombstone = msgspec.json.Decoder(_Tombstone).decode
 
 
 class Store:
@@ -186,13 +195,16 @@ class Store:
                 _matches(if_match, entry.revision)
                 head = core.head_of(entry.value)
                 core.check_state(group, head.state, "delete")
-                await self._revisions.put(f"{tokens}.deleted", _encode(_Tombstone(head.revision)))
+                # The end of this very record has one name, whichever store writes it.
+                ident = f"{head.told[1]}-deleted" if len(head.told) == 2 else new_id()
+                await self._revisions.put(f"{tokens}.deleted", _encode(_Tombstone(head.revision, ident, cause)))
                 try:
                     await self._groups.delete(tokens, entry.revision)
                 except Conflict:
                     continue
                 self._forget(tokens, 0)
-                await self._tell(group, head.revision, "Terminated", "deleted", "", None, cause)
+                reached("intents.deleted")
+                await self._tell(group, head.revision, "Terminated", "deleted", "", None, cause, ident)
                 return Done(group, head.revision, head.state, "deleted")
         raise Refused(conflict(f"group {group} keeps changing; try again"))
 
@@ -420,7 +432,19 @@ class Store:
 
     async def _retell(self) -> None:
         """The events of the newest changes, where a store or the broker died before they were kept."""
-        await asyncio.sleep(GRACE)
+        while True:
+            try:
+                # What went before this moment has had its time by the end of the pause.
+                ended = await self._revisions.newest("*.*.*.*.deleted", BACK)
+                await asyncio.sleep(GRACE)
+                await self._retell_changes()
+                await self._retell_ends(ended[-NEWEST:])
+                return
+            except (NoAnswer, BusError) as error:
+                log.warning("events could not be compared with documents", error=str(error))
+                await asyncio.sleep(GRACE)
+
+    async def _retell_changes(self) -> None:
         events = self._bus.log("MOORAGE_EVENTS")
         newest = sorted(self._known.values(), key=lambda known: known.at)[-NEWEST:]
         for known in newest:
@@ -428,15 +452,25 @@ class Store:
             if len(head.told) != 2:
                 continue
             event, ident = head.told
-            try:
-                written = partial(self._groups.time, group_tokens(head.group))
-                if await events.lacks(subjects.intent_event(event, head.group), ident, written):
-                    log.warning("an event was missing", group=head.group, event_name=event)
-                    await self._tell(head.group, head.revision, head.state, event, "", None, "", ident)
-            except (NoAnswer, BusError) as error:
-                log.warning("events could not be compared with documents", error=str(error))
-                self._bus.spawn(self._retell())
-                return
+            written = partial(self._groups.time, group_tokens(head.group))
+            if await events.lacks(subjects.intent_event(event, head.group), ident, written):
+                log.warning("an event was missing", group=head.group, event_name=event)
+                await self._tell(head.group, head.revision, head.state, event, "", None, "", ident)
+
+    async def _retell_ends(self, tombstones: list[Entry]) -> None:
+        events = self._bus.log("MOORAGE_EVENTS")
+        for entry in tombstones:
+            tokens, tombstone = entry.key.rpartition(".")[0], _tombstone(entry.value)
+            group = str(GroupName.from_tokens(tokens))
+            written = partial(self._revisions.time, entry.key)
+            subject = subjects.intent_event("deleted", group)
+            if not tombstone.told or not await events.lacks(subject, tombstone.told, written):
+                continue
+            if await self._groups.get(tokens) is not None:
+                continue  # it was not deleted after all, or is there again
+            log.warning("an event was missing", group=group, event_name="deleted")
+            cause, ident = tombstone.cause, tombstone.told
+            await self._tell(group, tombstone.revision, "Terminated", "deleted", "", None, cause, ident)
 
     async def _withdraw(self, group: str, revision: int, cause: str) -> None:
         hint = Withdraw(id=new_id(), cause=cause, group=group, revision=revision)
@@ -452,7 +486,7 @@ class Store:
 
     async def _last(self, group: str) -> int:
         entry = await self._revisions.get(f"{group_tokens(group)}.deleted")
-        return 0 if entry is None else msgspec.json.decode(entry.value, type=_Tombstone).revision
+        return 0 if entry is None else _tombstone(entry.value).revision
 
     async def _planned_with(self, group: str, given: AcceptedIntent) -> None:
         """Raises Refused where the group cannot be resolved with this intent."""

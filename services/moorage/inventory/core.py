@@ -27,12 +27,15 @@ _NODE_FIELDS = ("zones", "devices")
 
 
 class Said(NamedTuple):
-    """An event about a cluster: joined, changed, stale, ready, gone."""
+    """An event about a cluster: of a state (joined, edited, stale, ready, gone) or of mere figures (changed). `id` is
+    given where it stands in a store already."""
 
     change: str
     cluster: str
     data: dict[str, Any]
     cause: str = ""
+    id: str = ""
+    time: str = ""
 
 
 class Outcome(NamedTuple):
@@ -53,6 +56,7 @@ class Cluster:
         self.owner: Source | None = None
         self.nodes: dict[str, Source] = {}
         self.retired: list[str] = []
+        self.joining = False  # its record is there; that it joined is said with its first report
         self.labels: dict[str, str] | None = None  # the agent's; None = not known to this inventory
         self.pods: dict[str, tuple[str, str]] = {}  # uid -> claim, node
         self.by_claim: dict[str, set[str]] = {}
@@ -112,25 +116,38 @@ class Inventory:
 
     def register(self, cluster: str, record: ClusterRecord, now: float) -> None:
         self.ids.learn(cluster.partition("/")[0], record)
-        self.clusters[cluster] = Cluster(cluster, record, now, self.period)
+        known = self.clusters[cluster] = Cluster(cluster, record, now, self.period)
+        known.joining = not record.gone
         self.present += not record.gone
 
     def edit(self, cluster: str, record: ClusterRecord) -> list[Said]:
         """Labels, cordon or presence were changed, and KV has it."""
         known = self.clusters[cluster]
-        removed = set(known.record.labels) - set(record.labels)
-        self.present += known.record.gone - record.gone
-        known.record = record
-        cid, fleet = record.id, self.writer.fleet
-        if not (cid < fleet.size and fleet.known[cid]):
+        before, known.record = known.record, record
+        self.present += before.gone - record.gone
+        self._relabel(known, set(before.labels) - set(record.labels))
+        if not record.told or record.told == before.told:
             return []
+        change, ident, cause = record.told
+        known.joining = change == "joined"
+        return [] if known.joining else [Said(change, cluster, told_of(record), cause, ident)]
+
+    def _relabel(self, known: Cluster, removed: set[str]) -> None:
+        record, fleet = known.record, self.writer.fleet
+        cid = record.id
+        if not (cid < fleet.size and fleet.known[cid]):
+            return
         labels = dict(fleet.cluster_labels(cid)) if known.labels is None else dict(known.labels)
         for name in removed if known.labels is None else ():
             labels.pop(name, None)
         state = fleet.cluster_flags(cid) & ~CORDONED | _cordon(record)
-        if not self.writer.put(cid, cluster, labels=labels | record.labels, state=state):
-            return []
-        return [Said("changed", cluster, {"labels": record.labels, "cordoned": record.cordoned})]
+        self.writer.put(cid, known.name, labels=labels | record.labels, state=state)
+
+    def nodes(self, cluster: str) -> int | None:
+        """How many it has; None: it has not reported, to nobody whose rows these are."""
+        fleet, cid = self.writer.fleet, self.clusters[cluster].record.id
+        heard = cid < fleet.size and bool(fleet.known[cid]) and fleet.as_of(cid) > 0
+        return len(fleet.nodes_of(cid)) if heard else None
 
     def unheard(self) -> bool:
         """Some cluster of the fleet has not reported to this inventory yet."""
@@ -231,8 +248,11 @@ class Inventory:
             claims=self._claims(cluster, report, full),
         )
         self._unheard.discard(cluster.name)
-        if new:
-            outcome.said.append(Said("joined", cluster.name, {"nodes": len(rows)}, report.id))
+        if new or cluster.joining:
+            told = cluster.record.told
+            ident = told[1] if cluster.joining and told and told[0] == "joined" else ""
+            outcome.said.append(Said("joined", cluster.name, {"nodes": len(rows)}, report.id, ident))
+            cluster.joining = False
         elif stale:
             outcome.said.append(Said("ready", cluster.name, {"nodes": len(fleet.nodes_of(cid))}, report.id))
         elif changed:
@@ -298,7 +318,12 @@ class Inventory:
         cluster.pods, cluster.by_claim, cluster.overlays, cluster.problems = {}, {}, {}, {}
         self.writer.drop(cluster.record.id)
         self._unheard.discard(cluster.name)
-        return self._answer()._replace(said=[Said("gone", cluster.name, {}, report.id)], gone=True)
+        return self._answer()._replace(gone=True)
+
+
+def told_of(record: ClusterRecord) -> dict[str, Any]:
+    """What the event of a record's change says."""
+    return {} if record.gone else {"labels": record.labels, "cordoned": record.cordoned}
 
 
 def _cordon(record: ClusterRecord) -> int:

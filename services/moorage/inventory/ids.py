@@ -3,13 +3,18 @@ bits; never used again for another cluster, so that old decisions and caches can
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from moorage.model.base import Model
 
 FIRST_BLOCK, LARGEST_BLOCK = 16, 1024
 
 
 class ClusterRecord(Model, kw_only=True):
-    """What stands in KV of one cluster. `labels` and `cordoned` are an operator's; `block` is where `id` came from."""
+    """What stands in KV of one cluster. `labels` and `cordoned` are an operator's; `block` is where `id` came from; `told`:
+    the event of the last change, its id and its cause."""
 
     id: int
     block: tuple[int, int] = (0, 0)
@@ -17,6 +22,20 @@ class ClusterRecord(Model, kw_only=True):
     labels: dict[str, str] = {}
     cordoned: bool = False
     gone: bool = False
+    told: list[str] = []
+
+
+def changed(record: ClusterRecord, ident: str, cause: str, *, quiet: bool = False, **changes: Any) -> ClusterRecord:
+    """The record with these changes and with what tells them. Of one that is gone, and of one of which nobody has heard
+    yet (`quiet`), only coming and going is told."""
+    after = msgspec.structs.replace(record, **changes)
+    if after.gone != record.gone:
+        event = "gone" if after.gone else "joined"
+    elif after == record or after.gone or quiet:
+        return after
+    else:
+        event = "edited"
+    return msgspec.structs.replace(after, told=[event, ident, cause])
 
 
 class _Block:

@@ -5,7 +5,6 @@ has none, nothing is published until every known cluster reported or its time is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from moorage.bus import Bus, Conflict, Incoming, Lease, Settings, subjects
+from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.fleet import FAILURES, Changed, Fleet, Flush, Malformed, Store, Superseded, Writer, still_wanted
 from moorage.model.base import Model
@@ -23,7 +22,8 @@ from moorage.model.reports import Report, ReportReply
 from moorage.telemetry import ACTIVE, Figure
 
 from .core import AT_ONCE, TAKEOVER, Inventory, Said
-from .ids import ClusterRecord
+from .ids import ClusterRecord, changed
+from .telling import Telling, named, shortened
 
 log = structlog.get_logger("inventory")
 
@@ -32,7 +32,7 @@ GATHER = 0.010
 REST = 3
 EVERY = 1.0  # seconds between looks at who is silent, at Redis, and between mere signs of life to followers
 MAX_SAID = 10_000
-ATTEMPTS = 5
+ATTEMPTS, PAUSE = 5, 0.1
 
 _report = msgspec.json.Decoder(Report)
 _record = msgspec.json.Decoder(ClusterRecord)
@@ -94,7 +94,9 @@ class Shell:
         self._publish_by = 0.0  # nothing stands in Redis yet: write it when all are there, or at this time
         self._whole = False  # all that is in memory stands in Redis
         self._dirty = asyncio.Event()
+        self.telling = Telling(bus, self.kv)
         self._said: list[Said] = []
+        self._said_most = MAX_SAID
         self._unsure: Flush | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._heard_at = self._checked_at = 0.0
@@ -122,38 +124,41 @@ class Shell:
     # -- beginning ----------------------------------------------------------------------------------------------------
 
     async def take_over(self, generation: int) -> None:
-        records: dict[str, ClusterRecord] = {}
+        records: dict[str, tuple[int, ClusterRecord]] = {}
 
-        def learn(key: str, value: bytes | None, _revision: int) -> None:
+        def learn(key: str, value: bytes | None, revision: int) -> None:
             if value is not None:
-                records[cluster_from_tokens(*key.split("."))] = _record.decode(value)
+                records[cluster_from_tokens(*key.split("."))] = (revision, _record.decode(value))
 
         mirror = await self.kv.mirror(learn)
         await mirror.stop()
-        inherited = await self._inherit(generation)
+        inherited, told = await self._inherit(generation)
         now = time.monotonic()
         core = Inventory(self.writer, self.generation)
-        for _ in core.begin(records, now):
+        for _ in core.begin({name: record for name, (_, record) in records.items()}, now):
             await asyncio.sleep(0)
         if not inherited and core.present:
             self._publish_by = now + TAKEOVER * core.period
+        await self.telling.begin(core, records, told)
         self.core = core
         log.info("inventory is active", generation=self.generation, clusters=core.present, inherited=inherited)
         await self.bus.serve("moorage.reports.*.*.*", self.on_report, limit=8192)
         await self.bus.serve(subjects.CLUSTERS_SET, self.on_set)
         self._dirty.set()
 
-    async def _inherit(self, generation: int) -> bool:
-        """The rows that a former inventory left in Redis. Waits for Redis: what it has is worth it."""
+    async def _inherit(self, generation: int) -> tuple[bool, list[bytes]]:
+        """Takes the rows that a former inventory left in Redis, and says whether there were any and how their states are
+        told. Waits for Redis: what it has is worth it."""
         while True:
             still_wanted()
             try:
                 current = await self.store.current()
                 newest = await self.store.last()
                 self.generation = max(generation, current.generation + 1, newest.generation + 1)
-                fleet = Fleet()
+                fleet, told = Fleet(), list[bytes]()
                 if current.generation:
                     fleet = await self.store.read(current)
+                    told = await self.store.told(current.generation)
             except FAILURES as error:
                 self.redis_ok = False
                 log.warning("waiting for Redis", error=f"{type(error).__name__}: {error}"[:300])
@@ -167,7 +172,7 @@ class Shell:
             self.redis_ok = True
             self.writer = Writer(fleet)
             self.writer.compact()
-            return current.generation > 0
+            return current.generation > 0, told
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +192,7 @@ class Shell:
             await self._join(cluster, report)
         outcome = self.core.report(cluster, source, report, time.monotonic())
         if outcome.gone:
-            await self._keep(cluster, gone=True)
+            await self._keep(cluster, report.id, gone=True)
         self._say(outcome.said)
         if outcome.problems:
             errors = [Violation(path="nodes", code="Invalid", message=text) for text in outcome.problems[:20]]
@@ -209,7 +214,7 @@ class Shell:
             changes["labels"] = edit.labels
         if edit.cordoned is not None:
             changes["cordoned"] = edit.cordoned
-        await self._keep(edit.cluster, **changes)
+        await self._keep(edit.cluster, edit.cause, **changes)
         if self.writer.pending:
             self._dirty.set()
         return b'{"accepted":true}'
@@ -218,11 +223,11 @@ class Shell:
         """A number that is durable before anybody hears of it. Parts of one report wait for the same one."""
         task = self._joining.get(cluster)
         if task is None:
-            task = self._joining[cluster] = asyncio.create_task(self._number(cluster, report.labels or {}))
+            task = self._joining[cluster] = asyncio.create_task(self._number(cluster, report))
             task.add_done_callback(lambda _: self._joining.pop(cluster, None))
         await asyncio.shield(task)
 
-    async def _number(self, cluster: str, labels: dict[str, str]) -> None:
+    async def _number(self, cluster: str, report: Report) -> None:
         assert self.core is not None
         provider, _, name = cluster.partition("/")
         if not (is_name(provider) and is_name(name)):
@@ -232,9 +237,10 @@ class Shell:
             raise Refused(problem)
         known = self.core.clusters.get(cluster)
         if known is not None:
-            await self._keep(cluster, gone=False)
+            await self._keep(cluster, report.id, gone=False)
             return
-        record = self.core.record_for(cluster, labels)
+        record = self.core.record_for(cluster, report.labels or {})
+        record.told = ["joined", new_id(), report.id]
         key = cluster_tokens(cluster)
         try:
             await self.kv.create(key, msgspec.json.encode(record))
@@ -246,24 +252,36 @@ class Shell:
         reached("inventory.numbered")
         self.core.register(cluster, record, time.monotonic())
 
-    async def _keep(self, cluster: str, **changes: Any) -> None:
+    async def _keep(self, cluster: str, cause: str, **changes: Any) -> None:
         assert self.core is not None
-        key = cluster_tokens(cluster)
-        for _ in range(ATTEMPTS):
-            # From what stands there: who was stopped in between must not bring back what was.
-            entry = await self.kv.get(key)
-            before = self.core.clusters[cluster].record if entry is None else _record.decode(entry.value)
-            record = msgspec.structs.replace(before, **changes)
-            with contextlib.suppress(Conflict):
-                await self.kv.update(key, msgspec.json.encode(record), 0 if entry is None else entry.revision)
+        key, ident, known = cluster_tokens(cluster), new_id(), self.core.clusters[cluster]
+        for attempt in range(ATTEMPTS):
+            try:
+                # From what stands there: who was stopped in between must not bring back what was.
+                entry = await self.kv.get(key)
+                before = known.record if entry is None else _record.decode(entry.value)
+                record = changed(before, ident, cause, quiet=known.joining, **changes)
+                if entry is None or record != before:
+                    await self.kv.update(key, msgspec.json.encode(record), 0 if entry is None else entry.revision)
+                    reached("inventory.kept")
                 break
+            except Conflict:
+                continue
+            except NoAnswer:  # whether it stands is seen by looking
+                if not self.lease.sure or attempt == ATTEMPTS - 1:
+                    raise
+                await asyncio.sleep(PAUSE)
         else:
             raise Conflict(f"{cluster} keeps changing")
         self._say(self.core.edit(cluster, record))
 
     def _say(self, said: list[Said]) -> None:
-        self._said += said
-        del self._said[:-MAX_SAID]  # only hints: the newest matter
+        if not said:
+            return
+        self._said += named(said)
+        if len(self._said) > self._said_most:  # Redis is away: of what tells the same the newest matters
+            self._said = shortened(self._said, MAX_SAID // 2)
+            self._said_most = max(MAX_SAID, 2 * len(self._said))
 
     # -- Redis --------------------------------------------------------------------------------------------------------
 
@@ -309,17 +327,17 @@ class Shell:
             await self._rewrite()
         lively = self.writer.heard and now - self._heard_at >= EVERY
         self._dirty.clear()
-        said = len(self._said)  # what comes while Redis writes may not be there yet
         if self.writer.pending or lively:
             self._heard_at = now
-            await self._flush()
+            ready = await self._flush()
+        else:
+            ready, self._said = self._said, []
         if self.writer.pending:
             self._dirty.set()
-        ready, self._said = self._said[:said], self._said[said:]
         if ready:
             reached("inventory.written")
-        for event in ready:
-            await self.bus.emit(subjects.fleet_event(event.change, event.cluster), event.data, cause=event.cause)
+        for said in ready:
+            await self.telling.tell(said)
 
     async def _check(self) -> None:
         """Redis may have been emptied, or have come back with an older memory."""
@@ -336,19 +354,32 @@ class Shell:
         if first:
             self.writer.settle()
         self.counter += 1
-        await self.store.rewrite(self.generation, self.counter, self.writer)
+        await self.store.rewrite(self.generation, self.counter, self.writer, self.telling.all_flags(self._said))
         self._whole = True
 
-    async def _flush(self) -> None:
+    async def _flush(self) -> list[Said]:
+        """Back with what may be said now; what comes while Redis writes, and of clusters that did not go with it, not yet."""
+        assert self.core is not None
         flush = self.writer.flush(self.generation, self.counter + 1, AT_ONCE)
         self._unsure = flush
-        current = await self.store.write(self.generation, flush)
+        ready, later = self._said, list[Said]()
+        if self.writer.pending:
+            clusters = self.core.clusters
+            later = [said for said in ready if self.writer.waits(clusters[said.cluster].record.id)]
+            ready = [said for said in ready if not self.writer.waits(clusters[said.cluster].record.id)]
+        self._said = later
+        try:
+            current = await self.store.write(self.generation, flush, self.telling.flags(ready))
+        except BaseException:
+            self._said = ready + self._said
+            raise
         self._unsure, self.counter = None, flush.counter
         if current.generation > self.generation:
             raise Superseded
         if current.generation != self.generation:
             self._whole = False
             self._dirty.set()
+        return ready
 
     async def _settle(self, flush: Flush) -> None:
         """Whether a write whose answer was lost happened: the counter in Redis tells."""

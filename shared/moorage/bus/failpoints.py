@@ -14,6 +14,7 @@ VARIABLE = "MOORAGE_FAILPOINTS"
 POINTS: dict[str, str] = {
     "intents.kept": "the older revision is kept, the group's record is not written",
     "intents.stored": "the group's record is written, neither the event nor the hint to decide is said",
+    "intents.deleted": "the group's record is gone, the event is not said",
     "intents.attached": "an intent of its own is written, its group does not have it",
     "merger.answered": "all controllers have answered, nothing is committed",
     "merger.committed": "a decision is in the log, its event is not said",
@@ -21,6 +22,7 @@ POINTS: dict[str, str] = {
     "merger.released": "a release is in the log",
     "ledger.snapshot": "a snapshot is written, the log is not purged",
     "inventory.numbered": "a cluster's number is durable, nobody has heard of the cluster",
+    "inventory.kept": "a cluster's record is changed, the event is not said",
     "inventory.written": "Redis has what changed, the events are not said",
     "inventory.reported": "a report is in memory, it is not answered",
     "patcher.asked": "action controllers have answered, the desired state is not written",

@@ -29,6 +29,7 @@ STREAMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(FOLLOWERS, ("MOORAGE_LEDGER",)),
     "gateway": ("MOORAGE_LEDGER", "MOORAGE_EVENTS", "MOORAGE_REJECTED"),
     "intents": ("MOORAGE_EVENTS",),
+    "inventory": ("MOORAGE_EVENTS",),
     "merger": ("MOORAGE_LEDGER", "MOORAGE_EVENTS"),
     "patcher": ("MOORAGE_LEDGER", "MOORAGE_EVENTS"),
     "controller": ("MOORAGE_LEDGER",),

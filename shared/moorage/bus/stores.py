@@ -137,6 +137,20 @@ class Bucket:
             raise BusError(f"{self._name}: {reply['error'].get('description')}")
         return int(reply["state"]["last_seq"])
 
+    async def newest(self, keys: str, most: int) -> list[Entry]:
+        """Of the last so many changes of the bucket what stands under such keys, the newest last."""
+        found: list[Entry] = []
+
+        def handle(seq: int, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+            if not headers or headers.get("KV-Operation") not in ("DEL", "PURGE"):
+                found.append(Entry(subject[len(self._prefix) :], data, seq))
+
+        start = max(await self.last() - most + 1, 1)
+        tail = Tail(self._conn, f"KV_{self._name}", handle, start=start, keys=self._prefix + keys)
+        await tail.start()
+        await tail.stop()
+        return found
+
     async def mirror(
         self,
         apply: Callable[[str, bytes | None, int], None],

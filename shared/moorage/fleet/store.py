@@ -98,6 +98,11 @@ class Store:
         fleet.epoch = Epoch(generation, counter)
         return fleet
 
+    async def told(self, generation: int) -> list[bytes]:
+        """How the newest changes of state are told, as they were given to `write`."""
+        found: Any = await self.redis.hvals(key(generation, "told"))
+        return list(found)
+
     async def changes(self, after: Epoch, block_ms: int | None) -> list[tuple[Epoch, bytes]]:
         at = f"{after.generation}-{after.counter}"
         answer: Any = await self.redis.xread({STREAM: at}, count=64, block=block_ms)
@@ -105,9 +110,9 @@ class Store:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    async def write(self, generation: int, flush: Flush) -> Epoch:
+    async def write(self, generation: int, flush: Flush, told: Mapping[int, bytes] | None = None) -> Epoch:
         """Snapshots, dictionary entries, counter and change, all or nothing; says what is current there. A failure leaves
-        open whether it happened: the counter tells."""
+        open whether it happened: the counter tells. `told`: how changes of state in it are told, by cluster."""
         clusters = key(generation, "clusters")
         async with self.redis.pipeline(transaction=True) as pipe:
             present = {str(cid): data for cid, data in flush.snapshots.items() if data is not None}
@@ -115,20 +120,25 @@ class Store:
             _fill(pipe, generation, present, flush.labels, flush.taints)
             if gone:
                 pipe.hdel(clusters, *gone)
+                pipe.hdel(key(generation, "told"), *gone)
+            if told:
+                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in told.items()})
             pipe.set(key(generation, "counter"), flush.counter)
             self._add(pipe, Epoch(generation, flush.counter), flush.patch)
             pipe.get(CURRENT)
             answers = await pipe.execute()
         return _current(answers[-1])
 
-    async def rewrite(self, generation: int, counter: int, writer: Writer) -> None:
+    async def rewrite(
+        self, generation: int, counter: int, writer: Writer, told: Mapping[int, bytes] | None = None
+    ) -> None:
         """Everything from memory, `current` last. What changes meanwhile is pending in the writer and comes after."""
         if (await self.last()).generation > generation:
             raise Superseded
         sent = len(writer.fleet.label_sets), len(writer.fleet.taint_sets)
         if (await self.current()).generation == generation:  # nobody may read while it is half written
             await self.redis.delete(CURRENT)
-        fresh = [key(generation, what) for what in ("clusters", "labels", "taints", "counter")]
+        fresh = [key(generation, what) for what in ("clusters", "labels", "taints", "counter", "told")]
         await self.redis.unlink(*fresh)
         fleet = writer.fleet
         ids = [cid for cid in range(fleet.size) if fleet.known[cid]]
@@ -145,6 +155,8 @@ class Store:
             _fill(pipe, generation, {}, labels, taints)
             if gone:
                 pipe.hdel(key(generation, "clusters"), *gone)
+            if told:
+                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in told.items()})
             pipe.set(key(generation, "counter"), counter)
             self._add(pipe, Epoch(generation, counter), patches.encode(Patch(generation, counter)))
             pipe.set(CURRENT, f"{generation}-{counter}")

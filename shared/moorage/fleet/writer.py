@@ -234,6 +234,10 @@ class Writer:
     def heard(self) -> bool:
         return bool(self._heard)
 
+    def waits(self, cid: int) -> bool:
+        """Whether followers do not know yet what changed of it."""
+        return cid in self._pending
+
     def flush(self, generation: int, counter: int, most: int = 1 << 30) -> Flush:
         """What followers do not know yet (of so many clusters at most), as change number `counter`."""
         fleet = self.fleet
