@@ -135,13 +135,20 @@ class Hpa:
 
 def _levels(app: ShapedApp, rooms: list[Room], fits: Mask) -> list[tuple[float, Mask]]:
     """Optional weight met of optional weight asked."""
-    asked = sum(optional.weight for shape in app.shapes for optional in shape.optional)
+    wishes = [
+        (optional.weight, where)
+        for shape, room in zip(app.shapes, rooms, strict=True)
+        for optional, where in zip(shape.optional, room.met, strict=True)
+    ]
+    if len(wishes) == 1:
+        level = wishes[0][1] & fits
+        return [(1.0, level)] if level.any() else []
+    asked = sum(weight for weight, _ in wishes)
     if not asked or not fits.any():
         return []
     met = np.zeros(len(fits), np.int64)
-    for shape, room in zip(app.shapes, rooms, strict=True):
-        for optional, where in zip(shape.optional, room.met, strict=True):
-            met += optional.weight * where
+    for weight, where in wishes:
+        met += weight * where
     steps = np.where(fits, LEVELS * met // asked, 0)
     present = np.flatnonzero(np.bincount(steps, minlength=LEVELS + 1)).tolist()
     return [(step / LEVELS, steps == step) for step in present if step]
