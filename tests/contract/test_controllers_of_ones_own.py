@@ -166,7 +166,7 @@ HIGH = Path({high!r})
 
 
 @controller("tide", deadline=2)
-async def tide(ask, fleet):
+def tide(ask, fleet):
     return {{app.name: deny() if HIGH.exists() else allow([]) for app in ask.apps}}
 
 

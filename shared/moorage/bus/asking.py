@@ -64,7 +64,7 @@ class Asking(Connection):
         start = loop.time()
         replies: dict[str, Reply] = {}
         pending: dict[str, tuple[_Future, float]] = {}
-        arrived = asyncio.Event()
+        turn: asyncio.Future[None] = loop.create_future()
         names: dict[_Future, tuple[str, str]] = {}
         spans: dict[str, Any] = {}  # empty outside of a trace
 
@@ -87,7 +87,7 @@ class Asking(Connection):
                 asked.seconds(took / 1e3)
                 replies[name] = Reply("answered", msg.data, took)
             if not pending:
-                arrived.set()
+                _wake(turn)
 
         for name, (subject, deadline) in asks.items():
             reply, future = self._expect()
@@ -101,10 +101,12 @@ class Asking(Connection):
             else:
                 await self.nc.publish(subject, payload, reply, headers=traces.headers_of(span))
         while pending:
-            first = min(end for _, end in pending.values())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(first):
-                    await arrived.wait()
+            first = loop.call_at(min(end for _, end in pending.values()), _wake, turn)
+            try:
+                await turn
+            finally:
+                first.cancel()
+            turn = loop.create_future()
             now = loop.time()
             for name in [n for n, (_, end) in pending.items() if end <= now]:
                 future, end = pending.pop(name)
@@ -160,6 +162,11 @@ class Asking(Connection):
         for ident, data in answers.items():
             if (asked := bundle.get(ident)) is not None:
                 _give(asked, Msg(_client=self.nc, subject=msg.subject, data=bytes(data)))
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 def _split(questions: list[_Question]) -> Iterator[list[_Question]]:

@@ -61,6 +61,11 @@ def nobody(msg: Msg) -> bool:
     return not msg.data and bool(msg.headers) and msg.headers.get("Status") == "503"  # type: ignore[union-attr]
 
 
+def _too_late(future: asyncio.Future[Msg]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
+
+
 class Incoming(NamedTuple):
     subject: str
     data: bytes
@@ -180,22 +185,25 @@ class Connection:
         reply, future = self._expect()
         data = payload if isinstance(payload, bytes) else encode(payload)
         repeat: asyncio.TimerHandle | None = None
+        end: asyncio.TimerHandle | None = None
+        loop = future.get_loop()
         try:
             with traces.requested(subject):
                 await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
                 if again is not None:
                     patience, instead = again
-                    repeat = asyncio.get_running_loop().call_later(
+                    repeat = loop.call_later(
                         patience, lambda: self.spawn(self._repeat(subject, instead, reply, headers))
                     )
-                async with asyncio.timeout(timeout):
-                    msg = await future
+                end = loop.call_later(timeout, _too_late, future)  # asyncio.timeout() costs several times as much
+                msg = await future
         except (TimeoutError, nats.errors.Error) as error:
             raise NoAnswer(f"{subject}: no answer within {timeout:g} s ({type(error).__name__})") from error
         finally:
             self._waiting.pop(reply, None)
-            if repeat is not None:
-                repeat.cancel()
+            for timer in (repeat, end):
+                if timer is not None:
+                    timer.cancel()
         if nobody(msg):
             raise NoAnswer(f"{subject}: nobody listens")
         return msg

@@ -15,8 +15,9 @@ from .answers import Allowed
 if TYPE_CHECKING:
     from moorage.fleet import Fleet
 
-Candidates = Callable[[Ask, "Fleet"], Awaitable[Mapping[str, Allowed] | Answer]]
-Actions = Callable[[ActionAsk, "Fleet"], Awaitable[list[Contribution]]]
+Said = Mapping[str, Allowed] | Answer
+Candidates = Callable[[Ask, "Fleet"], Said | Awaitable[Said]]
+Actions = Callable[[ActionAsk, "Fleet"], list[Contribution] | Awaitable[list[Contribution]]]
 
 
 class Declared(NamedTuple):
@@ -59,7 +60,8 @@ def controller(
     capacity: bool = False,
     steady: bool = False,
 ) -> Callable[[Candidates], Candidates]:
-    """A placement controller: an async function of an ask and the fleet that says which clusters may take each app.
+    """A placement controller: a function of an ask and the fleet that says which clusters may take each app; an async one
+    where it waits for something.
 
     `kinds` registers kinds of intent of its own, with the JSON Schema of their spec. `capacity=True` counts claims into
     `fleet.free()`; without it, free is what the clusters report. `steady=True`: where it allows an app depends on

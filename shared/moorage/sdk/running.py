@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from moorage.model.desired import ActionAnswer, ActionAsk
 from moorage.model.problems import Problem, Refused
 
 from .answers import answer
-from .registry import Alongside, Declared, companions, declared
+from .registry import Alongside, Declared, Said, companions, declared
 
 log = structlog.get_logger("sdk")
 _asks = msgspec.json.Decoder(Ask)
@@ -34,7 +34,8 @@ _action_asks = msgspec.json.Decoder(ActionAsk)
 AT_ONCE = 256
 
 
-Said = Callable[[Ask], Coroutine[Any, Any, Answer]]
+#: Plain functions have answered, async ones are about to.
+Answering = Callable[[Ask], Answer | Coroutine[Any, Any, Answer]]
 
 _runners: dict[str, Runner] = {}
 
@@ -63,8 +64,9 @@ class Runner:
             if one.candidates is not None:
                 subject, said = subjects.candidates(one.name), self._candidates(one)
 
-                async def alone(incoming: Incoming, said: Said = said) -> Answer:
-                    return await said(_asks.decode(incoming.data))
+                async def alone(incoming: Incoming, said: Answering = said) -> Answer:
+                    found = said(_asks.decode(incoming.data))
+                    return found if isinstance(found, Answer) else await found
 
                 await self._bus.serve(subject, alone, queue=one.name, limit=AT_ONCE, max_bytes=4 << 20)
                 many = subjects.together(subject)
@@ -75,41 +77,62 @@ class Runner:
                 subject = subjects.actions(one.name)
                 await self._bus.serve(subject, self._actions(one), queue=one.name, limit=AT_ONCE, max_bytes=8 << 20)
 
-    def _candidates(self, one: Declared) -> Any:
+    def _candidates(self, one: Declared) -> Answering:
         assert one.candidates is not None
         function = one.candidates
 
-        async def said(ask: Ask) -> Answer:
+        def failed(ask: Ask, error: Exception) -> Answer:
+            self._bus.count("controller_errors")
+            log.error("controller failed", controller=one.name, group=ask.group, cause=ask.id, exc_info=error)
+            return Answer(cause=ask.id, error=f"{type(error).__name__}: {error}"[:500])
+
+        def wired(ask: Ask, found: Said) -> Answer:
+            whole = answer(found, ask, self._fleet, one.name)
+            whole.cause = ask.id
+            return whole
+
+        async def later(ask: Ask, found: Awaitable[Said]) -> Answer:
             try:
                 async with asyncio.timeout(ask.budget_ms / 1e3):  # past it nobody waits for the answer
-                    found = answer(await function(ask, self._fleet), ask, self._fleet, one.name)
+                    return wired(ask, await found)
             except TimeoutError:
                 self._bus.count("late")
                 return Answer(cause=ask.id, error="out of time")
-            except Exception as error:
-                self._bus.count("controller_errors")
-                log.exception("controller failed", controller=one.name, group=ask.group, cause=ask.id)
-                return Answer(cause=ask.id, error=f"{type(error).__name__}: {error}"[:500])
-            found.cause = ask.id
-            return found
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+                return failed(ask, error)
+
+        def said(ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
+            try:
+                found = function(ask, self._fleet)
+                return later(ask, found) if isinstance(found, Awaitable) else wired(ask, found)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+                return failed(ask, error)
 
         return said
 
-    async def _together(self, said: Said, incoming: Incoming) -> Answers | None:
+    async def _together(self, said: Answering, incoming: Incoming) -> Answers | None:
         """What is answered without waiting for anything goes back in one message; the rest comes when it is known, so
         that no question waits for another's."""
         asks = _bundles.decode(incoming.data).asks
         if len(self._late) + len(asks) > AT_ONCE:
             detail = f"{len(self._late)} questions are being answered"
             raise Refused(Problem(title="Busy", status=503, code="Busy", detail=detail))
+        answers: dict[str, Answer] = {}
+        tasks: dict[str, asyncio.Task[Answer]] = {}
         async with self._turn:
-            tasks = {ask.id: self._bus.spawn(said(ask)) for ask in asks}
+            for ask in asks:
+                found = said(ask)
+                if isinstance(found, Answer):
+                    answers[ask.id] = found
+                else:
+                    tasks[ask.id] = self._bus.spawn(found)
             await asyncio.sleep(0)
         for ident, task in tasks.items():
-            if not task.done():
+            if task.done():
+                answers[ident] = task.result()
+            else:
                 self._late.add(task)
                 task.add_done_callback(partial(self._came, incoming.reply, ident))
-        answers = {ident: task.result() for ident, task in tasks.items() if task.done()}
         return Answers(answers=answers) if answers else None
 
     def _came(self, reply: str, ident: str, task: asyncio.Task[Answer]) -> None:
@@ -124,8 +147,10 @@ class Runner:
         async def handle(incoming: Incoming) -> ActionAnswer:
             ask = _action_asks.decode(incoming.data)
             try:
-                async with asyncio.timeout(ask.budget_ms / 1e3):
-                    contributions = await function(ask, self._fleet)
+                contributions = function(ask, self._fleet)
+                if isinstance(contributions, Awaitable):
+                    async with asyncio.timeout(ask.budget_ms / 1e3):
+                        contributions = await contributions
             except TimeoutError:
                 return ActionAnswer(cause=ask.id, error="out of time")
             except Exception as error:

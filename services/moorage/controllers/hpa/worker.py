@@ -15,13 +15,13 @@ from .core import NAME, Hpa
 async def main(settings: Settings) -> None:
     kept: dict[Fleet, Hpa] = {}
 
-    async def candidates(ask: Ask, fleet: Fleet) -> Answer:
+    def candidates(ask: Ask, fleet: Fleet) -> Answer:
         if fleet not in kept:
             kept.clear()
             kept[fleet] = Hpa(fleet)
         return kept[fleet].answer(ask)
 
-    async def actions(ask: ActionAsk, fleet: Fleet) -> list[Contribution]:
+    def actions(ask: ActionAsk, fleet: Fleet) -> list[Contribution]:
         return contributions(ask)
 
     one = Declared(NAME, policy="required", capacity=True, candidates=candidates, actions=actions)

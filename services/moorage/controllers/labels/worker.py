@@ -9,7 +9,7 @@ from moorage.sdk import Declared, Settings, run
 from .core import NAME, decide
 
 
-async def candidates(ask: Ask, fleet: Fleet) -> Answer:
+def candidates(ask: Ask, fleet: Fleet) -> Answer:
     return decide(ask, fleet)
 
 
