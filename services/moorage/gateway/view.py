@@ -67,7 +67,7 @@ class View:
         self._groups: dict[str, _Lazy] = {}
         self._statuses: dict[str, _Lazy] = {}
         self._attempts: dict[str, _Lazy] = {}
-        self._seqs: dict[str, int] = {}  # decision → where it stands in the log
+        self._seqs: dict[str, tuple[str, int]] = {}  # group → its newest decision, and where that stands in the log
         self._moved = asyncio.Event()
         self._log: LedgerFollower | None = None
         self._capacity: Capacity | None = None
@@ -113,6 +113,7 @@ class View:
         if value is None:
             self._groups.pop(group, None)
             self._attempts.pop(group, None)
+            self._seqs.pop(group, None)
         else:
             self._groups[group] = _Lazy(value, revision)
         self._tell(group)
@@ -170,7 +171,7 @@ class View:
     def _folded(self, commit: Commit, changes: Changes) -> None:
         for decision in commit.decisions:
             if decision.id not in changes.refused:
-                self._seqs[decision.id] = changes.seq
+                self._seqs[decision.group] = decision.id, changes.seq
         if self._capacity is not None:
             self._capacity.folded(changes)
         for group in changes.groups:
@@ -252,13 +253,15 @@ class View:
 
     async def seq_of(self, group: str, decision: str) -> int:
         """Where a decision stands in the log; of one from before a snapshot, the patcher remembers."""
-        if decision not in self._seqs:
-            entry = await self.bus.bucket("moorage-desired").get(group_tokens(group))
-            if entry is not None:
-                desired = msgspec.json.decode(entry.value, type=DesiredRecord)
-                if desired.decision == decision:
-                    self._seqs[decision] = desired.seq or desired.version
-        return self._seqs.get(decision, 0)
+        known = self._seqs.get(group)
+        if known is not None and known[0] == decision:
+            return known[1]
+        entry = await self.bus.bucket("moorage-desired").get(group_tokens(group))
+        desired = None if entry is None else msgspec.json.decode(entry.value, type=DesiredRecord)
+        if desired is None or desired.decision != decision:
+            return 0
+        self._seqs[group] = decision, desired.seq or desired.version
+        return self._seqs[group][1]
 
     async def caught_up(self, group: str, within: float = 1.0) -> None:
         """Until a write that was acknowledged is seen here too, so that who wrote can read it."""
