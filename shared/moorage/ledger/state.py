@@ -104,6 +104,7 @@ class Ledger:
             kept = frozenset(claim.id for claim in decision.claims)
             withdrawn |= self._withdraw(decision.group, kept)
             withdrawn -= kept
+            released -= kept  # let go and taken again in one commit
             for claim in decision.claims:
                 self._hold(claim, decision.group)
             changed |= kept
