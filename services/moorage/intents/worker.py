@@ -21,6 +21,7 @@ from moorage.model.secrets import HIDDEN, restored
 from moorage.telemetry import Figure
 
 from . import documents, registry, texts
+from .attaching import Attaching
 from .documents import Accepted
 from .store import ATTEMPTS, Done, Store
 from .v2.lifecycle import Lifecycle, Order
@@ -69,6 +70,7 @@ class Worker:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._store = Store(bus)
+        self._attaching = Attaching(bus, self._store)
         self._life = Lifecycle(bus, self._store)
         self._registry = bus.bucket("moorage-controllers")
         self._known: dict[str, tuple[Controller, int]] = {}
@@ -78,6 +80,7 @@ class Worker:
         await self._registry.mirror(self._saw_controller)
         await self._enter_builtins()
         await self._store.start()
+        self._bus.spawn(self._attaching.mend())
         await self._life.start()
         served: tuple[tuple[str, Handler], ...] = (
             (subjects.INTENTS_APPLY, self._apply),
@@ -95,16 +98,16 @@ class Worker:
 
     def figures(self) -> Iterable[Figure]:
         """What is counted when somebody collects it."""
-        states = Tally(head.state for head in self._store.heads())
+        states = Tally(head.state for head in self._store.copies.heads())
         yield Figure("moorage_groups", "Groups by the state they were brought to", states, "state")
-        counts = self._store.counts()
+        counts = self._store.copies.counts()
         stored = {"intent": counts["intents"], "resource": len(self._life.resources.tree)}
         yield Figure(
             "moorage_documents", "Documents beside the groups: intents of their own, /v2 resources", stored, "kind"
         )
 
     def health(self) -> dict[str, Any]:
-        return {"ok": True, "missing": [], **self._store.counts(), "resources": len(self._life.resources.tree)}
+        return {"ok": True, "missing": [], **self._store.copies.counts(), "resources": len(self._life.resources.tree)}
 
     def _answered(self, handle: Handler) -> Callable[[Incoming], Awaitable[bytes]]:
         async def answer(incoming: Incoming) -> bytes:
@@ -144,7 +147,7 @@ class Worker:
                 raise Refused(conflict(f"{given.group} is made of /v2 resources; change those"))
             done = await self._store.apply(given, data, cause, if_match, again=again)
         else:
-            done = await self._store.apply_intent(given, cause, if_match, again=again)
+            done = await self._attaching.apply(given, cause, if_match, again=again)
         return _reply(given.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
@@ -153,7 +156,7 @@ class Worker:
         if isinstance(given, Accepted):
             done = self._store.check(given, data)
         else:
-            done = self._store.check_intent(given, await self._store.record(str(given.group)))
+            done = self._attaching.check(given, await self._store.record(str(given.group)))
         reply = _reply(given.document.metadata.name, done)
         if done.record is not None:
             reply["record"] = done.record
@@ -178,7 +181,7 @@ class Worker:
             if not (is_name(said.name) and is_name(said.project) and is_name(said.kind)):
                 raise Refused(not_found(f"{said.kind} {said.project}/{said.name}"))
             try:
-                done = await self._store.delete_intent(said.kind, said.project, said.name, said.cause, said.if_match)
+                done = await self._attaching.delete(said.kind, said.project, said.name, said.cause, said.if_match)
             except Refused as refusal:
                 if not said.again or refusal.problem.status != 404:
                     raise

@@ -19,9 +19,10 @@ from moorage.model.reasons import Warn
 from moorage.model.resources import Changed, Path, group_name, group_path
 
 from .. import core, documents
+from ..copies import Known
 from ..core import Change
 from ..documents import Accepted
-from ..store import Done, Known, Store
+from ..store import Done, Store
 from . import charts, composing
 from .store import Resources
 
@@ -67,7 +68,7 @@ class Order(NamedTuple):
 
 class Lifecycle:
     def __init__(self, bus: Bus, store: Store) -> None:
-        self._bus, self._store = bus, store
+        self._bus, self._store, self._copies = bus, store, store.copies
         self.resources = Resources(bus, self._stands)
         self._statuses = bus.bucket("moorage-status")
         self._look = asyncio.Event()
@@ -83,14 +84,14 @@ class Lifecycle:
     def _stands(self, path: Path) -> bool:
         """A project, composite app or group that an Application made."""
         if len(path) == 7 and path[5] == "deployment-intent-groups":
-            head = self._store.head(group_name(path))
+            head = self._copies.head(group_name(path))
             return head is not None and head.origin != core.V2
         if path[0] != "projects" or len(path) not in (2, 5):
             return False
         wanted = path[1::2] if len(path) == 2 else (path[1], path[3], path[4])
         return any(
             tuple(head.group.split("/")[: len(wanted)]) == wanted
-            for head in self._store.heads()
+            for head in self._copies.heads()
             if head.origin != core.V2
         )
 
@@ -121,7 +122,7 @@ class Lifecycle:
         if order.verb not in VERBS:
             detail = f"{order.verb!r} is none of {', '.join(VERBS)}"
             raise Refused(Problem(title="Unknown verb", status=400, code="UnknownVerb", detail=detail))
-        if not self.described(order.group) and self._store.head(order.group) is None:
+        if not self.described(order.group) and self._copies.head(order.group) is None:
             await self.resources.caught_up()  # another store may just have made it
         if order.verb == "leave":
             return await self._leave(order)
@@ -140,7 +141,7 @@ class Lifecycle:
         return await self._store.act(order.group, order.verb, order.cause)
 
     def _missed(self, group: str) -> bool:
-        head = self._store.head(group)
+        head = self._copies.head(group)
         return head is not None and head.origin == core.V2
 
     async def _step(self, order: Order) -> Done:
@@ -150,12 +151,12 @@ class Lifecycle:
             record, fresh = await self._record(order.group, entry)
             if order.repeat and record.state in _REACHED.get(order.verb, ()):
                 if order.verb == "terminate":
-                    await self._store.withdraw(order.group, record.revision, order.cause)
+                    await self._store.telling.withdraw(order.group, record.revision, order.cause)
                 return Change(fresh, "unchanged")
             if order.verb == "update":
                 core.check_state(order.group, record.state, "update")
                 given = documents.application(record.document, GroupName.parse(record.group))
-                return core.reattached(record, given, self._store.attached(order.group))
+                return core.reattached(record, given, self._copies.of(order.group))
             change = core.acted(record, order.verb, now_text())
             if order.verb in ("stop", "terminate") and change.record is not None:
                 change.record.succeeds = ""
@@ -192,7 +193,7 @@ class Lifecycle:
             if order.repeat and order.verb == "instantiate" and record.state == "Instantiated":
                 return Change(None, "unchanged")  # somebody did the same at this moment
             core.check_state(order.group, record.state, order.verb)
-            own = self._store.attached(order.group)
+            own = self._copies.of(order.group)
             head = core.Head.of(record)
             change = core.applied(head, given, composed.document, own, now_text())
             if change.record is not None:
@@ -221,7 +222,7 @@ class Lifecycle:
             given = documents.application(older.document, GroupName.parse(order.group))
             # What it was, whatever it is compared with: equal documents are a new revision, too.
             head = msgspec.structs.replace(core.Head.of(record), digest="")
-            own = self._store.attached(order.group)
+            own = self._copies.of(order.group)
             change = core.applied(head, given, older.document, own, now_text())
             return _stamped(change._replace(event="updated"), record.actions)
 
@@ -245,13 +246,13 @@ class Lifecycle:
 
     async def _leave(self, order: Order) -> Done:
         done = await self._store.leave(order.group, order.cause, order.if_match)
-        if done.outcome == "leaving" and (head := self._store.head(order.group)) is not None:
+        if done.outcome == "leaving" and (head := self._copies.head(order.group)) is not None:
             return await self._gone(head) or done
         return done
 
     async def _gone(self, head: core.Head) -> Done | None:
         """Forgets what is to leave if nothing of it runs, as the patcher says it. None: not yet."""
-        at = self._store.at(head)
+        at = self._copies.at(head)
         status = await self._status(head.group)
         if status is None or status.phase != "Terminated" or status.revision != head.revision:
             return None
@@ -316,7 +317,7 @@ class Lifecycle:
             except TimeoutError:
                 pass
             self._look.clear()
-            for head in [h for h in self._store.heads() if h.leaving or (h.succeeds and h.state == "Instantiated")]:
+            for head in [h for h in self._copies.heads() if h.leaving or (h.succeeds and h.state == "Instantiated")]:
                 try:
                     if head.leaving:
                         await self._gone(head)
