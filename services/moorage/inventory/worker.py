@@ -99,7 +99,7 @@ class Shell:
         self._said_most = MAX_SAID
         self._unsure: Flush | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
-        self._heard_at = self._checked_at = 0.0
+        self._heard_at = self._ticked_at = self._checked_at = 0.0
 
     def figures(self) -> Iterable[Figure]:
         """What is counted when somebody collects it."""
@@ -313,9 +313,11 @@ class Shell:
 
     async def _step(self, now: float) -> None:
         assert self.core is not None
-        if now - self._checked_at >= EVERY / 2:
-            self._checked_at = now
+        if now - self._ticked_at >= EVERY / 2:
+            self._ticked_at = now
             self._say(self.core.tick(now))
+        if now - self._checked_at >= EVERY:
+            self._checked_at = now
             await self._check()
         if self._publish_by:
             if self.core.unheard() and now < self._publish_by:
