@@ -364,11 +364,9 @@ class Shell:
         assert self.core is not None
         flush = self.writer.flush(self.generation, self.counter + 1, AT_ONCE)
         self._unsure = flush
-        ready, later = self._said, list[Said]()
-        if self.writer.pending:
-            clusters = self.core.clusters
-            later = [said for said in ready if self.writer.waits(clusters[said.cluster].record.id)]
-            ready = [said for said in ready if not self.writer.waits(clusters[said.cluster].record.id)]
+        clusters, ready, later = self.core.clusters, list[Said](), list[Said]()
+        for said in self._said:
+            (later if self.writer.waits(clusters[said.cluster].record.id) else ready).append(said)
         self._said = later
         try:
             current = await self.store.write(self.generation, flush, self.telling.flags(ready))

@@ -62,6 +62,11 @@ class Mirror:
         await self._tail.stop()
 
 
+def _ends(headers: Mapping[str, str] | None) -> bool:
+    """Whether a change of a bucket is a key's end: it leaves a marker, which is not a value."""
+    return headers is not None and headers.get("KV-Operation") in ("DEL", "PURGE")
+
+
 class Bucket:
     """Keys and values with revisions. A write that was acknowledged is on disk."""
 
@@ -77,7 +82,7 @@ class Bucket:
             if headers["Status"] == "404":
                 return None
             raise BusError(f"{self._name}/{key}: {headers['Status']} {headers.get('Description', '')}")
-        if headers.get("KV-Operation") in ("DEL", "PURGE"):
+        if _ends(headers):
             return None
         return Entry(key, msg.data, int(headers["Nats-Sequence"]))
 
@@ -98,11 +103,11 @@ class Bucket:
         try:
             return await self.update(key, value, 0)
         except Conflict:
-            # A deleted key leaves a marker behind, which is not a value.
+            # Perhaps only with what a deleted key left behind.
             subject = f"$JS.API.DIRECT.GET.KV_{self._name}.{self._prefix}{key}"
             msg = await self._conn.exchange(subject, b"", timeout=self._timeout)
             headers: dict[str, str] = msg.headers or {}
-            if headers.get("KV-Operation") not in ("DEL", "PURGE"):
+            if not _ends(headers):
                 raise
             return await self.update(key, value, int(headers["Nats-Sequence"]))
 
@@ -142,7 +147,7 @@ class Bucket:
         found: list[Entry] = []
 
         def handle(seq: int, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
-            if not headers or headers.get("KV-Operation") not in ("DEL", "PURGE"):
+            if not _ends(headers):
                 found.append(Entry(subject[len(self._prefix) :], data, seq))
 
         start = max(await self.last() - most + 1, 1)
@@ -169,7 +174,7 @@ class Bucket:
         def handle(seq: int, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
             key = subject[cut:]
             before.discard(key)
-            if headers and headers.get("KV-Operation") in ("DEL", "PURGE"):
+            if _ends(headers):
                 if key in known:
                     known.discard(key)
                     apply(key, None, seq)

@@ -14,8 +14,6 @@ from .state import Changes, Ledger
 
 Amounts = dict[str, int]
 Wanted = dict[str, Amounts]  # node → what is taken there
-_NOTHING: Amounts = {}
-_NO_FLIGHT: dict[str, tuple[str, Wanted]] = {}
 
 
 def uncovered(slots: Sequence[Slot], live: Mapping[str, int]) -> list[tuple[Slot, int]]:
@@ -121,13 +119,13 @@ class Capacity:
         self._flush()
 
     def give_back(self, decision: str) -> None:
-        for cluster, wanted in self._flights.pop(decision, _NO_FLIGHT).values():
+        for cluster, wanted in self._flights.pop(decision, {}).values():
             self._shift(cluster, wanted, {})
         self._flush()
 
     def fits(self, decision: str) -> bool:
         """Whether what is held for a decision is really there, all others that count included."""
-        for cluster, wanted in self._flights.get(decision, _NO_FLIGHT).values():
+        for cluster, wanted in self._flights.get(decision, {}).values():
             cid = self.fleet.ids.get(cluster)
             if cid is None:
                 return False
@@ -198,9 +196,7 @@ class Capacity:
         dirty = self._dirty.setdefault(cluster, {})
         for sign, wanted in ((-1, before), (1, after)):
             for node, amounts in wanted.items():
-                mine = totals.get(node)
-                if mine is None:
-                    mine = totals[node] = {}
+                mine = totals.setdefault(node, {})
                 if node not in dirty:
                     dirty[node] = mine.copy()
                 for name, amount in amounts.items():
@@ -213,7 +209,7 @@ class Capacity:
             cid = self.fleet.ids.get(cluster)
             totals = self._totals[cluster]
             for node, told in nodes.items():
-                wanted = {name: amount for name, amount in totals.get(node, _NOTHING).items() if amount}
+                wanted = {name: amount for name, amount in totals.get(node, {}).items() if amount}
                 if wanted:
                     totals[node] = wanted
                 else:

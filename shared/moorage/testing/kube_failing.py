@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -29,7 +30,7 @@ def hang_up(request: web.Request) -> None:
         request.transport.abort()
 
 
-class FailingServer:
+class FailingServer(ABC):
     """`fault` is asked before anything is answered: what it returns is what happens instead. `requests` has the time of
     each request."""
 
@@ -92,9 +93,9 @@ class FailingServer:
             return web.Response()
         return await self._answer(request, fault)
 
+    @abstractmethod
     async def _answer(self, request: web.Request, fault: str) -> web.StreamResponse:
         """`fault`: one that only this server has, or none."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _streaming(self) -> Iterator[None]:

@@ -140,12 +140,12 @@ def _levels(app: ShapedApp, rooms: list[Room], fits: Mask) -> list[tuple[float, 
         for shape, room in zip(app.shapes, rooms, strict=True)
         for optional, where in zip(shape.optional, room.met, strict=True)
     ]
-    if len(wishes) == 1:
-        level = wishes[0][1] & fits
-        return [(1.0, level)] if level.any() else []
     asked = sum(weight for weight, _ in wishes)
     if not asked or not fits.any():
         return []
+    if len(wishes) == 1:  # met or not, without counting
+        level = wishes[0][1] & fits
+        return [(1.0, level)] if level.any() else []
     met = np.zeros(len(fits), np.int64)
     for weight, where in wishes:
         met += weight * where
