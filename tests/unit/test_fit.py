@@ -37,9 +37,28 @@ def check_room(fleet: Fleet, rooms: Rooms, s: Shape) -> None:
             assert room.fits[cid] == any(fleet.usable[row] for row in where)
             continue
         assert room.fits[cid] == exists(fleet, where, [s], [[]])
-        assert [bool(met[cid]) for met in room.met] == [
-            exists(fleet, where, [s], [[i]]) for i in range(len(s.optional))
-        ]
+        assert [bool(met[cid]) for met in room.met] == met_of(fleet, where, s)
+
+
+def met_of(fleet: Fleet, where: list[int], s: Shape) -> list[bool]:
+    """The heaviest first, and what is granted stays granted."""
+    granted: list[int] = []
+    if exists(fleet, where, [s], [[]]):
+        for i in sorted(range(len(s.optional)), key=lambda i: -s.optional[i].weight):
+            if exists(fleet, where, [s], [[*granted, i]]):
+                granted.append(i)
+    return [i in granted for i in range(len(s.optional))]
+
+
+def test_what_one_node_cannot_give_together_is_not_met_together() -> None:
+    apart = [node(name="n-0", cpu="4", resources={GPU: "1"}), node(name="n-1", cpu="64")]
+    fleet = fleet_of({"lab/apart": apart, "lab/one": [node(cpu="12", resources={GPU: "1"})]})
+    wishes = [
+        OptionalNeed(consumer="c", name="cpu", weight=5, resources={"cpu": 8000}),
+        OptionalNeed(consumer="c", name=GPU, weight=6, resources={GPU: 1}),
+    ]
+    s = shape(resources={"cpu": 1000}, optional=wishes)
+    assert [met.tolist() for met in Rooms(fleet).of(s).met] == [[False, True], [True, True]]
 
 
 @given(st.lists(clusters, min_size=1, max_size=3), shapes)

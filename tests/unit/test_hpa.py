@@ -62,6 +62,17 @@ def test_sets_scores_and_conflicts() -> None:
     assert not any(app.reasons for app in answer.apps.values()), "reasons cost; only who asks gets them"
 
 
+def test_a_device_that_two_objects_want_counts_once() -> None:
+    fleet = fleet_of(
+        {"lab/one": [node(cpu="64", resources={GPU: "1"})], "lab/two": [node(cpu="12", resources={GPU: "2"})]}
+    )
+    wish = [OptionalNeed(consumer="c", name=GPU, weight=5, resources={GPU: 1})]
+    apps = [shape(f"Deployment/{name}", resources={"cpu": 1000}, optional=wish) for name in "wv"]
+    scores = read(Hpa(fleet).answer(ask_for({"a": apps})), fleet).apps[0].scores
+    assert scores is not None
+    assert scores.tolist() == [7 / 15, 1]
+
+
 def test_reasons_have_numbers_and_whose_need_it_was() -> None:
     fleet = fleet_of(
         {

@@ -70,9 +70,13 @@ def ask(kind: str, consumers: list[Manifest], claims: list[Claim] | None = None,
     )
 
 
+def everywhere(_cluster: str, _label: tuple[str, str]) -> bool:
+    return True
+
+
 def patched(asked: ActionAsk, cluster: str = "lab/a", extra: list[Contribution] | None = None) -> Manifest:
     decision = msgspec.convert(asked.decision, Decision)
-    found = [c for c in contributions(asked) + (extra or []) if c.cluster in ("", cluster)]
+    found = [c for c in contributions(asked, everywhere) + (extra or []) if c.cluster in ("", cluster)]
     assert disagreements(found) == []
     assert unusable(asked.manifests, found) == []
     claims = {c.object: c for c in decision.claims if c.cluster == cluster}
@@ -137,15 +141,17 @@ def test_requests_above_the_manifests_limit_take_it_along() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"),
-    [("Deployment", ["spec", "replicas"]), ("StatefulSet", ["spec", "replicas"]), ("Job", ["spec", "parallelism"])],
-)
-def test_replicas_of_a_consumer(kind: str, path: list[str]) -> None:
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "ReplicaSet", "ReplicationController"])
+def test_replicas_of_a_consumer(kind: str) -> None:
     result: Any = patched(ask(kind, [{"replicas": 3, "needs": []}]))
-    for part in path:
-        result = result[part]
-    assert result == 3
+    assert result["spec"]["replicas"] == 3
+
+
+@pytest.mark.parametrize("kind", ["Job", "CronJob", "DaemonSet", "Pod"])
+def test_kinds_without_replicas_keep_their_own_numbers(kind: str) -> None:
+    result = patched(ask(kind, [{"replicas": 1, "needs": []}]))
+    assert template(result) != template(manifest(kind)), "it carries the claim"
+    assert b"replicas" not in msgspec.json.encode(result) and b"parallelism" not in msgspec.json.encode(result)
 
 
 def test_labels_are_anded_into_every_term_and_empty_terms_stay_empty() -> None:
@@ -253,9 +259,22 @@ def test_contributions_that_fit_nothing_are_refused(one: Contribution) -> None:
     assert [(r.code, r.by) for r in reasons] == [("ControllerError", "a")]
 
 
+def test_an_optional_label_is_written_only_where_some_node_has_it() -> None:
+    need = {"label": "avx", "value": "true", "mandatory": False, "weight": 4}
+    asked = ask("Deployment", [{"needs": [need]}], [claim("lab/a", "Deployment"), claim("lab/b", "Deployment")])
+    found = contributions(asked, lambda cluster, label: (cluster, label) == ("lab/b", ("avx", "true")))
+    assert [(c.op, c.cluster) for c in found] == [("prefer", "lab/b")]
+    assert [c.cluster for c in contributions(asked, everywhere)] == [""]
+    assert contributions(asked, lambda _cluster, _label: False) == []
+
+
+def test_a_preference_names_nodes_by_their_hostname_label() -> None:
+    assert preferred_nodes(claim(slots=[Slot(node="n-1"), Slot(node="n-2", host="ip-2")])) == ["ip-2", "n-1"]
+
+
 def test_a_new_decision_that_changes_nothing_changes_no_template() -> None:
     asked = ask("StatefulSet", [{"container": "main", "needs": NEEDS}])
-    found = contributions(asked)
+    found = contributions(asked, everywhere)
     one = tailor(asked.manifests["fwall"], found, {"StatefulSet/core": claim()}, {"c1": ["n-1"]}, "d1")[0]
     two = tailor(asked.manifests["fwall"], found, {"StatefulSet/core": claim()}, {"c1": ["n-1"]}, "d2")[0]
     assert one["metadata"] != two["metadata"]
@@ -280,11 +299,11 @@ def test_what_nobody_contributed_to_stays_and_twice_is_once(kind: str, needs: li
     asked = ask(kind, [{"container": container, "needs": needs}])
     result = patched(asked)
     original = asked.manifests["fwall"][0]
-    touched = {c.path for c in contributions(asked) if c.op == "set"}
+    touched = {c.path for c in contributions(asked, everywhere) if c.op == "set"}
     for operation in diff(original, result):
         assert operation["op"] == "add" or operation["path"] in touched
     claims = {f"{kind}/core": claim(kind=kind)}
-    again = tailor([result], contributions(asked), claims, {"c1": ["n-1"]}, "d1")
+    again = tailor([result], contributions(asked, everywhere), claims, {"c1": ["n-1"]}, "d1")
     assert again == [result]
 
 

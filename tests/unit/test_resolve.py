@@ -277,6 +277,51 @@ def test_exclusive_cores() -> None:
     assert EXCLUSIVE not in shape(whole).resources
 
 
+def test_exclusive_cores_of_the_whole_pod_count_whoever_asked_for_them() -> None:
+    two = resources({}, {"cpu": 2, "memory": "1Gi"})
+    beside = manifest(containers=[{"name": "main"}, {"name": "other", **two}])
+    assert shape(beside, CPU4, GB).resources[EXCLUSIVE] == 6
+    sidecar = manifest(initContainers=[{"name": "side", "restartPolicy": "Always", **two}])
+    assert shape(sidecar, CPU4, GB).resources[EXCLUSIVE] == 6
+    first = manifest(containers=[{"name": "main", **two}], initContainers=[{"name": "init"}])
+    eight = {"resource": "cpu", "requests": 8, "limits": 8}
+    assert shape(first, eight, GB, container="init").resources[EXCLUSIVE] == 8, "its cores are used again by the rest"
+
+
+def test_wishing_for_whole_cores_is_wishing_for_exclusive_ones() -> None:
+    wish = {"resource": "cpu", "requests": 6, "limits": 6, "mandatory": False, "weight": 5}
+    found = shape(manifest(), wish, GB)
+    assert EXCLUSIVE not in found.resources
+    assert [o.resources for o in found.optional] == [{"cpu": 6000, EXCLUSIVE: 6}]
+    (wider,) = shape(manifest(), CPU4, wish, GB).optional
+    assert wider.resources == {"cpu": 6000, EXCLUSIVE: 6}
+    (loose,) = shape(manifest(), wish).optional
+    assert loose.resources == {"cpu": 6000}
+
+
+def test_how_a_need_is_spelled_changes_no_template() -> None:
+    cpu, wish = {"resource": "cpu", "requests": 1}, {"resource": "x/y", "requests": 1, "weight": 3}
+    plain = shape(manifest(), cpu, GB, wish).template
+    giga = {"resource": "memory", "requests": "1G", "limits": "1G"}
+    assert shape(manifest(), giga, wish | {"weight": 4}, cpu | {"name": "its-own", "mandatory": True}).template == plain
+    assert shape(manifest(), cpu | {"requests": 2}, GB, wish).template != plain
+    assert shape(manifest(), cpu | {"limits": 1}, GB, wish).template != plain
+    assert shape(manifest(), cpu, GB, wish | {"requests": 2}).template != plain
+    label = {"label": "a", "value": "b", "weight": 1}
+    assert shape(manifest(), label).template != shape(manifest(), label | {"weight": 2}).template
+
+
+def test_what_a_pod_requests_as_a_whole_counts() -> None:
+    whole = manifest(containers=[{"name": "main", **resources({"cpu": 1})}], **resources({"cpu": 4}, {"memory": "1Gi"}))
+    assert shape(whole).resources == {"cpu": 4000, "memory": 1 << 30, "pods": 1}
+    assert shape(whole, {"resource": "cpu", "requests": 5}).resources["cpu"] == 5000
+
+
+def test_a_job_counts_its_parallelism() -> None:
+    job = manifest("Job", {"parallelism": 3})
+    assert shape(job, CPU4, replicas=1).count == 3
+
+
 def test_another_container_breaks_the_guarantee() -> None:
     of = manifest(containers=[{"name": "main"}, {"name": "proxy", **resources({"cpu": "100m"})}])
     found = revision([of], [{"object": ref(of), "container": "main", "needs": [CPU4, GB]}])
@@ -372,6 +417,17 @@ def test_intents_for_an_app_that_is_not_there(intent: dict[str, Any]) -> None:
     problem = refusal([], [], [intent])
     assert (problem.status, problem.code) == (409, "UnknownApp")
     assert "nowhere" in problem.detail and problem.errors[0].path.startswith(f"{intent['kind']}/")
+
+
+def test_ports_of_the_host_are_left_to_kubernetes() -> None:
+    port = {"name": "main", "ports": [{"containerPort": 80}]}
+    taken = {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}
+    for of, codes in (
+        (manifest(containers=[port]), []),
+        (manifest(containers=[taken]), ["NotConsidered"]),
+        (manifest(containers=[port], hostNetwork=True), ["NotConsidered"]),
+    ):
+        assert [w.code for w in revision([of], []).warnings] == codes
 
 
 def test_what_is_left_to_kubernetes_is_said() -> None:

@@ -27,9 +27,14 @@ class _Resources(_Kube):
     limits: dict[str, Number] | None = None
 
 
+class _Port(_Kube):
+    host_port: int | None = None
+
+
 class _Container(_Kube):
     name: str
     resources: _Resources | None = None
+    ports: list[_Port] | None = None
     restart_policy: str | None = None
 
 
@@ -76,6 +81,8 @@ class _Spread(_Kube):
 class _PodSpec(_Kube):
     containers: list[_Container]
     init_containers: list[_Container] | None = None
+    resources: _Resources | None = None
+    host_network: bool | None = None
     overhead: dict[str, Number] | None = None
     node_selector: dict[str, str] | None = None
     node_name: str | None = None
@@ -124,7 +131,8 @@ class Container(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """The pods of one object. `terms` are ORed lists of ANDed requirements; empty = every node."""
+    """The pods of one object. `terms` are ORed lists of ANDed requirements; empty = every node. `whole`: what the pod
+    requests besides its containers, which is at least what they request together."""
 
     api_version: str
     kind: str
@@ -132,11 +140,12 @@ class Pods:
     count: int
     containers: list[Container]
     overhead: dict[str, int]
+    whole: dict[str, int]
     terms: list[list[Requirement]]
     tolerations: list[Toleration]
     template: dict[str, Any]
     surge: int | str = 0
-    ignored: tuple[str, ...] = ()  # rules of Kubernetes between pods, which no shape expresses
+    ignored: tuple[str, ...] = ()  # what keeps pods of Kubernetes apart and no shape expresses
 
     @property
     def object(self) -> str:
@@ -211,6 +220,7 @@ def read(manifest: dict[str, Any], path: str, report: Report) -> Pods | None:
         count=count,
         containers=containers,
         overhead=_amounts(spec.overhead, f"{at}.spec.overhead", report) if spec.overhead else {},
+        whole=_requested(spec.resources, f"{at}.spec.resources", report)[0],
         terms=_terms(spec),
         tolerations=[
             Toleration(key=t.key or "", operator=t.operator or "Equal", value=t.value or "", effect=t.effect or "")
@@ -233,17 +243,23 @@ def _count(kind: str, work: _Workload) -> int:
 
 
 def _container(given: _Container, init: bool, path: str, report: Report) -> Container:
+    requests, limits = _requested(given.resources, f"{path}.resources", report)
+    return Container(given.name, requests, limits, init, init and given.restart_policy == "Always")
+
+
+def _requested(given: _Resources | None, path: str, report: Report) -> tuple[dict[str, int], dict[str, int]]:
+    """Requests, with what limits default them to, and limits."""
     requests: dict[str, int] = {}
     limits: dict[str, int] = {}
-    if given.resources is not None:
-        if given.resources.limits:
-            limits = _amounts(given.resources.limits, f"{path}.resources.limits", report)
-        if given.resources.requests:
-            requests = _amounts(given.resources.requests, f"{path}.resources.requests", report)
+    if given is not None:
+        if given.limits:
+            limits = _amounts(given.limits, f"{path}.limits", report)
+        if given.requests:
+            requests = _amounts(given.requests, f"{path}.requests", report)
             for resource, wanted in requests.items():
                 if resource in limits and wanted > limits[resource]:
-                    report(f"{path}.resources.requests.{resource}", "RequestsAboveLimits", "is more than its limit")
-    return Container(given.name, limits | requests, limits, init, init and given.restart_policy == "Always")
+                    report(f"{path}.requests.{resource}", "RequestsAboveLimits", "is more than its limit")
+    return limits | requests, limits
 
 
 def _amounts(given: dict[str, Number], path: str, report: Report) -> dict[str, int]:
@@ -321,6 +337,9 @@ def _ignored(spec: _PodSpec) -> tuple[str, ...]:
             found.append("podAntiAffinity")
     if any(s.when_unsatisfiable != "ScheduleAnyway" for s in spec.topology_spread_constraints or ()):
         found.append("topologySpreadConstraints")
+    ports = [port for c in (*spec.containers, *(spec.init_containers or ())) for port in c.ports or ()]
+    if any(port.host_port for port in ports) or (spec.host_network and ports):
+        found.append("hostPort")
     return tuple(found)
 
 

@@ -34,7 +34,7 @@ from moorage.model.shapes import (
 from moorage.units import need_amount
 
 from .documents import Accepted, AcceptedIntent
-from .pods import Pods, surge_of
+from .pods import REPLICATED, Pods, surge_of
 from .rules import Objects, is_mandatory
 from .salvage import label_text
 
@@ -246,11 +246,10 @@ def _shape(pods: Pods, asks: Sequence[_Ask], errors: list[Violation], warnings: 
         Requirement(key=k, operator="In", values=(v,)) for k, values in labels.items() for v in dict.fromkeys(values)
     ]
     terms = [term + always for term in pods.terms] if pods.terms else ([always] if always else [])
-    wishes = [_wish(ask, need, laid) for ask, need in optional]
+    wishes = [_wish(pods, ask, need, laid, resources.get(EXCLUSIVE, 0)) for ask, need in optional]
     tolerations = list(dict.fromkeys(pods.tolerations))
     per_node = pods.kind == "DaemonSet"
     fits = (resources, terms, tolerations, wishes, count, per_node)
-    asked = [(a.consumer.container, a.consumer.needs) for a in asks]
     return Shape(
         key=_hash(fits),
         object=pods.object,
@@ -261,7 +260,7 @@ def _shape(pods: Pods, asks: Sequence[_Ask], errors: list[Violation], warnings: 
         tolerations=tolerations,
         optional=wishes,
         needs=needs,
-        template=_hash((pods.template, asked)),
+        template=_hash((pods.template, _said(asks))),
         surge=surge_of(pods, count),
     )
 
@@ -271,6 +270,8 @@ def _hash(value: Any) -> str:
 
 
 def _count(pods: Pods, asks: Sequence[_Ask], errors: list[Violation]) -> int:
+    if pods.kind not in REPLICATED:
+        return pods.count
     given = [(a.consumer.replicas, a.path) for a in asks if a.consumer.replicas is not None]
     numbers = sorted({n for n, _ in given})
     if len(numbers) > 1:
@@ -309,44 +310,61 @@ def _lay(need: Need, container: _Laid, ask: _Ask) -> None:
 
 
 def _pod(pods: Pods, laid: Mapping[str, _Laid]) -> dict[str, int]:
-    """What the scheduler of Kubernetes counts: init containers run one after the other before the rest, those that stay
-    (sidecars) beside all that come later."""
+    """What the scheduler of Kubernetes counts."""
+    total = _at_once(pods, {name: one.requests for name, one in laid.items()})
+    for resource, value in pods.whole.items():
+        total[resource] = max(value, total.get(resource, 0))
+    for resource, value in pods.overhead.items():
+        total[resource] = total.get(resource, 0) + value
+    total = {r: v for r, v in sorted(total.items()) if v}
+    total[PODS] = 1
+    return total
+
+
+def _at_once(pods: Pods, amounts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Of amounts by container, what is held at one time: init containers run one after the other before the rest, those
+    that stay (sidecars) beside all that come later."""
     running: dict[str, int] = defaultdict(int)
     peak: dict[str, int] = {}
     # Kubernetes starts init containers in order; the others follow.
     for container in (c for c in pods.containers if c.init):
-        for resource, value in laid[container.name].requests.items():
+        for resource, value in amounts[container.name].items():
             if container.sidecar:
                 running[resource] += value
                 peak[resource] = max(peak.get(resource, 0), running[resource])
             else:
                 peak[resource] = max(peak.get(resource, 0), running[resource] + value)
     for container in (c for c in pods.containers if not c.init):
-        for resource, value in laid[container.name].requests.items():
+        for resource, value in amounts[container.name].items():
             running[resource] += value
-    total = {r: max(running.get(r, 0), peak.get(r, 0)) for r in sorted(running.keys() | peak.keys())}
-    for resource, value in pods.overhead.items():
-        total[resource] = total.get(resource, 0) + value
-    total = {r: v for r, v in total.items() if v}
-    total[PODS] = 1
-    return total
+    return {r: max(running.get(r, 0), peak.get(r, 0)) for r in running.keys() | peak.keys()}
 
 
 def _exclusive(pods: Pods, laid: Mapping[str, _Laid], resources: dict[str, int], warnings: list[Warn]) -> list[NeedRef]:
     """Whole cores of one's own, asked for by an integer cpu need with requests = limits for cpu and memory; Kubernetes
     gives them only where the whole pod is Guaranteed."""
-    asking = [c for c in pods.containers if "cpu" in laid[c.name].set and not c.init and _whole_cores(laid[c.name])]
+    asking = [c.name for c in pods.containers if "cpu" in laid[c.name].set and _whole_cores(laid[c.name])]
     if not asking:
         return []
     loose = [c.name for c in pods.containers if not _guaranteed(laid[c.name])]
     if loose:
         names = ", ".join(loose)
         text = f"{pods.object}: containers {names} have no equal requests and limits for cpu and memory"
-        warnings.append(Warn(code="NotGuaranteed", message=f"{text}, so {asking[0].name} gets no exclusive cores"))
+        warnings.append(Warn(code="NotGuaranteed", message=f"{text}, so {asking[0]} gets no exclusive cores"))
         return []
-    cores = {c.name: laid[c.name].requests["cpu"] // 1000 for c in asking}
-    resources[EXCLUSIVE] = sum(cores.values())
-    return [NeedRef(consumer=laid[name].set["cpu"], name=EXCLUSIVE, amount=n) for name, n in cores.items()]
+    resources[EXCLUSIVE] = _cores(pods, laid)
+    return [
+        NeedRef(consumer=laid[name].set["cpu"], name=EXCLUSIVE, amount=laid[name].requests["cpu"] // 1000)
+        for name in asking
+    ]
+
+
+def _cores(pods: Pods, laid: Mapping[str, _Laid]) -> int:
+    """The exclusive cores that a static CPU manager takes for a pod: for every container with whole ones, whoever asked."""
+    if not all(_guaranteed(laid[c.name]) for c in pods.containers):
+        return 0
+    cores = {n: {EXCLUSIVE: one.requests["cpu"] // 1000} if _whole_cores(one) else {} for n, one in laid.items()}
+    return _at_once(pods, cores).get(EXCLUSIVE, 0)
 
 
 def _guaranteed(container: _Laid) -> bool:
@@ -371,17 +389,40 @@ def _of_manifest(resources: Mapping[str, int], needs: Sequence[NeedRef]) -> list
     ]
 
 
-def _wish(ask: _Ask, need: Need, laid: Mapping[str, _Laid]) -> OptionalNeed:
+def _wish(pods: Pods, ask: _Ask, need: Need, laid: Mapping[str, _Laid], cores: int) -> OptionalNeed:
+    """`cores`: the exclusive ones that the pod has without it."""
     weight = need.weight or 1
     if need.label:
         return OptionalNeed(
             consumer=ask.name, name=need.label, weight=weight, label=(need.label, label_text(need.value))
         )
     # On top of what mandatory needs ask for, but instead of what the manifest has; a wish for less than that is met.
-    container = laid[ask.consumer.container]
-    more = _amounts(need)[0]
-    if need.resource not in container.set:
-        more -= container.requests.get(need.resource, 0)
+    name, container = need.resource, laid[ask.consumer.container]
+    wider = _Laid(dict(container.requests), dict(container.limits), dict(container.set))
+    _lay(need, wider, ask)
+    more = {name: wider.requests[name] - container.requests.get(name, 0)}
+    if name == "cpu" and _whole_cores(wider):
+        more[EXCLUSIVE] = _cores(pods, {**laid, ask.consumer.container: wider}) - cores
     return OptionalNeed(
-        consumer=ask.name, name=need.resource, weight=weight, resources={need.resource: more} if more > 0 else {}
+        consumer=ask.name, name=name, weight=weight, resources={r: amount for r, amount in more.items() if amount > 0}
     )
+
+
+def _said(asks: Sequence[_Ask]) -> list[Any]:
+    """What consumers' needs make of the pod template, however they are spelled, called and ordered."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    rest: list[Any] = []
+    for ask in asks:
+        container = ask.consumer.container
+        for need in ask.consumer.needs:
+            if need.label:
+                weight = 0 if is_mandatory(need) else need.weight or 1
+                rest.append((need.label, label_text(need.value), weight))
+                continue
+            wanted, limit = _amounts(need)
+            if is_mandatory(need):
+                known = sums.setdefault((container, need.resource), [0, 0])
+                known[0], known[1] = known[0] + wanted, known[1] + (limit or 0)
+            else:
+                rest.append((container, need.resource, wanted, limit or 0))
+    return [sorted(sums.items()), sorted(set(rest), key=repr)]

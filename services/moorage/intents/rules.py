@@ -21,7 +21,7 @@ from moorage.model.documents import (
     Term,
 )
 from moorage.model.names import GroupName, is_name
-from moorage.model.shapes import PODS
+from moorage.model.shapes import EXCLUSIVE, PODS
 from moorage.units import need_amount
 
 from .pods import REPLICATED, Pods, Report, has_pods, read
@@ -277,7 +277,7 @@ def need_is_right(need: Need, path: str, report: Report) -> None:
         return
     if need.value != "":
         report(f"{path}.value", "Contradiction", "a resource has requests and limits, not a value")
-    if _KEY.fullmatch(need.resource) is None or need.resource == PODS:
+    if _KEY.fullmatch(need.resource) is None or need.resource in (PODS, EXCLUSIVE):
         report(f"{path}.resource", "InvalidName", f"{need.resource!r} is not a resource that a container can ask for")
         return
     if need.requests is None and need.limits is None:

@@ -167,7 +167,8 @@ def _contribute(manifest: Manifest, one: Contribution) -> Manifest:
 
 
 def preferred_nodes(claim: Claim) -> list[str]:
-    return sorted({slot.node for slot in claim.slots if slot.node})
+    """By their hostname labels: a preference for several nodes cannot name them otherwise."""
+    return sorted({slot.host or slot.node for slot in claim.slots if slot.node})
 
 
 def _bound_by_slots(claim: Claim) -> bool:

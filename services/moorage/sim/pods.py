@@ -51,9 +51,9 @@ def _amounts(given: Any) -> dict[str, int]:
     return {str(name): amount(str(name), v if isinstance(v, str) else repr(v), True) for name, v in given.items()}
 
 
-def _requests(container: Mapping[str, Any]) -> dict[str, int]:
+def _requests(of: Mapping[str, Any]) -> dict[str, int]:
     """Limits stand in for requests that are not given."""
-    resources = container.get("resources") or {}
+    resources = of.get("resources") or {}
     return {**_amounts(resources.get("limits")), **_amounts(resources.get("requests"))}
 
 
@@ -87,6 +87,7 @@ def _total(spec: Mapping[str, Any]) -> tuple[dict[str, int], tuple[int, int]]:
     _add(running, sidecars)
     for name, value in peak.items():
         running[name] = max(running.get(name, 0), value)
+    running.update(_requests(spec))  # of the whole pod: they stand for those of its containers
     overhead = _amounts(spec.get("overhead"))
     _add(running, overhead)
     total = (

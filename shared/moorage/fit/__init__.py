@@ -5,6 +5,7 @@ from __future__ import annotations
 from .assign import Assigned, Unassigned, assign, still_fits
 from .conflicts import Pairs, conflicts, envelope
 from .explain import Figure, explain
+from .nodes import carries
 from .rooms import Room, Rooms, unsupported
 from .rows import Ids, Mask, NamedRows, Rows
 
@@ -20,6 +21,7 @@ __all__ = [
     "Rows",
     "Unassigned",
     "assign",
+    "carries",
     "conflicts",
     "envelope",
     "explain",

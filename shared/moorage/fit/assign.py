@@ -14,7 +14,7 @@ import numpy as np
 from moorage.model.claims import Slot
 from moorage.model.shapes import Shape
 
-from .nodes import carries, eligible, selected
+from .nodes import carrying, eligible, other_host, selected
 from .packing import Bound, Packed, Problem, capacity, pack
 from .rooms import unsupported
 from .rows import Amounts, Ids, Mask, Rows
@@ -66,7 +66,7 @@ class _Cluster:
         """Nodes that the shape's pods may go to, with the labels of what they are granted."""
         mask = self.able[number]
         for i in granted:
-            carried = carries(self.rows, self.shapes[number].optional[i].label, self.where)
+            carried = carrying(self.rows, self.shapes[number].optional[i].label, self.where)
             if carried is not None:
                 mask = mask & carried
         return mask
@@ -141,7 +141,8 @@ class _Cluster:
         for number, row, count in zip(
             numbers.tolist(), self.where[nodes].tolist(), packed[numbers, nodes].tolist(), strict=True
         ):
-            slots[number].append(Slot(node=self.rows.node_name(row), count=count, resources=dict(taking[number])))
+            name, host = self.rows.node_name(row), other_host(self.rows, row)
+            slots[number].append(Slot(node=name, host=host, count=count, resources=dict(taking[number])))
         return Assigned(slots, [sorted(g) for g in granted])
 
 

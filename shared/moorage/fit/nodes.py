@@ -13,7 +13,7 @@ from moorage.select.labels import conjunction
 
 from .rows import Ids, Mask, NamedRows, Rows, Where
 
-_HOSTNAME = "kubernetes.io/hostname"
+HOSTNAME = "kubernetes.io/hostname"
 _NAME = "metadata.name"
 #: So many rows are asked for their names one by one before the fleet is asked for the name.
 _FEW = 64
@@ -58,7 +58,7 @@ def _by_host(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
 
 def labelled(rows: Rows, term: Sequence[Requirement], where: Where) -> Mask | None:
     """Per row of `where`, whether all requirements hold; None: on every row."""
-    plain = tuple(r for r in term if r.key not in (_HOSTNAME, _NAME))
+    plain = tuple(r for r in term if r.key not in (HOSTNAME, _NAME))
     mask: Mask | None = None
     if plain or not term:
         by_set = _of(rows).labels.mask(rows.label_sets, plain)
@@ -68,7 +68,7 @@ def labelled(rows: Rows, term: Sequence[Requirement], where: Where) -> Mask | No
         return mask
     ids = _ids(rows, where)
     for requirement in term:
-        if requirement.key in (_HOSTNAME, _NAME):
+        if requirement.key in (HOSTNAME, _NAME):
             named = (_named if requirement.key == _NAME else _by_host)(rows, requirement, ids)
             mask = named if mask is None else mask & named
     return mask
@@ -93,9 +93,20 @@ def tolerable(rows: Rows, tolerations: Sequence[Toleration], where: Where) -> Ma
     return None if by_set.all() else by_set.take(rows.taintset[: rows.n][where])
 
 
-def carries(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:
+def carrying(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:
     """Per row of `where`, whether it has this label; None: every row, or no label is asked for."""
     return None if label is None else labelled(rows, conjunction((label,)), where)
+
+
+def carries(rows: Rows, label: tuple[str, str], where: Ids) -> bool:
+    """Whether any row of `where` has this label."""
+    mask = carrying(rows, label, where)
+    return bool(len(where)) if mask is None else bool(mask.any())
+
+
+def other_host(rows: Rows, row: int) -> str:
+    """The hostname label of a node, where that is not its name."""
+    return "" if rows.host_label[row] else rows.label_sets[rows.labelset[row]].get(HOSTNAME, "")
 
 
 def admitted(rows: Rows, shape: Shape, mask: Mask, where: Where) -> Mask:

@@ -7,7 +7,7 @@ Counting is exact for one shape alone: its pods are equal, so a cluster has room
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from moorage.model.shapes import OptionalNeed, Shape
 
-from .nodes import admitted, carries, eligible, roomy
+from .nodes import admitted, carrying, eligible, roomy
 from .rows import Ids, Mask, Rows, Where
 
+#: So many optional needs of a shape are looked at together, the heaviest; what is lighter is looked at by itself.
+_TOGETHER = 6
 #: Up to this many changed clusters are looked at one by one; beyond, one pass over the table finds their rows.
 _FEW = 64
 
@@ -35,7 +37,8 @@ def unsupported(shape: Shape) -> str | None:
 
 
 class Room(NamedTuple):
-    """`fits`: all `count` pods have room by counting; `met`: the same with one optional need each. Read only."""
+    """`fits`: all `count` pods have room by counting; `met`: the same with an optional need each, beside the heavier ones
+    that are met there. Read only."""
 
     fits: Mask
     met: list[Mask]
@@ -109,14 +112,44 @@ def _plain(rows: Rows, shape: Shape, where: Where) -> Room:
         return Room(fits, [fits for _ in shape.optional])
     mask = roomy(rows, shape.resources, usable.copy(), where)
     mask = admitted(rows, shape, mask, where)
-    met = []
-    for optional in shape.optional:
-        named = carries(rows, optional.label, where)
-        some = mask.copy() if named is None else mask & named
-        resources = with_optional(shape.resources, optional)
-        some = roomy(rows, {resource: resources[resource] for resource in optional.resources}, some, where)
-        met.append(_holding(rows, resources, shape.count, some, where))
-    return Room(_holding(rows, shape.resources, shape.count, mask, where), met)
+
+    def holds(resources: Mapping[str, int], some: Mask) -> Mask:
+        return _holding(rows, resources, shape.count, some, where)
+
+    fits = holds(shape.resources, mask)
+    return Room(fits, _met(rows, shape, where, mask, fits, holds))
+
+
+class _Granted(NamedTuple):
+    """Clusters that can have the same optional needs: what one pod takes there, and the rows that have it."""
+
+    resources: Mapping[str, int]
+    mask: Mask
+    clusters: Mask
+
+
+def _met(
+    rows: Rows, shape: Shape, where: Where, mask: Mask, fits: Mask, holds: Callable[[Mapping[str, int], Mask], Mask]
+) -> list[Mask]:
+    """The clusters that meet each optional need. Granted as the assignment does: the heaviest first, to all pods, and
+    what is granted leaves less for the next. `mask`: rows with room for a pod; `holds`: clusters whose rows hold all."""
+    met = [fits] * len(shape.optional)
+    plain = _Granted(shape.resources, mask, fits)
+    branches = [plain]
+    for place, i in enumerate(sorted(range(len(met)), key=lambda i: -shape.optional[i].weight)):
+        optional = shape.optional[i]
+        named = carrying(rows, optional.label, where)
+        met[i] = np.zeros(rows.size, np.bool_)
+        after = []
+        for branch in branches if place < _TOGETHER else [plain]:
+            some = branch.mask.copy() if named is None else branch.mask & named
+            resources = with_optional(branch.resources, optional)
+            some = roomy(rows, {resource: resources[resource] for resource in optional.resources}, some, where)
+            able = holds(resources, some) & branch.clusters
+            met[i] |= able
+            after += [_Granted(resources, some, able), branch._replace(clusters=branch.clusters & ~able)]
+        branches = [branch for branch in after if branch.clusters.any()]
+    return met
 
 
 def _everywhere(rows: Rows, shape: Shape, where: Where) -> Room:
@@ -134,12 +167,8 @@ def _everywhere(rows: Rows, shape: Shape, where: Where) -> Room:
         return fits
 
     good = roomy(rows, shape.resources, np.ones(len(ids), np.bool_), ids)
-    met = []
-    for optional in shape.optional:
-        able = roomy(rows, with_optional(shape.resources, optional), good.copy(), ids)
-        named = carries(rows, optional.label, ids)
-        met.append(all_of(able if named is None else able & named))
-    return Room(all_of(good), met)
+    fits = all_of(good)
+    return Room(fits, _met(rows, shape, ids, good, fits, lambda _, able: all_of(able)))
 
 
 def room_of(rows: Rows, shape: Shape, where: Where | None = None) -> Room:

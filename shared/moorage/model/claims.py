@@ -17,9 +17,10 @@ class IntentRef(Model, kw_only=True):
 
 
 class Slot(Model, kw_only=True):
-    """A run of `count` equal pods' places on one node."""
+    """A run of `count` equal pods' places on one node. `host`: its hostname label, where that is not its name."""
 
     node: str = ""
+    host: str = ""
     count: int = 1
     resources: dict[str, int] = {}
     providers: dict[str, dict[str, int]] = {}

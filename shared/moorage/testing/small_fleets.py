@@ -76,7 +76,7 @@ shapes = st.builds(
     per_node=st.sampled_from([False, False, False, True]),
     terms=terms,
     tolerations=st.sampled_from([[], [Toleration(operator="Exists")]]),
-    optional=st.lists(optional, max_size=2),
+    optional=st.lists(optional, max_size=3),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,15 +14,17 @@ from moorage.model.documents import Consumer, HpaIntentSpec, Need
 from moorage.units import amount, need_amount, show
 
 NAME = "hpa"
-#: Where each kind says how many pods run at once.
+#: Kinds that say how many pods run at once, and where; Jobs have a parallelism of their own.
 _REPLICAS = {
     "Deployment": "/spec/replicas",
     "StatefulSet": "/spec/replicas",
     "ReplicaSet": "/spec/replicas",
     "ReplicationController": "/spec/replicas",
-    "Job": "/spec/parallelism",
-    "CronJob": "/spec/jobTemplate/spec/parallelism",
 }
+
+
+#: Whether any node of a cluster has a label with this value.
+Carried = Callable[[str, tuple[str, str]], bool]
 
 
 class Amounts(NamedTuple):
@@ -168,17 +170,22 @@ def _raised(container: Mapping[str, Any], resource: str, requests: int) -> int:
     return requests if amount(resource, str(there), False) < requests else 0
 
 
-def _labels(target: _Target) -> Iterable[Contribution]:
+def _labels(target: _Target, clusters: Sequence[str], carried: Carried) -> Iterable[Contribution]:
     for consumer in target.consumers:
         for need in consumer.needs:
             if not need.label:
                 continue
-            requirement = {"key": need.label, "operator": "In", "values": [_label_value(need.value)]}
+            value = _label_value(need.value)
+            requirement = {"key": need.label, "operator": "In", "values": [value]}
             if mandatory(need):
                 yield Contribution(app=target.app, object=target.object, op="require", value=[requirement], by=NAME)
-            else:
-                term = {"weight": need.weight or 1, "preference": {"matchExpressions": [requirement]}}
-                yield Contribution(app=target.app, object=target.object, op="prefer", value=term, by=NAME)
+                continue
+            term = {"weight": need.weight or 1, "preference": {"matchExpressions": [requirement]}}
+            able = [cluster for cluster in clusters if carried(cluster, (need.label, value))]
+            for cluster in [""] if len(able) == len(clusters) else able:
+                yield Contribution(
+                    app=target.app, object=target.object, op="prefer", value=term, by=NAME, cluster=cluster
+                )
 
 
 def _replicas(target: _Target) -> Iterable[Contribution]:
@@ -191,13 +198,14 @@ def _replicas(target: _Target) -> Iterable[Contribution]:
             yield Contribution(app=target.app, object=target.object, path=path, value=consumer.replicas, by=NAME)
 
 
-def contributions(ask: ActionAsk) -> list[Contribution]:
+def contributions(ask: ActionAsk, carried: Carried) -> list[Contribution]:
     """Everything hpa wants in the manifests of the decided group."""
     decision = msgspec.convert(ask.decision, Decision)
     shaped = {(app.name, shape.object): shape for app in ask.apps for shape in app.shapes}
     found: list[Contribution] = []
     for target in _targets(ask):
-        found.extend(_labels(target))
+        clusters = dict.fromkeys(claim.cluster for claim in decision.claims if claim.app == target.app)
+        found.extend(_labels(target, list(clusters), carried))
         found.extend(_replicas(target))
         shape = shaped.get((target.app, target.object))
         per_cluster: dict[str, dict[tuple[str, str], Amounts]] = {}

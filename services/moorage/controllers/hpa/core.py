@@ -8,13 +8,14 @@ from itertools import combinations, islice
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from moorage.candidates import pack
 from moorage.fit import Mask, Pairs, Room, Rooms, envelope
 from moorage.fleet import BOUNDLESS, Fleet
 from moorage.model.candidates import Answer, Ask, Conflict
 from moorage.model.reasons import Reason, Warn
-from moorage.model.shapes import EXCLUSIVE, Shape, ShapedApp
+from moorage.model.shapes import EXCLUSIVE, OptionalNeed, Shape, ShapedApp
 from moorage.sdk import Allowed, allow, deny
 from moorage.sdk.answers import answer
 
@@ -79,7 +80,7 @@ class Hpa:
             reasons: list[Reason] = []
             if ask.explain or not fits.any():
                 reasons = Refusals(fleet, app).reasons(rooms, torn)
-            said[app.name] = allow(fits, levels=_levels(app, rooms, fits), reasons=reasons)
+            said[app.name] = allow(fits, levels=_levels(fleet, app, rooms, fits), reasons=reasons)
             fitting.append(fits & ~held)  # nor does it stand against another app there
             warnings += self._exclusive(app, fits)
         whole = answer(said, ask, fleet, NAME)
@@ -123,7 +124,11 @@ class Hpa:
 
     def _exclusive(self, app: ShapedApp, fits: Mask) -> Iterable[Warn]:
         """Whole cores where nobody reports whether they are exclusive: a warning, not a refusal."""
-        asking = [shape.object for shape in app.shapes if shape.resources.get(EXCLUSIVE)]
+        asking = [
+            s.object
+            for s in app.shapes
+            if any(EXCLUSIVE in r for r in (s.resources, *(o.resources for o in s.optional)))
+        ]
         silent = int(np.count_nonzero(self._rooms.of(_SILENT).fits & fits)) if asking else 0
         if silent:
             text = f"{silent} clusters that have room for {app.name} report no CPU manager"
@@ -133,25 +138,51 @@ class Hpa:
             )
 
 
-def _levels(app: ShapedApp, rooms: list[Room], fits: Mask) -> list[tuple[float, Mask]]:
+def _levels(fleet: Fleet, app: ShapedApp, rooms: list[Room], fits: Mask) -> list[tuple[float, Mask]]:
     """Optional weight met of optional weight asked."""
     wishes = [
-        (optional.weight, where)
+        (shape, optional, where)
         for shape, room in zip(app.shapes, rooms, strict=True)
         for optional, where in zip(shape.optional, room.met, strict=True)
     ]
-    asked = sum(weight for weight, _ in wishes)
+    asked = sum(optional.weight for _, optional, _ in wishes)
     if not asked or not fits.any():
         return []
     if len(wishes) == 1:  # met or not, without counting
-        level = wishes[0][1] & fits
+        level = wishes[0][2] & fits
         return [(1.0, level)] if level.any() else []
     met = np.zeros(len(fits), np.int64)
-    for weight, where in wishes:
-        met += weight * where
+    left = _Left(fleet, app) if len(app.shapes) > 1 else None
+    for shape, optional, where in sorted(wishes, key=lambda wish: -wish[1].weight):
+        met += optional.weight * (where if left is None else left.take(shape, optional, where))
     steps = np.where(fits, LEVELS * met // asked, 0)
     present = np.flatnonzero(np.bincount(steps, minlength=LEVELS + 1)).tolist()
     return [(step / LEVELS, steps == step) for step in present if step]
+
+
+class _Left:
+    """Sums per cluster of what an app's objects leave free: what one of them is granted the others cannot have."""
+
+    def __init__(self, fleet: Fleet, app: ShapedApp) -> None:
+        self._fleet, self._app = fleet, app
+        self._free: dict[str, NDArray[np.int64]] = {}
+
+    def _of(self, resource: str) -> NDArray[np.int64]:
+        free = self._free.get(resource)
+        if free is None:
+            taken = sum(s.resources.get(resource, 0) * s.count for s in self._app.shapes if not s.per_node)
+            free = self._free[resource] = self._fleet.sums(resource)[0] - taken
+        return free
+
+    def take(self, shape: Shape, optional: OptionalNeed, where: Mask) -> Mask:
+        """`where`, without clusters that have too little left for it; of the others it is taken."""
+        # Nodes without a bound on exclusive cores have no sum of them, and pods on every node no number.
+        wanted = {} if shape.per_node else {r: n * shape.count for r, n in optional.resources.items() if r != EXCLUSIVE}
+        for resource, need in wanted.items():
+            where = where & (self._of(resource) >= need)
+        for resource, need in wanted.items():
+            self._of(resource)[where] -= need
+        return where
 
 
 def _apart(fleet: Fleet, a: str, b: str, where: Mask) -> Reason:

@@ -3,6 +3,7 @@ this connects them to the mesh."""
 
 from __future__ import annotations
 
+from moorage.fit import carries
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask
 from moorage.model.desired import ActionAsk, Contribution
@@ -22,7 +23,11 @@ async def main(settings: Settings) -> None:
         return kept[fleet].answer(ask)
 
     def actions(ask: ActionAsk, fleet: Fleet) -> list[Contribution]:
-        return contributions(ask)
+        def carried(cluster: str, label: tuple[str, str]) -> bool:
+            cid = fleet.ids.get(cluster)
+            return cid is not None and carries(fleet, label, fleet.rows_of(cid))
+
+        return contributions(ask, carried)
 
     one = Declared(NAME, policy="required", capacity=True, candidates=candidates, actions=actions)
     await run(settings, [one], worker=NAME)
