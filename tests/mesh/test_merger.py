@@ -14,6 +14,7 @@ from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
 from moorage.controllers.hpa.core import Hpa
 from moorage.fleet import row
+from moorage.merger.turns import AT_ONCE
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
@@ -219,6 +220,66 @@ async def test_counts_that_contradict_fail(site: Opener) -> None:
         failed = await s.attempt("shop", "Failed")
         assert [r.code for r in failed.reasons] == ["ReplicasConflict"]
         assert "one 1" in failed.reasons[0].message
+
+
+async def test_a_count_that_contradicts_the_document_fails(site: Opener) -> None:
+    async with site(three) as s:
+        await s.controller("two", only("lab/c-1", "lab/c-2", count=2))
+        await s.decide(revision("shop"))
+        (reason,) = (await s.attempt("shop", "Failed")).reasons
+        assert reason.code == "ReplicasConflict" and "the application 1" in reason.message
+
+
+async def test_who_allows_less_without_a_word_is_named(site: Opener) -> None:
+    async with site(three) as s:
+        await s.controller("mine", only())
+        await s.decide(revision("shop"))
+        pending = await s.attempt("shop", "Pending")
+        assert ("ControllerExcludes", "mine", 3) in {(r.code, r.by, r.clusters) for r in pending.reasons}
+
+
+async def test_groups_do_not_wait_for_each_others_slow_controllers(site: Opener) -> None:
+    """Far more of them than are decided at once."""
+    async with site(lambda: {"lab/a": [node(cpu="400", pods="1000")]}) as s:
+        await s.controller("slow", silent, deadline_ms=500)
+        names = [f"g-{i}" for i in range(4 * AT_ONCE)]
+        began = asyncio.get_running_loop().time()
+        await s.decide(*(revision(name) for name in names))
+        for name in names:
+            await s.attempt(name, "Placed")
+        took = asyncio.get_running_loop().time() - began
+        assert took < 4 * 0.5, "they took turns of one deadline each"
+
+
+async def test_a_contested_decision_keeps_the_deadline(site: Opener) -> None:
+    """Others take the room while slow controllers are asked; who cannot ask once more in time says so and begins again."""
+    took: list[float] = []
+
+    def timed(decide: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def timing(*args: Any, **kwargs: Any) -> Any:
+            began = asyncio.get_running_loop().time()
+            try:
+                return await decide(*args, **kwargs)
+            finally:
+                took.append(asyncio.get_running_loop().time() - began)
+
+        return timing
+
+    async def slow(_: Incoming) -> Answer:
+        await asyncio.sleep(0.2)
+        return Answer()
+
+    async with site(lambda: {f"lab/c-{i}": [node(cpu="2"), node(cpu="2")] for i in range(4)}, mergers=3) as s:
+        for merger in s.mergers:
+            merger.decider.decide = timed(merger.decider.decide)  # type: ignore[attr-defined]
+        await s.controller("slow", slow, policy="required", deadline_ms=250)
+        await s.controller("hpa", None, policy="required", deadline_ms=250)
+        names = [f"g-{i}" for i in range(40)]
+        await s.decide(*(revision(name, at=f"{i:03}") for i, name in enumerate(names)))
+        await until(lambda: len([n for n in names if any(a.phase == "Placed" for a in s.attempts(n))]) == 16, 20)
+        await until(lambda: all(s.attempts(name) for name in names), 20)
+        # Forty at once on a busy machine: the second round of questions alone took another 200 ms before.
+        assert max(took) < 0.25 + 0.05 + 0.1
 
 
 async def silent(_: Incoming) -> None:

@@ -57,7 +57,9 @@ def test_everyone_must_allow() -> None:
 
 def test_counted_groups_of_one_meet_the_filters_of_others() -> None:
     got = merged(
-        says("sets", (2, "allow", some(0, 1, 2)), (1, "allow", some(2, 3))), says("hpa", (None, "deny", some(0)))
+        says("sets", (2, "allow", some(0, 1, 2)), (1, "allow", some(2, 3))),
+        says("hpa", (None, "deny", some(0))),
+        replicas=(3, 1, 1),
     )
     assert got.replicas[0] == 3
     assert which(got.masks[0]) == [1, 2, 3]
@@ -65,7 +67,9 @@ def test_counted_groups_of_one_meet_the_filters_of_others() -> None:
 
 
 def test_every_one_of_them() -> None:
-    got = merged(says("labels", (0, "allow", some(0, 1, 2, 3))), says("hpa", (None, "deny", some(3))))
+    got = merged(
+        says("labels", (0, "allow", some(0, 1, 2, 3))), says("hpa", (None, "deny", some(3))), replicas=(0, 1, 1)
+    )
     assert got.replicas[0] == 3
     assert got.left_out == {0: 1}
     assert chosen(got)[0] == [0, 1, 2]
@@ -73,8 +77,12 @@ def test_every_one_of_them() -> None:
 
 def test_counts_of_two_that_differ_clash_and_equal_ones_do_not() -> None:
     got = merged(says("x", (2, "allow", some(0, 1))), says("y", (3, "deny", [])))
-    assert [(c.app, c.counts) for c in got.clashes] == [(0, {"x": 2, "y": 3})]
-    got = merged(says("x", (2, "allow", some(0, 1))), says("y", (1, "allow", some(0)), (1, "allow", some(1))))
+    assert [(c.app, c.counts) for c in got.clashes] == [(0, {"x": 2, "y": 3, "the application": 1})]
+    got = merged(says("x", (2, "allow", some(0, 1))))
+    assert [c.counts for c in got.clashes] == [{"x": 2, "the application": 1}]
+    got = merged(
+        says("x", (2, "allow", some(0, 1))), says("y", (1, "allow", some(0)), (1, "allow", some(1))), replicas=(2, 1, 1)
+    )
     assert not got.clashes
     assert chosen(got)[0] == [0, 1]
 

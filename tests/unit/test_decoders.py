@@ -17,7 +17,7 @@ from moorage.inventory.core import Inventory
 from moorage.inventory.ids import ClusterRecord
 from moorage.inventory.worker import ClusterEdit
 from moorage.ledger import Ledger, decode_commit
-from moorage.merger.gathering import gather, reasons
+from moorage.merger.gathering import Heard, gather, reasons
 from moorage.model.base import Message
 from moorage.model.candidates import Answer, Answers, Ask, Asks
 from moorage.model.claims import Commit
@@ -220,11 +220,11 @@ def test_answers_that_make_no_sense(value: Any, policy: Any) -> None:
     fleet = fleet_of({"lab/edge-1": [node(cpu="4")], "lab/edge-2": [node(cpu="4")]})
     for data in (msgspec.json.encode(value), msgspec.json.encode(value)[:-1]):
         replies = {"odd": Reply("answered", data, 1.0)}
-        got = gather(["a", "b"], [Controller(name="odd", policy=policy)], replies, fleet, {"odd": data})
+        got = gather(Heard(["a", "b"], [Controller(name="odd", policy=policy)], replies, {"odd": data}), fleet)
         (asked,) = got.asked
         assert asked.outcome in ("answered", "error")
         assert bool(got.missing) == (policy == "required" and asked.outcome == "error")
-        msgspec.json.encode(reasons(got))
+        msgspec.json.encode(reasons(got, fleet))
 
 
 @given(shaped(Confirm), shaped(AppStatus) | st.none())

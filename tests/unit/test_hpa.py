@@ -73,6 +73,18 @@ def test_a_device_that_two_objects_want_counts_once() -> None:
     assert scores.tolist() == [7 / 15, 1]
 
 
+def test_where_apps_run_already_nothing_stands_between_them_whoever_asked_before() -> None:
+    fleet = fleet_of({f"lab/{name}": [node(cpu="3"), node(cpu="2")] for name in "hij"})
+    apps = {
+        "a": [shape("Deployment/a", resources={"cpu": 2500})],
+        "b": [shape("Deployment/b", resources={"cpu": 2400})],
+    }
+    hpa = Hpa(fleet)
+    for held, free in (({}, {"lab/h", "lab/i", "lab/j"}), ({"a": ["lab/h"], "b": ["lab/h"]}, {"lab/i", "lab/j"})):
+        opinion = read(hpa.answer(ask_for(apps, held=held)), fleet)
+        assert {pair: set(fleet.clusters.named(where)) for pair, where in opinion.conflicts.items()} == {(0, 1): free}
+
+
 def test_reasons_have_numbers_and_whose_need_it_was() -> None:
     fleet = fleet_of(
         {

@@ -211,7 +211,6 @@ def propose(
     ledger: Ledger,
     names: Names,
     decision: str,
-    known: Before | None = None,
 ) -> Proposal | Refusal:
     """The best choice whose pods all have a place, or why there is none."""
     odd = [
@@ -233,7 +232,7 @@ def propose(
     merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, got.voices)
     if merged.clashes:
         return Refusal([_clash(record, clash.app, clash.counts) for clash in merged.clashes], final=True)
-    known = before(record, fleet, ledger) if known is None else known
+    known = before(record, fleet, ledger)
     ranks = names.ranks(fleet)
     room = room_of(record, fleet)
     assigner = _Assigner(record, fleet, ledger)

@@ -23,17 +23,18 @@ from moorage.telemetry import traces
 
 from .core import Before, Names, Refusal, before, propose
 from .figures import Figures
-from .gathering import Gathered, gather, open_to, reasons
+from .gathering import Gathered, Heard, current, gather, open_to, reasons
 from .stored import Confirmations
 from .telling import placed
 
 #: A decision may take the largest deadline and this much more; asking for reasons has to end a little before.
 GRACE = 0.050
 _MARGIN = 0.015
-#: Others may take the room this often before a decision waits its turn with those that are pending.
+#: Others may take the room this often before the controllers are asked again.
 RETRIES = 16
 _REMEMBERED = 2048
 _OVERTAKEN = "Overtaken"
+_OVERTAKEN_OFTEN = "others took the room each time it was found, until the time was over; it is tried again at once"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -109,11 +110,13 @@ class Decider:
             replies.update(some)
         return replies
 
-    async def gather(self, record: Revision, cause: str, known: Before, *, explain: bool = False) -> Gathered:
+    async def gather(
+        self, record: Revision, cause: str, known: Before, *, explain: bool = False, within: float | None = None
+    ) -> Gathered:
         controllers = {name: c for name, c in self.controllers.items() if c.placement}
         began = time.perf_counter()
         with traces.span("ask"):
-            replies = await self._ask(record, cause, known, controllers, explain=explain)
+            replies = await self._ask(record, cause, known, controllers, explain=explain, within=within)
         self.figures.asked(time.perf_counter() - began)
         self._took.update((name, reply.took_ms) for name, reply in replies.items())
         stale: dict[str, bytes] = {}
@@ -121,7 +124,8 @@ class Decider:
             data = self._stale.get((name, record.group, record.revision))
             if data is not None:
                 stale[name] = data
-        got = gather([app.name for app in record.apps], list(controllers.values()), replies, self.fleet, stale)
+        heard = Heard([app.name for app in record.apps], list(controllers.values()), replies, stale)
+        got = gather(heard, self.fleet)
         for name, data in got.fresh.items():
             self._stale[name, record.group, record.revision] = data
             self._stale.move_to_end((name, record.group, record.revision))
@@ -130,23 +134,17 @@ class Decider:
         return got
 
     async def _explained(
-        self, record: Revision, cause: str, known: Before, got: Gathered, started: float
+        self, record: Revision, cause: str, known: Before, got: Gathered, until: float
     ) -> list[Reason]:
         """Nothing could be placed: those who answered are asked for their numbers, in the time that is left."""
         answered = {a.name for a in got.asked if a.outcome == "answered"}
         controllers = {n: c for n, c in self.controllers.items() if n in answered}
-        if not controllers:
-            return []
-        largest = max((a.deadline_ms for a in got.asked), default=0.0) / 1e3
-        left = started + largest + GRACE - _MARGIN - asyncio.get_running_loop().time()
-        if left <= 0:
-            return reasons(got)
-        replies = await self._ask(record, cause, known, controllers, explain=True, within=left)
-        apps = [app.name for app in record.apps]
-        again = gather(apps, list(controllers.values()), replies, self.fleet, {})
-        for name, answer in again.answers.items():
-            got.answers[name] = answer
-        return reasons(got)
+        left = until - asyncio.get_running_loop().time()
+        if controllers and left > 0:
+            replies = await self._ask(record, cause, known, controllers, explain=True, within=left)
+            again = gather(Heard(got.heard.apps, list(controllers.values()), replies, {}), self.fleet)
+            got.answers.update(again.answers)
+        return reasons(got, self.fleet)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -177,22 +175,21 @@ class Decider:
         self, record: Revision, cause: str, ahead: Confirmations | None, confined: list[bytes | None] | None
     ) -> Attempt | None:
         loop = asyncio.get_running_loop()
-        for _ in range(RETRIES):
-            if settled(self.ledger, record.group, record.revision):
-                return None
-            started = loop.time()
-            known = before(record, self.fleet, self.ledger)
-            got = await self.gather(record, cause, known)
-            reached("merger.answered")
-            if ahead is not None:
-                if not await ahead.stands(cause):
-                    return None
-                ahead = None
+        if settled(self.ledger, record.group, record.revision):
+            return None
+        until = loop.time() + self._longest() + GRACE - _MARGIN
+        known = before(record, self.fleet, self.ledger)
+        got = await self.gather(record, cause, known)
+        reached("merger.answered")
+        if ahead is not None and not await ahead.stands(cause):
+            return None
+        while True:
             crowded = False
             for _ in range(RETRIES):
                 if settled(self.ledger, record.group, record.revision):
                     return None
                 guard = self._guard(record)
+                got = current(got, self.fleet)
                 began = time.perf_counter()
                 with traces.span("propose"):
                     proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
@@ -214,22 +211,25 @@ class Decider:
                 if result.code:
                     break
                 crowded = True
-            if not isinstance(proposal, Refusal):
-                continue  # somebody decided or withdrew the group meanwhile: look again
-            if crowded and not proposal.final:
-                continue  # the answers are from before others took the room
-            if confined is not None and not got.missing:
-                confined[:] = open_to(got, len(record.apps), self.controllers)
-            return await self._refused(record, proposal, got, cause, known, started)
-        reason = Reason(code="SearchBound", by="merger", message="others took the room each time it was found")
-        return _refused(record, Refusal([reason]), got, [], str(self.fleet.epoch))
+            if isinstance(proposal, Refusal) and (proposal.final or not crowded):
+                break
+            # Somebody decided or withdrew the group meanwhile, or the answers are from before others took the room: once
+            # more, if whoever takes longest can still answer in time.
+            if until - loop.time() < max(self._took.values(), default=0.0) / 1e3:
+                proposal = Refusal([Reason(code="Overtaken", by="merger", message=_OVERTAKEN_OFTEN)])
+                break
+            known = before(record, self.fleet, self.ledger)
+            got = await self.gather(record, cause, known, within=until - loop.time())
+        if confined is not None and not got.missing:
+            confined[:] = open_to(got, len(record.apps), self.controllers)
+        why: list[Reason] = []
+        if not (proposal.final or got.missing):
+            why = await self._explained(record, cause, known, got, until)
+        return _refused(record, proposal, got, why, str(self.fleet.epoch))
 
-    async def _refused(
-        self, record: Revision, refusal: Refusal, got: Gathered, cause: str, known: Before, started: float
-    ) -> Attempt:
-        epoch = str(self.fleet.epoch)
-        why = [] if refusal.final or got.missing else await self._explained(record, cause, known, got, started)
-        return _refused(record, refusal, got, why, epoch)
+    def _longest(self) -> float:
+        """Seconds that whoever is asked may take at most."""
+        return max((c.deadline_ms for c in self.controllers.values() if c.placement), default=0.0) / 1e3
 
     def _guard(self, record: Revision) -> Guard:
         """The group's standing decision and withdrawn revision are what was seen when this was decided."""
@@ -259,10 +259,10 @@ class Decider:
     async def simulate(self, record: Revision, cause: str) -> Attempt:
         """The same without the commit."""
         known = before(record, self.fleet, self.ledger)
-        got = await self.gather(record, cause, known, explain=True)
-        proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id(), known)
+        got = current(await self.gather(record, cause, known, explain=True), self.fleet)
+        proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
         if isinstance(proposal, Refusal):
-            attempt = _refused(record, proposal, got, reasons(got), str(self.fleet.epoch))
+            attempt = _refused(record, proposal, got, reasons(got, self.fleet), str(self.fleet.epoch))
         else:
             attempt = placed(proposal.decision, 0)
             attempt.decision = ""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from moorage.bus import Reply
-from moorage.candidates import Opinion, Voice, read_answer
+from moorage.candidates import Mask, Opinion, Voice, read_answer
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Asked
 from moorage.model.controllers import Controller
@@ -19,6 +20,7 @@ from moorage.model.reasons import Reason, Warn
 #: A hundred thousand clusters by name are 2 MB; whatever is larger than this is no answer.
 MAX_ANSWER = 4 << 20
 MAX_REASONS = 64
+SAMPLES = 5
 MAX_WARNINGS = 32
 #: Scores are told apart by less than a tenth of this.
 _TIE = 1e-6
@@ -34,8 +36,31 @@ class _Said(Answer, kw_only=True):
 _decode = msgspec.json.Decoder(_Said).decode
 
 
+def without(opinion: Opinion, late: Mask) -> Opinion:
+    """Clusters that joined after a controller looked: not having objected to them is no word about them."""
+    apps = {}
+    for number, said in opinion.apps.items():
+        allowed = ~late if said.allowed is None else said.allowed & ~late
+        groups = [group._replace(mask=group.mask & ~late) for group in said.groups]
+        apps[number] = said._replace(allowed=allowed, groups=groups)
+    return opinion._replace(apps=apps)
+
+
+class Heard(NamedTuple):
+    """What came from whom. `stale`: the last answers to the same question."""
+
+    apps: Sequence[str]
+    controllers: Sequence[Controller]
+    replies: Mapping[str, Reply]
+    stale: Mapping[str, bytes]
+
+
 @dataclass(slots=True)
 class Gathered:
+    """`membership`: of the fleet when the answers were read; clusters that join later are not in them."""
+
+    heard: Heard
+    membership: int
     voices: list[Voice] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -53,33 +78,29 @@ def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer,
             return said.problem.detail or said.problem.title
         if said.error:
             return said.error[:500]
-        return said, read_answer(said, apps, fleet.ids, fleet.size)
+        opinion = read_answer(said, apps, fleet.ids, fleet.size)
+        late = fleet.joined_after(said.epoch)
+        return said, opinion if late is None else without(opinion, late)
     except (msgspec.DecodeError, ValueError, RecursionError, UnicodeDecodeError) as error:
         return f"the answer cannot be read: {error}"[:500]
 
 
-def gather(
-    apps: Sequence[str],
-    controllers: Sequence[Controller],
-    replies: Mapping[str, Reply],
-    fleet: Fleet,
-    stale: Mapping[str, bytes],
-) -> Gathered:
-    """`stale`: the last answers to the same question."""
-    got = Gathered()
+def gather(heard: Heard, fleet: Fleet) -> Gathered:
+    apps, controllers, replies, stale = heard
+    got = Gathered(heard, fleet.membership)
     priorities: dict[str, int] = {}
     for controller in controllers:
         name, reply = controller.name, replies[controller.name]
         outcome, error, data = reply.outcome, reply.error, reply.data
-        heard: tuple[Answer, Opinion] | str = error
+        read: tuple[Answer, Opinion] | str = error
         if outcome == "answered":
-            heard = _understood(data, apps, fleet)
-            if isinstance(heard, str):
-                outcome, error = "error", heard
+            read = _understood(data, apps, fleet)
+            if isinstance(read, str):
+                outcome, error = "error", read
         if outcome != "answered" and controller.policy == "stale-ok" and name in stale:
             again = _understood(stale[name], apps, fleet)
             if not isinstance(again, str):
-                heard, outcome = again, "stale"
+                read, outcome = again, "stale"
         got.asked.append(
             Asked(
                 name=name,
@@ -90,8 +111,8 @@ def gather(
                 error=error,
             )
         )
-        if not isinstance(heard, str):
-            answer, opinion = heard
+        if not isinstance(read, str):
+            answer, opinion = read
             got.voices.append(Voice(name, controller.weight, opinion))
             priorities[name] = controller.priority
             got.answers[name] = answer
@@ -105,6 +126,11 @@ def gather(
             got.warnings.append(Warn(code="ControllerLeftOut", message=f"{name}: {error}"))
     got.voices = ranked(got.voices, priorities)
     return got
+
+
+def current(got: Gathered, fleet: Fleet) -> Gathered:
+    """The same answers over the clusters that there are now."""
+    return got if got.membership == fleet.membership else gather(got.heard, fleet)
 
 
 def ranked(voices: list[Voice], priorities: Mapping[str, int]) -> list[Voice]:
@@ -127,13 +153,35 @@ def open_to(got: Gathered, apps: int, controllers: Mapping[str, Controller]) -> 
     return found
 
 
-def reasons(got: Gathered) -> list[Reason]:
-    """What the controllers gave as reasons, each with its name and its app, bounded."""
+def reasons(got: Gathered, fleet: Fleet) -> list[Reason]:
+    """What the controllers gave as reasons, each with its name and its app, bounded; and who allows less than every
+    cluster without a word."""
     found: list[Reason] = []
+    for voice in got.voices:
+        for number, opinion in voice.opinion.apps.items():
+            app = got.heard.apps[number]
+            said = got.answers[voice.name].apps.get(app)
+            if opinion.allowed is None or (said is not None and said.reasons):
+                continue
+            excluded = fleet.usable_clusters[: len(opinion.allowed)] & ~opinion.allowed
+            if clusters := int(np.count_nonzero(excluded)):
+                message = (
+                    f"{voice.name} does not allow {app} on {clusters} of {len(fleet.ids)} clusters and does not say why"
+                )
+                found.append(
+                    Reason(
+                        code="ControllerExcludes",
+                        message=message,
+                        app=app,
+                        clusters=clusters,
+                        samples=fleet.clusters.named(excluded, SAMPLES),
+                        by=voice.name,
+                    )
+                )
     for name, answer in got.answers.items():
-        for app, said in answer.apps.items():
+        for app, given in answer.apps.items():
             found += [
                 msgspec.structs.replace(reason, by=reason.by or name, app=reason.app or app)
-                for reason in said.reasons[:MAX_REASONS]
+                for reason in given.reasons[:MAX_REASONS]
             ]
     return found[: 4 * MAX_REASONS]

@@ -81,6 +81,8 @@ class Waiting:
             waiter.failures = min(waiter.failures + 1, 16)
         else:
             waiter.failures = 0
+            if any(reason.code == "Overtaken" for reason in attempt.reasons):
+                waiter.due = now
         if attempt.phase == "Failed":
             waiter.due, waiter.fresh = None, False
 

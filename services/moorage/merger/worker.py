@@ -3,7 +3,6 @@ lease, looks after what waits."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,8 @@ from .figures import state
 from .pending import Pending, look_after
 from .stored import Confirmations
 from .telling import Telling, tell
+from .turns import Turns
 
-#: Decisions under way at once; more would only make each controller's queue, and so each decision, longer.
-AT_ONCE = 48
 #: Hints wait here for their turn; one that is shed is found by who looks after what waits.
 HINTS = 20_000
 MAX_HINT = 4 << 20
@@ -37,7 +35,7 @@ _controllers = msgspec.json.Decoder(Controller)
 class Merger:
     def __init__(self, bus: Bus, decider: Decider) -> None:
         self._bus, self._decider = bus, decider
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns()
         self.stored = Confirmations()
         self.pending: list[Pending] = []  # the one that looks after what waits, while it is this merger
 
@@ -55,7 +53,7 @@ class Merger:
 
     async def decide(self, incoming: Incoming) -> bytes:
         hint = _decides.decode(incoming.data)
-        async with self._turn:
+        async with self._turns.one():
             attempt = await self._decider.decide(hint.record, hint.id, self.stored if hint.ahead else None)
         if attempt is not None:
             await tell(self._bus, attempt, hint.id)
@@ -68,7 +66,7 @@ class Merger:
 
     async def simulate(self, incoming: Incoming) -> msgspec.Struct:
         hint = _decides.decode(incoming.data)
-        async with self._turn:
+        async with self._turns.one():
             return await self._decider.simulate(hint.record, hint.id)
 
 

@@ -11,6 +11,10 @@ from .answers import Group, Opinion
 from .sets import Mask, Scores
 
 
+#: Who else says how many clusters an app wants.
+DOCUMENT = "the application"
+
+
 @dataclass(slots=True)
 class Voice:
     """One controller that answered, with the weight operators gave it."""
@@ -81,6 +85,8 @@ def merge(replicas: Sequence[int], base: Mask, voices: Sequence[Voice]) -> Merge
             # One group binds by its number alone: its clusters are in the mask already.
             if len(mine) > 1:
                 groups.append(mine)
+        if counts and wanted:  # 0: as many as are selected
+            counts[DOCUMENT] = wanted
         if len(set(counts.values())) > 1:
             merged.clashes.append(Clash(app, counts))
         merged.replicas[app] = next(iter(counts.values()), wanted)

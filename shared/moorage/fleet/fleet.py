@@ -68,6 +68,11 @@ class Fleet(Table):
         self._usable_clusters: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._version: NDArray[np.int64] = np.empty(0, np.int64)
         self._as_of: NDArray[np.float64] = np.empty(0, np.float64)
+        self._joined: NDArray[np.int64] = np.empty(
+            0, np.int64
+        )  # the counter of its epoch; 0: it was there at the start
+        self._last_joined = 0
+        self.membership = 0  # grows when clusters join
         self._changed: NDArray[np.int64] = np.empty(0, np.int64)
         self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
         self._claims: dict[int, dict[str, dict[str, int]]] = {}
@@ -81,6 +86,14 @@ class Fleet(Table):
         self.label_sets: list[dict[str, str]] = [{}]
         self.taint_sets: list[tuple[Taint, ...]] = [()]
         self.clusters = Clusters(self)
+
+    def joined_after(self, epoch: str) -> NDArray[np.bool_] | None:
+        """Clusters that somebody who knew the fleet as of this epoch has not seen; None: none."""
+        generation, _, counter = epoch.partition(".")
+        if not (generation.isdecimal() and counter.isdecimal()) or int(generation) > self.epoch.generation:
+            return None
+        seen = int(counter) if int(generation) == self.epoch.generation else 0
+        return None if seen >= self._last_joined else self._joined[: self.size] > seen
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -252,7 +265,7 @@ class Fleet(Table):
                 continue
             self._version[cid] = max(part.version, int(self._version[cid]))
             changed.append(cid)
-            if self._restate(part):
+            if self._restate(part, patch.counter):
                 restated.append(cid)
             claims.update(self._restate_claims(part))
             if part.rows or part.whole or part.gone:
@@ -286,6 +299,7 @@ class Fleet(Table):
     def adopt(self, other: Fleet) -> None:
         """Becomes what `other` is (which must not be used any more), in one step; ticks go on, what was taken is gone."""
         tick = max(self.tick, other.tick) + 1
+        self._inherit_joined(other)
         keep = {name: vars(self)[name] for name in ("on_change", "clusters", "resets")}
         vars(self).update(vars(other))
         vars(self).update(keep)
@@ -297,6 +311,20 @@ class Fleet(Table):
         self._sums = {}
         self.clusters.adopt(other.clusters)
         self._announce(Change(np.flatnonzero(self.known).astype(np.int32), reset=True))
+
+    def _inherit_joined(self, other: Fleet) -> None:
+        """Clusters that are new to us joined at the latest by then; of those we knew we know it better."""
+        before = np.zeros(other.size, np.bool_)
+        before[: self.size] = self.known[: other.size]
+        same = self.epoch.generation == other.epoch.generation
+        at = np.zeros(other.size, np.int64)
+        if same:
+            at[: self.size] = self._joined[: self.size][: other.size]
+        if self.size:
+            at[other.known & ~before] = max(1, other.epoch.counter)
+        other._joined[: other.size] = at
+        other._last_joined = int(at.max(initial=0))
+        other.membership += self.membership + 1
 
     def _announce(self, change: Change) -> None:
         for callback in self.on_change:
@@ -329,7 +357,7 @@ class Fleet(Table):
                 raise Malformed("a row names a dictionary entry that never came")
         return found
 
-    def _restate(self, part: ClusterPart) -> bool:
+    def _restate(self, part: ClusterPart, counter: int) -> bool:
         """The cluster itself: name, labels, state. True if that changes which of its rows are usable."""
         cid = part.id
         self._as_of[cid] = max(float(self._as_of[cid]), part.as_of)
@@ -341,6 +369,8 @@ class Fleet(Table):
             self.ids.pop(part.name, None)
         else:
             self.ids[part.name] = cid
+        if not gone and not self._known[cid]:
+            self._join(cid, counter)
         self._known[cid] = not gone
         if part.labels is not None or gone:
             self.clusters.relabel(cid, part.name, part.labels or {})
@@ -349,6 +379,11 @@ class Fleet(Table):
         self._state[cid] = part.state
         self._usable_clusters[cid] = part.state == 0
         return True
+
+    def _join(self, cid: int, counter: int) -> None:
+        self._joined[cid] = counter
+        self._last_joined = max(self._last_joined, counter)
+        self.membership += 1
 
     def _restate_claims(self, part: ClusterPart) -> set[str]:
         mine = self._claims.get(part.id, {})
@@ -446,7 +481,7 @@ class Fleet(Table):
             length = max(size, len(self._start) * 3 // 2, 64)
             for name in ("_start", "_length", "_state", "_known", "_usable_clusters", "_version", "_as_of"):
                 setattr(self, name, grown(getattr(self, name), length))
-            for name in ("_changed", "_improved_cluster", "_restated"):
+            for name in ("_changed", "_improved_cluster", "_restated", "_joined"):
                 setattr(self, name, grown(getattr(self, name), length))
             self._state[self.size :] = GONE
         self.names += [""] * (size - self.size)

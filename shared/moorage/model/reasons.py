@@ -12,7 +12,7 @@ CODES: dict[str, str] = {
     "PackingFails": "Each object fits alone; no assignment of all pods of the group to nodes exists there.",
     "SearchBound": "The search for an assignment was cut off at its bound; there may be one.",
     "NotEnoughClusters": "Fewer clusters remain after all answers than the app wants.",
-    "ReplicasConflict": "Two answers want different numbers of clusters for one app.",
+    "ReplicasConflict": "Two answers, or an answer and the document, want different numbers of clusters for one app.",
     "AffinityConflict": "No choice of clusters keeps the apps together or apart as asked.",
     "AppsConflict": "The apps fit there alone, but not together.",
     "PlacementExcludes": "These clusters are not among those that the placement allows.",
@@ -30,6 +30,7 @@ CODES: dict[str, str] = {
     "Displaced": "Pods run elsewhere than claimed; the claim was assigned again.",
     "ApplyFailed": "The cluster refused an object.",
     "NoClusters": "The fleet has no cluster that reports.",
+    "Overtaken": "Others took the room each time it was found, until the time was over; it is tried again at once.",
     "Withdrawn": "The group was terminated or changed while it was being decided.",
 }
 

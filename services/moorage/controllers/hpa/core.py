@@ -107,7 +107,8 @@ class Hpa:
         found = self._short([*a, *b]) & both
         rest = both & ~found
         if 0 < np.count_nonzero(rest) <= BROAD:
-            found |= self._pairs.of(a, b, rest)
+            # What is kept is of the shapes alone; where this group runs, nothing stands against it.
+            found |= self._pairs.of(a, b, rest) & rest
         return found if found.any() else None
 
     def _short(self, shapes: Sequence[Shape]) -> Mask:

@@ -1,0 +1,105 @@
+"""Answers and the clusters that came after them: nobody is placed where no one looked."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import pytest
+
+from moorage.bus import Reply
+from moorage.candidates import pack
+from moorage.fleet import Fleet, Writer, row
+from moorage.fleet.patches import Epoch, decode
+from moorage.ledger import Ledger
+from moorage.merger.core import Names, Proposal, propose
+from moorage.merger.gathering import Heard, current, gather, reasons
+from moorage.model.candidates import Answer, AppAnswer, CandidateGroup
+from moorage.model.controllers import Controller, Policy
+from moorage.model.shapes import ShapedApp
+from moorage.testing.fleets import node
+from moorage.testing.site import revision, shape
+
+RECORD = revision("shop", ShapedApp(name="a", shapes=[shape()]))
+
+
+def grown(*joined: list[str]) -> Fleet:
+    """A follower's fleet, which clusters joined in these epochs."""
+    writer, fleet = Writer(), Fleet()
+    for counter, names in enumerate(joined, 1):
+        for name in names:
+            made, _ = row(node("n-0", cpu=str(4 * counter)))
+            writer.put(writer.fleet.size, name, [made], whole=True, labels={})
+        patch = decode(writer.flush(1, counter).patch)
+        fleet.apply(patch)
+    return fleet
+
+
+def heard(answer: Answer, epoch: str, policy: Policy = "required", outcome: str = "answered") -> Heard:
+    answer.epoch = epoch
+    data = msgspec.json.encode(answer)
+    reply = Reply(outcome, data if outcome == "answered" else b"", 1.0)
+    return Heard(["a"], [Controller(name="mine", policy=policy)], {"mine": reply}, {"mine": data})
+
+
+def chosen(one: Heard, fleet: Fleet) -> list[str]:
+    found = propose(RECORD, gather(one, fleet), fleet, Ledger(), Names(), "d")
+    return [claim.cluster for claim in found.decision.claims] if isinstance(found, Proposal) else []
+
+
+def says(mode: Literal["allow", "deny"], fleet: Fleet, *names: str) -> Answer:
+    sets = [CandidateGroup(mode=mode, clusters=pack(fleet.clusters.mask(names)))]
+    return Answer(apps={"a": AppAnswer(groups=sets)})
+
+
+def test_a_cluster_that_joined_after_an_answer_is_not_in_it() -> None:
+    fleet = grown(["lab/eu-0", "lab/eu-1"], ["lab/us-0"])
+    for answer in (says("deny", fleet, "lab/eu-0"), says("deny", fleet)):
+        assert chosen(heard(answer, "1.2"), fleet) == ["lab/us-0"], "it has the most room"
+        assert chosen(heard(answer, "1.1"), fleet)[0].startswith("lab/eu")
+        assert chosen(heard(answer, "1.1", "stale-ok", "timeout"), fleet)[0].startswith("lab/eu")
+
+
+def test_answers_of_another_generation() -> None:
+    fleet = grown(["lab/eu-0"], ["lab/us-0"])
+    fleet.epoch = Epoch(3, 1)
+    late = fleet.joined_after("2.900")
+    assert late is not None and late.all(), "they joined in this one, as far as is known"
+    assert fleet.joined_after("4.0") is None
+    assert fleet.joined_after("") is None and fleet.joined_after("x.y") is None
+    with pytest.raises(ValueError, match="digits"):
+        fleet.joined_after(f"3.{'9' * 5000}")
+
+
+def test_what_is_loaded_whole_joined_at_the_latest_by_then() -> None:
+    mine, other = grown(["lab/eu-0"]), grown(["lab/eu-0"], ["lab/us-0"])
+    other.epoch = Epoch(1, 7)
+    before = mine.membership
+    mine.adopt(other)
+    late = mine.joined_after("1.6")
+    assert late is not None and mine.clusters.named(late) == ["lab/us-0"]
+    assert mine.joined_after("1.7") is None
+    assert mine.membership > before
+    empty = Fleet()
+    empty.adopt(grown(["lab/eu-0"], ["lab/us-0"]))
+    assert empty.joined_after("1.0") is None, "who begins has seen nobody join"
+
+
+def test_answers_are_read_again_when_the_fleet_has_grown() -> None:
+    """Also where the fleet was one cluster, whose mask would do for any number."""
+    small = grown(["lab/a"])
+    got = gather(heard(says("allow", small, "lab/a"), "1.1"), small)
+    larger = grown(["lab/a"], ["lab/b", "lab/c"])
+    assert current(got, small) is got
+    found = propose(RECORD, current(got, larger), larger, Ledger(), Names(), "d")
+    assert isinstance(found, Proposal)
+    assert [claim.cluster for claim in found.decision.claims] == ["lab/a"]
+
+
+def test_who_excludes_without_a_word_is_named() -> None:
+    fleet = grown(["lab/a", "lab/b", "lab/c"])
+    found = reasons(gather(heard(says("allow", fleet, "lab/a"), "1.1"), fleet), fleet)
+    assert [(r.code, r.by, r.app, r.clusters, r.samples) for r in found] == [
+        ("ControllerExcludes", "mine", "a", 2, ["lab/b", "lab/c"])
+    ]
+    assert reasons(gather(heard(says("deny", fleet), "1.1"), fleet), fleet) == []
