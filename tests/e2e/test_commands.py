@@ -152,6 +152,9 @@ def test_diff_shows_patches_and_is_1(example: Mesh) -> None:
 def test_candidates_in_the_form_of_lists(example: Mesh) -> None:
     found = shown(example, "candidates", "app1")
     assert {c["name"] for c in found["controllers"]} >= {"hpa", "labels", "affinity"}
+    # It takes all exclusive cores there are on the one cluster where it runs: they are its own.
+    (one,) = found["merged"]["fwall"]
+    assert one["mode"] == "allow" and "lab/edge-3" in one["clusters"]
     (one,) = found["merged"]["analytics"]
     assert (one["count"], one["mode"], one["clusters"]) == (1, "allow", ["telco/pop-1"])
     assert "analytics: 1: allow telco/pop-1" in ran(example, "candidates", "app1")

@@ -271,7 +271,7 @@ async def test_a_contested_decision_keeps_the_deadline(site: Opener) -> None:
 
     async with site(lambda: {f"lab/c-{i}": [node(cpu="2"), node(cpu="2")] for i in range(4)}, mergers=3) as s:
         for merger in s.mergers:
-            merger.decider.decide = timed(merger.decider.decide)  # type: ignore[attr-defined]
+            merger.decider.decide = timed(merger.decider.decide)
         await s.controller("slow", slow, policy="required", deadline_ms=250)
         await s.controller("hpa", None, policy="required", deadline_ms=250)
         names = [f"g-{i}" for i in range(40)]

@@ -13,6 +13,7 @@ from aiohttp import web
 from moorage.bus import new_id, subjects
 from moorage.candidates import Voice, disjoint, merge, read_answer
 from moorage.fleet import Fleet
+from moorage.ledger import before
 from moorage.model.candidates import Answer, Ask
 from moorage.model.groups import Revision
 
@@ -59,6 +60,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
         tenant=revision.tenant,
         apps=revision.apps,
         intents=revision.intents,
+        held=before(revision, fleet, view.ledger).named(revision.apps, fleet),
     )
     replies = await gateway.bus.ask_many(
         {name: (subjects.candidates(name), c.deadline_ms / 1e3) for name, c in asked.items()},
@@ -95,8 +97,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
         "revision": revision.revision,
         "epoch": str(fleet.epoch),
         "merged": {
-            app: [one_set(fleet, merged.replicas[i], sets[i], fleet.usable_clusters, names)]
-            for i, app in enumerate(apps)
+            app: [one_set(fleet, merged.replicas[i], sets[i], fleet.known, names)] for i, app in enumerate(apps)
         },
         "controllers": shown,
     }

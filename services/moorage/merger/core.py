@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.candidates import Choice, Mask, Merged, Nogood, Room, choose, merge
+from moorage.candidates import Choice, Merged, Nogood, Room, choose, merge
 from moorage.fit import Assigned, Unassigned, assign, unsupported
 from moorage.fleet import Fleet
-from moorage.ledger import Ledger
+from moorage.ledger import Ledger, before, kept_slots
 from moorage.model.claims import Claim, Decision, IntentRef, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
-from moorage.model.shapes import EXCLUSIVE, Shape, ShapedApp
+from moorage.model.shapes import EXCLUSIVE, Shape
 from moorage.units import show
 
 from .gathering import Gathered
@@ -48,77 +47,13 @@ class Names:
         self._ranks: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def ranks(self, fleet: Fleet) -> NDArray[np.int64]:
-        key = (fleet.resets, fleet.size, len(fleet.ids))
+        key = (fleet.resets, fleet.membership, len(fleet.ids))
         if key != self._key:
             order = np.array(sorted(range(fleet.size), key=fleet.names.__getitem__), dtype=np.intp)
             ranks = np.empty(fleet.size, dtype=np.int64)
             ranks[order] = np.arange(fleet.size)
             self._key, self._ranks = key, ranks
         return self._ranks
-
-
-@dataclass(slots=True)
-class Before:
-    """What the ledger knows of the group: per app where it runs, and where unchanged."""
-
-    stay: list[Mask | None]
-    held: list[Mask | None]
-
-    def named(self, apps: Sequence[ShapedApp], fleet: Fleet) -> dict[str, list[str]]:
-        return {
-            app.name: [fleet.names[c] for c in np.flatnonzero(mask).tolist()]
-            for app, mask in zip(apps, self.held, strict=True)
-            if mask is not None
-        }
-
-
-def before(record: Revision, fleet: Fleet, ledger: Ledger) -> Before:
-    stay: list[Mask | None] = [None] * len(record.apps)
-    held: list[Mask | None] = [None] * len(record.apps)
-    mine = ledger.by_group.get(record.group)
-    if not mine:
-        return Before(stay, held)
-    places: dict[str, dict[str, bool]] = {}
-    for ident in mine:
-        counted = ledger.claims[ident]
-        where = places.setdefault(counted.claim.app, {})
-        # A withdrawn claim's place is no better than another, but its room is still its own.
-        where[counted.claim.cluster] = where.get(counted.claim.cluster, False) or not counted.withdrawn
-    for number, app in enumerate(record.apps):
-        for cluster, stands in places.get(app.name, {}).items():
-            cid = fleet.ids.get(cluster)
-            if cid is None:
-                continue
-            if stands:
-                stay[number] = _marked(stay[number], cid, fleet.size)
-            if all(_missing(record.group, app.name, shape, cluster, ledger)[1] == 0 for shape in app.shapes):
-                held[number] = _marked(held[number], cid, fleet.size)
-    return Before(stay, held)
-
-
-def _marked(mask: Mask | None, cid: int, size: int) -> Mask:
-    if mask is None:
-        mask = np.zeros(size, dtype=np.bool_)
-    mask[cid] = True
-    return mask
-
-
-def _missing(group: str, app: str, shape: Shape, cluster: str, ledger: Ledger) -> tuple[list[Slot], int]:
-    """The slots that the same claim has already, and how many pods still need one. The hash of the template is in the
-    claim's id, so equal ids need equal room."""
-    counted = ledger.claims.get(claim_id(group, app, shape.object, cluster, shape.template))
-    if counted is None or counted.group != group:
-        return [], shape.count
-    if shape.per_node:
-        return counted.claim.slots, 0
-    kept: list[Slot] = []
-    left = shape.count
-    for slot in counted.claim.slots:
-        if left and slot.count:
-            count = min(left, slot.count)
-            kept.append(slot if count == slot.count else msgspec.structs.replace(slot, count=count))
-            left -= count
-    return kept, left
 
 
 def room_of(record: Revision, fleet: Fleet) -> Room:
@@ -159,7 +94,7 @@ class _Assigner:
             for shape in app.shapes:
                 kept, missing = [], shape.count
                 if self.stands:
-                    kept, missing = _missing(self.record.group, app.name, shape, cluster, self.ledger)
+                    kept, missing = kept_slots(self.record.group, app.name, shape, cluster, self.ledger)
                 asked.append((number, shape, kept))
                 if missing or (shape.per_node and not kept):
                     shapes.append(shape if missing == shape.count else msgspec.structs.replace(shape, count=missing))

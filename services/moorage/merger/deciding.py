@@ -12,7 +12,7 @@ import msgspec
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
-from moorage.ledger import Capacity, Committed, Committer, Dropped, Guard, Ledger, LedgerFollower
+from moorage.ledger import Before, Capacity, Committed, Committer, Dropped, Guard, Ledger, LedgerFollower, before
 from moorage.model.candidates import Ask
 from moorage.model.claims import Withdrawal
 from moorage.model.controllers import Controller
@@ -21,7 +21,7 @@ from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import traces
 
-from .core import Before, Names, Refusal, before, propose
+from .core import Names, Refusal, propose
 from .figures import Figures
 from .gathering import Gathered, Heard, current, gather, open_to, reasons
 from .stored import Confirmations

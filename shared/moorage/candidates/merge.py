@@ -10,7 +10,6 @@ import numpy as np
 from .answers import Group, Opinion
 from .sets import Mask, Scores
 
-
 #: Who else says how many clusters an app wants.
 DOCUMENT = "the application"
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from .capacity import Capacity, uncovered
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
 from .follow import LOG, LedgerFollower, decode_commit, keep_capacity, open_ledger, read_snapshot, write_snapshot
+from .held import Before, before, kept_slots
 from .state import Changes, Held, Ledger
 
 __all__ = [
     "LOG",
     "MAX_BYTES",
     "MAX_ENTRIES",
+    "Before",
     "Capacity",
     "Changes",
     "Committed",
@@ -20,8 +22,10 @@ __all__ = [
     "Held",
     "Ledger",
     "LedgerFollower",
+    "before",
     "decode_commit",
     "keep_capacity",
+    "kept_slots",
     "open_ledger",
     "read_snapshot",
     "uncovered",
