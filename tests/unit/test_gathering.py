@@ -1,4 +1,4 @@
-"""Answers and the clusters that came after them: nobody is placed where no one looked."""
+"""Answers and what is made of them: nobody is placed where no one looked, and nobody is refused without a word."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import pytest
 
 from moorage.bus import Reply
 from moorage.candidates import pack
+from moorage.controllers.hpa.core import Hpa
 from moorage.fleet import Fleet, Writer, row
 from moorage.fleet.patches import Epoch, decode
 from moorage.ledger import Ledger
 from moorage.merger.core import Names, Proposal, propose
 from moorage.merger.gathering import Heard, current, gather, reasons
-from moorage.model.candidates import Answer, AppAnswer, CandidateGroup
+from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup
 from moorage.model.controllers import Controller, Policy
+from moorage.model.reasons import Reason
 from moorage.model.shapes import ShapedApp
-from moorage.testing.fleets import node
+from moorage.testing.fleets import fleet_of, node
 from moorage.testing.site import revision, shape
 
 RECORD = revision("shop", ShapedApp(name="a", shapes=[shape()]))
@@ -103,3 +105,31 @@ def test_who_excludes_without_a_word_is_named() -> None:
         ("ControllerExcludes", "mine", "a", 2, ["lab/b", "lab/c"])
     ]
     assert reasons(gather(heard(says("deny", fleet), "1.1"), fleet), fleet) == []
+
+
+def refused(fleet: Fleet, *apps: ShapedApp, rules: list[AppsRule] | None = None) -> list[Reason]:
+    record = revision("shop", *apps)
+    answer = Hpa(fleet).answer(
+        Ask(group=record.group, revision=1, budget_ms=500, epoch="", tenant="", apps=record.apps)
+    )
+    answer.rules = rules or []
+    reply = Reply("answered", msgspec.json.encode(answer), 1.0)
+    one = Heard([app.name for app in apps], [Controller(name="hpa")], {"hpa": reply}, {})
+    found = propose(record, gather(one, fleet), fleet, Ledger(), Names(), "d")
+    assert not isinstance(found, Proposal)
+    return found.reasons
+
+
+def test_apps_that_rule_each_other_out_are_told_with_numbers() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="4")]})
+    apps = [ShapedApp(name=name, shapes=[shape(3000)]) for name in "xy"]
+    (conflict,) = refused(fleet, *apps)
+    assert (conflict.code, conflict.app) == ("PackingFails", "x y")
+    assert (
+        conflict.message
+        == "x (1 of 1 clusters) and y (1 of 1 clusters) do not fit together on 1 of the 1 that both may take"
+    )
+    small = [ShapedApp(name=name, shapes=[shape(1000)]) for name in "xy"]
+    (affinity,) = refused(fleet, *small, rules=[AppsRule(app="x", mode="deny", apps=["y"])])
+    assert affinity.code == "AffinityConflict"
+    assert affinity.message == "x (1 of 1 clusters) and y (1 of 1 clusters) are to share none"

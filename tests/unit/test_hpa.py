@@ -133,11 +133,11 @@ def test_reasons_of_what_is_refused_elsewhere_when_somebody_asks() -> None:
         "b": [shape("Deployment/b", resources={"cpu": 2000})],
     }
     answer = Hpa(fleet).answer(ask_for(apps, explain=True))
-    reasons = [(r.code, r.app, r.samples) for app in answer.apps.values() for r in app.reasons]
+    reasons = [(r.code, r.app, r.samples, r.needed, r.free) for app in answer.apps.values() for r in app.reasons]
     assert reasons == [
-        ("ResourceShort", "a", ["lab/b"]),
-        ("AppsConflict", "a", ["lab/a"]),
-        ("ResourceShort", "b", ["lab/b"]),
+        ("ResourceShort", "a", ["lab/b"], "3", "1"),
+        ("AppsConflict", "a", ["lab/a"], "5", "4"),
+        ("ResourceShort", "b", ["lab/b"], "2", "1"),
     ]
 
 
@@ -146,7 +146,9 @@ def test_an_app_whose_own_objects_do_not_fit_together() -> None:
     many = [shape("Deployment/x", resources={"cpu": 3000}), shape("Deployment/y", resources={"cpu": 3000})]
     answer = Hpa(fleet).answer(ask_for({"a": many}, explain=True))
     assert allowed(answer, fleet, "a") == ["lab/b"]
-    assert [(r.code, r.samples) for r in answer.apps["a"].reasons] == [("PackingFails", ["lab/a"])]
+    (reason,) = answer.apps["a"].reasons
+    assert (reason.code, reason.samples, reason.needed, reason.free) == ("PackingFails", ["lab/a"], "6", "4")
+    assert reason.message.endswith("they need 6 cpu, one cluster has at most 4 free")
 
 
 def test_cores_that_nobody_reports_as_exclusive_are_a_warning() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.candidates import Choice, Merged, Nogood, Room, choose, merge
-from moorage.fit import Assigned, Unassigned, assign, unsupported
+from moorage.fit import Assigned, Scarce, Unassigned, assign, scarcest, unsupported
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger, before, kept_slots
 from moorage.model.claims import Claim, Decision, IntentRef, Slot, claim_id
@@ -117,6 +117,11 @@ class _Assigner:
             number, shape, kept = asked[index]
             asked[index] = (number, shape, [*kept, *slots])
 
+    def _scarcest(self, cid: int, apps: frozenset[int]) -> Scarce | None:
+        here = np.zeros(self.fleet.size, np.bool_)
+        here[cid] = True
+        return scarcest(self.fleet, [s for a in apps for s in self.record.apps[a].shapes], here)
+
     def reasons(self) -> list[Reason]:
         """One per code, app, object and resource, with the best numbers and a few of the clusters."""
         merged: dict[tuple[str, str, str, str], Reason] = {}
@@ -136,6 +141,11 @@ class _Assigner:
             if why.needed and why.best > best[key]:
                 best[key] = why.best
                 known.needed, known.free = show(why.resource, why.needed), show(why.resource, max(0, why.best))
+            elif not known.needed and (scarce := self._scarcest(cid, apps)) is not None:
+                needed, free = show(scarce.resource, scarce.needed), show(scarce.resource, scarce.free)
+                known.need, known.needed, known.free = scarce.resource, needed, free
+                known.message = f"{app} needs {needed} {scarce.resource} in one cluster, which has {free} free"
+                known.message += ", but not on its nodes as they are" if scarce.free >= scarce.needed else ""
         return list(merged.values())
 
 
@@ -299,8 +309,35 @@ def _why_no_choice(
         )
     found += assigner.reasons()
     if not short:
-        found.append(Reason(code=_what_binds(merged, room, ranks), by="merger"))
+        found.append(_binding(record, merged, _what_binds(merged, room, ranks)))
     return found
+
+
+def _binding(record: Revision, merged: Merged, code: str) -> Reason:
+    """Each app has clusters enough for itself; which rule leaves none for all of them."""
+    names = [app.name for app in record.apps]
+    allowed = [int(np.count_nonzero(mask)) for mask in merged.masks]
+
+    def may(app: int) -> str:
+        return f"{names[app]} ({merged.replicas[app]} of {allowed[app]} clusters)"
+
+    said: list[str] = []
+    if code == "AffinityConflict":
+        for pairs, word in ((merged.apart, "share none"), (merged.together, "run on the same")):
+            said += [f"{may(a)} and {may(b)} are to {word}" for a, b in sorted(pairs)]
+    elif code == "NotEnoughClusters":
+        said = [
+            f"the sets of {may(app)} have too few clusters of their own"
+            for app, sets in enumerate(merged.groups)
+            if sets
+        ]
+    else:
+        for (a, b), where in sorted(merged.conflicts.items(), key=lambda item: item[0]):
+            both = merged.masks[a] & merged.masks[b]
+            count = f"{np.count_nonzero(where & both)} of the {np.count_nonzero(both)} that both may take"
+            said.append(f"{may(a)} and {may(b)} do not fit together on {count}")
+        said = said or [f"no choice takes {', '.join(map(may, range(len(names))))} at once"]
+    return Reason(code=code, by="merger", app=" ".join(names), message="; ".join(said))
 
 
 def _what_binds(merged: Merged, room: Room, ranks: NDArray[np.int64]) -> str:

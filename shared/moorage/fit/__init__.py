@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .assign import Assigned, Unassigned, assign, still_fits
 from .conflicts import Pairs, conflicts, envelope
-from .explain import Figure, explain
+from .explain import Figure, Scarce, explain, scarcest
 from .nodes import carries
 from .rooms import Room, Rooms, unsupported
 from .rows import Ids, Mask, NamedRows, Rows
@@ -19,12 +19,14 @@ __all__ = [
     "Room",
     "Rooms",
     "Rows",
+    "Scarce",
     "Unassigned",
     "assign",
     "carries",
     "conflicts",
     "envelope",
     "explain",
+    "scarcest",
     "still_fits",
     "unsupported",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from moorage.model.shapes import Requirement, Shape
 
 from .nodes import labelled, selected, tolerable
-from .rooms import per_row, unsupported
+from .rooms import per_row, rows_in, unsupported
 from .rows import Amounts, Ids, Mask, Rows
 
 
@@ -57,6 +58,29 @@ class _Open:
         self.clusters &= ~settled
         self.ids = self.ids[~settled[self.rows.cluster[self.ids]]]
         return settled
+
+
+class Scarce(NamedTuple):
+    resource: str
+    needed: int
+    free: int
+
+
+def scarcest(rows: Rows, shapes: Iterable[Shape], clusters: Mask) -> Scarce | None:
+    """Of all that these pods need together, what there is least of in that one of the clusters that has most of it."""
+    wanted: dict[str, int] = {}
+    for shape in shapes:
+        for resource, need in () if shape.per_node else shape.resources.items():
+            wanted[resource] = wanted.get(resource, 0) + need * shape.count
+    ids = rows_in(rows, np.flatnonzero(clusters))
+    ids = ids[rows.usable[ids]]
+    found: list[Scarce] = []
+    for resource, needed in wanted.items():
+        free = rows.free(resource)
+        if needed > 0 and free is not None and len(ids):
+            sums = np.bincount(rows.cluster[ids], np.maximum(free[ids], 0), minlength=rows.size)
+            found.append(Scarce(resource, needed, int(sums[clusters].max())))
+    return max(found, key=lambda one: one.needed / max(one.free, 1), default=None)
 
 
 def explain(rows: Rows, shape: Shape, clusters: Mask) -> list[Figure]:

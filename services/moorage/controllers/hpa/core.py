@@ -19,7 +19,7 @@ from moorage.model.shapes import EXCLUSIVE, OptionalNeed, Shape, ShapedApp
 from moorage.sdk import Allowed, allow, deny
 from moorage.sdk.answers import answer
 
-from .reasons import Refusals
+from .reasons import Refusals, together
 
 NAME = "hpa"
 #: Scores are fifteenths, rounded down, so that an answer has at most 16 levels.
@@ -90,7 +90,7 @@ class Hpa:
             if conflict is not None:
                 whole.conflicts.append(Conflict(apps=(a.name, b.name), clusters=pack(conflict)))
                 if ask.explain:
-                    whole.apps[a.name].reasons.append(_apart(fleet, a.name, b.name, conflict))
+                    whole.apps[a.name].reasons.append(_apart(fleet, a, b, conflict))
         return whole
 
     def _unsure(self, ask: Ask) -> Mask:
@@ -186,12 +186,15 @@ class _Left:
         return where
 
 
-def _apart(fleet: Fleet, a: str, b: str, where: Mask) -> Reason:
+def _apart(fleet: Fleet, a: ShapedApp, b: ShapedApp, where: Mask) -> Reason:
+    message = f"{a.name} and {b.name} fit there alone, but not together"
+    message, more = together(fleet, message, [*a.shapes, *b.shapes], where)
     return Reason(
         code="AppsConflict",
-        message=f"{a} and {b} fit there alone, but not together",
-        app=a,
+        message=message,
+        app=a.name,
         clusters=int(np.count_nonzero(where)),
         samples=fleet.clusters.named(where, 5),
         by=NAME,
+        **more,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moorage.fit import Figure, Mask, Room, explain
+from moorage.fit import Figure, Mask, Room, explain, scarcest
 from moorage.fleet import Fleet
 from moorage.model.reasons import Reason
 from moorage.model.shapes import Shape, ShapedApp
@@ -30,7 +30,8 @@ class Refusals:
                 found += [self._of_shape(shape, figure) for figure in explain(fleet, shape, refused)]
         if torn is not None and torn.any():
             objects = ", ".join(shape.object for shape in self._app.shapes)
-            found.append(self._reason("PackingFails", torn, f"{objects} fit there alone, but not together"))
+            message, more = together(fleet, f"{objects} fit there alone, but not together", self._app.shapes, torn)
+            found.append(self._reason("PackingFails", torn, message, **more))
         return found
 
     def _unusable(self) -> list[Reason]:
@@ -90,6 +91,17 @@ class Refusals:
             needed=needed,
             free=free,
         )
+
+
+def together(fleet: Fleet, message: str, shapes: Sequence[Shape], where: Mask) -> tuple[str, dict[str, str]]:
+    """What pods that do not go together lack: a sentence, and the fields of a reason."""
+    scarce = scarcest(fleet, shapes, where)
+    if scarce is None:
+        return message, {}
+    needed, free = show(scarce.resource, scarce.needed), show(scarce.resource, scarce.free)
+    nodes = ", but not on its nodes as they are" if scarce.free >= scarce.needed else ""
+    message += f": they need {needed} {scarce.resource}, one cluster has at most {free} free{nodes}"
+    return message, {"need": scarce.resource, "needed": needed, "free": free}
 
 
 def _consumers(shape: Shape, need: str = "") -> str:
