@@ -432,6 +432,15 @@ def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: Re
     consumers = path + "/hpa-intents/fwall-hpa-intent/hpa-resource-consumers"
     spec = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "nobody", "container": "c"}
     rest.must(201, "POST", consumers, {"metadata": {"name": "wrong"}, "spec": spec})
+    rest.must(201, "POST", consumers, {"metadata": {"name": "loose"}, "spec": {**spec, "container": ""}})
+    amount = {"allocatable": True, "resource": {"name": "cpu", "requests": 1}}
+    needs = consumers + "/loose/resource-requirements"
+    answered = rest("POST", needs, {"metadata": {"name": "cpu"}, "spec": amount})
+    assert (answered.status, answered.body["errors"][0]["path"]) == (400, "spec.allocatable"), answered
+    label = {"allocatable": False, "resource": {"key": "avx", "value": "true"}}
+    rest.must(201, "POST", needs, {"metadata": {"name": "avx"}, "spec": label})
+    assert rest("DELETE", needs).status == 204
+    assert rest("DELETE", consumers + "/loose").status == 204
     rest.must(202, "POST", path + "/approve")
     answered = rest("POST", path + "/instantiate")
     assert (answered.status, answered.code) == (409, "ConsumerMatchesNothing"), answered

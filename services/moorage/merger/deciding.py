@@ -21,7 +21,7 @@ from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import traces
 
-from .core import Names, Refusal, propose
+from .core import Names, Proposal, Refusal, propose
 from .figures import Figures
 from .gathering import Gathered, Heard, current, gather, open_to, reasons
 from .stored import Confirmations
@@ -257,10 +257,16 @@ class Decider:
     # -- only looking -------------------------------------------------------------------------------------------------
 
     async def simulate(self, record: Revision, cause: str) -> Attempt:
-        """The same without the commit."""
-        known = before(record, self.fleet, self.ledger)
-        got = current(await self.gather(record, cause, known, explain=True), self.fleet)
-        proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+        """The same without the commit. Nobody looks again later: who answered from before the newest change is asked once
+        more before the answer is no."""
+        proposal: Proposal | Refusal
+        for _ in range(2):
+            known = before(record, self.fleet, self.ledger)
+            got = current(await self.gather(record, cause, known, explain=True), self.fleet)
+            proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+            now = str(self.fleet.epoch)
+            if isinstance(proposal, Proposal) or all(answer.epoch in ("", now) for answer in got.answers.values()):
+                break
         if isinstance(proposal, Refusal):
             attempt = _refused(record, proposal, got, reasons(got, self.fleet), str(self.fleet.epoch))
         else:

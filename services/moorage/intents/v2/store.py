@@ -43,6 +43,7 @@ log = structlog.get_logger("intents")
 _encode = msgspec.json.Encoder().encode
 _any = msgspec.json.Decoder()
 _resource = msgspec.json.Decoder(Resource)
+_consumer = msgspec.json.Decoder(bodies.Consumer)
 
 ATTEMPTS = 10
 #: As many go at once; the broker takes a thousand in one batch.
@@ -140,6 +141,7 @@ class Resources:
                 raise Refused(conflict(f"{_told(parent)} is being deleted"))
             if self.tree.get(parent) is None and kind.parent(kind.path) != PROJECT.path:
                 raise Refused(_by_application(parent))
+        self._belongs(kind, path, given.body)
         if kind is GROUP and self._others(path):
             raise Refused(_exists_already(path))
         self._making[parent] += 1
@@ -156,6 +158,15 @@ class Resources:
                 del self._making[parent]
         self.tree.put(path, value, seq)
         return Changed(path=list(path), body=value.body, seq=seq, warnings=list(given.warnings))
+
+    def _belongs(self, kind: Kind, path: Path, body: Any) -> None:
+        """An amount belongs to a container, which is the parent's to name."""
+        held = self.tree.get(kind.parent(path))
+        if kind.body is not bodies.Requirement or not body.spec.allocatable or held is None:
+            return
+        if not _consumer.decode(held.value.body).spec.container:
+            message = "an allocatable resource belongs to a container, and the consumer names none"
+            raise Refused(invalid([Violation(path="spec.allocatable", code="NoContainer", message=message)]))
 
     async def _done_already(self, path: Path, value: Resource) -> int:
         """By whoever was asked first, and has not answered."""
@@ -192,6 +203,7 @@ class Resources:
             if kind is COMPOSITE_APP:
                 message = f"{'/'.join(given.names)} is not {'/'.join(path[-2:])}, as the path says"
             raise Refused(invalid([Violation(path=field, code="NameMismatch", message=message)]))
+        self._belongs(kind, path, given.body)
         value = _value(kind, given.body, change.file)
         for _ in range(ATTEMPTS):
             old, seq = await self._now(path)
