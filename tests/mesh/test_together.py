@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
@@ -31,8 +32,12 @@ class Odd:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.waiting = 0
+        self.asked: list[str] = []
 
     def candidates(self, ask: Ask, fleet: Fleet) -> Mapping[str, Allowed] | Awaitable[Mapping[str, Allowed]]:
+        self.asked.append(ask.group)
+        if "busy" in ask.group:
+            time.sleep(0.1)
         if "broken" in ask.group and "slow" not in ask.group:
             raise KeyError("nobody knows")
         said = {app.name: allow([f"lab/{ask.group}"]) for app in ask.apps}
@@ -139,3 +144,12 @@ async def test_junk_in_a_bundle_is_answered_with_a_problem(bus: Bus) -> None:
     good = msgspec.json.encode(Asks(asks=[question("a")]))
     reply = await bus.request(subjects.together(subjects.candidates(NAME)), good)
     assert msgspec.json.decode(reply)["answers"]["id-a"]["apps"]["web"]["groups"]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_begun(bus: Bus, odd: Odd) -> None:
+    groups = [f"busy-{i}" for i in range(6)]
+    tasks = await said(bus, *groups, budget_ms=250)
+    async with asyncio.timeout(3):
+        await asyncio.gather(*tasks.values())
+    assert [task.result().error for task in tasks.values()][-1] == "out of time"
+    assert odd.asked == groups[: len(odd.asked)] and len(odd.asked) < len(groups)

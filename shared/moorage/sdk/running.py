@@ -96,8 +96,7 @@ class Runner:
                 async with asyncio.timeout(ask.budget_ms / 1e3):  # past it nobody waits for the answer
                     return wired(ask, await found)
             except TimeoutError:
-                self._bus.count("late")
-                return Answer(cause=ask.id, error="out of time")
+                return self._out_of_time(ask)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
                 return failed(ask, error)
 
@@ -110,6 +109,10 @@ class Runner:
 
         return said
 
+    def _out_of_time(self, ask: Ask) -> Answer:
+        self._bus.count("late")
+        return Answer(cause=ask.id, error="out of time")
+
     async def _together(self, said: Answering, incoming: Incoming) -> Answers | None:
         """What is answered without waiting for anything goes back in one message; the rest comes when it is known, so
         that no question waits for another's."""
@@ -119,8 +122,13 @@ class Runner:
             raise Refused(Problem(title="Busy", status=503, code="Busy", detail=detail))
         answers: dict[str, Answer] = {}
         tasks: dict[str, asyncio.Task[Answer]] = {}
+        now = asyncio.get_running_loop().time
+        came = now()
         async with self._turn:
             for ask in asks:
+                if (now() - came) * 1e3 > ask.budget_ms:
+                    answers[ask.id] = self._out_of_time(ask)  # nobody waits for it any more: others do
+                    continue
                 found = said(ask)
                 if isinstance(found, Answer):
                     answers[ask.id] = found
