@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import row
+from moorage.fleet.patches import CORDONED, STALE
 from moorage.ledger import Capacity, Ledger, uncovered
 from moorage.ledger.capacity import beyond
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
@@ -224,6 +226,76 @@ def test_dropped_decisions_give_back_and_full_nodes_do_not_fit() -> None:
     assert free(capacity) == 1000
 
 
+def test_room_that_a_decision_was_to_take_over_is_taken_itself_once_the_claim_that_had_it_is_gone() -> None:
+    ledger = Ledger()
+    capacity = Capacity(fleet_of({"lab/one": [node(cpu="1"), node(cpu="1")]}), ledger)
+
+    def fold(**entries: Any) -> None:
+        commit = Commit(id=str(ledger.seq), **entries)
+        capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.decisions)
+
+    first = Decision(id="first", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0"))])
+    again = Decision(id="again", group=GROUPS[0], revision=2, claims=[claim("k", pods("n-0"))])
+    other = Decision(id="other", group=GROUPS[1], revision=1, claims=[claim("l", pods("n-0"))])
+    fold(decisions=[first])
+    capacity.hold(again)
+    assert free(capacity) == 0
+    fold(reassigns=[Reassign(claim="k", slots=[pods("n-1")])])
+    assert (free(capacity), free(capacity, node_name="n-1")) == (0, 0)
+    fold(reassigns=[Reassign(claim="k", slots=[pods("n-0")])])
+    assert (free(capacity), free(capacity, node_name="n-1")) == (0, 1000)
+    fold(withdrawals=[Withdrawal(group=GROUPS[0], revision=1)])
+    assert capacity.fits("again"), "its own room"
+    fold(releases=[Release(claims=["k"])])
+    assert free(capacity) == 0
+    assert capacity.fits("again")
+    fold(decisions=[other])
+    assert not capacity.fits("again")
+    capacity.give_back("again")
+    assert free(capacity) == 0
+
+
+def test_more_pods_of_a_claim_whose_pods_run_elsewhere_take_what_will_count() -> None:
+    writer = writer_of({"lab/one": [node(cpu="4"), node(cpu="4")]})
+    ledger = Ledger()
+    capacity = Capacity(writer.fleet, ledger)
+    first = Decision(id="first", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0"))])
+    capacity.folded(ledger.fold(1, Commit(id="c", decisions=[first])), [first])
+    writer.put(0, "lab/one", claims={"k": {"n-1": 1}})
+    more = Decision(id="more", group=GROUPS[0], revision=2, claims=[claim("k", pods("n-0"), pods("n-1"))])
+    capacity.hold(more)
+    held = free(capacity), free(capacity, node_name="n-1")
+    capacity.folded(ledger.fold(2, Commit(id="d", decisions=[more])), [more])
+    assert held == (free(capacity), free(capacity, node_name="n-1")) == (3000, 4000), "the live pod stands for its node"
+
+
+@pytest.mark.parametrize("how", ["stale", "cordoned", "not ready", "gone", "unschedulable"])
+def test_what_nobody_may_use_any_more_does_not_fit(how: str) -> None:
+    """Whatever stands there already may stay."""
+    writer = writer_of({"lab/one": [node(cpu="4"), node(cpu="4")]})
+    ledger = Ledger()
+    capacity = Capacity(writer.fleet, ledger)
+    stands = Decision(id="stands", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0")), claim("conf")])
+    capacity.folded(ledger.fold(1, Commit(id="c", decisions=[stands])), [stands])
+    same = Decision(id="same", group=GROUPS[0], revision=2, claims=[claim("k", pods("n-0")), claim("conf")])
+    more = Decision(id="more", group=GROUPS[0], revision=3, claims=[claim("k", pods("n-0", 2))])
+    bare = Decision(id="bare", group=GROUPS[1], revision=1, claims=[claim("no pods")])
+    for decision in (same, more, bare):
+        capacity.hold(decision)
+        assert capacity.fits(decision.id)
+    match how:
+        case "stale" | "cordoned":
+            writer.put(0, "lab/one", state=STALE if how == "stale" else CORDONED)
+        case "gone":
+            writer.put(0, "lab/one", gone=["n-0"])
+        case _:
+            changed = node("n-0", cpu="4", ready=how != "not ready", unschedulable=how == "unschedulable")
+            writer.put(0, "lab/one", [row(changed)[0]])
+    assert capacity.fits("same")
+    assert not capacity.fits("more")
+    assert capacity.fits("bare") == (how not in ("stale", "cordoned"))
+
+
 def test_nodes_that_go_and_come_are_taken_again() -> None:
     writer = writer_of({"lab/one": [node(cpu="8"), node(cpu="8")]})
     ledger = Ledger()
@@ -243,11 +315,18 @@ def test_nodes_that_go_and_come_are_taken_again() -> None:
     assert free(capacity) == 14000
 
 
+def takes(counted: Claim, live: dict[str, int]) -> Counter[str]:
+    cpu: Counter[str] = Counter()
+    for slot, count in uncovered(counted.slots, live):
+        cpu[slot.node] += count * 1000
+    return cpu
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32))
 def test_room_is_what_a_recount_says(seed: int) -> None:
     """Any mix of commits, reports, nodes that go and come, and decisions in flight leaves free = allocatable - uncovered
-    slots, counted anew."""
+    slots - what decisions in flight would take beyond those, counted anew."""
     rng = random.Random(seed)
     names = ["lab/one", "lab/two"]
     writer = writer_of({name: [node(cpu="64"), node(cpu="64")] for name in names})
@@ -292,21 +371,26 @@ def test_room_is_what_a_recount_says(seed: int) -> None:
                 if ledger.claims and rng.random() < 0.5:
                     commit.releases.append(Release(claims=[rng.choice(list(ledger.claims))]))
                 capacity.folded(ledger.fold(ledger.seq + 1, commit))
-        if not flights:
-            for cid, name in enumerate(names):
-                taken: Counter[str] = Counter()
-                for ident, counted in ledger.claims.items():
-                    if counted.claim.cluster == name:
-                        for slot, count in uncovered(counted.claim.slots, live.get((cid, ident), {})):
-                            taken[slot.node] += count * 1000
-                for n in ("n-0",) if cid in away else ("n-0", "n-1"):
-                    assert free(capacity, name, n) == 64000 - taken[n]
+        for cid, name in enumerate(names):
+            taken: Counter[str] = Counter()
+            counting = {i: h.claim for i, h in ledger.claims.items() if h.claim.cluster == name}
+            places = {ident: takes(c, live.get((cid, ident), {})) for ident, c in counting.items()}
+            for place in places.values():
+                taken += place
+            for decision in flights.values():
+                for c in decision.claims:
+                    if c.cluster == name:
+                        taken += takes(c, live.get((cid, c.id), {})) - places.get(c.id, Counter())
+            for n in ("n-0",) if cid in away else ("n-0", "n-1"):
+                assert free(capacity, name, n) == 64000 - taken[n]
 
 
-def test_what_is_beyond_the_old_slots() -> None:
-    old = [pods("a", 2), pods("b")]
-    assert beyond(old, old) == []
-    assert beyond([pods("a", 3), pods("c")], old) == [pods("a"), pods("c")]
+def test_what_is_beyond_what_counts() -> None:
+    now = {"a": {"cpu": 2000, "pods": 2}, "b": {"cpu": 1000}}
+    assert beyond(now, now) == {}
+    assert beyond(now, {}) == now
+    after = {"a": {"cpu": 3000, "pods": 2}, "c": {"cpu": 500}}
+    assert beyond(after, now) == {"a": {"cpu": 1000}, "c": {"cpu": 500}}
 
 
 def test_pods_elsewhere_are_displaced_only_when_all_are_bound() -> None:

@@ -14,6 +14,7 @@ from .state import Changes, Ledger
 
 Amounts = dict[str, int]
 Wanted = dict[str, Amounts]  # node → what is taken there
+Taken = dict[str, tuple[str, Wanted]]  # claim → cluster and what it takes
 
 
 def uncovered(slots: Sequence[Slot], live: Mapping[str, int]) -> list[tuple[Slot, int]]:
@@ -50,31 +51,28 @@ def wanted_by(runs: Iterable[tuple[Slot, int]]) -> Wanted:
     return total
 
 
-def beyond(slots: Sequence[Slot], before: Sequence[Slot]) -> list[Slot]:
-    """Slots without those that the claim has already: an update of a claim in flight takes only what is more."""
-    have: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
-    for slot in before:
-        key = (slot.node, tuple(sorted(slot.resources.items())))
-        have[key] = have.get(key, 0) + slot.count
-    more: list[Slot] = []
-    for slot in slots:
-        key = (slot.node, tuple(sorted(slot.resources.items())))
-        known = min(slot.count, have.get(key, 0))
-        if known:
-            have[key] -= known
-        if slot.count > known:
-            more.append(Slot(node=slot.node, count=slot.count - known, resources=slot.resources))
+def beyond(after: Wanted, now: Wanted) -> Wanted:
+    """What is more, node by node."""
+    if not now:
+        return after
+    more: Wanted = {}
+    for node, amounts in after.items():
+        have = now.get(node, {})
+        extra = {name: amount - have.get(name, 0) for name, amount in amounts.items() if amount > have.get(name, 0)}
+        if extra:
+            more[node] = extra
     return more
 
 
 class Capacity:
     """The only one that calls `fleet.take`. Decisions in flight are held under their own id until they are folded or
-    given back."""
+    given back. What they may use of claims that count already is seen anew whenever one of those counts otherwise."""
 
     def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
         self.fleet, self.ledger = fleet, ledger
-        self._claims: dict[str, tuple[str, Wanted]] = {}  # claim → cluster and what it takes
-        self._flights: dict[str, dict[str, tuple[str, Wanted]]] = {}  # decision → the same
+        self._claims: Taken = {}
+        self._flights: dict[str, Taken] = {}  # decision → what its claims take beyond that
+        self._flying: dict[str, dict[str, Claim]] = {}  # claim → what decisions in flight make of it
         self._totals: dict[str, Wanted] = {}
         # Nodes whose totals moved since the fleet was told, with what it was told; None: it has forgotten.
         self._dirty: dict[str, dict[str, Amounts | None]] = {}
@@ -87,54 +85,57 @@ class Capacity:
     def reload(self, ledger: Ledger) -> None:
         """Another ledger altogether, from a snapshot."""
         self.ledger = ledger
-        gone = [ident for ident in self._claims if ident not in ledger.claims]
-        for ident in [*gone, *ledger.claims]:
+        for ident in {*self._claims, *ledger.claims, *self._flying}:
             self._recount(ident)
         self._flush()
 
     def folded(self, changes: Changes, decisions: Iterable[Decision] = ()) -> None:
         """After each fold. What was held for the decisions becomes their claims without being given back in between."""
-        flights = [self._flights.pop(d.id, {}) for d in decisions]
+        flights = [self._landed(d.id) for d in decisions]
         for flight in flights:
             for ident in [i for i in flight if i in changes.claims and i not in self._claims]:
                 self._claims[ident] = flight.pop(ident)  # they count already
         for ident in changes.claims:
             self._recount(ident)
         for flight in flights:
-            for cluster, wanted in flight.values():
-                self._shift(cluster, wanted, {})
+            self._return(flight)
         self._flush()
 
     def hold(self, decision: Decision) -> None:
-        """Takes what a decision in flight would claim beyond what the same claims have."""
-        flight: dict[str, tuple[str, Wanted]] = {}
+        """Takes what a decision in flight would claim beyond what the same claims take."""
+        flight: Taken = {}
         for claim in decision.claims:
-            held = self.ledger.claims.get(claim.id)
-            slots = beyond(claim.slots, held.claim.slots) if held is not None else claim.slots
-            wanted = wanted_by((slot, slot.count) for slot in slots)
+            self._flying.setdefault(claim.id, {})[decision.id] = claim
+            wanted = self._beyond_what_counts(claim)
+            flight[claim.id] = claim.cluster, wanted
             if wanted:
-                flight[claim.id] = claim.cluster, wanted
                 self._shift(claim.cluster, {}, wanted)
         self._flights[decision.id] = flight
         self._flush()
 
     def give_back(self, decision: str) -> None:
-        for cluster, wanted in self._flights.pop(decision, {}).values():
-            self._shift(cluster, wanted, {})
+        self._return(self._landed(decision))
         self._flush()
 
     def fits(self, decision: str) -> bool:
-        """Whether what is held for a decision is really there, all others that count included."""
-        for cluster, wanted in self._flights.get(decision, {}).values():
-            cid = self.fleet.ids.get(cluster)
+        """Whether what is held for a decision is really there and may be used, all others that count included."""
+        fleet = self.fleet
+        for ident, (cluster, wanted) in self._flights.get(decision, {}).items():
+            cid = fleet.ids.get(cluster)
+            if not wanted:
+                held = self.ledger.claims.get(ident)
+                stays = held is not None and not held.withdrawn  # whatever became of that place
+                if not stays and (cid is None or not fleet.usable_clusters[cid]):
+                    return False
+                continue
             if cid is None:
                 return False
             for node, amounts in wanted.items():
-                row = self.fleet.row_of(cid, node)
-                if row is None:
+                row = fleet.row_of(cid, node)
+                if row is None or not fleet.usable[row]:
                     return False
                 for name, amount in amounts.items():
-                    free = self.fleet.free(name)
+                    free = fleet.free(name)
                     if amount > 0 and (free is None or free[row] < 0):
                         return False
         return True
@@ -174,15 +175,24 @@ class Capacity:
 
     # -- keeping step -------------------------------------------------------------------------------------------------
 
+    def _counted(self, claim: Claim) -> Wanted:
+        """What a claim takes, or would, as the newest report has it."""
+        cid = self.fleet.ids.get(claim.cluster)
+        live = self.fleet.live(claim.id, cid) if cid is not None else {}
+        return wanted_by(uncovered(claim.slots, live) if live else ((s, s.count) for s in claim.slots))
+
+    def _beyond_what_counts(self, claim: Claim) -> Wanted:
+        cluster, now = self._claims.get(claim.id, (claim.cluster, {}))
+        wanted = self._counted(claim)
+        return beyond(wanted, now) if cluster == claim.cluster else wanted
+
     def _recount(self, ident: str) -> None:
         cluster, before = self._claims.pop(ident, ("", {}))
         held = self.ledger.claims.get(ident)
         after: Wanted = {}
         if held is not None:
             claim = held.claim
-            cid = self.fleet.ids.get(claim.cluster)
-            live = self.fleet.live(ident, cid) if cid is not None else {}
-            after = wanted_by(uncovered(claim.slots, live) if live else ((s, s.count) for s in claim.slots))
+            after = self._counted(claim)
             self._claims[ident] = (claim.cluster, after)
             if cluster and cluster != claim.cluster:
                 self._shift(cluster, before, {})
@@ -190,6 +200,27 @@ class Capacity:
             cluster = claim.cluster
         if before != after:
             self._shift(cluster, before, after)
+        for decision, claim in self._flying.get(ident, {}).items():
+            flight = self._flights[decision]
+            _, before = flight[ident]
+            wanted = self._beyond_what_counts(claim)
+            if wanted != before:
+                flight[ident] = claim.cluster, wanted
+                self._shift(claim.cluster, before, wanted)
+
+    def _landed(self, decision: str) -> Taken:
+        flight = self._flights.pop(decision, {})
+        for ident in flight:
+            others = self._flying[ident]
+            del others[decision]
+            if not others:
+                del self._flying[ident]
+        return flight
+
+    def _return(self, flight: Taken) -> None:
+        for cluster, wanted in flight.values():
+            if wanted:
+                self._shift(cluster, wanted, {})
 
     def _shift(self, cluster: str, before: Wanted, after: Wanted) -> None:
         totals = self._totals.setdefault(cluster, {})
@@ -234,13 +265,13 @@ class Capacity:
 
     def _fleet_changed(self, change: Change) -> None:
         if change.reset:
-            for ident in self.ledger.claims:
+            for ident in {*self.ledger.claims, *self._flying}:
                 self._recount(ident)
             for cluster, totals in self._totals.items():
                 self._dirty.setdefault(cluster, {}).update(dict.fromkeys(totals))
         else:
             for ident in change.claims:
-                if ident in self.ledger.claims:
+                if ident in self.ledger.claims or ident in self._flying:
                     self._recount(ident)
             for cid in change.node_sets.tolist():
                 cluster = self.fleet.names[cid]
