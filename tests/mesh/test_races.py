@@ -18,7 +18,7 @@ from moorage.controllers.hpa.core import Hpa
 from moorage.fleet.store import Store
 from moorage.ledger import Committed, Committer, Dropped, keep_capacity, open_ledger, write_snapshot
 from moorage.merger.worker import start
-from moorage.model.claims import Claim, Decision, IntentRef, Slot, Withdrawal
+from moorage.model.claims import Claim, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
 from moorage.model.groups import Decide
 from moorage.model.shapes import ShapedApp
 from moorage.testing.checker import counting_pods, read_log, violations
@@ -81,13 +81,18 @@ async def test_groups_of_all_sizes_never_share_room(nats: NatsServer, bus: Bus, 
 # -- committers -------------------------------------------------------------------------------------------------------
 
 
-def pod_on(name: str, cluster: str = "lab/c-0", at: str = "n-0") -> Decision:
-    intent = IntentRef(kind="Application", name=name, revision=1)
-    slot = Slot(node=at, resources={"cpu": 1000, "pods": 1})
+def pod_on(
+    name: str, cluster: str = "lab/c-0", at: str = "n-0", *, cpu: int = 1000, number: int = 1, ident: str = ""
+) -> Decision:
+    intent = IntentRef(kind="Application", name=name, revision=number)
+    slot = Slot(node=at, resources={"cpu": cpu, "pods": 1})
     claim = Claim(
         id=f"claim-{name}", decision=name, intent=intent, tenant="p", slots=[slot], cluster=cluster, app="a", object="o"
     )
-    return Decision(id=name, group=group(name), revision=1, claims=[claim])
+    return Decision(id=ident or name, group=group(name), revision=number, claims=[claim])
+
+
+ROOM = {f"lab/c-{i}": {f"n-{j}": {"cpu": 2000, "pods": 110} for j in range(2)} for i in range(4)}
 
 
 class Party:
@@ -119,8 +124,7 @@ async def test_two_committers_share_the_last_place(nats: NatsServer, bus: Bus) -
         )
         assert any(isinstance(r, Committed) for r in both) or turn >= 8
     _, commits = await read_log(bus)
-    room = {f"lab/c-{i}": {f"n-{j}": {"cpu": 2000, "pods": 110} for j in range(2)} for i in range(4)}
-    assert violations(commits, room) == []
+    assert violations(commits, ROOM) == []
     assert sum(len(c.decisions) for _, c in commits) == 16
     for p in parties:
         await p.bus.close()
@@ -188,6 +192,94 @@ async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus)
     await until(lambda: parties[0].follower.ledger.seq == parties[1].follower.ledger.seq)
     for p in parties:
         assert not p.follower.ledger.claims
+        await p.bus.close()
+
+
+@pytest.mark.parametrize("how", ["released", "reassigned"])
+async def test_a_claim_that_is_kept_may_lose_its_room_before_the_decision_that_keeps_it(
+    nats: NatsServer, bus: Bus, how: str
+) -> None:
+    first, second = [await Party(nats).open() for _ in range(2)]
+    await first.commit(pod_on("kept", cpu=2000))
+    again = pod_on("kept", cpu=2000, number=2, ident="again")
+    if how == "released":
+        await first.committer.commit(Withdrawal(group=group("kept"), revision=1))
+        freed: Release | Reassign = Release(claims=["claim-kept"])
+    else:
+        freed = Reassign(claim="claim-kept", slots=pod_on("kept", at="n-1", cpu=2000).claims[0].slots)
+    first.capacity.hold(again)
+    assert first.capacity.fits("again")
+    await second.follower.wait(first.follower.ledger.seq)
+    await second.committer.commit(freed)
+    assert isinstance(await second.commit(pod_on("other", cpu=2000)), Committed)
+    result = await first.committer.commit(again)
+    assert isinstance(result, Dropped) and not result.code, "it may be decided anew"
+    _, commits = await read_log(bus)
+    assert violations(commits, ROOM) == []
+    for p in (first, second):
+        await p.bus.close()
+
+
+@pytest.mark.parametrize("withdrawal", ["first", "last"])
+async def test_what_is_withdrawn_in_the_same_commit_is_not_said_to_stand(
+    nats: NatsServer, bus: Bus, withdrawal: str
+) -> None:
+    party = await Party(nats).open()
+    entries: list[Decision | Withdrawal] = [
+        pod_on("gone"),
+        Withdrawal(group=group("gone"), revision=1),
+        pod_on("stays"),
+    ]
+    if withdrawal == "first":
+        entries.reverse()
+    for entry in entries:
+        if isinstance(entry, Decision):
+            party.capacity.hold(entry)
+    results = await asyncio.gather(*(party.committer.commit(e) for e in entries))
+    said = dict(zip((e.id if isinstance(e, Decision) else "" for e in entries), results, strict=True))
+    assert said["gone"] == Dropped("Withdrawn", "the revision was withdrawn or overtaken")
+    assert said["stays"] == said[""] == Committed(1)
+    assert list(party.follower.ledger.claims) == ["claim-stays"]
+    cpu = party.capacity.fleet.free("cpu")
+    assert cpu is not None and int(cpu[0]) == 1000
+    await party.bus.close()
+
+
+async def test_where_pods_went_and_what_is_decided_for_them_are_not_said_in_one_commit(
+    nats: NatsServer, bus: Bus
+) -> None:
+    """Where they went is where the pods of before are; the decision may be of more."""
+    party = await Party(nats).open()
+    await party.commit(pod_on("g"))
+    moved = Reassign(claim="claim-g", slots=pod_on("g", at="n-1").claims[0].slots)
+    more = pod_on("g", cpu=1500, number=2, ident="more")
+    party.capacity.hold(more)
+    both = await asyncio.gather(party.committer.commit(more), party.committer.commit(moved))
+    assert isinstance(both[0], Committed) and isinstance(both[1], Dropped)
+    assert party.follower.ledger.claims["claim-g"].claim.slots == more.claims[0].slots
+    moved.slots = pod_on("g", at="n-1", cpu=1500).claims[0].slots
+    less = pod_on("g", number=3, ident="less")
+    party.capacity.hold(less)
+    both = await asyncio.gather(party.committer.commit(moved), party.committer.commit(less))
+    assert isinstance(both[0], Committed) and isinstance(both[1], Dropped)
+    await party.bus.close()
+
+
+async def test_a_commit_that_was_settled_is_named_by_its_own_number(nats: NatsServer, bus: Bus) -> None:
+    """Others append while it is settled whether it stands."""
+    first, second = [await Party(nats).open() for _ in range(2)]
+    settle = first.committer._settle
+
+    async def others_meanwhile(ident: str, expected: int) -> bool:
+        await second.follower.wait(1)
+        await second.commit(pod_on("second", at="n-1"))
+        await first.follower.wait(2)
+        return await settle(ident, expected)
+
+    first.committer._log = Forgetful(first, ["acknowledgement"])  # type: ignore[assignment]
+    first.committer._settle = others_meanwhile  # type: ignore[method-assign]
+    assert await first.commit(pod_on("first")) == Committed(1)
+    for p in (first, second):
         await p.bus.close()
 
 

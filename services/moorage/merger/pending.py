@@ -367,7 +367,11 @@ class Pending:
             del self._moved[ident]
             held = ledger.claims.get(ident)
             if held is not None and not held.withdrawn and capacity.displaced(held.claim) == slots:
-                await self._decider.committer.commit(Reassign(claim=ident, slots=slots), _unchanged(held.claim))
+                where = Reassign(claim=ident, slots=slots)
+                result = await self._decider.committer.commit(where, _unchanged(held.claim))
+                if isinstance(result, Dropped):
+                    self._suspects.add(ident)
+                    self._wake.set()
 
     async def _snapshot(self) -> None:
         ledger = self._decider.ledger

@@ -53,6 +53,8 @@ class Dropped(msgspec.Struct, frozen=True):
     message: str
 
 
+_WITHDRAWN = Dropped("Withdrawn", "the revision was withdrawn or overtaken")
+
 #: Asked right before an entry goes out, each time: why it must not, or None.
 Guard = Callable[[Ledger], Dropped | None]
 
@@ -74,8 +76,8 @@ def _kind(entry: Entry) -> str:
 
 
 class Committer:
-    """One per process; the capacity is kept in step by `keep_capacity`. Decisions must be held in the capacity before they are given here; they are given back when
-    dropped and become claims when folded."""
+    """One per process; the capacity is kept in step by `keep_capacity`. Decisions must be held in the capacity before they
+    are given here; they are given back when dropped and become claims when folded."""
 
     def __init__(self, bus: Bus, follower: LedgerFollower, capacity: Capacity) -> None:
         self._bus, self._follower, self._capacity = bus, follower, capacity
@@ -84,6 +86,8 @@ class Committer:
         self._waiting: deque[_Pending] = deque()
         self._wake = asyncio.Event()
         self._others = -_RECENTLY
+        self._sent = ""
+        self._refused: tuple[str, ...] | None = None  # decisions of the commit sent last that folded to nothing
         self.conflicts = 0
         follower.on_fold.append(self._folded)
         self._task = bus.spawn(self._run())
@@ -99,9 +103,11 @@ class Committer:
         self._wake.set()
         return await done
 
-    def _folded(self, commit: Commit, _changes: Changes) -> None:
+    def _folded(self, commit: Commit, changes: Changes) -> None:
         if commit.by != self._me:
             self._others = asyncio.get_running_loop().time()
+        elif commit.id == self._sent:
+            self._refused = changes.refused
 
     async def _run(self) -> None:
         while True:
@@ -128,18 +134,22 @@ class Committer:
         """What may still go. In order: what one gives back by being dropped is there for those after it."""
         ledger = self._follower.ledger
         good: list[_Pending] = []
-        groups: set[str] = set()
+        groups: set[str] = set()  # what their claims will be, one entry says
         for pending in batch:
             entry = pending.entry
             why = pending.guard(ledger) if pending.guard is not None else None
             if why is None and isinstance(entry, Decision):
                 if not ledger.accepts(entry):
-                    why = Dropped("Withdrawn", "the revision was withdrawn or overtaken")
+                    why = _WITHDRAWN
                 elif entry.group in groups:
-                    why = Dropped("", "another decision of the group goes with the same commit")
+                    why = Dropped("", "the group's claims change with the same commit")
                 elif not self._capacity.fits(entry.id):
-                    why = Dropped("", "others took the room first")
+                    why = Dropped("", "the room is not there any more")
                 groups.add(entry.group)
+            elif why is None and isinstance(entry, Reassign) and (held := ledger.claims.get(entry.claim)) is not None:
+                if held.group in groups:
+                    why = Dropped("Overtaken", "the group is decided with the same commit")
+                groups.add(held.group)
             if why is not None:
                 self._drop(pending, why)
             else:
@@ -148,9 +158,9 @@ class Committer:
 
     async def _commit_batch(self, batch: list[_Pending]) -> None:
         while batch := self._check(batch):
-            ident = new_id()
-            ledger = self._follower.ledger
-            expected = ledger.seq
+            ident = self._sent = new_id()
+            self._refused = None
+            expected = self._follower.ledger.seq
             lists: dict[str, list[msgspec.Raw]] = {}
             for pending in batch:
                 lists.setdefault(_kind(pending.entry), []).append(pending.raw)
@@ -165,18 +175,28 @@ class Committer:
                 log.warning("a commit was not acknowledged", error=str(error))
                 if not await self._settle(ident, expected):
                     continue
-                seq = self._follower.ledger.seq
+                seq = expected + 1  # it could land nowhere else
             else:
                 self._follower.fold(seq, self._whole(ident, batch))
             for pending in batch:
-                if isinstance(pending.entry, Decision):
+                entry = pending.entry
+                if isinstance(entry, Decision):
                     # Folded to claims already; empty unless the fold came by a reload.
-                    self._capacity.give_back(pending.entry.id)
+                    self._capacity.give_back(entry.id)
                 if not pending.done.done():
-                    pending.done.set_result(Committed(seq))
+                    nothing = isinstance(entry, Decision) and not self._stood(entry)
+                    pending.done.set_result(_WITHDRAWN if nothing else Committed(seq))
             if asyncio.get_running_loop().time() - self._others < _RECENTLY:
                 await asyncio.sleep(PAUSE)
             return
+
+    def _stood(self, decision: Decision) -> bool:
+        """What goes with a withdrawal of its revision folds to nothing. Of a fold that came by a reload there is only what
+        stands now."""
+        if self._refused is not None:
+            return decision.id not in self._refused
+        stands = self._follower.ledger.standing.get(decision.group)
+        return stands is not None and stands.id == decision.id
 
     def _whole(self, ident: str, batch: list[_Pending]) -> Commit:
         commit = Commit(id=ident, by=self._me)
