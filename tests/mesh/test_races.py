@@ -16,9 +16,22 @@ import pytest
 from moorage.bus import Bus, Conflict, NoAnswer, Settings, subjects
 from moorage.controllers.hpa.core import Hpa
 from moorage.fleet.store import Store
-from moorage.ledger import Committed, Committer, Dropped, keep_capacity, open_ledger, write_snapshot
+from moorage.ledger import (
+    Changes,
+    Committed,
+    Committer,
+    Dropped,
+    LedgerLost,
+    committer,
+    follow,
+    keep_capacity,
+    newest_snapshot,
+    open_ledger,
+    read_snapshot,
+    write_snapshot,
+)
 from moorage.merger.worker import start
-from moorage.model.claims import Claim, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
 from moorage.model.groups import Decide
 from moorage.model.shapes import ShapedApp
 from moorage.testing.checker import counting_pods, read_log, violations
@@ -147,6 +160,35 @@ async def test_batches_are_bounded_and_too_large_ones_refused(nats: NatsServer, 
     assert cpu is not None
     assert set(cpu[:2].tolist()) == {2000}, "nothing is held for it any more"
     await party.bus.close()
+
+
+async def test_who_won_over_others_lets_them_have_their_turn(
+    nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "PAUSE", 0.3)
+    first, second = [await Party(nats).open() for _ in range(2)]
+
+    async def two_batches(start: int) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        many = [Withdrawal(group=group(f"g{start + i}"), revision=1) for i in range(2 * committer.MAX_ENTRIES)]
+        await asyncio.gather(*(first.committer.commit(w) for w in many))
+        return loop.time() - began
+
+    assert await two_batches(0) < 0.3, "alone, nobody waits"
+    await second.follower.wait(2)
+    await second.committer.commit(Withdrawal(group=group("other"), revision=1))
+    await first.follower.wait(3)
+    await asyncio.sleep(0.4)  # its own pause
+    both = asyncio.ensure_future(two_batches(100))
+    await second.follower.wait(4)
+    await second.committer.commit(Withdrawal(group=group("other"), revision=2))
+    assert await both >= 0.3
+    _, commits = await read_log(bus)
+    assert [c.by == commits[0][1].by for _, c in commits] == [True, True, False, True, False, True]
+    assert first.committer.conflicts == second.committer.conflicts == 0
+    for p in (first, second):
+        await p.bus.close()
 
 
 class Forgetful:
@@ -303,6 +345,96 @@ async def test_a_reader_begins_with_the_snapshot_and_survives_a_purge(nats: Nats
     assert reader.follower.ledger.claims == late.follower.ledger.claims
     for p in (party, reader, late):
         await p.bus.close()
+
+
+async def two_snapshots(party: Party) -> list[str]:
+    for i in range(2):
+        await party.commit(pod_on(f"g{i}"))
+        await write_snapshot(party.bus, party.follower.ledger)
+    await party.commit(pod_on("g2", "lab/c-1"))
+    return await party.bus.objects("moorage-snapshots").names()
+
+
+async def damage(bus: Bus, name: str, how: str) -> None:
+    js = bus.nc.jetstream()
+    store = await js.object_store("moorage-snapshots")
+    info = await store.get_info(name)
+    chunk = f"$O.moorage-snapshots.C.{info.nuid}"
+    found = await js.get_last_msg("OBJ_moorage-snapshots", chunk)
+    if how != "no snapshot":
+        await js.delete_msg("OBJ_moorage-snapshots", found.seq or 0)
+    if how == "damaged":
+        await js.publish(chunk, b"x" * len(found.data or b""))
+    if how == "no snapshot":
+        await store.put(name, b"none")
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing", "no snapshot"])
+async def test_a_snapshot_that_cannot_be_read_is_passed_over(
+    nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(follow, "PATIENCE", 0.5)
+    party = await Party(nats).open()
+    older, newest = await two_snapshots(party)
+    assert await newest_snapshot(bus) == 2
+    await damage(bus, newest, how)
+    assert (await read_snapshot(bus)).seq == 1
+    late = await Party(nats).open()
+    assert late.follower.ledger.claims == party.follower.ledger.claims
+    # Where none is left and the log begins later, nothing is made up, and who must act is told how.
+    await damage(bus, older, how)
+    with pytest.raises(LedgerLost, match="moorage restore"):
+        await open_ledger(bus)
+    # Who has to load again ends.
+    late.follower._reload("a gap")
+    await asyncio.wait_for(late.bus.closed.wait(), 10)
+    assert not party.bus.closed.is_set()
+    for p in (party, late):
+        await p.bus.close()
+
+
+async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) -> None:
+    """What was told after it, as the capacity may be, would be wrong for ever."""
+
+    def cannot(commit: Commit, _changes: Changes) -> None:
+        if any(d.id == "too much" for d in commit.decisions):
+            raise KeyError("too much")
+
+    writer, *others = [await Party(nats).open() for _ in range(3)]
+    for party in others:
+        party.follower.on_fold.insert(0, cannot)
+    reader, committer = others
+    await writer.commit(pod_on("first"))
+    await committer.follower.wait(1)
+    ours = asyncio.ensure_future(committer.commit(pod_on("too much")))
+    for party in others:
+        await asyncio.wait_for(party.bus.closed.wait(), 5)
+    await writer.commit(pod_on("last", at="n-1"))
+    await asyncio.sleep(0.1)
+    assert reader.follower.ledger.seq == 2, "it goes on with nothing"
+    assert not ours.done() and not writer.bus.closed.is_set()
+    ours.cancel()
+    for party in (writer, *others):
+        await party.bus.close()
+
+
+async def test_nothing_is_committed_onto_what_was_folded_in_part(nats: NatsServer, bus: Bus) -> None:
+    first, second = [await Party(nats).open() for _ in range(2)]
+
+    def cannot(_commit: Commit, _changes: Changes) -> None:
+        raise KeyError("told in part")
+
+    first.follower.on_fold.insert(0, cannot)
+    await second.commit(pod_on("other", cpu=2000))
+    await asyncio.wait_for(first.bus.closed.wait(), 5)
+    assert first.capacity.fleet.free("cpu")[0] == 2000, "it does not know better"  # type: ignore[index]
+    ours = asyncio.ensure_future(first.commit(pod_on("ours")))
+    await asyncio.sleep(0.2)
+    assert not ours.done()
+    assert await bus.log("MOORAGE_LEDGER").last() == 1
+    ours.cancel()
+    for party in (first, second):
+        await party.bus.close()
 
 
 async def test_conflicts_on_the_wire_are_conflicts(bus: Bus) -> None:

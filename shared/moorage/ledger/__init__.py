@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from .capacity import Capacity, uncovered
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
-from .follow import LOG, LedgerFollower, decode_commit, keep_capacity, open_ledger, read_snapshot, write_snapshot
+from .follow import (
+    LOG,
+    LedgerFollower,
+    LedgerLost,
+    decode_commit,
+    keep_capacity,
+    newest_snapshot,
+    open_ledger,
+    read_snapshot,
+    write_snapshot,
+)
 from .held import Before, before, kept_slots
 from .state import Changes, Held, Ledger
 
@@ -22,10 +32,12 @@ __all__ = [
     "Held",
     "Ledger",
     "LedgerFollower",
+    "LedgerLost",
     "before",
     "decode_commit",
     "keep_capacity",
     "kept_slots",
+    "newest_snapshot",
     "open_ledger",
     "read_snapshot",
     "uncovered",

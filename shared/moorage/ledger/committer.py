@@ -158,6 +158,8 @@ class Committer:
 
     async def _commit_batch(self, batch: list[_Pending]) -> None:
         while batch := self._check(batch):
+            if self._follower.broken:
+                raise RuntimeError("the capacity may not be what the ledger says")
             ident = self._sent = new_id()
             self._refused = None
             expected = self._follower.ledger.seq

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import nats.errors
+import nats.js.errors
 import structlog
 
 from moorage.bus import Bus, BusError, Follower, NoAnswer
@@ -21,12 +22,19 @@ log = structlog.get_logger("ledger")
 LOG = "MOORAGE_LEDGER"
 SNAPSHOTS = "moorage-snapshots"
 _PREFIX = "ledger-"
+#: Who waits longer for a snapshot waits for a part that is not there.
+PATIENCE = 30.0
 
 decode_commit = msgspec.json.Decoder(Commit).decode
 
 
+class LedgerLost(LookupError):
+    """The log does not reach back to a snapshot that can be read."""
+
+
 class LedgerFollower:
-    """`on_fold` after each commit, `on_reload` when the ledger was replaced as a whole (it is another object then)."""
+    """`on_fold` after each commit, `on_reload` when the ledger was replaced as a whole (it is another object then).
+    `broken`: somebody was not told of a commit as a whole, and this worker ends."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -36,6 +44,7 @@ class LedgerFollower:
         self.on_reload: list[Callable[[Ledger], None]] = []
         self._tail: Follower | None = None
         self._loading = False
+        self.broken = False
         self._moved = asyncio.Event()
 
     async def start(self) -> None:
@@ -64,14 +73,21 @@ class LedgerFollower:
         if seq != self.ledger.seq + 1:
             self._reload(f"{seq} came after {self.ledger.seq}")
             return False
-        changes = self.ledger.fold(seq, commit)
-        self._moved.set()
-        for callback in self.on_fold:
-            callback(commit, changes)
+        try:
+            changes = self.ledger.fold(seq, commit)
+            self._moved.set()
+            for callback in self.on_fold:
+                callback(commit, changes)
+        except Exception:
+            # What follows the ledger may be half told. A worker that is started anew has the snapshot and the tail.
+            self.broken = True
+            self._bus.closed.set()
+            log.error("a commit was not folded as a whole: this worker ends", seq=seq)
+            raise
         return True
 
     def _received(self, seq: int, data: bytes) -> None:
-        if seq <= self.ledger.seq or self._loading:
+        if seq <= self.ledger.seq or self._loading or self.broken:
             return
         try:
             commit = decode_commit(data)
@@ -95,7 +111,7 @@ class LedgerFollower:
                 await self.stop()
                 await self._load()
                 return
-            except (NoAnswer, BusError, LookupError) as error:
+            except (NoAnswer, BusError) as error:
                 log.warning("loading the ledger failed", error=str(error))
                 await asyncio.sleep(delay)
                 delay = min(2.0, delay * 2)
@@ -104,7 +120,10 @@ class LedgerFollower:
         ledger = await read_snapshot(self._bus)
         first, last = await self._log.first(), await self._log.last()
         if first > ledger.seq + 1 and last > ledger.seq:
-            raise LookupError(f"the log begins at {first}, the newest snapshot ends at {ledger.seq}")
+            raise LedgerLost(
+                f"the decision log begins at {first}, the newest snapshot that can be read ends at {ledger.seq}: what was "
+                "decided between is lost here; `moorage restore FILE` puts a back-up into an empty place"
+            )
         self.ledger = ledger
         self._loading = False
         self._moved.set()
@@ -129,16 +148,47 @@ async def open_ledger(bus: Bus) -> LedgerFollower:
 
 async def read_snapshot(bus: Bus) -> Ledger:
     """The newest that can be read; an empty ledger where there is none."""
-    store = bus.objects(SNAPSHOTS)
-    for name in reversed([n for n in await store.names() if n.startswith(_PREFIX)]):
-        data = await store.get(name)
-        if data is None:
-            continue
-        try:
-            return Ledger.decode(data)
-        except msgspec.DecodeError as error:
-            log.error("a ledger snapshot that cannot be read is passed over", name=name, error=str(error))
+    tried: set[str] = set()
+    # Listed anew each time: the older ones may be deleted meanwhile, for the sake of a newer one.
+    while names := [name for name in await _names(bus) if name not in tried]:
+        ledger = await _read(bus, names[-1])
+        if ledger is not None:
+            return ledger
+        tried.add(names[-1])
     return Ledger()
+
+
+async def newest_snapshot(bus: Bus) -> int:
+    """The sequence that it folds, or 0."""
+    names = await _names(bus)
+    return int(names[-1].removeprefix(_PREFIX)) if names else 0
+
+
+async def _names(bus: Bus) -> list[str]:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return [name for name in await bus.objects(SNAPSHOTS).names() if name.startswith(_PREFIX)]
+    except TimeoutError as error:
+        raise NoAnswer("the ledger's snapshots: no answer") from error
+    except nats.errors.Error as error:
+        raise BusError(f"the ledger's snapshots: {error}") from error
+
+
+async def _read(bus: Bus, name: str) -> Ledger | None:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            data = await bus.objects(SNAPSHOTS).get(name)
+        return None if data is None else Ledger.decode(data)
+    except TimeoutError:
+        why = f"not whole within {PATIENCE:g} s"
+    except (nats.js.errors.DigestMismatchError, nats.js.errors.BadObjectMetaError) as error:
+        why = f"damaged ({type(error).__name__})"
+    except (msgspec.DecodeError, ValueError) as error:
+        why = str(error)
+    except nats.errors.Error as error:
+        raise BusError(f"reading {name}: {error}") from error
+    log.error("a ledger snapshot that cannot be read is passed over", name=name, error=why)
+    return None
 
 
 async def write_snapshot(bus: Bus, ledger: Ledger) -> str:
@@ -148,7 +198,7 @@ async def write_snapshot(bus: Bus, ledger: Ledger) -> str:
     try:
         await store.put(name, ledger.encode())
         reached("ledger.snapshot")
-        older = [n for n in await store.names() if n.startswith(_PREFIX) and n < name]
+        older = [n for n in await _names(bus) if n < name]
         if older:
             await bus.log(LOG).purge(int(older[-1].removeprefix(_PREFIX)))
             for gone in older[:-1]:
