@@ -14,6 +14,9 @@ from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
 from moorage.controllers.hpa.core import Hpa
 from moorage.fleet import row
+from moorage.fleet.patches import CORDONED, STALE
+from moorage.ledger import newest_snapshot
+from moorage.merger import pending
 from moorage.merger.turns import AT_ONCE
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
@@ -443,6 +446,118 @@ async def test_a_silent_controller_does_not_cost_each_group_its_deadline(site: O
         for i in range(12):
             await s.attempt(f"g{i}", "Placed")
         assert asyncio.get_running_loop().time() - started < 5
+
+
+def put(site: Site, cid: int, name: str, **more: Any) -> None:
+    for writer in site.writers:
+        writer.put(cid, name, [row(node("n-0", cpu="4"))[0]], **more)
+
+
+async def waits(site: Site, name: str) -> None:
+    """Refused, and nothing is tried again: who looks after it knows all that there is."""
+
+    def refused() -> bool:
+        found = [p.waiting.groups.get(group(name)) for p in site.mergers[0].pending]
+        return any(waiter is not None and waiter.attempt is not None for waiter in found)
+
+    await site.attempt(name, "Pending")
+    await until(refused)
+    await asyncio.sleep(0.5)
+
+
+@pytest.mark.parametrize("how", ["joins", "may be used again", "is uncordoned", "has other labels"])
+async def test_what_has_no_pods_is_placed_when_a_cluster_opens(site: Opener, how: str) -> None:
+    async with site(lambda: {"lab/c-0": [node(cpu="4")], "lab/c-1": [node(cpu="4")]}) as s:
+        allowed = {"now": only("lab/c-0")}
+
+        async def choosy(incoming: Incoming) -> Answer:
+            return await allowed["now"](incoming)
+
+        if how == "has other labels":
+            await s.controller("choosy", choosy)
+        elif how != "joins":
+            put(s, 1, "lab/c-1", state=STALE if how == "may be used again" else CORDONED)
+        replicas = 3 if how == "joins" else 2
+        await s.decide(revision("bare", ShapedApp(name="a", replicas=replicas)))
+        none = ShapedApp(name="a", replicas=replicas, shapes=[shape(64000, count=0)])
+        await s.decide(revision("none", none))
+        for name in ("bare", "none"):
+            await waits(s, name)
+        if how == "joins":
+            put(s, 2, "lab/c-2", whole=True, labels={}, state=0)
+        elif how == "has other labels":
+            allowed["now"] = only("lab/c-0", "lab/c-1")
+            put(s, 1, "lab/c-1", labels={"open": "yes"})
+        else:
+            put(s, 1, "lab/c-1", state=0)
+        for name in ("bare", "none"):
+            await s.attempt(name, "Placed", 5)
+
+
+async def test_everything_that_waits_is_tried_now_and_then(site: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody said that anything changed."""
+    async with site(three) as s:
+        answers: dict[str, Callable[[Incoming], Awaitable[Any]]] = {"now": only()}
+
+        async def changing(incoming: Incoming) -> Any:
+            return await answers["now"](incoming)
+
+        await s.controller("silent", changing)
+        await s.decide(revision("shop"))
+        await waits(s, "shop")
+        answers["now"] = only("lab/c-0")
+        await asyncio.sleep(1.0)
+        assert group("shop") not in s.ledger.standing
+        monkeypatch.setattr(pending, "SWEEP", 1.5)
+        s.report("lab/c-2", lambda w, cid: w.hear(cid, 9.0))
+        await s.bus.publish(subjects.MERGER_REMOVED, Removed(claims=[], cluster="lab/c-2"))  # wakes, helps nobody
+        await s.attempt("shop", "Placed", 5)
+
+
+async def test_changes_that_come_together_are_one_round(site: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pending.GATHER == 0.05
+    monkeypatch.setattr(pending, "GATHER", 0.5)
+    async with site(three) as s:
+        await s.controller("nowhere", only())
+        await s.decide(revision("shop"))
+        await waits(s, "shop")
+        await asyncio.sleep(1.0)
+        tried: list[float] = []
+        decide = s.mergers[0].decider.decide
+
+        async def counted(*args: Any, **more: Any) -> Any:
+            tried.append(asyncio.get_running_loop().time())
+            return await decide(*args, **more)
+
+        s.mergers[0].decider.decide = counted
+        began = asyncio.get_running_loop().time()
+        for i in range(6):
+            s.report("lab/c-0", lambda w, cid, i=i: w.put(cid, "lab/c-0", [row(node(f"more-{i}", cpu="4"))[0]]))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5)
+        assert len(tried) == 1 and tried[0] - began >= 0.5
+
+
+async def test_the_log_is_cut_also_where_the_lease_changes_hands_often(
+    nats: NatsServer, site: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "SNAPSHOT_EVERY", 4)
+    async with site(three, mergers=0) as s:
+        log = s.bus.log("MOORAGE_LEDGER")
+        cuts = []
+        for _ in range(4):
+            for _ in range(3):
+                last = await log.last()
+                await log.append(msgspec.json.encode(Commit(id=f"c{last}", by="others")), expected=last)
+            await s.merger()
+            await until(lambda: bool(s.mergers[0].pending), 15)
+            await asyncio.sleep(0.4)
+            cuts.append(await newest_snapshot(s.bus))
+            await s.buses.pop().close()
+            s.writers.clear()
+            del s.mergers[0]
+        assert cuts == [0, 6, 6, 12]
+        assert await log.first() == 7
 
 
 async def test_another_merger_takes_over_what_waits(site: Opener) -> None:

@@ -51,6 +51,57 @@ def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:
     assert set(waiting.hits(fleet, None)) == {"a", "c"}
 
 
+def without_pods(name: str, *shapes: Shape) -> Revision:
+    return Revision(group=name, revision=1, tenant="p", apps=[ShapedApp(name="a", shapes=list(shapes))])
+
+
+def test_what_has_no_pods_waits_for_a_cluster_and_for_nothing_else() -> None:
+    fleet = fleet_of({f"lab/c-{i}": [node(cpu="4")] for i in range(3)})
+    waiting = Waiting()
+    some_rows, no_rows = np.array([0]), np.zeros(0, np.intp)
+    names = {"bare", "scaled to none"}
+    waiting.put(without_pods("bare"), None)
+    waiting.put(without_pods("scaled to none", Shape(key="none", object="Deployment/x", count=0)), None)
+    waiting.open([0], (1, 5))
+    assert waiting.hits(fleet, no_rows) == {}, "somebody is deciding them for the first time"
+    for name in names:
+        seen = refused(name, "NotEnoughClusters")
+        seen.epoch = "1.5"
+        waiting.refused(name, seen, 0.0, fresh=True)
+    assert waiting.hits(fleet, some_rows) == {}, "who refused them knew of all that opened; room is nothing to them"
+    waiting.open([1], (1, 9))
+    assert set(waiting.hits(fleet, no_rows)) == names
+    assert all(waiting.still(fleet, name, no_rows) for name in names)
+    for name in names:
+        seen = refused(name, "NotEnoughClusters")
+        seen.epoch = "1.8"
+        waiting.refused(name, seen, 0.0, fresh=True)
+    assert not any(waiting.still(fleet, name, some_rows) for name in names)
+    assert set(waiting.hits(fleet, no_rows)) == names, "refused by who had not seen that one yet"
+    for name in names:
+        waiting.refused(name, refused(name, "NotEnoughClusters"), 0.0, fresh=False)
+    assert waiting.hits(fleet, some_rows) == {}
+    waiting.groups["bare"].confined, waiting.groups["bare"].among = [np.packbits([True, False, False]).tobytes()], 3
+    waiting.open([2], (1, 10))
+    assert set(waiting.hits(fleet, no_rows)) == {"scaled to none"}, "the other is kept from there"
+
+
+def test_a_cluster_that_came_later_was_not_known_to_who_confined_an_app() -> None:
+    fleet = fleet_of({f"lab/c-{i}": [node(cpu="4")] for i in range(5)})
+    waiting = Waiting()
+    for record_ in (record("pods", 1000), without_pods("bare")):
+        waiting.put(record_, None)
+        waiting.refused(record_.group, refused(record_.group, "NotEnoughClusters"), 0.0, fresh=False)
+        waiter = waiting.groups[record_.group]
+        waiter.confined, waiter.among = [np.packbits([True, False, False, False]).tobytes()], 4
+    at = [int(fleet.rows_of(cid)[0]) for cid in range(5)]
+    waiting.open([3], (0, 0))
+    assert waiting.hits(fleet, np.array([at[3]])) == {}
+    waiting.open([4], (0, 0))
+    assert set(waiting.hits(fleet, np.array([at[4]]))) == {"pods", "bare"}
+    assert waiting.still(fleet, "pods", np.array([at[4]]))
+
+
 def test_silence_is_retried_with_growing_delays() -> None:
     waiting = Waiting()
     waiting.put(record("a", 1), 1.0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects
 from moorage.bus.failpoints import reached
 from moorage.fleet import Change
-from moorage.ledger import Changes, Dropped, Guard, Ledger, write_snapshot
+from moorage.ledger import Changes, Dropped, Guard, Ledger, newest_snapshot, write_snapshot
 from moorage.model.base import Model
 from moorage.model.claims import Claim, Commit, Reassign, Release, Slot
 from moorage.model.desired import Removed
@@ -71,6 +71,7 @@ class Pending:
         self._wake = asyncio.Event()
         self._heard = False
         self._labels: dict[int, object] = {}
+        self._open: set[int] = set()  # clusters that may be used
         self._tested = 0
         self._snapshot_at = 0
 
@@ -82,8 +83,8 @@ class Pending:
         """Until cancelled."""
         follower, fleet = self._decider.follower, self._fleet
         self._tested = fleet.tick
-        self._snapshot_at = self._decider.ledger.seq
         self._suspects.update(self._decider.ledger.claims)
+        self._look()
         fleet.on_change.append(self._fleet_changed)
         follower.on_fold.append(self._folded)
         follower.on_reload.append(self._reloaded)
@@ -93,8 +94,12 @@ class Pending:
             await self._bus.subscribe("moorage.controllers.*.changed", self._controller_changed),
         ]
         mirror = await self._bus.bucket("moorage-groups").mirror(self._record)
+        # Of whoever wrote it: or the log would never be cut where the lease changes hands more often than that.
+        with contextlib.suppress(NoAnswer, BusError):
+            self._snapshot_at = await newest_snapshot(self._bus)
         log.info("looking after what waits", groups=len(self.waiting.groups))
         await self._telling.check()
+        self._wake.set()
         try:
             await self._loop()
         finally:
@@ -206,17 +211,12 @@ class Pending:
 
     def _fleet_changed(self, change: Change) -> None:
         if change.reset:
-            self._labels.clear()
+            self._look()
             self._suspects.update(self._decider.ledger.claims)
             # Refused over a fleet that was empty or half there: even where nothing fits now, the reasons are others.
             self._forced.update(self.waiting.groups)
-        elif self.waiting.groups:
-            for cid in change.clusters.tolist():
-                # Label sets are shared: another set is another object.
-                labels = self._fleet.cluster_labels(cid)
-                if self._labels.get(cid, labels) is not labels:
-                    self._forced.update(self.waiting.groups)
-                self._labels[cid] = labels
+        else:
+            self._look_at(change.clusters)
         if self.waiting.nowhere and self._fleet.known.any():
             self._forced |= self.waiting.nowhere
         self._suspects |= change.claims
@@ -224,6 +224,30 @@ class Pending:
             self._heard = True
         if self.waiting.groups or self._suspects or self._heard:
             self._wake.set()
+
+    def _look(self) -> None:
+        """At all clusters there are, so that what changes of one is seen the first time."""
+        known = np.flatnonzero(self._fleet.known)
+        usable = self._fleet.usable_clusters[known]
+        self._labels = {cid: self._fleet.cluster_labels(cid) for cid in known.tolist()}
+        self._open = set(known[usable].tolist())
+        self.waiting.open((), self._fleet.epoch)
+
+    def _look_at(self, clusters: NDArray[np.int32]) -> None:
+        opened: list[int] = []
+        for cid, usable in zip(clusters.tolist(), self._fleet.usable_clusters[clusters].tolist(), strict=True):
+            # Label sets are shared: another set is another object.
+            labels = self._fleet.cluster_labels(cid)
+            if self._labels.get(cid, labels) is not labels:
+                self._forced.update(self.waiting.groups)
+            self._labels[cid] = labels
+            if not usable:
+                self._open.discard(cid)
+            elif cid not in self._open:
+                self._open.add(cid)
+                opened.append(cid)
+        if opened:
+            self.waiting.open(opened, self._fleet.epoch)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -292,11 +316,12 @@ class Pending:
             before = waiter.attempt
             with traces.carried("decide again", waiter.record.traceparent, **{"moorage.group": group}):
                 confined: list[bytes | None] = []
+                known = self._fleet.size
                 attempt = await self._decider.decide(waiter.record, "", confined=confined)
             if attempt is None:
                 self._look_again(group)
                 continue
-            waiter.confined = confined
+            waiter.confined, waiter.among = confined, known
             self.waiting.refused(group, attempt, self._now, fresh=False)
             if attempt.phase == "Placed":
                 self.waiting.drop(group)

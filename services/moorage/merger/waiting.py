@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from moorage.fit.nodes import eligible, roomy
 from moorage.fleet import Fleet
 from moorage.model.explanations import Attempt
 from moorage.model.groups import Revision
-from moorage.model.shapes import Shape
+from moorage.model.shapes import Shape, ShapedApp
 
 #: Retries after a required controller gave no answer: so long, doubled each time, at most so long.
 BACK_OFF, BACK_OFF_MOST = 0.5, 30.0
@@ -26,7 +27,9 @@ class Waiter:
     due: float | None = None  # decided again then, whatever changed
     failures: int = 0  # of required controllers, in a row
     fresh: bool = True  # not tested yet against all that is there
+    opened: bool = False  # a cluster may take an app of it that needs no room
     confined: Sequence[bytes | None] = ()  # per app, the clusters to which steady answers confine it, as far as known
+    among: int = 0  # of so many clusters: what came later was not known to whoever confined it
 
     @property
     def age(self) -> tuple[str, str]:
@@ -40,21 +43,32 @@ def helps(fleet: Fleet, shape: Shape, rows: NDArray[np.intp]) -> bool:
     return bool(roomy(fleet, shape.resources, eligible(fleet, shape, rows), rows).any())
 
 
-def within(fleet: Fleet, confined: bytes | None, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Of the rows those an app is not kept from; clusters that came later were not known to whoever confined it."""
+def within(fleet: Fleet, confined: bytes | None, among: int, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of the rows those an app is not kept from."""
     if confined is None:
         return rows
-    mask = np.unpackbits(np.frombuffer(confined, np.uint8)).astype(np.bool_)
+    mask = np.unpackbits(np.frombuffer(confined, np.uint8), count=among).astype(np.bool_)
     clusters = fleet.cluster[rows]
-    inside = clusters >= len(mask)
+    inside = clusters >= among
     inside[~inside] = mask[clusters[~inside]]
     return rows[inside]
+
+
+def bare(app: ShapedApp) -> bool:
+    """Whether it has no pods, so that a cluster is all it needs."""
+    return not any(shape.count or shape.per_node for shape in app.shapes)
+
+
+def _epoch(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
 class Waiting:
     def __init__(self) -> None:
         self.groups: dict[str, Waiter] = {}
         self.nowhere: set[str] = set()  # refused when there was no cluster at all
+        self._opened: set[int] = set()
+        self._opened_at: tuple[int, ...] = ()
 
     def put(self, record: Revision, due: float | None) -> Waiter:
         known = self.groups.get(record.group)
@@ -72,7 +86,7 @@ class Waiting:
         waiter = self.groups.get(group)
         if waiter is None or waiter.record.revision != attempt.revision:
             return
-        waiter.attempt, waiter.due, waiter.fresh = attempt, None, fresh
+        waiter.attempt, waiter.due, waiter.fresh, waiter.opened = attempt, None, fresh, False
         self.nowhere.discard(group)
         if any(reason.code == "NoClusters" for reason in attempt.reasons):
             self.nowhere.add(group)
@@ -107,15 +121,31 @@ class Waiting:
             or any(a.name == controller and a.outcome != "answered" for a in w.attempt.controllers)
         }
 
+    def open(self, clusters: Iterable[int], epoch: tuple[int, ...]) -> None:
+        """They came, or may be used again: at this epoch at the latest."""
+        self._opened.update(clusters)
+        self._opened_at = epoch
+
+    def _opens(self, waiter: Waiter, number: int, opened: AbstractSet[int], fresh: bool) -> bool:
+        """Whether an app without pods may go where others could not when it was refused."""
+        if fresh and waiter.attempt is not None and _epoch(waiter.attempt.epoch) < self._opened_at:
+            return True
+        where = waiter.confined[number] if waiter.confined else None
+        return any(
+            where is None or cid >= waiter.among or bool(where[cid >> 3] >> (7 - (cid & 7)) & 1) for cid in opened
+        )
+
     def hits(self, fleet: Fleet, improved: NDArray[np.intp] | None) -> dict[str, NDArray[np.intp]]:
-        """Groups with a shape that fits one of the improved rows (None: any row may be), and the rows that matter. What
-        only changed documents can help is not among them."""
-        if improved is not None and not improved.size and not any(w.fresh for w in self.groups.values()):
+        """Groups with a shape that fits one of the improved rows (None: any row may be), and the rows that matter; and
+        those with an app without pods that a cluster that opened may take. What only changed documents can help is not
+        among them."""
+        opened, self._opened = self._opened, set()
+        if improved is not None and not improved.size and not opened and not any(w.fresh for w in self.groups.values()):
             return {}
         everything = np.flatnonzero(fleet.cluster[: fleet.n] >= 0)
         rows = everything if improved is None else improved
-        tested: dict[tuple[str, bytes | None, bool], bool] = {}
-        places: dict[tuple[bytes | None, bool], NDArray[np.intp]] = {}
+        tested: dict[tuple[str, tuple[bytes | None, int, bool]], bool] = {}
+        places: dict[tuple[bytes | None, int, bool], NDArray[np.intp]] = {}
         found: dict[str, NDArray[np.intp]] = {}
         for group, waiter in self.groups.items():
             if waiter.attempt is None:
@@ -124,13 +154,19 @@ class Waiting:
                 continue
             fresh, waiter.fresh = waiter.fresh, False
             for number, app in enumerate(waiter.record.apps):
-                where = waiter.confined[number] if waiter.confined else None
-                if (where, fresh) not in places:
-                    places[where, fresh] = within(fleet, where, everything if fresh else rows)
+                if bare(app):
+                    waiter.opened = waiter.opened or self._opens(waiter, number, opened, fresh)
+                    if waiter.opened:
+                        found[group] = everything if fresh else rows
+                        break
+                    continue
+                where = (waiter.confined[number] if waiter.confined else None, waiter.among, fresh)
+                if where not in places:
+                    places[where] = within(fleet, where[0], where[1], everything if fresh else rows)
                 for shape in app.shapes:
-                    key = (shape.key, where, fresh)
+                    key = (shape.key, where)
                     if key not in tested:
-                        tested[key] = helps(fleet, shape, places[where, fresh])
+                        tested[key] = helps(fleet, shape, places[where])
                     if tested[key]:
                         found[group] = everything if fresh else rows
                         break
@@ -143,10 +179,13 @@ class Waiting:
         waiter = self.groups.get(group)
         if waiter is None:
             return False
+        if waiter.opened:
+            return True
         confined = waiter.confined or [None] * len(waiter.record.apps)
         return any(
-            helps(fleet, shape, within(fleet, where, rows))
+            helps(fleet, shape, within(fleet, where, waiter.among, rows))
             for app, where in zip(waiter.record.apps, confined, strict=True)
+            if not bare(app)
             for shape in app.shapes
         )
 
