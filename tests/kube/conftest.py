@@ -61,6 +61,7 @@ class Mesh:
         self.reports: list[Report] = []
         self.confirms: list[Confirm] = []
         self.desired: dict[str, DesiredApp] = {}
+        self.named: list[DesiredApp] = []  # versions that are named again
         self.asked = 0
         self.deaf = False
         self.cluster = ""
@@ -92,7 +93,7 @@ class Mesh:
         self.asked += 1
         have = msgspec.json.decode(incoming.data, type=DesiredAsk).have
         news = [app for app in self.desired.values() if have.get(f"{app.group} {app.app}", 0) < app.version]
-        return DesiredReply(apps=news)
+        return DesiredReply(apps=news + self.named)
 
     async def _confirm(self, incoming: Incoming) -> bytes | None:
         if self.deaf:

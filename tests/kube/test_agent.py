@@ -118,6 +118,25 @@ async def test_the_same_decision_twice_changes_nothing(plane: ControlPlane, mesh
     assert [plane.get(p)["metadata"]["resourceVersion"] for p in (config_path("c"), deployment_path("web"))] == before
 
 
+async def test_a_version_that_is_named_again_is_confirmed_again(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
+    await mesh.want(CLUSTER, "old", 6, remove=True)
+    await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 30)
+    await until(lambda: mesh.said("old", 6) is not None, 30)
+    said = {c.app: c for c in mesh.confirms}
+    mesh.confirms.clear()
+    await asyncio.sleep(1)
+    assert not mesh.confirms, "only what is new is said"
+    mesh.named = [DesiredApp(group=c.group, app=c.app, version=c.version) for c in said.values()]
+    await until(lambda: {c.app for c in mesh.confirms} == {"web", "old"}, 10, "a removal, too")
+    for again in mesh.confirms:
+        before = said[again.app]
+        assert (again.version, again.removed, again.objects) == (before.version, before.removed, before.objects)
+        assert again.as_of > before.as_of
+    assert there(plane, config_path("c")) is not None
+
+
 async def test_a_new_version_prunes_and_drift_is_repaired(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, config("one", a="1"), config("two", a="1"))

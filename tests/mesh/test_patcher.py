@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from moorage.model.groups import GroupRecord, Revision, State
 from moorage.model.names import group_tokens
 from moorage.model.reports import Report, ReportReply
 from moorage.model.shapes import ShapedApp
+from moorage.patcher.agents import Agents
+from moorage.patcher.desk import Desk
 from moorage.sim.core import Core
 from moorage.sim.documents import decode, expand
 from moorage.sim.worker import Simulator
@@ -304,6 +307,78 @@ async def test_killed_at_any_moment_everything_arrives(world: World) -> None:
     for group in groups[:20]:
         await world.reach(group, "Terminated")
     assert sum(len(world.pods(f"lab/c-{i}")) for i in range(3)) == 40
+
+
+async def test_confirmations_that_the_broker_forgot_are_said_again(world: World) -> None:
+    statuses = world.bus.bucket("moorage-status")
+    other = "p/other/v1/default"
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0", "lab/c-1"]))
+    await world.reach(other, "Running", await world.place(other, ["lab/c-0"]))
+
+    def older(group: str) -> bytes:
+        """Its status as it was before the last confirmations."""
+        status = msgspec.structs.replace(world.statuses[group], phase="Deploying", reached=False)
+        status.apps = [msgspec.structs.replace(app) for app in status.apps]
+        for one in status.apps:
+            one.objects = [msgspec.structs.replace(o, state="Progressing", ready=0) for o in one.objects]
+        return msgspec.json.encode(status)
+
+    world.kill()
+    await statuses.delete(group_tokens(G))
+    await statuses.put(group_tokens(other), older(other))
+    world.statuses.clear()
+    world.spawn()
+    await world.reach(G, "Running")
+    await world.reach(other, "Running")
+    # A removal, too: all but the release has happened.
+    world.releasing = False
+    before = msgspec.json.encode(world.statuses[G])
+    await world.document(G, 1, "Terminated")
+    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await until(lambda: [app.removed for app in world.statuses[G].apps] == [True, True], 10, "it is confirmed")
+    world.kill()
+    await statuses.put(group_tokens(G), before)
+    world.releasing = True
+    world.spawn()
+    await world.reach(G, "Terminated")
+    assert [held.group for held in world.follower.ledger.claims.values()] == [other]
+
+
+async def test_what_is_said_again_is_not_stored_again(world: World) -> None:
+    groups = [f"p/g{i}/v1/default" for i in range(5)]
+    for group in groups:
+        await world.reach(group, "Running", await world.place(group, ["lab/c-0", "lab/c-1"]))
+    said: list[str] = []
+    await world.bus.subscribe("moorage.desired.confirm.*.*", lambda subject, _: said.append(subject))
+    world.kill()
+    written = await world.bus.bucket("moorage-status").last()
+    world.spawn()
+    await until(lambda: len(said) == 10, 10, "each is said once to the one that took over")
+    await asyncio.sleep(1.5)
+    assert len(said) == 10
+    assert await world.bus.bucket("moorage-status").last() == written
+
+
+async def test_who_may_have_been_replaced_answers_no_agent(world: World) -> None:
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    confirm = {"group": G, "app": "front", "version": 99, "objects": []}
+    lease = SimpleNamespace(sure=True)
+    desk = Desk(world.bus.bucket("moorage-revisions"))
+    agents = Agents(world.bus, desk, world.follower, 1, 0, lambda: lease.sure)
+    saying = Incoming("moorage.desired.confirm.lab.c-0", msgspec.json.encode(confirm), "")
+    asking = Incoming("moorage.desired.get.lab.c-0", b"{}", "")
+    lease.sure = False
+    assert await agents.get(asking) is None
+    assert await agents.confirmed(saying) is None
+    assert not desk.confirmed
+    lease.sure = True
+    assert await agents.get(asking) is not None
+    # Its lease ends while the confirmation is being stored.
+    telling = asyncio.create_task(agents.confirmed(saying))
+    await until(lambda: bool(desk.stored))
+    lease.sure = False
+    desk.stored[G][0].set_result(None)
+    assert await telling is None
 
 
 async def test_action_controllers_write_and_disagree(world: World) -> None:

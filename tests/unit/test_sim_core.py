@@ -30,6 +30,7 @@ class World:
         self.pods: dict[str, dict[str, PodReport]] = {}
         self.labels: dict[str, dict[str, str]] = {}
         self.desired: dict[str, list[DesiredApp]] = {}
+        self.named: list[DesiredApp] = []  # versions that are named again
         self.confirms: list[tuple[str, Confirm]] = []
         self.reports: list[tuple[float, str, Report]] = []
         self.asks = 0
@@ -66,7 +67,7 @@ class World:
             self.asks += 1
             have = msgspec.json.decode(payload, type=DesiredAsk).have
             apps = [a for a in self.desired.get(cluster, []) if have.get(f"{a.group} {a.app}", 0) < a.version]
-            return DesiredReply(apps=apps)
+            return DesiredReply(apps=apps + self.named)
         return self.report(cluster, msgspec.json.decode(payload, type=Report, strict=True))
 
     def report(self, cluster: str, report: Report) -> ReportReply:
@@ -370,6 +371,32 @@ def test_slow_is_two_seconds_late() -> None:
         world.run(0.1)
         assert world.now < start + 10
     assert world.now - start >= 4, "the question late, the answer to it late"
+
+
+def test_a_version_that_is_named_again_is_confirmed_again() -> None:
+    world = World(slow_lab(applyDelayMs=500))
+    world.want("lab/a", app(1, workload()), app(2, remove=True, name="gone"))
+    world.run(0.1)
+    world.named = [app(1), app(2, name="gone")]
+    world.run(0.1)
+    world.core.hinted("lab/a", world.now)
+    world.run(0.1)
+    assert not world.confirms, "nothing was applied yet"
+    world.named = []
+    world.run(5)
+    said = {c.app: c for _, c in world.confirms}
+    assert said["front"].objects[0].state == "Ready" and said["gone"].removed
+    world.confirms.clear()
+    world.run(5)
+    assert not world.confirms, "only what is new is said"
+    world.named = [app(1), app(2, name="gone")]
+    world.run(2.5)
+    again = {c.app: c for _, c in world.confirms}
+    assert {a: (c.version, c.removed, c.objects) for a, c in again.items()} == {
+        a: (c.version, c.removed, c.objects) for a, c in said.items()
+    }
+    assert all(again[a].as_of > said[a].as_of for a in said)
+    world.truth()
 
 
 def test_refuse_fails_the_objects_until_it_is_over() -> None:

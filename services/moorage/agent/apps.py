@@ -286,6 +286,11 @@ class App:
             self._said = confirm
             self._say(msgspec.structs.replace(confirm, as_of=time.time(), traceparent=self._traceparent))
 
+    def say_again(self, version: int) -> None:
+        """What was said last, where it is about that version: it may have been lost on the way to where it is kept."""
+        if self._said is not None and self._said.version >= version:
+            self._say(msgspec.structs.replace(self._said, as_of=time.time(), traceparent=self._traceparent))
+
     # --- what was made and not written down
 
     def found(self, kind: Kind, ref: Ref) -> None:

@@ -87,10 +87,12 @@ class Deciding:
 
     def _take(self, desired: DesiredApp) -> None:
         name = f"{desired.group} {desired.app}"
+        app = self._apps.get(label_of(desired.group, desired.app))
         if self._have.get(name, 0) >= desired.version:
+            if app is not None:  # named again: the patcher does not know what became of it
+                app.say_again(desired.version)
             return
         self._have[name] = desired.version
-        app = self._apps.get(label_of(desired.group, desired.app))
         if app is None:
             app = self.adopt(Record(Content(group=desired.group, app=desired.app)))
         app.decide(desired)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -16,7 +16,7 @@ from moorage.model.names import cluster_from_tokens
 from moorage.model.problems import Problem, Refused
 from moorage.telemetry import traces
 
-from .core import Wanted, desired_app, encoded, held_by, learn, may_go, parts, wanted_on
+from .core import Wanted, desired_app, encoded, held_by, learn, may_go, parts, repeats, wanted_on
 from .desk import Desk
 
 _confirm = msgspec.json.Decoder(Confirm).decode
@@ -25,11 +25,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Agents:
-    """`era`: what agents heard before a restore has smaller versions."""
+    """`era`: what agents heard before a restore has smaller versions. `sure`: whether no other patcher can be active;
+    otherwise nothing is answered, and whoever is active hears it too."""
 
-    def __init__(self, bus: Bus, desk: Desk, follower: LedgerFollower, generation: int, era: int) -> None:
+    def __init__(
+        self, bus: Bus, desk: Desk, follower: LedgerFollower, generation: int, era: int, sure: Callable[[], bool]
+    ) -> None:
         self.bus, self.desk, self.follower = bus, desk, follower
-        self.generation, self.era = generation, era
+        self.generation, self.era, self._sure = generation, era, sure
         self._parts: dict[tuple[str, bytes], list[bytes]] = {}
         self._empty = parts([], generation)[0]
 
@@ -37,7 +40,9 @@ class Agents:
     def ledger(self) -> Ledger:
         return self.follower.ledger
 
-    async def get(self, incoming: Incoming) -> bytes:
+    async def get(self, incoming: Incoming) -> bytes | None:
+        if not self._sure():
+            return None
         cluster, ask = _cluster(incoming), _ask(incoming.data)
         have = _encode(ask.have)
         if ask.part:
@@ -52,6 +57,8 @@ class Agents:
             app = await self._wanted(wanted, cluster, ask.have.get(f"{wanted.group} {wanted.app}", 0))
             if app is not None:
                 apps.append(app)
+        if not self._sure():
+            return None
         if not apps:
             return self._empty
         made = parts(apps, self.generation)
@@ -69,10 +76,12 @@ class Agents:
                 yield encoded(DesiredApp(group=group, app=app, version=self.era, remove=True))
 
     async def _wanted(self, wanted: Wanted, cluster: str, have: int) -> bytes | None:
-        """What is new of one app for a cluster that has `have` of it."""
+        """What is new of one app for a cluster that has `have` of it, or is to be confirmed again."""
         group = wanted.group
         desired, decision = self.desk.desired.get(group), self.ledger.standing.get(group)
-        if desired is None or desired.version <= have or desired.reasons:
+        if desired is not None and desired.version <= have:
+            return self._unconfirmed(wanted, cluster, desired.version)
+        if desired is None or desired.reasons:
             return None
         if desired.decision != (decision.id if decision is not None else ""):
             return None  # being worked on; a hint will come
@@ -82,6 +91,13 @@ class Agents:
         if wanted.standing and record is None:
             return None
         return encoded(desired_app(wanted, cluster, desired, record))
+
+    def _unconfirmed(self, wanted: Wanted, cluster: str, version: int) -> bytes | None:
+        """Confirmations are not on disk when they are answered, so a broker that dies with us may forget them. A version
+        that the agent has and that we name again, without its objects, is one to say again what became of."""
+        if self.desk.has_heard(wanted.group, wanted.app, cluster, version):
+            return None
+        return encoded(DesiredApp(group=wanted.group, app=wanted.app, version=version))
 
     def _may_go(self, group: str, app: str) -> bool:
         desired = self.desk.desired.get(group)
@@ -101,21 +117,29 @@ class Agents:
         for cluster in leaving:
             await self.bus.publish(subjects.desired("changed", cluster), b"")
 
-    async def confirmed(self, incoming: Incoming) -> bytes:
+    async def confirmed(self, incoming: Incoming) -> bytes | None:
+        if not self._sure():
+            return None
         cluster, confirm = _cluster(incoming), _confirm(incoming.data)
         with traces.carried("confirm", confirm.traceparent, **{"moorage.cluster": cluster}):
-            return await self._learned(cluster, confirm)
+            await self._learned(cluster, confirm)
+        # Who took over while it was being stored may have read what stood there before.
+        return b"{}" if self._sure() else None
 
-    async def _learned(self, cluster: str, confirm: Confirm) -> bytes:
-        """Answered once it is stored."""
-        group = confirm.group
+    async def _learned(self, cluster: str, confirm: Confirm) -> None:
+        """Back once it is stored."""
+        group, place = confirm.group, (confirm.app, cluster)
         if not any(h.claim.cluster == cluster and h.claim.app == confirm.app for h in held_by(self.ledger, group)):
-            return b"{}"  # long released
+            return  # long released
         mine = self.desk.confirmed.setdefault(group, {})
-        new = learn(confirm, cluster, mine.get((confirm.app, cluster)))
+        before = mine.get(place)
+        new = learn(confirm, cluster, before)
         if new is None:
-            return b"{}"
-        mine[confirm.app, cluster] = new
+            return
+        mine[place] = new
+        self.desk.hear(group, confirm.app, cluster)
+        if before is not None and repeats(new, before) and self.desk.rests(group):
+            return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.desk.stored.setdefault(group, []).append(future)
         self.desk.mark(group)
@@ -126,7 +150,6 @@ class Agents:
             problem = Problem(title="Not stored", status=503, code="NoAnswer", detail="say it again")
             raise Refused(problem) from None
         reached("patcher.confirmed")
-        return b"{}"
 
 
 def _cluster(incoming: Incoming) -> str:

@@ -196,6 +196,11 @@ def learn(confirm: Confirm, cluster: str, before: AppStatus | None) -> AppStatus
     )
 
 
+def repeats(status: AppStatus, before: AppStatus) -> bool:
+    """Whether it says nothing but that it is still so."""
+    return msgspec.structs.replace(status, as_of=before.as_of) == before
+
+
 def removable(
     ledger: Ledger, group: str, desired: DesiredRecord | None, confirmed: Mapping[tuple[str, str], AppStatus]
 ) -> list[Removed]:

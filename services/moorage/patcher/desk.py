@@ -37,6 +37,7 @@ class Desk:
         self.desired: dict[str, DesiredRecord] = {}
         self.statuses: dict[str, GroupStatus] = {}
         self.confirmed: dict[str, dict[tuple[str, str], AppStatus]] = {}
+        self._unheard: dict[str, set[tuple[str, str]]] = {}  # of `confirmed`: only read, and perhaps not the last word
         self.stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
         self.dirty: OrderedDict[str, None] = OrderedDict()
         self.busy: set[str] = set()
@@ -78,6 +79,29 @@ class Desk:
         self.busy.discard(group)
         if group in self.dirty:
             self._wake()
+
+    def rests(self, group: str) -> bool:
+        """Whether nothing of it waits to be stored."""
+        return group not in self.dirty and group not in self.busy and group not in self.stored
+
+    def learn_status(self, group: str, status: GroupStatus) -> None:
+        """From another patcher's time."""
+        self.statuses[group] = status
+        confirmed = {(app.app, app.cluster): app for app in status.apps if app.version}
+        self.confirmed[group], self._unheard[group] = confirmed, set(confirmed)
+
+    def hear(self, group: str, app: str, cluster: str) -> None:
+        unheard = self._unheard.get(group)
+        if unheard is not None:
+            unheard.discard((app, cluster))
+            if not unheard:
+                del self._unheard[group]
+
+    def has_heard(self, group: str, app: str, cluster: str, version: int) -> bool:
+        """Whether an agent confirmed that version to this patcher."""
+        status = self.confirmed.get(group, {}).get((app, cluster))
+        heard = (app, cluster) not in self._unheard.get(group, ())
+        return heard and status is not None and status.version >= version
 
     def learn_record(self, key: str, value: bytes | None, _revision: int) -> None:
         group = str(GroupName.from_tokens(key))
@@ -130,6 +154,12 @@ class Desk:
     def all_groups(self, ledger: Ledger) -> set[str]:
         return {*ledger.standing, *ledger.by_group, *self.desired, *self.statuses, *self.heads}
 
-    def forget(self, group: str) -> None:
-        for table in (self.older, self.desired, self.statuses, self.confirmed):
+    def end(self, group: str) -> None:
+        """Nothing of it runs any more."""
+        for table in (self.desired, self.confirmed, self._unheard):
             table.pop(group, None)
+
+    def forget(self, group: str) -> None:
+        self.end(group)
+        self.older.pop(group, None)
+        self.statuses.pop(group, None)

@@ -55,9 +55,9 @@ _presence = msgspec.json.Decoder(_Presence).decode
 
 
 class Patcher:
-    def __init__(self, bus: Bus, generation: int, era: int = 0) -> None:
-        self.bus = bus
-        self.generation = generation
+    def __init__(self, bus: Bus, lease: Lease, era: int = 0) -> None:
+        self.bus, self.lease = bus, lease
+        self.generation = generation = lease.generation
         self.era = era  # what agents heard before a restore has smaller versions
         self.desk = Desk(bus.bucket("moorage-revisions"))
         self.asking = Asking(bus)
@@ -98,7 +98,7 @@ class Patcher:
         self.follower.on_fold.append(self._folded)
         self.follower.on_reload.append(lambda _ledger: self._everything())
         self.removals = Removals(self.bus, desk, self.follower, self._left)
-        self.agents = Agents(self.bus, desk, self.follower, self.generation, self.era)
+        self.agents = Agents(self.bus, desk, self.follower, self.generation, self.era, self._sure)
         self._everything()
         for _ in range(WORKERS):
             self.bus.spawn(self._work())
@@ -108,6 +108,9 @@ class Patcher:
         await self.bus.serve("moorage.desired.get.*.*", self.agents.get, limit=4096)
         await self.bus.serve("moorage.desired.confirm.*.*", self.agents.confirmed, limit=CONFIRMS)
         await self.bus.serve(subjects.PATCHER_DIFF, self._diff)
+
+    def _sure(self) -> bool:
+        return self.lease.sure
 
     # --- what comes in
 
@@ -119,9 +122,8 @@ class Patcher:
     def _learn_status(self, key: str, value: bytes | None, revision: int) -> None:
         if value is not None:
             self._statuses.learn(key, revision)
-            group, status = str(GroupName.from_tokens(key)), _status(value)
-            self.desk.statuses[group] = status
-            self.desk.confirmed[group] = {(app.app, app.cluster): app for app in status.apps if app.version}
+            group = str(GroupName.from_tokens(key))
+            self.desk.learn_status(group, _status(value))
             self.telling.learn(group)
 
     def _learn_controller(self, key: str, value: bytes | None, _revision: int) -> None:
@@ -278,8 +280,7 @@ class Patcher:
             await self.agents.hint(group)
         if not self.ledger.counting(group) and group in desk.desired:
             await self._desired.delete(group_tokens(group))
-            desk.desired.pop(group, None)
-            desk.confirmed.pop(group, None)
+            desk.end(group)
 
     async def _recover(self, only: AbstractSet[str] | None = None) -> None:
         """These buckets are not synced at each write: a broker that died may have lost what it acknowledged last. What it
@@ -355,7 +356,7 @@ async def main(settings: Settings) -> None:
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
         era = await bus.bucket("moorage-leases").get(ERA)
-        patcher = Patcher(bus, lease.generation, int(era.value) if era is not None else 0)
+        patcher = Patcher(bus, lease, int(era.value) if era is not None else 0)
         bus.vitals.show(patcher.figures)
         await patcher.start()
         state.update(role="active", generation=lease.generation)

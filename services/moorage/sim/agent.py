@@ -268,6 +268,8 @@ class Agent:
                 if self.fault != "refuse":
                     self.have[name] = app.version
                 self.received.append(app)
+            else:
+                self._say_again(app)
         index, count = reply.part
         # All parts answer the same question, so it is changed only after the last.
         self.part = index + 1 if index + 1 < count else 0
@@ -275,6 +277,13 @@ class Agent:
             self.have_json = encode(self.have)
         if self.part or self.again:
             self.ask(now)
+
+    def _say_again(self, app: DesiredApp) -> None:
+        """A version that is here, named again: the patcher does not know what became of it."""
+        key = (app.group, app.app)
+        if self.cluster.versions.get(key, 0) >= app.version:
+            self.confirmed.pop(key, None)
+            self.cluster.dirty_apps[key] = None
 
     def take(self, app: DesiredApp, now: float) -> None:
         """Apply a version, or refuse it while told to."""
@@ -285,9 +294,8 @@ class Agent:
             self.applying[key], self.traced[key] = span, traces.traceparent_of(span)
         if self.fault == "refuse":
             refusal = self.cluster.refuse(app, "admission webhook denied the request: this cluster refuses")
-            content = encode(refusal)
-            if self.confirmed.get(key) != content:
-                self.confirmed[key], self.confirms[key] = content, refusal
+            # Handed out again every period, and answered as often: nobody else would repeat what gets lost.
+            self.confirmed[key], self.confirms[key] = encode(refusal), refusal
             return
         self.cluster.apply(app, now)
 
