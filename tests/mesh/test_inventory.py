@@ -21,9 +21,11 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from moorage.bus import Bus, NoAnswer, Settings, subjects
+from moorage.bus.stores import Bucket
 from moorage.fleet import Epoch, Fleet, Follower, Writer
 from moorage.fleet.patches import Patch, encode
 from moorage.fleet.store import CURRENT, STREAM, Store
+from moorage.inventory.ids import ClusterRecord
 from moorage.inventory.worker import main
 from moorage.model.events import Event
 from moorage.model.names import cluster_tokens
@@ -378,6 +380,74 @@ async def test_an_inventory_that_was_stopped_and_wakes_up_says_nothing_any_more(
     await until(lambda: free(fleet, "lab/a", "n-0") == 16000)
     assert fleet.epoch.generation == generation
     assert site.followers[0].loads == 2
+
+
+class Held:
+    """Writes of a number that are under way in the network, until told to arrive."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bus: Bus) -> None:
+        self._records, self.writes = bus.bucket("moorage-clusters"), list[tuple[str, bytes]]()
+        self.holding: set[str] = set()
+        create = Bucket.create
+
+        async def held(bucket: Bucket, key: str, value: bytes) -> int:
+            if key not in self.holding:
+                return await create(bucket, key, value)
+            self.writes.append((key, value))
+            self.holding.discard(key)
+            await asyncio.sleep(60)
+            raise NoAnswer(key)
+
+        monkeypatch.setattr(Bucket, "create", held)
+
+    async def arrive(self) -> None:
+        for key, value in self.writes:
+            await self._records.create(key, value)
+
+
+async def numbers(site: Site) -> dict[str, int]:
+    """As they are written down."""
+    found: dict[str, int] = {}
+    for name in ("first", "x", "y"):
+        entry = await site.bus.bucket("moorage-clusters").get(cluster_tokens(f"lab/{name}"))
+        assert entry is not None
+        found[f"lab/{name}"] = msgspec.json.decode(entry.value, type=ClusterRecord).id
+    return found
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["is heard", "a third one begins"])
+async def test_a_number_that_is_written_too_late_is_nobody_else_s(
+    site: Site, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    held = Held(monkeypatch, site.bus)
+    first = await site.inventory()
+    await site.say("lab/first", "s", "full", nodes=nodes())
+    fleet = await site.follow()
+    held.holding.add(cluster_tokens("lab/y"))
+    asking = asyncio.create_task(site.say("lab/y", "y", "full", nodes=nodes()))
+    await until(lambda: bool(held.writes))
+    asking.cancel()
+    first.cancel()
+    await asyncio.gather(asking, first, return_exceptions=True)
+    second = await site.inventory()
+    await site.say("lab/x", "x", "full", nodes=nodes())
+    await until(lambda: "lab/x" in fleet.ids, 10)
+    await held.arrive()
+    if again:
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        await site.inventory()
+        await site.say("lab/first", "s2", "full", nodes=nodes(), succeeds="s")
+        assert len(set((await numbers(site)).values())) == 3, "before anybody hears of it"
+    await site.say("lab/y", "y2", "full", nodes=nodes(2))
+    await site.say("lab/x", "x2", "full", nodes=nodes(), succeeds="x")
+    await until(lambda: len(fleet.ids) == 3)
+    assert fleet.ids == await numbers(site)
+    assert (fleet.ids["lab/first"], fleet.ids["lab/x"]) == (0, 1)
+    assert sorted(fleet.ids.values()) == [0, 1, fleet.ids["lab/y"]]
+    assert [len(fleet.nodes_of(fleet.ids[name])) for name in ("lab/x", "lab/y")] == [3, 2]
+    late = await site.follow()
+    assert content(late) == content(fleet)
 
 
 async def test_a_silent_cluster_is_stale_and_comes_back(site: Site) -> None:

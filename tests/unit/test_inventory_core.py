@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moorage.fleet import Writer
 from moorage.inventory.core import Inventory, Outcome, Said, period_for
-from moorage.inventory.ids import ClusterRecord, Ids, changed
+from moorage.inventory.ids import ClusterRecord, Ids, changed, later
 from moorage.inventory.sources import Source, Verdict, joined
 from moorage.inventory.telling import named, shortened
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
@@ -237,6 +237,23 @@ def test_another_inventory_begins_with_rows_and_numbers_of_the_last() -> None:
     assert second.report(A, "agent", full, 100.0).said == []
     assert fleet.changed_since(tick).tolist() == []  # type: ignore[union-attr]
     assert second.record_for("lab/new", {}).id not in (0, 7)
+
+
+def test_of_two_clusters_with_one_number_the_newer_inventory_s_keeps_it() -> None:
+    records = {
+        "lab/late": ClusterRecord(id=1, generation=3),
+        "lab/x": ClusterRecord(id=1, generation=8),
+        "lab/later": ClusterRecord(id=1, generation=5),
+        "lab/y": ClusterRecord(id=2, generation=3),
+        "lab/first": ClusterRecord(id=0),
+    }
+    assert later(records) == ["lab/late", "lab/later"]
+    assert later(dict(reversed(records.items()))) == ["lab/later", "lab/late"]
+    assert later({}) == []
+    core = Site().core
+    core.register("lab/x", records["lab/x"], 0.0)
+    assert core.ids.others("lab/late", 1) and not core.ids.others("lab/x", 1) and not core.ids.others("lab/y", 2)
+    assert core.numbered_anew("lab/late", records["lab/late"]).id not in (0, 1)
 
 
 def test_a_record_names_the_event_of_what_really_changed() -> None:

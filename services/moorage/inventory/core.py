@@ -89,7 +89,7 @@ class Inventory:
         from time to time, for others to run."""
         fleet = self.writer.fleet
         for name, record in records.items():
-            self.ids.learn(name.partition("/")[0], record)
+            self.ids.learn(name, record)
             if not record.gone:
                 self.present += 1
                 self._unheard.add(name)
@@ -112,10 +112,16 @@ class Inventory:
     def record_for(self, cluster: str, labels: dict[str, str]) -> ClusterRecord:
         """A number for a new cluster. It is to be durable before `register`."""
         region = labels.get("region") or labels.get("topology.kubernetes.io/region") or ""
-        return self.ids.next(cluster.partition("/")[0], region)
+        return self.ids.next(cluster, region)
+
+    def numbered_anew(self, cluster: str, record: ClusterRecord) -> ClusterRecord:
+        """The record with a number that no other cluster has."""
+        fresh = self.ids.next(cluster, record.region)
+        return msgspec.structs.replace(record, id=fresh.id, block=fresh.block)
 
     def register(self, cluster: str, record: ClusterRecord, now: float) -> None:
-        self.ids.learn(cluster.partition("/")[0], record)
+        assert not self.ids.others(cluster, record.id)
+        self.ids.learn(cluster, record)
         known = self.clusters[cluster] = Cluster(cluster, record, now, self.period)
         known.joining = not record.gone
         self.present += not record.gone

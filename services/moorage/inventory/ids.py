@@ -3,6 +3,7 @@ bits; never used again for another cluster, so that old decisions and caches can
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ FIRST_BLOCK, LARGEST_BLOCK = 16, 1024
 
 
 class ClusterRecord(Model, kw_only=True):
-    """What stands in KV of one cluster. `labels` and `cordoned` are an operator's; `block` is where `id` came from; `told`:
-    the event of the last change, its id and its cause."""
+    """What stands in KV of one cluster. `labels` and `cordoned` are an operator's; `block` is where `id` came from;
+    `generation`: of the inventory that gave it; `told`: the event of the last change, its id and its cause."""
 
     id: int
+    generation: int = 0
     block: tuple[int, int] = (0, 0)
     region: str = ""
     labels: dict[str, str] = {}
@@ -38,6 +40,17 @@ def changed(record: ClusterRecord, ident: str, cause: str, *, quiet: bool = Fals
     return msgspec.structs.replace(after, told=[event, ident, cause])
 
 
+def later(records: Mapping[str, ClusterRecord]) -> list[str]:
+    """Clusters whose number another cluster has: its record came so late that another inventory had given it away, and
+    nobody ever heard it. The newer inventory's stands."""
+    holders: dict[int, str] = {}
+    for name, record in records.items():
+        holder = holders.setdefault(record.id, name)
+        if records[holder].generation < record.generation:
+            holders[record.id] = name
+    return [name for name, record in records.items() if holders[record.id] != name]
+
+
 class _Block:
     """One run of numbers of a provider's region; `at`: the first that was never handed out, as far as is known."""
 
@@ -50,27 +63,33 @@ class _Block:
 class Ids:
     def __init__(self) -> None:
         self._blocks: dict[tuple[str, str], dict[int, _Block]] = {}
-        self._used: set[int] = set()
+        self._used: dict[int, str] = {}  # to whom
         self._top = 0
 
-    def learn(self, provider: str, record: ClusterRecord) -> None:
+    def others(self, cluster: str, number: int) -> bool:
+        """Whether it was handed out to another cluster."""
+        return self._used.get(number, cluster) != cluster
+
+    def learn(self, cluster: str, record: ClusterRecord) -> None:
         """A number that was handed out before; the rest of its block is still free for its region."""
         start, length = record.block
-        self._used.add(record.id)
+        self._used[record.id] = cluster
+        provider = cluster.partition("/")[0]
         self._top = max(self._top, record.id + 1, start + length)
         if length:
             self._blocks.setdefault((provider, record.region), {}).setdefault(start, _Block(start, length))
 
-    def next(self, provider: str, region: str) -> ClusterRecord:
+    def next(self, cluster: str, region: str) -> ClusterRecord:
+        provider = cluster.partition("/")[0]
         blocks = self._blocks.setdefault((provider, region), {})
         for block in blocks.values():
             while block.at < block.start + block.length:
                 number, block.at = block.at, block.at + 1
                 if number not in self._used:
-                    self._used.add(number)
+                    self._used[number] = cluster
                     return ClusterRecord(id=number, block=(block.start, block.length), region=region)
         largest = max((block.length for block in blocks.values()), default=0)
         length = min(max(largest * 2, FIRST_BLOCK), LARGEST_BLOCK)
         blocks[self._top] = _Block(self._top, length)
         self._top += length
-        return self.next(provider, region)
+        return self.next(cluster, region)

@@ -22,7 +22,7 @@ from moorage.model.reports import Report, ReportReply
 from moorage.telemetry import ACTIVE, Figure
 
 from .core import AT_ONCE, TAKEOVER, Inventory, Said
-from .ids import ClusterRecord, changed
+from .ids import ClusterRecord, changed, later
 from .telling import Telling, named, shortened
 
 log = structlog.get_logger("inventory")
@@ -89,6 +89,7 @@ class Shell:
         self.core: Inventory | None = None
         self.writer = Writer()
         self.generation = 0  # in Redis: the lease's, or more if Redis has seen more
+        self._term = 0  # the lease's
         self.counter = 0
         self.redis_ok = True
         self._publish_by = 0.0  # nothing stands in Redis yet: write it when all are there, or at this time
@@ -132,11 +133,19 @@ class Shell:
 
         mirror = await self.kv.mirror(learn)
         await mirror.stop()
+        self._term = generation
         inherited, told = await self._inherit(generation)
         now = time.monotonic()
         core = Inventory(self.writer, self.generation)
-        for _ in core.begin({name: record for name, (_, record) in records.items()}, now):
+        late = later({name: record for name, (_, record) in records.items()})
+        begun = {name: record for name, (_, record) in records.items() if name not in late}
+        for _ in core.begin(begun, now):
             await asyncio.sleep(0)
+        for name in late:
+            revision, record = records[name]
+            record = core.numbered_anew(name, msgspec.structs.replace(record, generation=generation))
+            records[name] = await self.kv.update(cluster_tokens(name), msgspec.json.encode(record), revision), record
+            core.register(name, record, now)
         if not inherited and core.present:
             self._publish_by = now + TAKEOVER * core.period
         await self.telling.begin(core, records, told)
@@ -190,6 +199,8 @@ class Shell:
                     period_ms=round(self.core.period * 1000), resync=not report.leaving, generation=self.generation
                 )
             await self._join(cluster, report)
+            if not self.lease.sure:  # it took long: who took over numbers it, too
+                return None
         outcome = self.core.report(cluster, source, report, time.monotonic())
         if outcome.gone:
             await self._keep(cluster, report.id, gone=True)
@@ -240,15 +251,22 @@ class Shell:
             await self._keep(cluster, report.id, gone=False)
             return
         record = self.core.record_for(cluster, report.labels or {})
-        record.told = ["joined", new_id(), report.id]
+        record.generation, record.told = self._term, ["joined", new_id(), report.id]
         key = cluster_tokens(cluster)
         try:
             await self.kv.create(key, msgspec.json.encode(record))
-        except Conflict:  # our own write whose answer was lost, before
+        except Conflict:
             entry = await self.kv.get(key)
             if entry is None:
                 raise
-            record = _record.decode(entry.value)
+            # Our own write whose answer was lost; or one of who was active before us, which took so long to get here that
+            # its number may be another's by now.
+            there = _record.decode(entry.value)
+            given, record = record, msgspec.structs.replace(there, generation=self._term)
+            if self.core.ids.others(cluster, there.id):
+                record = msgspec.structs.replace(record, id=given.id, block=given.block, region=given.region)
+            if record != there:
+                await self.kv.update(key, msgspec.json.encode(record), entry.revision)
         reached("inventory.numbered")
         self.core.register(cluster, record, time.monotonic())
 
