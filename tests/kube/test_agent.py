@@ -86,7 +86,7 @@ def clean(plane: ControlPlane) -> Iterator[None]:
 async def test_what_runs_is_reported_and_counted(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     agents(plane, labels={"region": "eu"})
     await until(lambda: len(mesh.nodes) == 4, 20, "a full report")
-    assert mesh.reports[0].kind == "full" and mesh.reports[0].labels == {"region": "eu"}
+    assert mesh.reports[0].kind == "full" and mesh.reports[0].labels == {"region": "eu"} and mesh.reports[0].id
     node = mesh.nodes["edge-1-n0"]
     assert node.ready and node.allocatable["cpu"] == "8" and node.labels["topology.kubernetes.io/zone"] == "edge"
     await mesh.want(CLUSTER, "web", 5, deployment("web", cpu="1500m", claim="cl-1"))

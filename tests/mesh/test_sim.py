@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.fleet import Fleet, Follower
+from moorage.model.events import Event
 from moorage.testing.conditions import until
 from moorage.testing.servers import NatsServer, RedisServer
 
@@ -90,10 +91,15 @@ async def _ready(bus: Bus, kind: str) -> None:
 
 
 async def test_apply_is_back_when_the_inventory_has_it(world: World) -> None:
+    causes: set[str] = set()
+    await world.bus.subscribe(
+        "moorage.events.fleet.joined.>", lambda _, data: causes.add(msgspec.json.decode(data, type=Event).cause)
+    )
     answer = await world.ask(subjects.SIM_APPLY, LAB)
     assert answer["clusters"] == ["lab/edge-0", "lab/edge-1", "lab/edge-2"]
     assert (answer["accepted"], answer["added"], answer["refused"]) == (True, 3, {})
     await until(lambda: world.states() == dict.fromkeys(answer["clusters"], "Ready"))
+    await until(lambda: len(causes) == 3 and "" not in causes, what="which report it was is said")
     smaller = {"clusters": [LAB["clusters"][0] | {"count": 2, "labels": {"region": "us"}}]}
     answer = await world.ask(subjects.SIM_APPLY, smaller)
     assert (answer["added"], answer["changed"], answer["removed"]) == (0, 2, 1)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from moorage.agent import objects
 from moorage.agent.core import View
-from moorage.agent.reporting import PART_BYTES, cut
+from moorage.agent.reporting import cut
 from moorage.agent.requests import exclusive_cores, requests
 from moorage.kube.reflector import Key
-from moorage.model.reports import NodeReport, PodReport
+from moorage.model.reports import PART_BYTES, NodeReport, PodReport
 
 
 def encoded(value: Any) -> bytes:
@@ -192,3 +192,23 @@ def test_parts_stay_below_their_size_and_lose_nothing() -> None:
     decoded = [msgspec.json.decode(b"{" + b + b"}") for b in bodies]
     assert sorted(n["name"] for d in decoded for n in d["nodes"]) == sorted(view.nodes)
     assert all(d["labels"] == {"region": "eu"} and d["succeeds"] == "before" for d in decoded)
+
+
+def test_what_is_gone_is_cut_like_what_is_there() -> None:
+    view = View()
+    uids = [f"{i:08}-aaaa-4bbb-8ccc-ddddeeeeffff" for i in range(30_000)]
+    names = [f"node-{i}-" + "x" * 200 for i in range(3000)]
+    for name in names:
+        view.put_node(Key("", name), node_of(name))
+    for uid in uids:
+        put(view, pod_of(uid, names[0], claim="c"))
+    view.full()
+    for uid in uids:
+        view.drop_pod(Key("default", uid), uid)
+    for name in names:
+        view.drop_node(Key("", name), f"uid-{name}")
+    bodies = cut(view.changed(), "delta", {}, "")
+    assert len(bodies) > 2 and all(len(b) < PART_BYTES + 5000 for b in bodies)
+    decoded = [msgspec.json.decode(b"{" + b + b"}") for b in bodies]
+    assert [uid for d in decoded for uid in d.get("podsGone", ())] == uids
+    assert [name for d in decoded for name in d.get("nodesGone", ())] == names

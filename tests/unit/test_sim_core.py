@@ -491,6 +491,27 @@ def test_large_clusters_report_in_parts() -> None:
     assert {r.seq for _, _, r in world.reports[: world.reports[0][2].part[1]]} == {1}
 
 
+def test_many_pods_that_are_gone_are_told_in_parts() -> None:
+    world = World(LAB)
+    world.run(1)
+    cluster = world.core.agents["lab/a"].cluster
+    uids = [f"lab/a/{i}-" + "x" * 30 for i in range(30_000)]
+    cluster.gone_pods.update(uids)
+    seen = len(world.reports)
+    world.run(3)
+    told = [report for _, _, report in world.reports[seen:] if report.pods_gone]
+    assert len(told) == told[0].part[1] > 2  # `answer` knows how large they may be
+    assert sorted(uid for report in told for uid in report.pods_gone) == sorted(uids)
+
+
+def test_every_report_has_a_name_of_its_own() -> None:
+    world = World(generate(20, 4, 1))
+    world.run(5)
+    names = {(cluster, report.seq): report.id for _, cluster, report in world.reports}
+    assert "" not in names.values()
+    assert len(set(names.values())) == len(names) > 40
+
+
 def test_nobody_listens() -> None:
     core = Core("s")
     core.apply(generate(3, 1, 1), 0.0)

@@ -12,15 +12,13 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, NoAnswer, new_id, subjects
-from moorage.model.reports import ReportReply
+from moorage.model.reports import ReportReply, parts_of
 
 from .core import Rows, View
 
 log = structlog.get_logger("agent")
 
 SOURCE = "cluster"
-#: A part stays well below 512 kB.
-PART_BYTES = 400_000
 GATHER = 0.05
 #: At least this long from one report to the next.
 SPACING = 0.1
@@ -34,28 +32,16 @@ _encode = msgspec.json.Encoder().encode
 
 def cut(rows: Rows, kind: str, labels: dict[str, str], succeeds: str) -> list[bytes]:
     """The bodies of a report's parts, each without its envelope."""
-    bodies: list[tuple[list[bytes], list[bytes]]] = [([], [])]
-    size = 0
-    for which, entries in enumerate((rows.nodes, rows.pods)):
-        for entry in entries:
-            if size and size + len(entry) > PART_BYTES:
-                bodies.append(([], []))
-                size = 0
-            bodies[-1][which].append(entry)
-            size += len(entry)
     more = b',"labels":%b' % _encode(labels) if kind == "full" else b""
     if succeeds:
         more += b',"succeeds":%b' % _encode(succeeds)
-    gone = b""
-    if rows.nodes_gone:
-        gone += b',"nodesGone":%b' % _encode(rows.nodes_gone)
-    if rows.pods_gone:
-        gone += b',"podsGone":%b' % _encode(rows.pods_gone)
-    return [
-        b'"kind":"%b","nodes":[%b],"pods":[%b]%b%b'
-        % (kind.encode(), b",".join(nodes), b",".join(pods), more, b"" if i else gone)
-        for i, (nodes, pods) in enumerate(bodies)
-    ]
+    lists = {
+        "nodes": rows.nodes,
+        "pods": rows.pods,
+        "nodesGone": map(_encode, rows.nodes_gone),
+        "podsGone": map(_encode, rows.pods_gone),
+    }
+    return [b'"kind":"%b"%b%b' % (kind.encode(), body, more) for body in parts_of(lists)]
 
 
 class Reporting:
@@ -115,8 +101,9 @@ class Reporting:
         self.accepted.set()
 
     def _envelope(self, part: int, parts: int, as_of: float, body: bytes) -> bytes:
-        head = b'{"session":"%b","seq":%d,"part":[%d,%d],"asOf":%.3f,'
-        return head % (self.session.encode(), self._seq, part, parts, as_of) + body + b"}"
+        session = self.session.encode()
+        head = b'{"id":"%b.%d","session":"%b","seq":%d,"part":[%d,%d],"asOf":%.3f,'
+        return head % (session, self._seq, session, self._seq, part, parts, as_of) + body + b"}"
 
     async def _send(self, payload: bytes) -> ReportReply:
         """Until it is answered: what was said once is what is said again."""
@@ -144,9 +131,9 @@ class Reporting:
 
 async def leave(bus: Bus, cluster: str, session: str) -> None:
     """The cluster goes for good. `session`: the one that reported last."""
-    me = new_id()
-    head = b'{"session":"%b","seq":1,"asOf":%.3f,"kind":"full","leaving":true,"succeeds":%b}'
-    payload = head % (me.encode(), time.time(), _encode(session))
+    me = new_id().encode()
+    head = b'{"id":"%b.1","session":"%b","seq":1,"asOf":%.3f,"kind":"full","leaving":true,"succeeds":%b}'
+    payload = head % (me, me, time.time(), _encode(session))
     reply = _reply(await bus.request(subjects.reports(cluster, SOURCE), payload, timeout=10))
     if reply.refused:
         raise NoAnswer(reply.refused)

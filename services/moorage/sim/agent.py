@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.desired import Confirm, DesiredApp, DesiredReply
-from moorage.model.reports import ReportReply
+from moorage.model.reports import ReportReply, parts_of
 from moorage.telemetry import traces
 
 from .clusters import AppKey, Cluster
 from .specs import ClusterSpec, encode
 
-#: A part of a report stays well below 512 kB.
-PART_BYTES = 400_000
 #: After this long without an answer a message is said again.
 PATIENCE = 3.0
 _REPLIES = 64
@@ -130,44 +128,38 @@ class Agent:
             nodes, pods = list(cluster.rows(sorted(cluster.dirty_nodes))), list(cluster.pod_rows(cluster.dirty_pods))
             gone = sorted(cluster.gone_pods - cluster.pods.keys())
             cluster.dirty_nodes, cluster.dirty_pods, cluster.gone_pods = set(), set(), set()
-            self.parts = deque(self._cut(wall, "delta", nodes, pods, b',"podsGone":%b' % encode(gone) if gone else b""))
+            self.parts = deque(self._cut(wall, "delta", nodes, pods, gone))
             self._say(self.reporting, "report", self.parts.popleft(), now)
         elif heartbeat:
             self.seq += 1
             self._say(self.reporting, "report", self._envelope(wall, 0, 1, b'"kind":"delta"'), now)
 
     def _envelope(self, wall: float, part: int, parts: int, rest: bytes) -> bytes:
-        head = b'{"session":"%b","seq":%d,"part":[%d,%d],"asOf":%.3f,%b}'
-        return head % (self.session.encode(), self.seq, part, parts, wall, rest)
+        session = self.session.encode()  # the same for all clusters of a process
+        head = b'{"id":"%b.%d.%d","session":"%b","seq":%d,"part":[%d,%d],"asOf":%.3f,%b}'
+        return head % (session, self.index, self.seq, session, self.seq, part, parts, wall, rest)
 
     def _parts(self, wall: float) -> deque[bytes]:
         cluster = self.cluster
         more = b',"labels":%b' % encode(cluster.spec.labels)
         if self.succeeds:
             more += b',"succeeds":%b' % encode(self.succeeds)
-        return deque(self._cut(wall, "full", cluster.rows(), cluster.pod_rows(cluster.pods), more))
+        return deque(self._cut(wall, "full", cluster.rows(), cluster.pod_rows(cluster.pods), more=more))
 
     def _cut(
-        self, wall: float, kind: str, nodes: Iterable[bytes], pods: Iterable[bytes], more: bytes = b""
+        self,
+        wall: float,
+        kind: str,
+        nodes: Iterable[bytes],
+        pods: Iterable[bytes],
+        gone: Iterable[str] = (),
+        more: bytes = b"",
     ) -> list[bytes]:
         """The report in parts; `more` stands in each of them."""
-        bodies: list[tuple[list[bytes], list[bytes]]] = [([], [])]
-        size = 0
-        for which, rows in enumerate((nodes, pods)):
-            for row in rows:
-                if size + len(row) > PART_BYTES:
-                    bodies.append(([], []))
-                    size = 0
-                bodies[-1][which].append(row)
-                size += len(row)
+        bodies = parts_of({"nodes": nodes, "pods": pods, "podsGone": map(encode, gone)})
         return [
-            self._envelope(
-                wall,
-                i,
-                len(bodies),
-                b'"kind":"%b","nodes":[%b],"pods":[%b]%b' % (kind.encode(), b",".join(n), b",".join(p), more),
-            )
-            for i, (n, p) in enumerate(bodies)
+            self._envelope(wall, i, len(bodies), b'"kind":"%b"%b%b' % (kind.encode(), body, more))
+            for i, body in enumerate(bodies)
         ]
 
     def _replay(self, wall: float) -> None:

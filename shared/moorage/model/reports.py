@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .base import Message, Model, Value
+
+#: A part of a report stays well below 512 kB.
+PART_BYTES = 400_000
 
 
 class Taint(Value, kw_only=True, frozen=True):
@@ -84,3 +88,18 @@ class ReportReply(Model, kw_only=True):
     resync: bool = False
     refused: str = ""
     generation: int = 0
+
+
+def parts_of(rows: Mapping[str, Iterable[bytes]]) -> list[bytes]:
+    """What a report lists, by field and each entry encoded, for as many parts as it takes: the fields of each part, with
+    a comma before each. What is gone is cut as well: a burst of pods that end is as long as one of pods that come."""
+    bodies: list[dict[str, list[bytes]]] = [{}]
+    size = 0
+    for field, entries in rows.items():
+        for entry in entries:
+            if size and size + len(entry) > PART_BYTES:
+                bodies.append({})
+                size = 0
+            bodies[-1].setdefault(field, []).append(entry)
+            size += len(entry) + 1
+    return [b"".join(b',"%b":[%b]' % (f.encode(), b",".join(found)) for f, found in body.items()) for body in bodies]
