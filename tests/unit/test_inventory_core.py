@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from moorage.fleet import Writer
 from moorage.inventory.core import Inventory, Outcome, Said, period_for
 from moorage.inventory.ids import ClusterRecord, Ids, changed, later
-from moorage.inventory.sources import Source, Verdict, joined
+from moorage.inventory.overlays import AHEAD, GATHERED
+from moorage.inventory.sources import MAX_BYTES, Source, Verdict, joined
 from moorage.inventory.telling import named, shortened
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
 from moorage.model.shapes import EXCLUSIVE
@@ -199,6 +200,100 @@ def test_node_agents_own_their_fields() -> None:
     assert late is not None
     assert (site.free("a"), site.free("a", EXCLUSIVE), site.fleet.extras(at)) == (2000, 3, {"zones": [{"id": 0}]})
     assert site.fleet.extras(late) == {"zones": [{"id": 1}]}
+
+
+def extras(site: Site, name: str) -> dict[str, Any]:
+    at = site.fleet.row_of(0, name)
+    assert at is not None
+    return site.fleet.extras(at)
+
+
+def test_what_a_node_agent_leaves_empty_is_as_the_cluster_s_agent_has_it() -> None:
+    site = Site()
+    site.full(0, 0, NodeReport(name="a", zones=[{"id": 7}]), node("b", cpu="4"))
+    fields = NodeReport(name="a", devices=[{"id": "d"}], cpu_manager=CpuManager(policy="static", exclusive_free=3))
+    site.say(1, 0, "n", source="node-a", kind="full", nodes=[fields])
+    assert (extras(site, "a"), site.free("a", EXCLUSIVE)) == ({"zones": [{"id": 7}], "devices": [{"id": "d"}]}, 3)
+    site.say(2, 1, "n", source="node-a", nodes=[NodeReport(name="a", zones=[{"id": 0}])])
+    assert (extras(site, "a"), site.free("b", EXCLUSIVE)) == ({"zones": [{"id": 0}]}, 1 << 40)
+    site.say(3, 1, nodes=[NodeReport(name="a", zones=[{"id": 8}])])
+    assert extras(site, "a") == {"zones": [{"id": 0}]}
+    site.say(4, 2, "n", source="node-a", nodes=[NodeReport(name="a")])
+    assert extras(site, "a") == {"zones": [{"id": 8}]}
+    site.say(5, 3, "n", source="node-a", nodes=[fields])
+    site.say(6, 4, "n", source="node-a", nodes_gone=["a", "b"])
+    assert extras(site, "a") == {"zones": [{"id": 8}]}
+    site.say(7, 5, "n", source="node-a", nodes=[fields])
+    site.say(8, 6, "n", source="node-a", kind="full", nodes=[NodeReport(name="b", devices=[{"id": "e"}])])
+    assert (extras(site, "a"), extras(site, "b")) == ({"zones": [{"id": 8}]}, {"devices": [{"id": "e"}]})
+    assert len(site.core.clusters[A].overlays) == 1
+
+
+def test_what_a_node_agent_said_of_a_node_goes_with_the_node() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"), node("c", cpu="4"))
+    overlays = site.core.clusters[A].overlays
+    devices = [NodeReport(name=name, devices=[{"id": name}]) for name in "abcd"]  # d: not there yet
+    site.say(0, 0, "n", source="node-all", kind="full", nodes=devices)
+    assert len(overlays) == 4
+    site.full(1, 1, node("a", cpu="4"), node("b", cpu="4"))
+    assert len(overlays) == 3
+    site.say(2, 2, nodes_gone=["b"])
+    assert len(overlays) == 2
+    # It comes back: whoever speaks for it is asked to say it all again.
+    site.say(3, 3, nodes=[node("b", cpu="4"), node("d", cpu="4")])
+    assert (extras(site, "b"), extras(site, "d")) == ({}, {"devices": [{"id": "d"}]})
+    assert site.say(3, 1, "n", source="node-all").reply.resync
+    assert not site.say(3, 2, "n", source="node-all", kind="full", nodes=devices).reply.resync
+    assert extras(site, "b") == {"devices": [{"id": "b"}]}
+    assert not site.say(4, 3, "n", source="node-all").reply.resync
+
+
+def test_invented_node_agents_and_nodes_are_not_kept() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    known = site.core.clusters[A]
+    fields = NodeReport(name="a", devices=[{"id": "d"}])
+    answers = [site.say(0, 0, f"n{i}", source=f"node-{i}", kind="full", nodes=[fields]).reply for i in range(2000)]
+    assert sum(bool(reply.refused) for reply in answers) == 2000 - AHEAD
+    assert len(known.overlays.sources) == AHEAD
+    # Those who fell silent make room, and what they said goes with them.
+    invented = [NodeReport(name=f"x{i}") for i in range(AHEAD + 1)]
+    refused = site.say(60, 0, "m", source="node-m", kind="full", nodes=invented).reply.refused
+    assert "too many nodes" in refused
+    assert len(known.overlays.sources) == AHEAD
+    assert len(known.overlays) == 1
+    assert not site.say(61, 1, "m", source="node-m", kind="full", nodes=invented[1:]).reply.refused
+    assert len(known.overlays) == AHEAD + 1
+    assert site.say(62, 2, "m", source="node-m", nodes=invented).reply.refused
+    assert site.say(62, 3, "m", source="node-m").reply.resync, "of the last report nothing was kept"
+    for i in range(AHEAD):
+        site.say(120 + i, 0, f"o{i}", source=f"node-o{i}", kind="full")
+    assert len(known.overlays) == 0
+    assert extras(site, "a") == {}
+
+
+def test_unfinished_reports_are_not_kept_beyond_their_bounds() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    known, large = site.core.clusters[A], 1 << 20
+    report = {"seq": 1, "kind": "full", "as_of": 1.0}
+    refused = 0
+    for part in range(300):
+        one = Report(session="s1", part=(part, 1000), nodes=[], **report)  # type: ignore[arg-type]
+        refused += bool(site.core.report(A, "agent", one, 1.0, large).reply.refused)
+        assert known.owner is not None
+        assert known.owner.gathered <= MAX_BYTES
+    assert refused == 1
+    assert not site.full(2, 2, node("b", cpu="4")).reply.refused
+    assert known.owner is not None and known.owner.gathered == 0
+    assert site.fleet.nodes_of(0) == ["b"]
+    for source in range(3):
+        for part in range(40):
+            one = Report(session="n", part=(part, 1000), **report)  # type: ignore[arg-type]
+            site.core.report(A, f"node-{source}", one, 1.0, large)
+            site.core.report(A, f"node-{source}", one, 1.0, large)  # the same once more
+            assert known.overlays.gathered <= GATHERED
 
 
 def test_operators_labels_and_cordon_stand_over_what_agents_say() -> None:

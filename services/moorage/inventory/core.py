@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.fleet import CORDONED, STALE, Row, Writer, exclusive_cores, name_problem, row
+from moorage.fleet import CORDONED, STALE, Row, Writer, name_problem, row
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 
 from .ids import ClusterRecord, Ids
-from .sources import Source, Verdict
+from .overlays import AHEAD, GATHERED, Overlays
+from .sources import MAX_BYTES, Source, Verdict
 
 #: Sources with this prefix are node agents: they own zones, devices and the CPU manager of nodes. All others speak for the
 #: whole cluster, and of those there is one at a time.
@@ -23,7 +24,6 @@ REPORTS_PER_SECOND = 500
 SHORTEST_PERIOD = 2.0
 AT_ONCE = 1000  # clusters in one uninterrupted piece of work: the lease is to be renewed in between
 _FINISHED = frozenset({"Succeeded", "Failed"})
-_NODE_FIELDS = ("zones", "devices")
 
 
 class Said(NamedTuple):
@@ -48,19 +48,18 @@ class Outcome(NamedTuple):
 class Cluster:
     """What inventory knows of a cluster beyond its rows."""
 
-    def __init__(self, name: str, record: ClusterRecord, now: float, period: float) -> None:
+    def __init__(self, name: str, record: ClusterRecord, now: float, period: float, overlays: Overlays) -> None:
         self.name = name
         self.record = record
         self.heard = now
         self.period = period
         self.owner: Source | None = None
-        self.nodes: dict[str, Source] = {}
         self.retired: list[str] = []
         self.joining = False  # its record is there; that it joined is said with its first report
         self.labels: dict[str, str] | None = None  # the agent's; None = not known to this inventory
         self.pods: dict[str, tuple[str, str]] = {}  # uid -> claim, node
         self.by_claim: dict[str, set[str]] = {}
-        self.overlays: dict[str, dict[str, Any]] = {}  # node -> fields that node agents own
+        self.overlays = overlays  # what node agents say
         self.problems: dict[str, str] = {}
 
 
@@ -98,7 +97,7 @@ class Inventory:
             if fleet.known[cid] and right.get(cid) != fleet.names[cid]:
                 self.writer.drop(cid)
         for count, (name, record) in enumerate(records.items(), 1):
-            self.clusters[name] = Cluster(name, record, now, self.period)
+            self._know(name, record, now)
             if not record.gone:
                 inherited = record.id < fleet.size and bool(fleet.known[record.id])
                 flags = fleet.cluster_flags(record.id) if inherited else -1
@@ -122,9 +121,14 @@ class Inventory:
     def register(self, cluster: str, record: ClusterRecord, now: float) -> None:
         assert not self.ids.others(cluster, record.id)
         self.ids.learn(cluster, record)
-        known = self.clusters[cluster] = Cluster(cluster, record, now, self.period)
+        known = self._know(cluster, record, now)
         known.joining = not record.gone
         self.present += not record.gone
+
+    def _know(self, name: str, record: ClusterRecord, now: float) -> Cluster:
+        overlays = Overlays(lambda node: self.writer.row(record.id, node))
+        known = self.clusters[name] = Cluster(name, record, now, self.period, overlays)
+        return known
 
     def edit(self, cluster: str, record: ClusterRecord) -> list[Said]:
         """Labels, cordon or presence were changed, and KV has it."""
@@ -177,27 +181,34 @@ class Inventory:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
-    def report(self, cluster: str, source: str, report: Report, now: float) -> Outcome:
-        """The cluster must be registered."""
+    def report(self, cluster: str, source: str, report: Report, now: float, size: int = 0) -> Outcome:
+        """The cluster must be registered. `size`: of the message."""
         known = self.clusters[cluster]
         node_agent = source.startswith(NODE_SOURCE)
-        speaker = known.nodes.get(source) if node_agent else known.owner
+        speaker = known.overlays.sources.get(source) if node_agent else known.owner
         if speaker is None or speaker.session != report.session or speaker.name != source:
             refused = self._refusal(known, speaker, report, now)
             if refused:
                 return self._answer(refused=refused)
             if report.kind != "full":
                 return self._answer(resync=True)
+            if node_agent and speaker is None and (refused := self._crowded(known, now)):
+                return self._answer(refused=refused)
             if speaker is not None:
                 known.retired = [*known.retired[-15:], speaker.session]
             speaker = Source(source, report.session, now, self.period)
             if node_agent:
-                known.nodes[source] = speaker
+                known.overlays.sources[source] = speaker
             else:
                 known.owner = speaker
-        verdict, whole = speaker.accept(report)
+        most = MAX_BYTES
+        if node_agent and report.part[1] > 1:
+            most = GATHERED - known.overlays.gathered + speaker.gathered
+        verdict, whole = speaker.accept(report, size, most)
         if verdict is Verdict.RESYNC:
             return self._answer(resync=True)
+        if verdict is Verdict.LARGE:
+            return self._answer(refused=f"a report of more than {most} bytes is not kept")
         if verdict is Verdict.OLD:
             return self._answer()
         speaker.heard, speaker.period = now, self.period
@@ -206,7 +217,7 @@ class Inventory:
         if whole is None:
             return self._answer()
         if node_agent:
-            return self._node_fields(known, whole)
+            return self._node_fields(known, source, whole)
         if whole.leaving:
             return self._leave(known, whole)
         return self._rows(known, whole)
@@ -224,6 +235,18 @@ class Inventory:
             return ""
         return f"another session reports for {cluster.name}; it was heard {now - speaker.heard:.1f} s ago"
 
+    def _crowded(self, cluster: Cluster, now: float) -> str:
+        """Why there is no room for one more node agent. One that fell silent makes room."""
+        overlays, most = cluster.overlays, max(AHEAD, self.nodes(cluster.name) or 0)
+        if len(overlays.sources) < most:
+            return ""
+        name, oldest = min(overlays.sources.items(), key=lambda item: item[1].heard)
+        if now - oldest.heard <= MISSED * oldest.period:
+            return f"{most} node agents report for {cluster.name} already"
+        if rows := overlays.dismiss(name):
+            self.writer.put(cluster.record.id, cluster.name, rows)
+        return ""
+
     def _rows(self, cluster: Cluster, report: Report) -> Outcome:
         full = report.kind == "full"
         outcome = self._answer()
@@ -238,16 +261,18 @@ class Inventory:
         if report.labels is not None:
             cluster.labels = report.labels
         labels = None if cluster.labels is None else cluster.labels | cluster.record.labels
-        if report.nodes_gone and not full:
-            for node in report.nodes_gone:
-                cluster.overlays.pop(node, None)
-                cluster.problems.pop(node, None)
+        gone = [node for node in report.nodes_gone if node not in rows]
+        if full:
+            gone = [] if new or not cluster.overlays else [n for n in fleet.nodes_of(cid) if n not in rows]
+        cluster.overlays.drop(gone)
+        for node in gone:
+            cluster.problems.pop(node, None)
         changed = self.writer.put(
             cid,
             cluster.name,
             list(rows.values()),
             whole=full,
-            gone=() if full else [node for node in report.nodes_gone if node not in rows],
+            gone=() if full else gone,
             labels=labels,
             state=_cordon(cluster.record),
             as_of=report.as_of,
@@ -278,8 +303,7 @@ class Inventory:
                 cluster.problems[node.name] = problem
             elif not problem:
                 cluster.problems.pop(node.name, None)
-            overlay = cluster.overlays.get(node.name)
-            yield _overlaid(made, overlay) if overlay else made
+            yield cluster.overlays.over(made)
 
     def _claims(self, cluster: Cluster, report: Report, full: bool) -> dict[str, dict[str, int]]:
         """Claims whose live pods changed, with all their pods."""
@@ -302,26 +326,21 @@ class Inventory:
                 nodes[node] = nodes.get(node, 0) + 1
         return counted
 
-    def _node_fields(self, cluster: Cluster, report: Report) -> Outcome:
+    def _node_fields(self, cluster: Cluster, source: str, report: Report) -> Outcome:
         """What node agents own of a row. A node that the cluster agent has not named yet gets it when it does."""
+        rows = cluster.overlays.take(source, report)
+        if rows is None:
+            return self._answer(refused=f"too many nodes that nobody else has named yet in {cluster.name}")
         outcome = self._answer()
-        rows = []
-        for node in report.nodes:
-            fields: dict[str, Any] = {name: getattr(node, name) for name in _NODE_FIELDS}
-            if node.cpu_manager is not None:
-                fields["cpu_manager"] = node.cpu_manager
-            cluster.overlays[node.name] = fields
-            made = self.writer.row(cluster.record.id, node.name)
-            if made is not None:
-                rows.append(_overlaid(made, fields))
         if rows and self.writer.put(cluster.record.id, cluster.name, rows):
             outcome.said.append(Said("changed", cluster.name, {"nodes": len(rows)}, report.id))
         return outcome
 
     def _leave(self, cluster: Cluster, report: Report) -> Outcome:
         cluster.retired = [*cluster.retired[-15:], report.session]  # what it said before must not bring it back
-        cluster.owner, cluster.nodes, cluster.labels = None, {}, None
-        cluster.pods, cluster.by_claim, cluster.overlays, cluster.problems = {}, {}, {}, {}
+        cluster.owner, cluster.labels = None, None
+        cluster.pods, cluster.by_claim, cluster.problems = {}, {}, {}
+        cluster.overlays.clear()
         self.writer.drop(cluster.record.id)
         self._unheard.discard(cluster.name)
         return self._answer()._replace(gone=True)
@@ -350,13 +369,3 @@ def _forget(cluster: Cluster, uid: str) -> list[str]:
     if not uids:
         del cluster.by_claim[found[0]]
     return [found[0]]
-
-
-def _overlaid(made: Row, fields: dict[str, Any]) -> Row:
-    extras: dict[str, Any] = msgspec.json.decode(made.extras) if made.extras else {}
-    extras |= {name: fields[name] for name in _NODE_FIELDS if fields.get(name)}
-    manager = fields.get("cpu_manager")
-    exclusive = made.exclusive
-    if manager is not None:
-        exclusive = exclusive_cores(manager)
-    return made._replace(exclusive=exclusive, extras=msgspec.json.encode(extras) if extras else b"")

@@ -201,7 +201,7 @@ class Shell:
             await self._join(cluster, report)
             if not self.lease.sure:  # it took long: who took over numbers it, too
                 return None
-        outcome = self.core.report(cluster, source, report, time.monotonic())
+        outcome = self.core.report(cluster, source, report, time.monotonic(), len(incoming.data))
         if outcome.gone:
             await self._keep(cluster, report.id, gone=True)
         self._say(outcome.said)
