@@ -602,6 +602,37 @@ async def test_a_follower_that_finds_a_gap_or_nonsense_loads_whole(redis: RedisS
     await store.close()
 
 
+async def test_labels_that_change_all_the_time_are_forgotten(site: Site) -> None:
+    await site.inventory()
+    fleet = await site.follow()
+
+    def labelled(at: int) -> list[NodeReport]:
+        return [node(f"n-{i}", cpu="4", labels={"at": f"{at}-{i}"}) for i in range(100)]
+
+    await site.say("lab/a", "s", "full", nodes=labelled(0))
+    await site.say("lab/b", "t", "full", nodes=nodes())
+    longest = 0
+    for at in range(1, 30):
+        await site.say("lab/a", "s", nodes=labelled(at))
+        cid = fleet.ids["lab/a"] if fleet.ids else 0
+        await until(
+            lambda at=at, cid=cid: (  # type: ignore[misc]
+                (row := fleet.row_of(cid, "n-99")) is not None
+                and fleet.label_sets[fleet.labelset[row]] == {"at": f"{at}-99"}
+            )
+        )
+        longest = max(longest, len(fleet.label_sets))
+        assert {fleet.label_sets[fleet.labelset[row]].get("at") for row in fleet.rows_of(cid)} == {
+            f"{at}-{i}" for i in range(100)
+        }
+        assert free(fleet, "lab/b", "n-0") == 4000
+    assert longest < 1300
+    assert site.followers[0].loads == 3
+    late = await site.follow()
+    assert content(late) == content(fleet)
+    assert fleet.epoch.generation == late.epoch.generation
+
+
 async def test_a_follower_believes_the_newer_of_two_generations(redis: RedisServer) -> None:
     old, new = writer_of({"p/a": nodes(cpu="1")}), writer_of({"p/a": nodes(cpu="2")})
     store, fleet = Store(redis.url), Fleet()

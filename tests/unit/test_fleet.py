@@ -278,6 +278,40 @@ def test_clusters_by_label_provider_and_name() -> None:
     assert [fleet.state(i) for i in range(3)] == ["Ready", "Ready", "Cordoned"]
 
 
+def test_label_sets_that_no_cluster_has_are_forgotten() -> None:
+    writer = Writer()
+    clusters = writer.fleet.clusters
+    for cid in range(3):
+        writer.put(cid, f"p/c{cid}", labels={"n": str(cid), "x": "y"})
+    for i in range(2000):
+        writer.put(1, "p/c1", labels={"at": str(i)})
+        assert clusters.where(label={"at": str(i)}).tolist() == [False, True, False]
+        assert clusters.where(label={"x": "y"}).tolist() == [True, False, True]
+    assert len(clusters._sets) < 100
+    assert [clusters.labels(cid) for cid in (0, 1)] == [{"n": "0", "x": "y"}, {"at": "1999"}]
+
+
+def test_a_dictionary_is_crowded_when_most_of_it_is_unused() -> None:
+    writer = writer_of({"p/a": [node(f"n{i}", labels={"of": str(i)}) for i in range(300)]})
+    fleet, found = writer.fleet, 0
+    for i in range(3000):
+        row = writer.row(0, f"n{i % 10}")
+        assert row is not None
+        writer.put(0, "p/a", [row._replace(labels={"at": str(i)})])
+        if writer.crowded():
+            found += 1
+            writer.compact()
+            assert len(fleet.label_sets) == 301
+            assert not writer.crowded()
+    assert found == 4
+    assert [fleet.label_sets[fleet.labelset[fleet.row_of(0, name)]] for name in ("n9", "n299")] == [
+        {"at": "2999"},
+        {"of": "299"},
+    ]
+    many = writer_of({"p/a": [node(f"n{i}", labels={"of": str(i)}) for i in range(1500)]})
+    assert not many.crowded(), "all of it is needed"
+
+
 def test_a_callers_mask_is_its_own() -> None:
     fleet = fleet_of({"p/a": [], "p/b": []})
     mask = fleet.clusters.where(provider="p")

@@ -13,6 +13,9 @@ from .columns import grown
 if TYPE_CHECKING:
     from .fleet import Fleet
 
+#: So many sets that no cluster has are nothing to clear away.
+FEW = 64
+
 
 class Clusters:
     """Label sets of clusters by number, so that a question looks at distinct sets and not at clusters."""
@@ -80,10 +83,21 @@ class Clusters:
         key = tuple(sorted(labels.items()))
         number = self._numbers.get(key)
         if number is None:
+            if len(self._sets) > FEW + 2 * self._fleet.size:
+                self._compact()
             number = self._numbers[key] = len(self._sets)
             self._sets.append(dict(labels))
         self._labelset[cid] = number
         self._provider[cid] = self._providers.setdefault(name.partition("/")[0], len(self._providers))
+
+    def _compact(self) -> None:
+        """Drops sets that no cluster has any more; the numbers of the others change."""
+        labelset = self._labelset[: self._fleet.size]
+        used, numbers = np.unique(np.append(labelset, np.int32(0)), return_inverse=True)
+        labelset[:] = numbers[:-1]
+        self._sets = [self._sets[number] for number in used.tolist()]
+        self._numbers = {tuple(sorted(one.items())): number for number, one in enumerate(self._sets)}
+        self._having.clear()
 
     def grow(self, size: int) -> None:
         if size > len(self._labelset):

@@ -17,6 +17,8 @@ from .fleet import Fleet
 from .patches import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, ClusterPart, Patch, pack_column
 from .rows import Row
 
+#: A dictionary with fewer entries is not worth reading the fleet anew; nor is one that is small beside the rows.
+FEW, ROWS_PER_ENTRY = 1024, 64
 _label_entry = msgspec.msgpack.Encoder()
 Entry = TypeVar("Entry")
 _ALL = np.empty(0, np.intp)
@@ -54,6 +56,7 @@ class Writer:
         self._pending: dict[int, _Pending] = {}
         self._heard: dict[int, float] = {}
         self._labels_sent = self._taints_sent = 1
+        self._look_at = FEW
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
@@ -157,8 +160,21 @@ class Writer:
             fleet.extras_of(cid).get(node, b""),
         )
 
+    def crowded(self) -> bool:
+        """Whether most entries of the dictionary are named by no row any more. Looks only once it is twice as long as what
+        was needed last."""
+        fleet = self.fleet
+        entries = len(fleet.label_sets) + len(fleet.taint_sets)
+        if entries < self._look_at:
+            return False
+        here = fleet.cluster >= 0
+        used = sum(int(np.count_nonzero(np.bincount(of[here]))) for of in (fleet.labelset, fleet.taintset))
+        self._look_at = max(FEW, 2 * max(used, 1), int(here.sum()) // ROWS_PER_ENTRY)
+        return entries >= self._look_at
+
     def compact(self) -> None:
-        """Drops dictionary entries that no row names. Only where no follower has the numbers: before a first rewrite."""
+        """Drops dictionary entries that no row names. Only where every follower is about to load everything: the numbers
+        of the others change."""
         fleet = self.fleet
         here = fleet.cluster >= 0
         fleet.label_sets = _kept(fleet.labelset, here, fleet.label_sets)
@@ -166,6 +182,7 @@ class Writer:
         self._labels, self._taints = {}, {}
         self._labels.update({frozenset(s.items()): i for i, s in enumerate(fleet.label_sets)})
         self._taints.update({s: i for i, s in enumerate(fleet.taint_sets)})
+        self._labels_sent = self._taints_sent = 1
 
     def label_number(self, labels: Mapping[str, str]) -> int:
         key = frozenset(labels.items())
