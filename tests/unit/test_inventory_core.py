@@ -221,9 +221,10 @@ def test_what_a_node_agent_leaves_empty_is_as_the_cluster_s_agent_has_it() -> No
     site.say(4, 2, "n", source="node-a", nodes=[NodeReport(name="a")])
     assert extras(site, "a") == {"zones": [{"id": 8}]}
     site.say(5, 3, "n", source="node-a", nodes=[fields])
-    site.say(6, 4, "n", source="node-a", nodes_gone=["a", "b"])
+    site.say(6, 4, "n", source="node-a", nodes_gone=["a", "b", "a"])
     assert extras(site, "a") == {"zones": [{"id": 8}]}
-    site.say(7, 5, "n", source="node-a", nodes=[fields])
+    site.say(7, 5, "n", source="node-a", nodes=[NodeReport(name="a"), fields])
+    assert (extras(site, "a")["devices"], site.fleet.nodes_of(0)) == ([{"id": "d"}], ["a", "b"])
     site.say(8, 6, "n", source="node-a", kind="full", nodes=[NodeReport(name="b", devices=[{"id": "e"}])])
     assert (extras(site, "a"), extras(site, "b")) == ({"zones": [{"id": 8}]}, {"devices": [{"id": "e"}]})
     assert len(site.core.clusters[A].overlays) == 1

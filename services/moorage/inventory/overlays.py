@@ -62,23 +62,22 @@ class Overlays:
     def take(self, source: str, report: Report) -> list[Row] | None:
         """The nodes that are different by it; None: it names too many that nobody knows, and nothing of it is taken."""
         named = {node.name: self._bare(node.name) for node in report.nodes}
-        left = [node for node in report.nodes_gone if node not in named]
-        if report.kind == "full":
-            left = [node for node in self._fields if node not in named]
-        left = [node for node in left if node in self._fields and self._fields[node].source == source]
+        gone = self._fields if report.kind == "full" else dict.fromkeys(report.nodes_gone)
+        left = [node for node in gone if node not in named and node in self._fields]
+        left = [node for node in left if self._fields[node].source == source]
         ahead = self._ahead.difference(left).union(node for node, row in named.items() if row is None)
         if len(ahead) > AHEAD:
             self.sources[source].lose()
             return None
-        rows = self._uncovered(left)
+        rows = {row.name: row for row in self._uncovered(left)}
         self._ahead = ahead
         for node in report.nodes:
             bare = named[node.name]
             own = None if bare is None else (bare.exclusive, bare.extras)
             fields = self._fields[node.name] = _Fields(source, node, own)
             if bare is not None:
-                rows.append(fields.over(bare))
-        return rows
+                rows[node.name] = fields.over(bare)
+        return list(rows.values())
 
     def drop(self, nodes: Iterable[str]) -> None:
         """Nodes that are gone. Whoever spoke for them says it all again, if they come back."""
