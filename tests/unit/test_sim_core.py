@@ -411,6 +411,18 @@ def test_refuse_fails_the_objects_until_it_is_over() -> None:
     assert world.last().objects[0].state == "Ready"
 
 
+def test_what_came_before_a_cluster_began_to_refuse_comes_again() -> None:
+    world = World(slow_lab(applyDelayMs=500))
+    world.want("lab/a", app(1, workload()))
+    world.run(0.1)
+    world.core.fault("lab/a", "refuse", 3, world.now)
+    world.run(1)
+    assert world.last().objects[0].state == "Failed"
+    world.run(5)
+    assert world.last().objects[0].state == "Ready"
+    assert len(world.pods["lab/a"]) == 2
+
+
 def test_lost_pods_are_made_again() -> None:
     world = World(LAB)
     world.want("lab/a", app(1, workload(replicas=4)))

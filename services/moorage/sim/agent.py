@@ -288,6 +288,11 @@ class Agent:
             refusal = self.cluster.refuse(app, "admission webhook denied the request: this cluster refuses")
             # Handed out again every period, and answered as often: nobody else would repeat what gets lost.
             self.confirmed[key], self.confirms[key] = encode(refusal), refusal
+            name = f"{app.group} {app.app}"
+            if self.have.get(name) == app.version:  # it came before the cluster began to refuse
+                self.have[name] = self.cluster.versions.get(key, 0)
+                if not self.part:
+                    self.have_json = encode(self.have)
             return
         self.cluster.apply(app, now)
 
