@@ -21,6 +21,7 @@ from moorage.ledger import (
     Committed,
     Committer,
     Dropped,
+    Ledger,
     LedgerLost,
     committer,
     follow,
@@ -416,6 +417,19 @@ async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) ->
     ours.cancel()
     for party in (writer, *others):
         await party.bus.close()
+
+
+async def test_who_was_told_half_of_a_ledger_ends(nats: NatsServer, bus: Bus) -> None:
+    party = await Party(nats).open()
+
+    def cannot(_ledger: Ledger) -> None:
+        raise KeyError("told in part")
+
+    party.follower.on_reload.insert(0, cannot)
+    party.follower._reload("a gap")
+    await asyncio.wait_for(party.bus.closed.wait(), 5)
+    assert party.follower.broken
+    await party.bus.close()
 
 
 async def test_nothing_is_committed_onto_what_was_folded_in_part(nats: NatsServer, bus: Bus) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import msgspec
 import nats.errors
@@ -34,7 +35,7 @@ class LedgerLost(LookupError):
 
 class LedgerFollower:
     """`on_fold` after each commit, `on_reload` when the ledger was replaced as a whole (it is another object then).
-    `broken`: somebody was not told of a commit as a whole, and this worker ends."""
+    `broken`: somebody was told in part only, and this worker ends."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -73,18 +74,23 @@ class LedgerFollower:
         if seq != self.ledger.seq + 1:
             self._reload(f"{seq} came after {self.ledger.seq}")
             return False
-        try:
+        with self._whole():
             changes = self.ledger.fold(seq, commit)
             self._moved.set()
             for callback in self.on_fold:
                 callback(commit, changes)
+        return True
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What follows the ledger is told as a whole, or this worker ends: one that is started anew has all there is."""
+        try:
+            yield
         except Exception:
-            # What follows the ledger may be half told. A worker that is started anew has the snapshot and the tail.
             self.broken = True
             self._bus.closed.set()
-            log.error("a commit was not folded as a whole: this worker ends", seq=seq)
+            log.error("what follows the ledger may not be what it says: this worker ends", seq=self.ledger.seq)
             raise
-        return True
 
     def _received(self, seq: int, data: bytes) -> None:
         if seq <= self.ledger.seq or self._loading or self.broken:
@@ -127,8 +133,9 @@ class LedgerFollower:
         self.ledger = ledger
         self._loading = False
         self._moved.set()
-        for callback in self.on_reload:
-            callback(ledger)
+        with self._whole():
+            for callback in self.on_reload:
+                callback(ledger)
         self._tail = await self._log.follow(ledger.seq + 1, self._received)
 
 
