@@ -94,15 +94,14 @@ class Pending:
             await self._bus.subscribe("moorage.controllers.*.changed", self._controller_changed),
         ]
         mirror = await self._bus.bucket("moorage-groups").mirror(self._record)
-        # Of whoever wrote it: or the log would never be cut where the lease changes hands more often than that.
-        with contextlib.suppress(NoAnswer, BusError):
-            self._snapshot_at = await newest_snapshot(self._bus)
         log.info("looking after what waits", groups=len(self.waiting.groups))
         await self._telling.check()
-        self._wake.set()
+        self._snapshot_at = self._decider.ledger.seq
+        recalling = self._bus.spawn(self._recall())
         try:
             await self._loop()
         finally:
+            recalling.cancel()
             fleet.on_change.remove(self._fleet_changed)
             follower.on_fold.remove(self._folded)
             follower.on_reload.remove(self._reloaded)
@@ -397,6 +396,18 @@ class Pending:
                 if isinstance(result, Dropped):
                     self._suspects.add(ident)
                     self._wake.set()
+
+    async def _recall(self) -> None:
+        """When the last snapshot was written, by whoever had the lease: or the log would never be cut where that changes
+        hands more often."""
+        while True:
+            try:
+                self._snapshot_at = await newest_snapshot(self._bus)
+                self._wake.set()
+                return
+            except (NoAnswer, BusError) as error:
+                log.warning("the ledger's snapshots could not be listed", error=str(error))
+                await asyncio.sleep(HINT_GRACE)
 
     async def _snapshot(self) -> None:
         ledger = self._decider.ledger

@@ -23,8 +23,8 @@ log = structlog.get_logger("ledger")
 LOG = "MOORAGE_LEDGER"
 SNAPSHOTS = "moorage-snapshots"
 _PREFIX = "ledger-"
-#: Who waits longer for a snapshot waits for a part that is not there.
-PATIENCE = 30.0
+#: Who waits longer for a snapshot waits for a part that is not there; a list of them is short.
+PATIENCE, LISTED = 30.0, 5.0
 
 decode_commit = msgspec.json.Decoder(Commit).decode
 
@@ -173,7 +173,7 @@ async def newest_snapshot(bus: Bus) -> int:
 
 async def _names(bus: Bus) -> list[str]:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(LISTED):
             return [name for name in await bus.objects(SNAPSHOTS).names() if name.startswith(_PREFIX)]
     except TimeoutError as error:
         raise NoAnswer("the ledger's snapshots: no answer") from error
