@@ -411,6 +411,26 @@ async def test_a_lost_hint_loses_nothing(site: Opener) -> None:
         await until(lambda: group("unheard") not in s.ledger.standing)
 
 
+async def test_what_another_withdraws_meanwhile_is_withdrawn(site: Opener) -> None:
+    async with site(three) as s:
+        await s.decide(*(revision(name) for name in "ab"))
+        for name in "ab":
+            await s.attempt(name, "Placed")
+        await until(lambda: bool(s.mergers[0].pending))
+        decider, withdraw = s.mergers[0].decider, s.mergers[0].decider.withdraw
+
+        async def both(name: str, number: int) -> None:
+            for one in "ab":
+                await withdraw(group(one), number)
+
+        decider.withdraw = both
+        for name in "ab":
+            await s.store(revision(name), "Terminated")  # nobody hints
+        await until(lambda: not s.ledger.standing, 5)
+        await asyncio.sleep(0.2)
+        assert not s.buses[0].closed.is_set()
+
+
 async def test_a_merger_that_died_between_commit_and_event(site: Opener) -> None:
     """Its decision stands, is not made again, and what it had not come to is found by the next one."""
     async with site(three) as s:

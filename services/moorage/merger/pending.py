@@ -349,8 +349,8 @@ class Pending:
 
     async def _withdraw(self) -> None:
         for group, (revision, when) in list(self._ending.items()):
-            if when <= self._now:
-                del self._ending[group]
+            # Others may do it while one is under way.
+            if when <= self._now and self._ending.pop(group, None) is not None:
                 await self._decider.withdraw(group, revision)
 
     async def _release(self) -> None:
