@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.documents import read, read_all, read_text
+from moorage.cli.documents import parse, read, read_all, read_text
 from moorage.cli.exits import Failure
 
 APP = """
@@ -150,3 +150,13 @@ def test_charts_that_cannot_be_rendered_say_why(tmp_path: Path, monkeypatch: pyt
 def test_a_chart_with_more_than_is_known_is_left_to_the_mesh_to_refuse(tmp_path: Path) -> None:
     (document,) = read_text(CHART.replace("values:", "value:"), "given", tmp_path)
     assert document.body["spec"]["apps"][0]["manifests"][0]["chart"] == "charts/web"
+
+
+def test_aliases_cannot_multiply() -> None:
+    text = "a0: &a0 [x]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 20)}]" for n in range(1, 9))
+    with pytest.raises(Failure, match="aliases"):
+        parse(text, "bomb.yaml")
+    with pytest.raises(Failure, match="deeper"):
+        parse('{"a":' * 100_000, "deep.json")
+    with pytest.raises(Failure, match="deeper"):
+        parse("[" * 600_000, "deep.yaml")

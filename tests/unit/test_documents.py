@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import msgspec
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.intents import documents, texts
+from moorage.intents import documents
 from moorage.intents.core import applied
 from moorage.intents.documents import Accepted, AcceptedIntent
 from moorage.intents.resolve import resolve
+from moorage.model import texts
 from moorage.model.problems import Problem, Refused
 
 REF = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"}
@@ -279,6 +281,8 @@ def code(text: bytes) -> tuple[int, str]:
         (b"{", (400, "Undecodable")),
         (b"\xff\xfe\x00", (400, "Undecodable")),
         (b"[1]", (400, "Undecodable")),
+        (b"null", (400, "Empty")),
+        (b"# nothing", (400, "Empty")),
         (b"just text", (400, "Undecodable")),
         (b"a: [", (400, "Undecodable")),
         (b"a: 1\n---\nb: 2\n", (400, "SeveralDocuments")),
@@ -295,9 +299,49 @@ def test_texts(text: bytes, expected: tuple[int, str]) -> None:
     assert code(text) == expected
 
 
-def test_aliases_cannot_multiply() -> None:
-    lines = ["a0: &a0 [[x]]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    assert code("\n".join(lines).encode()) == (413, "TooLarge")
+def multiplied(first: str, each: str) -> bytes:
+    """Nine lines, each with ten of the line before it."""
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{n}: &a{n} {each.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, 9)]
+    return "\n".join(lines).encode()
+
+
+BOMBS = {
+    "lists": multiplied("[[x]]", "[{}]"),
+    "mappings": multiplied("{k: v}", "{{k: [{}]}}"),
+    "merged": multiplied("{k: v, l: w, m: x}", "{{<<: [{}]}}"),
+    "texts": b"a: &a " + b"x" * 10_000 + b"\nb: [" + b"*a, " * 100 + b"]",
+    "nothing": b"a: &a [" + b"''," * 10_000 + b"]\nb: [" + b"*a, " * 1000 + b"]",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_aliases_cannot_multiply(bomb: str) -> None:
+    began = time.perf_counter()
+    assert code(BOMBS[bomb]) == (413, "TooLarge")
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize("opened", [b"[", b"{a: ", b"- ", b"? "])
+def test_depth_ends_no_process(opened: bytes) -> None:
+    assert code(b"x:\n " + opened * (600_000 // len(opened))) == (400, "TooDeep")
+
+
+def test_what_holds_itself_is_too_deep() -> None:
+    assert code(b"a: &a [*a]") == (400, "TooDeep")
+
+
+def test_aliases_mean_what_they_name() -> None:
+    text = b"base: &base {a: 1, b: [x]}\nown: {<<: *base, a: 2}\nsame: [*base, *base]\n"
+    base = {"a": 1, "b": ["x"]}
+    assert texts.data_of(text) == {"base": base, "own": {"a": 2, "b": ["x"]}, "same": [base, base]}
+
+
+@pytest.mark.parametrize("number", [b"1" + b":1" * 100_000, b"9" * 100_000, b"0x" + b"f" * 500])
+def test_long_numbers_are_none(number: bytes) -> None:
+    began = time.perf_counter()
+    assert code(b"a: " + number) == (400, "Undecodable")
+    assert time.perf_counter() - began < 2
 
 
 def test_yaml_is_the_same_document() -> None:

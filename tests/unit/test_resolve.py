@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 import moorage.cli.example
-from moorage.intents import core, documents, texts
+from moorage.intents import core, documents
 from moorage.intents.documents import Accepted, AcceptedIntent
 from moorage.intents.resolve import resolve
+from moorage.model import texts
 from moorage.model.documents import HpaIntentSpec, PlacementIntentSpec
 from moorage.model.groups import Revision
 from moorage.model.problems import Problem, Refused

@@ -337,3 +337,17 @@ def test_a_bomb_is_not_unpacked() -> None:
     )
     with pytest.raises(Refused):
         uploads.app(laughs.encode())
+
+
+def test_a_file_full_of_holes_is_not_read() -> None:
+    """What a sparse member says it holds is not in the archive at all."""
+    import tarfile
+
+    header = bytearray(tarfile.TarInfo("app.yaml").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = b"S"
+    header[483:495] = b"77777777777\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    with pytest.raises(Refused) as refused:
+        uploads.app(bytes(header) + bytes(1024))
+    assert refused.value.problem.errors[0].code == "TooLarge"

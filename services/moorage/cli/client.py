@@ -95,7 +95,7 @@ class Client:
     ) -> Any:
         """One request; the decoded answer, or a Refusal. `data`: a body that is no JSON but of `kind`."""
         target = self._prefix + path + (f"?{urlencode(query)}" if query else "")
-        data = data if body is None else json.dumps(body).encode()
+        data = data if body is None else json.dumps(body, separators=(",", ":")).encode()
         for attempt in (0, 1):
             fresh = self._kept is None
             conn = self._kept = self._kept or self._connect(timeout or self._timeout)

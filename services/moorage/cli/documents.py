@@ -15,6 +15,8 @@ from .exits import FAILED, USAGE, Failure
 _SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = "/dev/stdin"
 API_VERSION = "moorage.dev/v1alpha1"
+#: What a file may become; nothing larger is taken anywhere.
+MAX_BYTES = 64 << 20
 
 
 @dataclass
@@ -116,7 +118,7 @@ def parse(text: str, where: str) -> list[Any]:
     if text.lstrip()[:1] == "{":
         try:  # JSON is what programs send, and faster by far
             return [json.loads(text)]
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # several documents, or YAML in braces
     import yaml
 
@@ -138,9 +140,15 @@ def parse(text: str, where: str) -> list[Any]:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
+    from moorage.model import texts
+    from moorage.model.problems import Refused
+
     try:
+        texts.measure(text, MAX_BYTES, MAX_BYTES)
         return list(yaml.load_all(text, Loader))
-    except (yaml.YAMLError, RecursionError) as wrong:
+    except Refused as refusal:
+        raise Failure(f"{where}: {refusal}") from None
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as wrong:
         mark = getattr(wrong, "problem_mark", None)
         place = f"{where}:{mark.line + 1}" if mark is not None else where
         raise Failure(f"{place}: not valid YAML: {getattr(wrong, 'problem', None) or wrong}") from wrong

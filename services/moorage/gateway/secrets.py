@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import yaml
 
+from moorage.model import texts
 from moorage.model.groups import GroupRecord
+from moorage.model.problems import Refused
 from moorage.model.resources import Path
 from moorage.model.secrets import HIDDEN, hidden
 
@@ -16,6 +18,8 @@ _any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 #: Nothing is of this kind that does not say so.
 _SIGN = b'"Secret"'
+#: As large as the intent store takes a text of manifests, with its aliases written out.
+MAX_SHOWN = 4 << 20
 
 
 def shown_record(raw: bytes) -> GroupRecord:
@@ -41,8 +45,8 @@ def _shown_text(text: str) -> str:
     if "ecret" not in text and "\\" not in text:
         return text
     try:
-        found: list[Any] = list(yaml.load_all(text, yaml.CSafeLoader))
-    except (yaml.YAMLError, ValueError):
+        found: list[Any] = texts.yaml_of(text, MAX_SHOWN)
+    except Refused:
         return HIDDEN  # it was read once; whatever it is now is not shown
     safe = hidden(found)
     if safe is found:

@@ -9,12 +9,13 @@ import msgspec
 from aiohttp import web
 
 from moorage.bus import Bus, new_id, subjects
+from moorage.model import texts
 from moorage.model.access import Role
 from moorage.model.controllers import Controller
 from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import token
-from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
+from moorage.model.problems import Refused, Violation, invalid, not_found, wrong_state
 
 from .access import must, who_of
 from .answers import answer, encode, flag_of
@@ -23,6 +24,7 @@ from .calls import call, fetch
 from .events import group_of
 from .explain import simulated
 from .groups import controller_item, intent_kind, known_group, project_of
+from .limits import BODY_LIMIT
 from .matching import bad_match, expected_of
 from .replies import ClusterEdit
 from .serving import gateway_of
@@ -30,25 +32,18 @@ from .serving import gateway_of
 VERBS = ("approve", "instantiate", "update", "redecide", "migrate", "rollback", "stop", "terminate")
 _ORDER = {"revision", "target"}  # what rollback and migrate are told
 _object = msgspec.json.Decoder(dict[str, Any]).decode
-_any = msgspec.json.Decoder().decode
 
 
 async def documents_of(request: web.Request) -> list[dict[str, Any]]:
     """The documents of a body: JSON, an array of them, or YAML with one or several."""
     raw = await request.read()
-    if "yaml" in request.content_type:
-        import yaml
-
-        try:
-            found: Any = [d for d in yaml.load_all(raw, yaml.CSafeLoader) if d is not None]
-        except yaml.YAMLError as error:
-            problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
-            raise Refused(problem) from None
-    else:
-        found = _any(raw)
-    many = found if isinstance(found, list) else [found]
-    if not many or not all(isinstance(one, dict) for one in many):
-        raise Refused(invalid([Violation(path="", code="NotAnObject", message="a document is an object")]))
+    found = texts.documents_of(raw, yaml_too="yaml" in request.content_type, most=BODY_LIMIT)
+    if len(found) == 1:
+        if isinstance(found[0], list) and found[0]:
+            found = found[0]
+        elif len(raw) > texts.MAX_BYTES:
+            raise texts.too_large(len(raw), texts.MAX_BYTES)
+    many = [texts.object_of(one) for one in found]
     for one in many:
         one.pop("status", None)  # what `get` shows and nobody writes
     return many
@@ -58,6 +53,7 @@ async def apply(request: web.Request) -> web.StreamResponse:
     dry = flag_of(request, "dryRun", False)
     if dry:
         changes_nothing(request)
+    must(who_of(request), _role(dry))  # before the body costs anything
     documents = await documents_of(request)
     if len(documents) == 1:
         return answer(await _apply(request, documents[0], dry))
@@ -74,9 +70,13 @@ async def apply(request: web.Request) -> web.StreamResponse:
     return answer({"items": items}, status)
 
 
+def _role(dry: bool) -> Role:
+    return "viewer" if dry else "editor"
+
+
 async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> dict[str, Any]:
     gateway = gateway_of(request)
-    _allowed(request, document, "viewer" if dry else "editor")
+    _allowed(request, document, _role(dry))
     if own := document.keys() & {"ifMatch", "cause", "again"}:  # how they travel on; no fields of any document
         message = "unknown field"
         raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(own)]))

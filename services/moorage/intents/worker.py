@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, subjects
+from moorage.model import texts
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
 from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
@@ -20,7 +21,7 @@ from moorage.model.resources import GROUP, Change, group_name, kind_of
 from moorage.model.secrets import HIDDEN, restored
 from moorage.telemetry import Figure
 
-from . import documents, registry, texts
+from . import documents, registry
 from .attaching import Attaching
 from .documents import Accepted
 from .store import ATTEMPTS, Done, Store

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
+from moorage.model import texts
 from moorage.model.names import cluster_from_tokens, cluster_tokens
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
 from moorage.telemetry import Figure
@@ -29,6 +30,7 @@ KEPT = "moorage-sim"
 #: Between two looks at the timers at least this long: idle fleets are looked at in bunches.
 STEP = 0.01
 MAX_FLEET = 8 << 20
+MAX_CONTAINERS = 1_000_000
 
 
 class Kept(msgspec.Struct):
@@ -129,7 +131,7 @@ class _Served:
         self.kept = kept
 
     async def apply(self, incoming: Incoming) -> bytes:
-        document = decode(msgspec.json.decode(incoming.data))
+        document = decode(texts.json_of(incoming.data, MAX_CONTAINERS))
         try:
             await self.keep(Kept(self.kept.session, document))
         except (NoAnswer, BusError) as error:

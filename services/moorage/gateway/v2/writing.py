@@ -6,10 +6,10 @@ import base64
 from typing import Any
 
 import msgspec
-import yaml
 from aiohttp import MultipartReader, web
 
 from moorage.bus import subjects
+from moorage.model import texts
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.resources import CLUSTER, Change, Kind, Path
 
@@ -21,7 +21,6 @@ from ..serving import Gateway, gateway_of
 from .labels import settled
 from .reading import path_in, resources_of
 
-_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 _NULL = msgspec.Raw(b"null")
 
@@ -144,17 +143,16 @@ async def body_of(request: web.Request) -> tuple[msgspec.Raw, str]:
 
 def _json(raw: bytes, maybe_yaml: bool) -> msgspec.Raw:
     try:
-        _any(raw)
+        texts.json_of(raw)
         return msgspec.Raw(raw)
-    except msgspec.DecodeError as error:
-        if not maybe_yaml:
-            problem = Problem(title="Not readable", status=400, code="Undecodable", detail=f"not JSON: {error}")
-            raise Refused(problem) from None
-    try:
-        return msgspec.Raw(_encode(yaml.load(raw, yaml.CSafeLoader)))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError, UnicodeDecodeError) as error:
-        problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
-        raise Refused(problem) from None
+    except Refused as refusal:
+        if not maybe_yaml or refusal.problem.code != "Undecodable":
+            raise
+    found = texts.yaml_of(raw, BODY_LIMIT)
+    if len(found) > 1:
+        detail = f"a body is one document, this one has {len(found)}"
+        raise Refused(Problem(title="Not readable", status=400, code="SeveralDocuments", detail=detail))
+    return msgspec.Raw(_encode(found[0])) if found else _NULL
 
 
 async def _parts(request: web.Request) -> tuple[msgspec.Raw, str]:

@@ -9,12 +9,10 @@ import tarfile
 import zlib
 from typing import Any, NamedTuple
 
-import msgspec
-import yaml
-
+from moorage.model import texts
 from moorage.model.problems import Refused, Violation, invalid
 
-from .. import rules, texts
+from .. import rules
 from ..pods import reporter
 
 MAX_UNPACKED = 4 << 20
@@ -100,15 +98,9 @@ def _mapping(data: bytes, path: str) -> dict[str, Any]:
 
 def documents(data: bytes | str, path: str) -> list[Any]:
     try:
-        found = list(yaml.load_all(data, texts.Loader))
-        for one in found:
-            if isinstance(one, dict | list):
-                texts.bounded(one)
-        # What YAML has and JSON has not must not reach a store.
-        decoded: list[Any] = msgspec.json.decode(msgspec.json.encode(found))
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, OverflowError, RecursionError) as wrong:
-        raise refused("Undecodable", f"is not YAML: {str(wrong)[:300]}", path) from None
-    return decoded
+        return texts.yaml_of(data, MAX_UNPACKED)
+    except Refused as wrong:
+        raise refused(wrong.problem.code, wrong.problem.detail[:300], path) from None
 
 
 def _archive(data: bytes) -> dict[str, bytes] | None:
@@ -126,12 +118,16 @@ def _archive(data: bytes) -> dict[str, bytes] | None:
     elif data[257:262] != b"ustar":
         return None
     found: dict[str, bytes] = {}
+    room = MAX_UNPACKED
     try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:
                 if len(found) == MAX_FILES:
                     raise refused("TooMany", f"has more than {MAX_FILES} files")
                 if member.isfile() and (file := archive.extractfile(member)) is not None:
+                    room -= member.size  # of a sparse file it is more than the archive has
+                    if room < 0:
+                        raise refused("TooLarge", f"has more than {MAX_UNPACKED} bytes when unpacked")
                     found[member.name.removeprefix("./")] = file.read()
     except tarfile.TarError as wrong:
         raise refused("Undecodable", f"is no archive: {wrong}") from None

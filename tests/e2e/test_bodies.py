@@ -1,0 +1,103 @@
+"""Bodies as they come from anybody: what is small and becomes far too much is refused before it does, and both entrances
+refuse the same bytes with the same code."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+
+from moorage.bus import Bus, subjects
+from moorage.model import texts
+from moorage.testing.mesh import Mesh
+from moorage.testing.rest import Rest
+
+YAML = "application/yaml"
+
+
+def multiplied(first: str, each: str, levels: int = 9) -> str:
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{n}: &a{n} {each.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+BOMBS = {
+    "lists": multiplied("[x]", "[{}]"),
+    "merged": multiplied("{k: v, l: w}", "{{<<: [{}]}}"),
+    "texts": f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 100}]",
+    "deep": "a: " + "[" * 600_000,
+}
+
+
+@pytest.fixture
+def rest(example: Mesh) -> Rest:
+    return Rest(example, "")
+
+
+@pytest_asyncio.fixture
+async def bus(example: Mesh) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(example.settings, worker="admin")
+    yield bus
+    await bus.close()
+
+
+def memory(mesh: Mesh) -> int:
+    return sum(psutil.Process(pid).memory_info().rss for kind in ("gateway", "intents") for pid in mesh.pids(kind))
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_a_small_text_stays_small(example: Mesh, rest: Rest, bus: Bus, bomb: str) -> None:
+    text = BOMBS[bomb].encode()
+    before, pids = memory(example), example.pids("gateway") + example.pids("intents")
+    routes = ["/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate", "/v1/sim/clusters", "/v2/projects"]
+    answered = [rest("POST", path, text, kind=YAML) for path in routes]
+    answered.append(rest.upload("POST", "/v2/projects/p/composite-apps/a/v1/apps", {"metadata": {"name": "x"}}, text))
+    part = b'--b\r\nContent-Disposition: form-data; name="metadata"\r\n\r\n' + text + b"\r\n--b--\r\n"
+    answered.append(rest("POST", "/v2/projects", part, kind="multipart/form-data; boundary=b"))
+    assert {one.status for one in answered} <= {400, 404, 413}
+    reply = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, text))
+    assert reply["accepted"] is False and reply["problem"]["code"] == answered[0].code
+    assert example.pids("gateway") + example.pids("intents") == pids, "nobody died of it"
+    assert memory(example) - before < 200 << 20
+
+
+SAME = {
+    "nothing": b"",
+    "white": b" \n",
+    "null": b"null",
+    "a comment": b"# nothing",
+    "cut off": b'{"kind": ',
+    "text": b'"x"',
+    "a number": b"7",
+    "no list of documents": b"[]",
+    "a list of others": b"[1]",
+    "bytes": b"\xff\xfe\x00",
+    "too deep": b"[" * 100_000,
+    "deep": b'{"kind":' + b"[" * 80 + b"]" * 80 + b"}",
+    "unknown": b'{"kind": 3}',
+    "much": b" " * texts.MAX_BYTES + b"{}",
+    "many": b'{"a":[' + b"[]," * 110_000 + b"[]]}",
+    "several wholes": b'{"kind": "Application"}{"kind": "Application"}',
+}
+
+
+@pytest.mark.parametrize("what", SAME)
+async def test_both_entrances_say_the_same(rest: Rest, bus: Bus, what: str) -> None:
+    problem = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, SAME[what]))["problem"]
+    for path in ("/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate"):
+        answered = rest("POST", path, SAME[what], kind=YAML)
+        assert (answered.status, answered.code) == (problem["status"], problem["code"]), answered.body
+        assert answered.headers["content-type"] == "application/problem+json"
+
+
+def test_who_may_not_is_not_read(rest: Rest) -> None:
+    token = rest.must(201, "POST", "/v1/tokens", {"name": "only-reads", "role": "viewer"})["token"]
+    try:
+        answered = rest("POST", "/v1/apply", b"{", token=token)
+        assert (answered.status, answered.code) == (403, "Forbidden")
+        assert rest("POST", "/v1/apply?dryRun=true", b"{", token=token).code == "Undecodable"
+    finally:
+        rest.must(204, "DELETE", "/v1/tokens/only-reads")
