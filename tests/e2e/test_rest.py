@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from moorage.bus import Bus
 from moorage.testing.mesh import Mesh
 
 
@@ -161,3 +164,45 @@ def test_who_wrote_can_read_at_once(example: Mesh) -> None:
     for number in range(20):
         done = example.run("wait", f"fresh{number}", "--for", "delete", "--timeout", "30s")
         assert done.returncode == 0, done.stderr
+
+
+def test_an_intent_outlives_the_controller_of_its_kind(example: Mesh) -> None:
+    async def registers(verb: str) -> None:
+        bus = await Bus.connect(example.settings, worker="admin")
+        try:
+            said = {"kinds": {"ColourIntent": {"type": "object"}}} if verb == "register" else {}
+            answer = await bus.request(f"moorage.controllers.colours.{verb}", json.dumps(said).encode())
+            assert json.loads(answer)["accepted"]
+        finally:
+            await bus.close()
+
+    asyncio.run(registers("register"))
+    document = {"kind": "ColourIntent", "metadata": {"name": "red"}, "spec": {"group": "nothing-yet"}}
+    end = time.monotonic() + 5
+    while ask(example, "POST", "/v1/apply", json.dumps(document).encode())[0] != 200:
+        assert time.monotonic() < end  # another store hears of the kind a moment later
+    asyncio.run(registers("leave"))
+    while "colours" in (c["name"] for c in example.http("/v1/controllers")["items"]):
+        assert time.monotonic() < end
+    assert [i["metadata"]["name"] for i in example.http("/v1/intents?kind=colourintents")["items"]] == ["red"]
+    assert example.http("/v1/intents/ColourIntent/default/red")["spec"] == {"group": "nothing-yet"}
+    assert ask(example, "DELETE", "/v1/intents/ColourIntent/default/red")[0] == 204
+    assert example.http("/v1/intents")["items"] == []
+
+
+def test_an_intent_before_its_group_is_taken_and_nothing_is_placed(example: Mesh) -> None:
+    document = json.dumps(
+        {"kind": "PlacementIntent", "metadata": {"name": "early"}, "spec": {"group": "not-there", "app": "web", "anyOf": [{"provider": "lab"}]}}
+    ).encode()  # fmt: skip
+    status, _, dry = ask(example, "POST", "/v1/apply?dryRun=true", document)
+    assert status == 200 and dry["accepted"] and dry["outcome"] == "created" and dry["dryRun"], dry
+    status, _, why = ask(example, "POST", "/v1/simulate", document)
+    assert status == 200, why
+    assert (why["group"], why["phase"], why["revision"]) == ("default/not-there/v1/default", "Draft", 0)
+    assert why == dry["why"]
+    assert [w["code"] for w in why["warnings"]] == ["NoGroup"] and dry["warnings"] == why["warnings"]
+    assert example.http("/v1/intents")["items"] == []
+    # Placed it would not be: that is what the command's exit code tells.
+    done = example.run("simulate", "-f", "-", data=document)
+    assert done.returncode == 1 and b"nothing of default/not-there/v1/default yet to place" in done.stdout
+    assert example.run("apply", "--dry-run", "-f", "-", data=document).returncode == 0

@@ -146,3 +146,8 @@ def simulated(record: GroupRecord, attempt: Attempt) -> Why:
         reasons=attempt.reasons,
         warnings=_distinct(record.resolved.warnings, attempt.warnings),
     )
+
+
+def nothing_to_place(group: str, warnings: list[Warn]) -> Why:
+    """What an intent whose group is not there yet comes to: it is taken, and nobody is asked about it."""
+    return Why(group=group, revision=0, state="Created", phase="Draft", warnings=warnings)

@@ -124,8 +124,10 @@ _BUILTIN = ("HpaIntent", "PlacementIntent", "AffinityIntent")
 
 
 def intent_kind(view: View, text: str) -> str:
-    """The kind as it is written, whatever case somebody typed; registered ones too."""
+    """The kind as it is written, whatever case somebody typed; registered ones too, and those of what is there still: a
+    controller may leave before its intents do."""
     kinds = {*_BUILTIN, *(kind for controller in view.controllers.values() for kind in controller.kinds)}
+    kinds.update(untoken(key.partition(".")[0]) for key in view.documents)
     for kind in kinds:
         if text.lower() in (kind.lower(), kind.lower() + "s"):
             return kind

@@ -16,13 +16,14 @@ from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import token
 from moorage.model.problems import Refused, Violation, invalid, not_found, wrong_state
+from moorage.model.reasons import Warn
 
 from .access import must, who_of
 from .answers import answer, encode, flag_of
 from .audit import changes_nothing, concerns, id_of
 from .calls import call, fetch
 from .events import group_of
-from .explain import simulated
+from .explain import nothing_to_place, simulated
 from .groups import controller_item, intent_kind, known_group, project_of
 from .limits import BODY_LIMIT
 from .matching import bad_match, expected_of
@@ -139,12 +140,17 @@ async def simulate(request: web.Request) -> web.StreamResponse:
 
 
 class _Checked(msgspec.Struct):
-    record: GroupRecord
+    group: str
+    warnings: list[Warn] = []
+    record: GroupRecord | None = None  # none where the group of an intent is not there yet
 
 
 async def _simulate(bus: Bus, document: dict[str, Any]) -> tuple[dict[str, Any], Why]:
     checked = await fetch(bus, subjects.INTENTS_CHECK, document, again=document)
-    record = msgspec.json.decode(checked, type=_Checked).record
+    found = msgspec.json.decode(checked, type=_Checked)
+    record = found.record
+    if record is None:
+        return _object(checked), nothing_to_place(found.group, found.warnings)
     ask = Decide(id=new_id(), record=record.resolved)
     attempt = msgspec.json.decode(await fetch(bus, subjects.MERGER_SIMULATE, ask, timeout=15), type=Attempt)
     return _object(checked), simulated(record, attempt)

@@ -13,6 +13,7 @@ from moorage.bus.failpoints import reached
 from moorage.model.groups import GroupRecord
 from moorage.model.names import token
 from moorage.model.problems import Refused, conflict, not_found
+from moorage.model.reasons import Warn
 
 from . import core, documents
 from .copies import Known
@@ -67,13 +68,13 @@ class Attaching:
             if outcome != "unchanged":
                 event = "updated" if outcome == "updated" else "accepted"
                 await self._store.telling.tell(group, 0, "", event, cause=cause)
-            return Done(group, 0, "", outcome)
+            return Done(group, 0, "", outcome, (_early(group),))
         return done._replace(outcome=outcome)
 
     def check(self, given: AcceptedIntent, record: GroupRecord | None) -> Done:
         group = str(given.group)
         if record is None or not record.document:
-            return Done(group, 0, "", "unchanged" if self._copies.has(given) else "created")
+            return Done(group, 0, "", "unchanged" if self._copies.has(given) else "created", (_early(group),))
         change = core.reattached(record, application_of(record), self._copies.of_with(given))
         after = change.record or record
         return Done(group, after.revision, after.state, change.outcome, change.warnings, after)
@@ -135,6 +136,11 @@ class Attaching:
                     )
                 except NoAnswer:
                     self._copies.wake(group)
+
+
+def _early(group: str) -> Warn:
+    message = f"there is nothing of {group} yet to place; the intent counts as soon as there is"
+    return Warn(code="NoGroup", message=message)
 
 
 def _key(kind: str, project: str, name: str) -> str:
