@@ -149,7 +149,7 @@ def test_bodies_that_are_none(rest: Rest, kind: Kind) -> None:
     problem(rest("POST", collection, b""), 400, "Empty")
     problem(rest("POST", collection, b"{"), 400, "Undecodable")
     problem(rest("POST", collection, b'{"metadata": {"name": "\xff"}}'), 400, "Undecodable")
-    problem(rest("POST", collection, b"[" * 5000), 400, "Undecodable")
+    problem(rest("POST", collection, b"[" * 5000), 400, "TooDeep")
     problem(rest("POST", collection, []), 400, "Invalid")
     assert problem(rest("POST", collection, {}), 400, "Invalid")
     given = body(kind, "-not a name-")

@@ -206,3 +206,48 @@ def test_an_intent_before_its_group_is_taken_and_nothing_is_placed(example: Mesh
     done = example.run("simulate", "-f", "-", data=document)
     assert done.returncode == 1 and b"nothing of default/not-there/v1/default yet to place" in done.stdout
     assert example.run("apply", "--dry-run", "-f", "-", data=document).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "where"),
+    [
+        ("PUT", "/v1/controllers/affinity", {"bogus": 1}, "bogus"),
+        ("PUT", "/v1/controllers/affinity", {"id": "x"}, "id"),
+        ("PUT", "/v1/controllers/affinity", {"deadlineMs": "soon"}, "deadlineMs"),
+        ("PATCH", "/v1/clusters/lab/edge-1", {"bogus": 1}, "bogus"),
+        ("PATCH", "/v1/clusters/lab/edge-1", {"cordoned": 3}, "cordoned"),
+        ("POST", "/v1/sim/clusters/lab/edge-1/fault", {"fault": "slow", "bogus": 1}, "bogus"),
+        ("POST", "/v1/sim/clusters/lab/edge-1/fault", {"fault": "odd"}, "fault"),
+        ("POST", "/v1/sim/clusters/lab/edge-1/fault", {}, "fault"),
+        ("POST", "/v1/sim/clusters", {"clusters": [], "bogus": 1}, "bogus"),
+        ("POST", "/v1/tokens", {"name": "x", "rule": "admin"}, "rule"),
+        ("POST", "/v1/groups/default/app1/v1/default/approve", {"bogus": 1}, "bogus"),
+        ("POST", "/v1/apply", {"kind": "Application", "cause": "x"}, "cause"),
+        ("POST", "/v1/simulate", {"kind": "Application", "id": "x"}, "id"),
+    ],
+)
+def test_what_is_wrong_in_a_body_is_named(example: Mesh, method: str, path: str, body: Any, where: str) -> None:
+    status, headers, answered = ask(example, method, path, json.dumps(body).encode())
+    assert status == 400 and headers["content-type"] == "application/problem+json", answered
+    assert [e["path"] for e in answered["errors"]] == [where]
+    assert all(e["code"] and e["message"] for e in answered["errors"])
+
+
+@pytest.mark.parametrize(
+    ("subject", "command"),
+    [
+        ("moorage.patcher.diff", {"group": "default/app1/v1/default"}),
+        ("moorage.sim.list", {"limit": 1}),
+        ("moorage.sim.fault", {"cluster": "lab/nowhere", "fault": "slow"}),
+    ],
+)
+async def test_commands_on_the_bus_have_no_unknown_fields(example: Mesh, subject: str, command: Any) -> None:
+    bus = await Bus.connect(example.settings, worker="admin")
+    try:
+        envelope = {"id": "1", "cause": "2", "traceparent": "3"}
+        refused = await bus.request(subject, json.dumps({**command, "bogus": 1}).encode())
+        assert [e["path"] for e in json.loads(refused)["problem"]["errors"]] == ["bogus"]
+        taken = json.loads(await bus.request(subject, json.dumps({**command, **envelope}).encode()))
+        assert taken.get("problem", {}).get("code", "NotFound") == "NotFound"
+    finally:
+        await bus.close()

@@ -20,6 +20,7 @@ from moorage.bus.stores import Bucket
 from moorage.intents.worker import main
 from moorage.model.groups import Decide, GroupRecord, Withdraw
 from moorage.model.names import group_tokens
+from moorage.model.problems import Refused, conflict
 from moorage.testing.conditions import until
 from moorage.testing.servers import NatsServer
 
@@ -471,3 +472,58 @@ async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -
     for number in range(300):
         assert (await mesh.the_record(f"default/shop-{number}/v1/default")).revision == 1
     assert len(before) < 300
+
+
+@pytest.mark.parametrize(
+    ("subject", "command"),
+    [
+        (subjects.CONTROLLERS_SET, {"name": "strange"}),
+        ("moorage.controllers.strange.register", {}),
+        ("moorage.controllers.strange.leave", {}),
+        (subjects.INTENTS_ACT, {"group": "shop", "verb": "approve"}),
+        (subjects.INTENTS_DELETE, {"kind": "HpaIntent", "name": "more"}),
+        (subjects.INTENTS_RESOURCE, {"verb": "create", "path": ["projects"]}),
+    ],
+)
+async def test_a_command_has_no_field_that_nobody_reads(mesh: Mesh, subject: str, command: dict[str, Any]) -> None:
+    envelope = {"id": "1", "cause": "2", "traceparent": "3"}
+    problem = (await mesh.ask(subject, {**command, **envelope, "bogus": 1}))["problem"]
+    assert problem["status"] == 400
+    assert [(e["path"], e["code"]) for e in problem["errors"]] == [("bogus", "UnknownField")]
+    answer = await mesh.ask(subject, {**command, **envelope})
+    assert answer["accepted"] or answer["problem"]["code"] != "Undecodable", answer
+
+
+async def test_a_document_travels_with_an_envelope(mesh: Mesh) -> None:
+    envelope = {"id": "1", "cause": "2", "traceparent": "3"}
+    assert (await mesh.apply({**application(), **envelope}))["outcome"] == "created"
+    assert (await mesh.apply({**application(), "bogus": 1}))["problem"]["errors"][0]["path"] == "bogus"
+    assert (await mesh.apply({**application(), "cause": 1}))["problem"]["errors"][0]["path"] == "cause"
+    assert "id" not in (await mesh.the_record()).document
+
+
+async def test_whatever_refuses_a_document_says_so_in_one_form(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(answer: Any, status: int, code: str) -> None:
+        assert answer["accepted"] is False
+        assert {"type", "title", "status", "code", "detail", "errors"} == set(answer["problem"])
+        assert (answer["problem"]["status"], answer["problem"]["code"]) == (status, code)
+
+    refusal(await mesh.apply(b"{"), 400, "Undecodable")
+    refusal(await mesh.apply(b" " * (1 << 20)), 413, "TooLarge")
+    refusal(await mesh.apply({"kind": "Application"}), 400, "Invalid")
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("moorage.intents.store.Store.apply", broken)
+    refusal(await mesh.apply(application()), 500, "Internal")
+
+    async def slow(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(1)
+        raise Refused(conflict("it was slow"))
+
+    monkeypatch.setattr("moorage.intents.store.Store.apply", slow)
+    answers = await asyncio.gather(*(mesh.apply(application(f"a{n}")) for n in range(520)))
+    busy = [a for a in answers if a["problem"]["code"] == "Busy"]
+    assert len(busy) >= 8
+    refusal(busy[0], 503, "Busy")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from moorage.model.problems import Problem, Refused, Violation, invalid
+from moorage.model.problems import Problem, Refused, Violation, invalid, whole
 
 from .limits import BODY_LIMIT
 
@@ -34,18 +34,6 @@ def refuse(problem: Problem) -> web.Response:
     if problem.status == 503:
         response.headers["Retry-After"] = "1"
     return response
-
-
-def whole(problem: Problem) -> dict[str, Any]:
-    """With its defaults: a reader need not know them."""
-    return {
-        "type": problem.type,
-        "title": problem.title,
-        "status": problem.status,
-        "code": problem.code,
-        "detail": problem.detail,
-        "errors": problem.errors,
-    }
 
 
 def of_http(error: web.HTTPException) -> Problem:

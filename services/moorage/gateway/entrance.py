@@ -14,8 +14,9 @@ import structlog
 from aiohttp import web
 
 from moorage.bus import Bus
+from moorage.model.problems import whole
 
-from .answers import encode, unavailable, whole
+from .answers import encode, unavailable
 
 log = structlog.get_logger("gateway")
 #: How often the files are looked at; how long who is turned away has to say something first.

@@ -157,7 +157,7 @@ class ControllerItem(Model, kw_only=True):
     kinds: dict[str, dict[str, Any]]
 
 
-class ControllerEdit(Model, kw_only=True):
+class ControllerEdit(Model, kw_only=True, forbid_unknown_fields=True):
     """What is given is set; one that is not there is made. `remove`: it is forgotten, settings and all."""
 
     name: str | None = None
@@ -167,6 +167,13 @@ class ControllerEdit(Model, kw_only=True):
     placement: bool | None = None
     actions: bool | None = None
     remove: bool = False
+
+
+class Misbehaviour(Model, kw_only=True, forbid_unknown_fields=True):
+    """`seconds`: for how long; else until another one."""
+
+    fault: Literal["silent", "slow", "refuse", "lose-pods", "replay"]
+    seconds: float | None = None
 
 
 class EventItem(Model, kw_only=True):

@@ -96,7 +96,7 @@ FLEET = (
     Route("GET", "/v1/sim/clusters", writing.sim_clusters, "The simulated clusters", dict[str, Any], refusals=(503,), tag="fleet"),
     Route("PUT", "/v1/sim/clusters", writing.put_fleet, "Make the simulated fleet equal to this document", dict[str, Any], body=dict[str, Any], takes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),
     Route("POST", "/v1/sim/clusters", writing.put_fleet, "The same", dict[str, Any], body=dict[str, Any], takes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),
-    Route("POST", "/v1/sim/clusters/{provider}/{name}/fault", writing.fault, "Have it misbehave for a while", dict[str, Any], body=dict[str, Any], refusals=(503,), tag="fleet"),
+    Route("POST", "/v1/sim/clusters/{provider}/{name}/fault", writing.fault, "Have it misbehave for a while", dict[str, Any], body=replies.Misbehaviour, refusals=(503,), tag="fleet"),
 )  # fmt: skip
 
 DECISIONS = (

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from moorage.bus import Bus, BusError, NoAnswer
 from moorage.model.access import Who
-from moorage.model.problems import Problem, Refused
+from moorage.model.problems import Problem, Refused, unreadable
 from moorage.telemetry import SECONDS
 
 from .access import ADMINISTRATOR, check, remember
@@ -115,8 +115,7 @@ async def told(request: web.Request, handler: Handler) -> web.StreamResponse:
             response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return response
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadHttpMessage) as error:
-        detail = str(error)[:500] or "the body cannot be read"
-        return refuse(Problem(title="Not readable", status=400, code="Undecodable", detail=detail))
+        return refuse(unreadable(error))
     except NoAnswer as error:
         return refuse(unavailable(f"{error}; `moorage check` tells what is missing"))
     except (TimeoutError, BusError) as error:

@@ -15,7 +15,7 @@ from moorage.model.controllers import Controller
 from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import token
-from moorage.model.problems import Refused, Violation, invalid, not_found, wrong_state
+from moorage.model.problems import ENVELOPE, Refused, Violation, invalid, not_found, unknown_fields, wrong_state
 from moorage.model.reasons import Warn
 
 from .access import must, who_of
@@ -27,7 +27,7 @@ from .explain import nothing_to_place, simulated
 from .groups import controller_item, intent_kind, known_group, project_of
 from .limits import BODY_LIMIT
 from .matching import bad_match, expected_of
-from .replies import ClusterEdit
+from .replies import ClusterEdit, ControllerEdit, Misbehaviour
 from .serving import gateway_of
 
 VERBS = ("approve", "instantiate", "update", "redecide", "migrate", "rollback", "stop", "terminate")
@@ -78,9 +78,7 @@ def _role(dry: bool) -> Role:
 async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> dict[str, Any]:
     gateway = gateway_of(request)
     _allowed(request, document, _role(dry))
-    if own := document.keys() & {"ifMatch", "cause", "again"}:  # how they travel on; no fields of any document
-        message = "unknown field"
-        raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(own)]))
+    _nothing_of_ours(document)
     if document.get("kind") == "Fleet":
         if dry:
             message = "a fleet is filled, not decided: there is nothing to try"
@@ -101,6 +99,13 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
         project = str(meta.get("project") or "default")
         await gateway.view.caught_up_document(_document_key(str(document["kind"]), project, str(meta["name"])))
     return reply
+
+
+def _nothing_of_ours(document: dict[str, Any]) -> None:
+    """What travels on beside a document is no field of any."""
+    if own := document.keys() & {"ifMatch", "again", *ENVELOPE}:
+        message = "unknown field"
+        raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(own)]))
 
 
 def _allowed(request: web.Request, document: dict[str, Any], role: Role) -> None:
@@ -135,6 +140,7 @@ async def simulate(request: web.Request) -> web.StreamResponse:
     documents = await documents_of(request)
     for document in documents:
         _allowed(request, document, "viewer")
+        _nothing_of_ours(document)
     found = [(await _simulate(gateway_of(request).bus, document))[1] for document in documents]
     return answer(found[0] if len(found) == 1 else {"items": found})
 
@@ -164,9 +170,8 @@ async def act(request: web.Request) -> web.StreamResponse:
         raise Refused(not_found(f"group {group}"))
     raw = await request.read()
     said = _object(raw) if raw.strip() else {}
-    if unknown := said.keys() - _ORDER:
-        message = f"unknown field; known are {', '.join(sorted(_ORDER))}"
-        raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(unknown)]))
+    if errors := unknown_fields(said, _ORDER):
+        raise Refused(invalid(errors))
     if "/" in (target := str(said.get("target", ""))):
         must(who_of(request), "editor", project_of(target))
     order = {**said, "group": group, "verb": verb, "cause": id_of(request)}
@@ -248,11 +253,12 @@ async def delete_intent(request: web.Request) -> web.StreamResponse:
 
 async def put_controller(request: web.Request) -> web.StreamResponse:
     gateway, name = gateway_of(request), request.match_info["name"]
-    body = _object(await request.read())
-    if body.setdefault("name", name) != name:
-        message = f"is {body['name']!r}, the path says {name!r}"
+    edit = msgspec.json.decode(await request.read(), type=ControllerEdit)
+    if edit.name not in (None, name):
+        message = f"is {edit.name!r}, the path says {name!r}"
         raise Refused(invalid([Violation(path="name", code="NameMismatch", message=message)]))
     concerns(request, f"controller {name}")
+    body = {**msgspec.to_builtins(edit), "name": name, "cause": id_of(request)}
     reply = msgspec.convert(await call(gateway.bus, subjects.CONTROLLERS_SET, body, again=body), _Set)
     for _ in range(100):  # until it is mirrored, so that who wrote can read it
         if gateway.view.controllers.get(name) == reply.controller:
@@ -285,6 +291,6 @@ async def sim_clusters(request: web.Request) -> web.StreamResponse:
 
 async def fault(request: web.Request) -> web.StreamResponse:
     info = request.match_info
-    body = _object(await request.read())
+    body = msgspec.to_builtins(msgspec.json.decode(await request.read(), type=Misbehaviour))
     body["cluster"] = f"{info['provider']}/{info['name']}"
     return answer(await call(gateway_of(request).bus, subjects.SIM_FAULT, body))

@@ -13,9 +13,20 @@ import structlog
 
 from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, subjects
 from moorage.model import texts
+from moorage.model.base import Message
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
-from moorage.model.problems import Problem, Refused, conflict, invalid, not_found
+from moorage.model.problems import (
+    ENVELOPE,
+    Problem,
+    Refused,
+    Violation,
+    conflict,
+    invalid,
+    not_found,
+    unreadable,
+    whole,
+)
 from moorage.model.reasons import Warn
 from moorage.model.resources import GROUP, Change, group_name, kind_of
 from moorage.model.secrets import HIDDEN, restored
@@ -42,24 +53,22 @@ _encode = msgspec.json.Encoder().encode
 Handler = Callable[[Incoming], Awaitable[dict[str, Any]]]
 
 
-class _Delete(msgspec.Struct):
+class _Delete(Message, kw_only=True, forbid_unknown_fields=True):
     kind: str
     name: str
     project: str = "default"
-    cause: str = ""
-    if_match: int | None = msgspec.field(name="ifMatch", default=None)
+    if_match: int | None = None
     again: bool = False
 
 
-class _Act(msgspec.Struct):
+class _Act(Message, kw_only=True, forbid_unknown_fields=True):
     group: str
     verb: str
     project: str = "default"
-    cause: str = ""
     repeat: bool = False
     target: str = ""
     revision: int = 0
-    if_match: int | None = msgspec.field(name="ifMatch", default=None)
+    if_match: int | None = None
 
 
 _deletes = msgspec.json.Decoder(_Delete)
@@ -95,7 +104,9 @@ class Worker:
         )
         for subject, handle in served:
             most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else texts.MAX_BYTES
-            await self._bus.serve(subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=most)
+            await self._bus.serve(
+                subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=most, refusal=_refusal
+            )
 
     def figures(self) -> Iterable[Figure]:
         """What is counted when somebody collects it."""
@@ -117,7 +128,7 @@ class Worker:
             except Refused as refusal:
                 problem = refusal.problem
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
+                problem = unreadable(error)
             except RecursionError:
                 problem = Problem(title="Not readable", status=400, code="TooDeep", detail="nested too deeply")
             except (NoAnswer, BusError) as error:
@@ -128,7 +139,7 @@ class Worker:
                 problem = Problem(title="Store unavailable", status=503, code="StoreUnavailable", detail=detail[:500])
             if problem.code in ("Undecodable", "TooDeep", "TooLarge", "Empty", "SeveralDocuments"):
                 await self._bus.reject(incoming.subject, incoming.data, problem)
-            return _encode({"accepted": False, "problem": problem})
+            return _refusal(problem)
 
         return answer
 
@@ -137,11 +148,10 @@ class Worker:
     async def _apply(self, incoming: Incoming) -> dict[str, Any]:
         data = texts.data_of(incoming.data)
         # Beside the document: the gateway's header, and the id of the request.
-        if_match, cause, again = data.pop("ifMatch", None), data.pop("cause", ""), data.pop("again", False) is True
+        if_match, again = data.pop("ifMatch", None), data.pop("again", False) is True
+        cause = _envelope(data)
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch is a number of the bucket"))
-        if type(cause) is not str:
-            raise Refused(invalid([], "cause is the id of what set this off"))
         given = documents.accept(await self._whole(incoming, data), self._kinds)
         if isinstance(given, Accepted):
             if self._life.described(str(given.group)):
@@ -153,6 +163,7 @@ class Worker:
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
         data = texts.data_of(incoming.data)
+        _envelope(data)
         given = documents.accept(await self._whole(incoming, data), self._kinds)
         if isinstance(given, Accepted):
             done = self._store.check(given, data)
@@ -294,6 +305,19 @@ class Worker:
             for kind, schema in controller.kinds.items():
                 kinds.setdefault(kind, []).append(schema)
         self._kinds = kinds
+
+
+def _envelope(data: dict[str, Any]) -> str:
+    """What any message may have is no part of the document; the cause is."""
+    said = {field: data.pop(field, "") for field in ENVELOPE}
+    if wrong := [field for field, value in said.items() if type(value) is not str]:
+        raise Refused(invalid([Violation(path=field, code="WrongType", message="must be text") for field in wrong]))
+    cause: str = said["cause"]
+    return cause
+
+
+def _refusal(problem: Problem) -> bytes:
+    return _encode({"accepted": False, "problem": whole(problem)})
 
 
 def _controllers_of(paths: list[list[str]]) -> list[str]:

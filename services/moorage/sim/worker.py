@@ -16,7 +16,7 @@ import structlog
 from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
 from moorage.model import texts
 from moorage.model.names import cluster_from_tokens, cluster_tokens
-from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
+from moorage.model.problems import ENVELOPE, Problem, Refused, Violation, invalid, not_found, unknown_fields
 from moorage.telemetry import Figure
 
 from .core import FAULTS, Core
@@ -146,6 +146,8 @@ class _Served:
         ask = msgspec.json.decode(incoming.data) if incoming.data.strip() else {}
         if not isinstance(ask, dict):
             raise Refused(invalid([Violation(path="", code="WrongType", message="must be an object")]))
+        if errors := unknown_fields(ask, ("limit", "continue", *ENVELOPE)):
+            raise Refused(invalid(errors))
         limit, after = ask.get("limit", 10_000), ask.get("continue", "")
         if not isinstance(limit, int) or not isinstance(after, str) or not 1 <= limit <= 10_000:
             message = "limit is a number up to 10000, continue is text"
@@ -162,7 +164,7 @@ async def _fault(sim: Simulator, incoming: Incoming, main: bool) -> bytes | None
     if not isinstance(ask, dict):
         raise Refused(invalid([Violation(path="", code="WrongType", message="must be an object")]))
     cluster, fault, seconds = ask.get("cluster"), ask.get("fault"), ask.get("seconds")
-    errors = []
+    errors = unknown_fields(ask, ("cluster", "fault", "seconds", *ENVELOPE))
     if not isinstance(cluster, str):
         errors.append(Violation(path="cluster", code="Required", message="is required"))
     if fault not in FAULTS:

@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 from nats.nuid import NUID
 
 from moorage.model.events import Event
-from moorage.model.problems import Problem, Refused
+from moorage.model.problems import Problem, Refused, unreadable
 from moorage.model.secrets import sample
 from moorage.telemetry import HANDLED, Handled, Vitals, traces
 
@@ -36,6 +36,10 @@ FINISH = 1.0
 _ENDING = Problem(title="Ending", status=503, code="Ending", detail="this worker ends; another one may do it")
 
 encode = msgspec.json.Encoder().encode
+
+
+def _refusal(problem: Problem) -> bytes:
+    return encode({"problem": problem})
 
 
 def _renew() -> None:
@@ -258,8 +262,10 @@ class Connection:
         queue: str = "",
         limit: int = 64,
         max_bytes: int = 1 << 20,
+        refusal: Callable[[Problem], bytes] = _refusal,
     ) -> None:
-        """Answer requests, at most `limit` at once; what is too much is told so at once instead of waiting in line."""
+        """Answer requests, at most `limit` at once; what is too much is told so at once instead of waiting in line.
+        `refusal`: how a problem is answered here, whoever finds it."""
         busy = 0
         served = self.figures.served(subject)
         name = f"handle {subject}"
@@ -279,48 +285,48 @@ class Connection:
             try:
                 answer = await handle(Incoming(msg.subject, msg.data, msg.reply))
                 served.answered()
-            except Refused as refusal:
+            except Refused as refused:
                 served.refused()
-                answer = encode({"problem": refusal.problem})
+                answer = refusal(refused.problem)
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-                problem = Problem(title="Not readable", status=400, code="Undecodable", detail=str(error)[:500])
+                problem = unreadable(error)
                 served.rejected()
                 await self.reject(msg.subject, msg.data, problem)
-                answer = encode({"problem": problem})
+                answer = refusal(problem)
             except asyncio.CancelledError:  # we end: who asked may ask another one
                 if msg.reply and not self.nc.is_closed:
-                    await self.publish(msg.reply, encode({"problem": _ENDING}))
+                    await self.publish(msg.reply, refusal(_ENDING))
                 raise
             except Exception as error:
                 self.count("handler_errors")
                 served.failed()
                 log.exception("handler failed")
                 problem = Problem(title="Internal error", status=500, code="Internal", detail=type(error).__name__)
-                answer = encode({"problem": problem})
+                answer = refusal(problem)
             finally:
                 busy -= 1
                 served.seconds(time.perf_counter() - began)
             if msg.reply and answer is not None:
                 await self.publish(msg.reply, answer)
 
-        async def refused(msg: Msg, problem: Problem) -> None:
+        async def turned_away(msg: Msg, problem: Problem) -> None:
             with contextlib.suppress(nats.errors.Error):
                 if problem.status == 413:
                     await self.reject(msg.subject, msg.data, problem)
                 if msg.reply:
-                    await self.publish(msg.reply, encode({"problem": problem}))
+                    await self.publish(msg.reply, refusal(problem))
 
         def received(msg: Msg) -> None:
             nonlocal busy
             if len(msg.data) > max_bytes:
                 served.rejected()
                 detail = f"{len(msg.data)} bytes; at most {max_bytes}"
-                self.spawn(refused(msg, Problem(title="Too large", status=413, code="TooLarge", detail=detail)))
+                self.spawn(turned_away(msg, Problem(title="Too large", status=413, code="TooLarge", detail=detail)))
             elif busy >= limit:
                 self.count("shed")
                 served.busy()
                 detail = f"{limit} requests are being served"
-                self.spawn(refused(msg, Problem(title="Busy", status=503, code="Busy", detail=detail)))
+                self.spawn(turned_away(msg, Problem(title="Busy", status=503, code="Busy", detail=detail)))
             else:
                 busy += 1
                 task = self.spawn(one(msg))

@@ -23,7 +23,7 @@ class Controller(Model, kw_only=True):
     pinned: list[str] = []  # fields that an operator set; what registers later does not change them
 
 
-class Register(Message, kw_only=True):
+class Register(Message, kw_only=True, forbid_unknown_fields=True):
     """On `moorage.controllers.<name>.register`; the name is the subject's. What an operator set before stands."""
 
     deadline_ms: float = 500
@@ -36,7 +36,7 @@ class Register(Message, kw_only=True):
     together: bool = False
 
 
-class Setting(Message, kw_only=True):
+class Setting(Message, kw_only=True, forbid_unknown_fields=True):
     """On `moorage.controllers.set`, from operators: what is given is set, and made where it is not there."""
 
     name: str

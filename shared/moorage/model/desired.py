@@ -154,7 +154,7 @@ class Removed(Message, kw_only=True):
     gone: bool = False
 
 
-class DiffAsk(Message, kw_only=True):
+class DiffAsk(Message, kw_only=True, forbid_unknown_fields=True):
     """On `moorage.patcher.diff`: what the decision changes in a group's manifests."""
 
     group: str

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
 from .base import Model, Value
+
+#: What msgspec says: what is wrong, and where. A key that is wrong stands where its map does.
+_SAID = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<field>.*)`", re.DOTALL)
+_CODES = {"contains unknown": ("UnknownField", "unknown field"), "missing required": ("Required", "is required")}
+#: Fields that every message may have.
+ENVELOPE = ("id", "cause", "traceparent")
 
 
 class Violation(Value, kw_only=True, frozen=True):
@@ -22,6 +35,18 @@ class Problem(Model, kw_only=True):
     errors: list[Violation] = []
 
 
+def whole(problem: Problem) -> dict[str, Any]:
+    """With its defaults: a reader need not know them."""
+    return {
+        "type": problem.type,
+        "title": problem.title,
+        "status": problem.status,
+        "code": problem.code,
+        "detail": problem.detail,
+        "errors": problem.errors,
+    }
+
+
 class Refused(Exception):
     """Carries a problem through code that cannot go on; the edge turns it into an answer, never into a log line alone."""
 
@@ -33,6 +58,30 @@ class Refused(Exception):
 def invalid(errors: list[Violation], detail: str = "") -> Problem:
     first = f"{errors[0].path}: {errors[0].message}" if errors else "the document is not valid"
     return Problem(title="Not valid", status=400, code="Invalid", detail=detail or first, errors=errors)
+
+
+def unreadable(error: Exception) -> Problem:
+    """What cannot be decoded: no JSON, or not of the form that is wanted, and then where it is not."""
+    errors = [_unfit(error)] if isinstance(error, msgspec.ValidationError) else []
+    detail = str(error)[:500] or "nested too deeply"
+    return Problem(title="Not readable", status=400, code="Undecodable", detail=detail, errors=errors)
+
+
+def _unfit(error: msgspec.ValidationError) -> Violation:
+    said = _SAID.fullmatch(str(error))
+    assert said is not None
+    what, path = said["what"], (said["path"] or "").removeprefix(".")
+    if (field := _FIELD.fullmatch(what)) is None:
+        code = "WrongType" if what.startswith("Expected") else "BadValue"
+        return Violation(path=path, code=code, message=what[:500])
+    code, message = _CODES[field["how"]]
+    return Violation(path=f"{path}.{field['field']}" if path else field["field"], code=code, message=message)
+
+
+def unknown_fields(given: Mapping[str, Any], known: Iterable[str]) -> list[Violation]:
+    """What a message or a body has and nobody reads."""
+    message = f"unknown field; known are {', '.join(sorted(known))}"
+    return [Violation(path=f, code="UnknownField", message=message) for f in sorted({*given} - {*known})]
 
 
 def not_found(what: str) -> Problem:

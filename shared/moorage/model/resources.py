@@ -183,7 +183,7 @@ class Shown(Model, kw_only=True):
     body: msgspec.Raw
 
 
-class Change(Message, kw_only=True):
+class Change(Message, kw_only=True, forbid_unknown_fields=True):
     """On `moorage.intents.resource`: POST into a collection, PUT or DELETE of one resource, or DELETE of a collection.
     `file` is base64. `if_match`: the resource must still be at this number of the bucket. `again`: it was asked for
     already, and who was asked may have done it before it died."""
