@@ -3,14 +3,10 @@ is answered all at once, each violation with its path and a code."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import jsonschema
 import msgspec
-import referencing
-import referencing.exceptions
 
 from moorage.model.documents import (
     AffinityIntentSpec,
@@ -22,8 +18,8 @@ from moorage.model.documents import (
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid
 
-from . import rules, salvage
-from .pods import Report, reporter
+from . import rules, salvage, schemas
+from .pods import reporter
 
 APPLICATION = "Application"
 BUILTIN: dict[str, type[msgspec.Struct]] = {
@@ -31,7 +27,6 @@ BUILTIN: dict[str, type[msgspec.Struct]] = {
     "PlacementIntent": PlacementIntentSpec,
     "AffinityIntent": AffinityIntentSpec,
 }
-MAX_ERRORS = 200
 #: Kind → JSON Schemas of its spec, as controllers registered them.
 Kinds = Mapping[str, list[dict[str, Any]]]
 
@@ -107,7 +102,7 @@ def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
         rules.affinity_intent(spec, report)
     else:
         for schema in kinds.get(document.kind, ()):
-            _by_schema(document.spec, schema, report)
+            schemas.check(document.spec, schema, report)
     if errors or group is None:
         raise Refused(invalid(_tidy(errors, formal)))
     if group.project != document.metadata.project:
@@ -141,7 +136,7 @@ def _tidy(errors: Iterable[Violation], formal: int) -> list[Violation]:
         elif i >= formal and any(_within(error.path, b) for b in broken):
             continue
         shown.setdefault(error.path, error)
-        if len(shown) == MAX_ERRORS:
+        if len(shown) == schemas.MAX_ERRORS:
             break
     return list(shown.values())
 
@@ -151,27 +146,3 @@ def _within(path: str, broken: str) -> bool:
     if not broken or path == broken or path.startswith((broken + ".", broken + "[")):
         return True
     return path == broken.rpartition(".")[0]
-
-
-def check_schema(schema: dict[str, Any]) -> str:
-    """Why this is no JSON Schema; empty if it is one."""
-    try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        return str(error.message)[:300]
-    return ""
-
-
-def _by_schema(spec: dict[str, Any], schema: dict[str, Any], report: Report) -> None:
-    # What ties an intent to its group and app is ours; a schema that forbids what it does not know need not name them.
-    known = schema.get("properties", {})
-    own = {k: v for k, v in spec.items() if k not in ("group", "app") or k in known}
-    # An empty registry: a schema never makes this worker fetch something.
-    validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
-    try:
-        for i, error in enumerate(validator.iter_errors(own)):
-            if i == MAX_ERRORS:
-                return
-            report("spec" + error.json_path[1:], "SchemaViolation", error.message[:500])
-    except (referencing.exceptions.Unresolvable, RecursionError, re.error) as error:
-        report("spec", "SchemaBroken", f"the controller's schema cannot be used: {error}"[:500])

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import msgspec
 
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import is_name
 from moorage.model.problems import Refused, Violation, invalid
 
-from .documents import APPLICATION, BUILTIN, check_schema
+from . import schemas
+from .documents import APPLICATION, BUILTIN
 
 _SETTABLE = ("deadline_ms", "policy", "weight", "placement", "actions")
 MAX_DEADLINE_MS = 60_000
 MAX_WEIGHT = 1000
 
 
-def registered(old: Controller | None, name: str, said: Register) -> Controller:
-    _check(name, said.deadline_ms, said.weight, said.kinds)
+def registered(old: Controller | None, name: str, said: Register, others: Iterable[Controller] = ()) -> Controller:
+    """`others`: who is there already; of one kind there is one schema."""
+    owners = {kind: other for other in others if other.name != name for kind in other.kinds}
+    _check(name, said.deadline_ms, said.weight, said.kinds, owners)
     given = Controller(
         name=name,
         deadline_ms=said.deadline_ms,
@@ -49,11 +55,17 @@ def was_set(old: Controller | None, said: Setting) -> Controller:
     base = old if old is not None else Controller(name=said.name)
     pinned = sorted({*base.pinned, *changes})
     changed = msgspec.structs.replace(base, **changes, pinned=pinned)
-    _check(changed.name, changed.deadline_ms, changed.weight, {})
+    _check(changed.name, changed.deadline_ms, changed.weight, {}, {})
     return changed
 
 
-def _check(name: str, deadline_ms: float, weight: float, kinds: dict[str, dict[str, object]]) -> None:
+def _check(
+    name: str,
+    deadline_ms: float,
+    weight: float,
+    kinds: dict[str, dict[str, Any]],
+    owners: Mapping[str, Controller],
+) -> None:
     errors = []
     if not is_name(name):
         errors.append(Violation(path="name", code="InvalidName", message=f"{name!r} cannot name a controller"))
@@ -65,7 +77,10 @@ def _check(name: str, deadline_ms: float, weight: float, kinds: dict[str, dict[s
         if not kind.isalnum() or not kind.isascii() or kind == APPLICATION or kind == "Fleet" or kind in BUILTIN:
             message = "must be letters and digits, and no kind that is built in"
             errors.append(Violation(path=f"kinds.{kind}", code="InvalidName", message=message))
-        elif wrong := check_schema(schema):
+        elif wrong := schemas.wrong_with(schema):
             errors.append(Violation(path=f"kinds.{kind}", code="InvalidSchema", message=f"is no JSON Schema: {wrong}"))
+        elif (other := owners.get(kind)) is not None and other.kinds[kind] != schema:
+            message = f"{other.name} brings this kind, with another schema; leave it or agree with it"
+            errors.append(Violation(path=f"kinds.{kind}", code="KindTaken", message=message))
     if errors:
         raise Refused(invalid(errors))

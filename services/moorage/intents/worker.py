@@ -245,7 +245,8 @@ class Worker:
     async def _register(self, incoming: Incoming) -> dict[str, Any]:
         name = _sender(incoming)
         said = _registers.decode(incoming.data or b"{}")
-        return await self._enter(name, lambda old: registry.registered(old, name, said))
+        others = [controller for controller, _ in self._known.values()]
+        return await self._enter(name, lambda old: registry.registered(old, name, said, others))
 
     async def _leave(self, incoming: Incoming) -> dict[str, Any]:
         _registers.decode(incoming.data or b"{}")  # nothing in it matters, but junk is not a farewell

@@ -155,7 +155,7 @@ def markdown() -> str:
         "",
         "Documents and commands have no unknown fields: 400, each named by its path. Beside their own they may have `id`,",
         "`cause` (the id of what set them off) and `traceparent`. Readers of events ignore what they do not know. Whatever",
-        "refuses on `moorage.intents.*` answers `{\"accepted\": false, \"problem\": {…}}`, elsewhere `{\"problem\": {…}}`, a",
+        'refuses on `moorage.intents.*` answers `{"accepted": false, "problem": {…}}`, elsewhere `{"problem": {…}}`, a',
         "problem as over REST.",
         "",
         "| subject | payload | who says it | who hears it | about |",
