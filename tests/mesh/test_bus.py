@@ -56,6 +56,20 @@ async def test_refusals_junk_and_failures_are_answers(bus: Bus) -> None:
     assert [msgspec.json.decode(k)["problem"]["code"] for k in kept] == ["Undecodable", "Undecodable", "TooLarge"]
 
 
+async def test_what_a_listener_cannot_read_is_kept(bus: Bus) -> None:
+    heard: list[object] = []
+    await bus.subscribe("moorage.test.told", lambda _, data: heard.append(msgspec.json.decode(data)), max_bytes=100)
+    for data in (b"{", b"1", b"[" * 99, b"\xff", b" " * 101, b"2"):
+        await bus.publish("moorage.test.told", data)
+    await until(lambda: heard == [1, 2])
+    kept: list[bytes] = []
+    await bus.log("MOORAGE_REJECTED").follow(1, lambda _, data: kept.append(data))
+    records = [msgspec.json.decode(k) for k in kept]
+    assert {r["subject"] for r in records} == {"moorage.test.told"}
+    assert [r["problem"]["code"] for r in records] == ["Undecodable"] * 3 + ["TooLarge"]
+    assert bus.counts["rejected"] == 4 and "handler_errors" not in bus.counts
+
+
 async def test_too_many_at_once_are_told_so(bus: Bus) -> None:
     go = asyncio.Event()
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from moorage.bus import Bus, NoAnswer, Settings, subjects
+from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, Settings, subjects
 from moorage.fleet import Fleet, Follower
 from moorage.ledger import Capacity, Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.claims import Commit
@@ -78,7 +78,7 @@ class View:
 
     async def start(self) -> None:
         bus = self.bus
-        await bus.subscribe("moorage.events.decisions.>", self._heard)
+        await bus.subscribe("moorage.events.decisions.>", self._heard, max_bytes=MAX_PAYLOAD)
         await bus.bucket("moorage-controllers").mirror(self._registry)
         await bus.bucket("moorage-documents").mirror(self._documents)
         await bus.bucket("moorage-resources").mirror(self._resource)

@@ -15,7 +15,7 @@ from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects
 from moorage.bus.failpoints import reached
 from moorage.fleet import Change
 from moorage.ledger import Changes, Dropped, Guard, Ledger, newest_snapshot, write_snapshot
-from moorage.model.base import Model
+from moorage.model.base import Message, Model
 from moorage.model.claims import Claim, Commit, Reassign, Release, Slot
 from moorage.model.desired import Removed
 from moorage.model.explanations import Attempt
@@ -39,6 +39,8 @@ HINT_GRACE = 1.0
 #: Pods that stay elsewhere this long are where they run.
 STABLE = 1.0
 SNAPSHOT_EVERY = 2000
+#: Reasons of every app of the largest document.
+MAX_ATTEMPT = 4 << 20
 
 
 class _Head(Model, kw_only=True):
@@ -52,6 +54,7 @@ class _Head(Model, kw_only=True):
 
 _heads = msgspec.json.Decoder(_Head)
 _revisions = msgspec.json.Decoder(Revision)
+_messages = msgspec.json.Decoder(Message)
 _attempts = msgspec.json.Decoder(Attempt)
 _removals = msgspec.json.Decoder(Removed)
 
@@ -89,7 +92,7 @@ class Pending:
         follower.on_fold.append(self._folded)
         follower.on_reload.append(self._reloaded)
         subs = [
-            await self._bus.subscribe(subjects.MERGER_WAITING, self._refused),
+            await self._bus.subscribe(subjects.MERGER_WAITING, self._refused, max_bytes=MAX_ATTEMPT),
             await self._bus.subscribe(subjects.MERGER_REMOVED, self._confirmed),
             await self._bus.subscribe("moorage.controllers.*.changed", self._controller_changed),
         ]
@@ -176,7 +179,9 @@ class Pending:
         self._heard = True
         self._wake.set()
 
-    def _controller_changed(self, subject: str, _data: bytes) -> None:
+    def _controller_changed(self, subject: str, data: bytes) -> None:
+        if data:  # nothing in it matters, but junk is no word of a controller
+            _messages.decode(data)
         self._forced |= self.waiting.refused_by(untoken(subject.split(".")[2]))
         self._wake.set()
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
+from moorage.bus import MAX_PAYLOAD, Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
 from moorage.model import texts
 from moorage.model.names import cluster_from_tokens, cluster_tokens
 from moorage.model.problems import ENVELOPE, Problem, Refused, Violation, invalid, not_found, unknown_fields
@@ -56,7 +56,7 @@ class Simulator:
         return self._loop.time()
 
     async def start(self) -> None:
-        await self.bus.subscribe(f"{self.inbox}.>", self._heard)
+        await self.bus.subscribe(f"{self.inbox}.>", self._heard, max_bytes=MAX_PAYLOAD)
         await self.bus.subscribe(self._hints, self._hinted)
         self.bus.spawn(self._run())
 

@@ -12,7 +12,7 @@ from . import provision as _provision
 from . import service as _service
 from . import subjects
 from .asking import Asking, Reply
-from .connection import Incoming, new_id, now_text
+from .connection import MAX_PAYLOAD, Incoming, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
 from .lease import Lease
@@ -20,6 +20,7 @@ from .settings import Settings, setting
 from .stores import Bucket, Entry, Follower, Log, Mirror, Objects
 
 __all__ = [
+    "MAX_PAYLOAD",
     "Bucket",
     "Bus",
     "BusError",

@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 from nats.nuid import NUID
 
 from moorage.model.events import Event
-from moorage.model.problems import Problem, Refused, unreadable
+from moorage.model.problems import UNREADABLE, Problem, Refused, unreadable
 from moorage.model.secrets import sample
 from moorage.telemetry import HANDLED, Handled, Vitals, traces
 
@@ -36,6 +36,10 @@ FINISH = 1.0
 _ENDING = Problem(title="Ending", status=503, code="Ending", detail="this worker ends; another one may do it")
 
 encode = msgspec.json.Encoder().encode
+
+
+def _too_large(found: int, most: int) -> Problem:
+    return Problem(title="Too large", status=413, code="TooLarge", detail=f"{found} bytes; at most {most}")
 
 
 def _refusal(problem: Problem) -> bytes:
@@ -239,13 +243,21 @@ class Connection:
         await self.nc.publish(subject, encode(event), headers={"Nats-Msg-Id": event.id} if once else None)
         return event.id
 
-    async def subscribe(self, subject: str, handle: Callable[[str, bytes], None], *, queue: str = "") -> Subscription:
-        """A quick synchronous handler, called in order. What it raises is counted and logged; the next message comes."""
+    async def subscribe(
+        self, subject: str, handle: Callable[[str, bytes], None], *, queue: str = "", max_bytes: int = 1 << 20
+    ) -> Subscription:
+        """A quick synchronous handler, called in order. What it cannot read, or what is too large, is kept where an
+        operator can see it; what else it raises is counted and logged. The next message comes."""
 
         async def received(msg: Msg) -> None:
             HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context is this subscription's own
+            if len(msg.data) > max_bytes:
+                await self.reject(msg.subject, msg.data, _too_large(len(msg.data), max_bytes))
+                return
             try:
                 handle(msg.subject, msg.data)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                await self.reject(msg.subject, msg.data, unreadable(error))
             except Exception:
                 self.count("handler_errors")
                 log.exception("handler failed")
@@ -286,7 +298,11 @@ class Connection:
                 answer = await handle(Incoming(msg.subject, msg.data, msg.reply))
                 served.answered()
             except Refused as refused:
-                served.refused()
+                if refused.problem.code in UNREADABLE:
+                    served.rejected()
+                    await self.reject(msg.subject, msg.data, refused.problem)
+                else:
+                    served.refused()
                 answer = refusal(refused.problem)
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 problem = unreadable(error)
@@ -320,8 +336,7 @@ class Connection:
             nonlocal busy
             if len(msg.data) > max_bytes:
                 served.rejected()
-                detail = f"{len(msg.data)} bytes; at most {max_bytes}"
-                self.spawn(turned_away(msg, Problem(title="Too large", status=413, code="TooLarge", detail=detail)))
+                self.spawn(turned_away(msg, _too_large(len(msg.data), max_bytes)))
             elif busy >= limit:
                 self.count("shed")
                 served.busy()
@@ -346,11 +361,15 @@ class Connection:
                     await asyncio.wait(list(self._serving))
 
     async def reject(self, subject: str, data: bytes, problem: Problem) -> None:
-        """Keep a bad message where an operator can read it, unless it may hold what nobody should."""
+        """Keep a bad message where an operator can read it, unless it may hold what nobody should. While the broker is
+        away there is nobody who keeps it."""
         self.count("rejected")
         area = subject.split(".", 2)[1] if subject.startswith("moorage.") else "other"
+        if area == "rejected":
+            return  # it is kept
         body = {"subject": subject, "by": self.worker, "time": now_text(), "problem": problem, "sample": sample(data)}
-        await self.nc.publish(f"moorage.rejected.{area}", encode(body))
+        with contextlib.suppress(nats.errors.Error):
+            await self.nc.publish(f"moorage.rejected.{area}", encode(body))
 
     async def close(self) -> None:
         if self.nc.is_connected:

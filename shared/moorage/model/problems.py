@@ -14,6 +14,8 @@ from .base import Model, Value
 _SAID = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<field>.*)`", re.DOTALL)
 _CODES = {"contains unknown": ("UnknownField", "unknown field"), "missing required": ("Required", "is required")}
+#: Codes of messages that say nothing: kept for an operator, since they may be the sign of a fault elsewhere.
+UNREADABLE = ("Undecodable", "TooDeep", "TooLarge", "Empty", "SeveralDocuments")
 #: Fields that every message may have.
 ENVELOPE = ("id", "cause", "traceparent")
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from moorage.bus import Bus, NoAnswer, subjects
+from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, subjects
 from moorage.ledger import Ledger, open_ledger
 from moorage.units import amount
 
@@ -224,7 +224,7 @@ class Driver:
                 done.set()
 
         every = [subject] if isinstance(subject, str) else subject
-        subscriptions = [await self.bus.subscribe(one, heard) for one in every]
+        subscriptions = [await self.bus.subscribe(one, heard, max_bytes=MAX_PAYLOAD) for one in every]
         try:
             yield done
         finally:

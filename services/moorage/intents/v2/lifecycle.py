@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from moorage.bus import Bus, NoAnswer, now_text
+from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, now_text
 from moorage.bus.stores import Entry
 from moorage.model.desired import GroupStatus
 from moorage.model.groups import Action, GroupRecord
@@ -76,7 +76,7 @@ class Lifecycle:
     async def start(self) -> None:
         await self.resources.start()
         for phase in ("running", "terminated"):
-            await self._bus.subscribe(f"moorage.events.decisions.{phase}.>", self._heard)
+            await self._bus.subscribe(f"moorage.events.decisions.{phase}.>", self._heard, max_bytes=MAX_PAYLOAD)
         self._bus.spawn(self._finish())
 
     # --- groups and resources ----------------------------------------------------------------------------------------
