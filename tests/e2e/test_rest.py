@@ -251,3 +251,41 @@ async def test_commands_on_the_bus_have_no_unknown_fields(example: Mesh, subject
         assert taken.get("problem", {}).get("code", "NotFound") == "NotFound"
     finally:
         await bus.close()
+
+
+async def test_an_administrator_reads_what_could_not_be_read(example: Mesh) -> None:
+    bus = await Bus.connect(example.settings, worker="admin")
+    try:
+        await bus.request("moorage.intents.apply", b"{nonsense-of-a-test")
+        await bus.request("moorage.intents.apply", b"{Secret-of-a-test")
+    finally:
+        await bus.close()
+    items: list[Any] = []
+    end = time.monotonic() + 5
+    while sum("of-a-test" in i["data"]["sample"] or "may hold" in i["data"]["sample"] for i in items) < 2:
+        assert time.monotonic() < end, items
+        items = example.http("/v1/events?follow=false&subject=moorage.rejected.intents")["items"]
+    first, second = items[-2:]
+    assert {"id", "cause", "time", "subject", "data"} <= set(first)
+    assert (first["subject"], first["data"]["subject"]) == ("moorage.rejected.intents", "moorage.intents.apply")
+    assert (first["data"]["by"], first["data"]["problem"]["code"]) == ("intents", "Undecodable")
+    assert first["data"]["sample"] == "{nonsense-of-a-test" and "Secret" not in second["data"]["sample"]
+    # A stream goes on after what was read last.
+    path = "/v1/events?subject=moorage.rejected.%3E&lastEventId=" + first["id"]
+    address = urlsplit(example.endpoint["http"])
+    conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=20)
+    try:
+        conn.request("GET", path, headers={"Authorization": f"Bearer {example.endpoint['token']}"})
+        reply = conn.getresponse()
+        lines = [reply.readline() for _ in range(4)]
+        assert f"id: {second['id']}\n".encode() in lines, lines
+    finally:
+        conn.close()
+    listed = example.run("events", "--subject", "moorage.rejected.>")
+    assert b"Undecodable on moorage.intents.apply" in listed.stdout, listed
+    made = ask(example, "POST", "/v1/tokens", b'{"name": "edits", "role": "editor"}')[2]
+    for more in ("", "&follow=false"):
+        problem(
+            ask(example, "GET", f"/v1/events?subject=moorage.rejected.%3E{more}", token=made["token"]), 403, "Forbidden"
+        )
+    assert ask(example, "DELETE", "/v1/tokens/edits")[0] == 204

@@ -70,6 +70,16 @@ async def test_what_a_listener_cannot_read_is_kept(bus: Bus) -> None:
     assert bus.counts["rejected"] == 4 and "handler_errors" not in bus.counts
 
 
+async def test_an_event_says_that_nothing_caused_it(bus: Bus) -> None:
+    heard: list[dict[str, object]] = []
+    await bus.subscribe("moorage.events.test.>", lambda _, data: heard.append(msgspec.json.decode(data)))
+    await bus.emit("moorage.events.test.a", {"x": 1})
+    await bus.emit("moorage.events.test.b", {}, cause="why")
+    await until(lambda: len(heard) == 2)
+    assert [event["cause"] for event in heard] == ["", "why"]
+    assert all({"id", "cause", "time", "subject", "data"} == set(event) for event in heard)
+
+
 async def test_too_many_at_once_are_told_so(bus: Bus) -> None:
     go = asyncio.Event()
 

@@ -133,6 +133,8 @@ def summary(event: dict[str, Any]) -> str:
     words = []
     if data.get("method") and data.get("outcome"):  # an audit line
         words.append(f"{data.get('who') or 'nobody'} {data['method']} {data.get('path')} {data.get('status')}")
+    if isinstance(problem := data.get("problem"), dict) and data.get("by"):  # a message that was not readable
+        words.append(f"{data['by']}: {problem.get('code')} on {data.get('subject')}: {problem.get('detail')}")
     if data.get("revision"):
         words.append(f"revision {data['revision']}")
     apps = data.get("apps")

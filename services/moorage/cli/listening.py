@@ -28,7 +28,7 @@ def events(
     follow
         Go on until Ctrl-C.
     subject
-        Only on these subjects, with NATS wildcards.
+        Only on these subjects, with NATS wildcards; messages that could not be read are kept on moorage.rejected.>.
     limit
         How many of the past.
     """
@@ -49,7 +49,12 @@ def events(
 
 
 def _row(event: dict[str, Any]) -> list[str]:
-    return [event["time"][11:23], event["subject"].split(".", 2)[2], event["id"], summary(event)]
+    return [
+        event["time"][11:23],
+        event["subject"].removeprefix("moorage.events.").removeprefix("moorage."),
+        event["id"],
+        summary(event),
+    ]
 
 
 def _print(event: dict[str, Any], output: str) -> None:

@@ -27,7 +27,7 @@ def wanted(request: web.Request) -> bool:
 
 def structured(event: Event) -> dict[str, Any]:
     """`moorage.events.decisions.placed.p.a.v.g` is of type `dev.moorage.decisions.placed`, about `p/a/v/g`."""
-    tokens = event.subject.split(".")[2:]
+    tokens = event.subject.removeprefix("moorage.events.").removeprefix("moorage.").split(".")
     area, change, about = tokens[0], tokens[1] if len(tokens) > 1 else "", tokens[2:]
     made: dict[str, Any] = {
         "specversion": "1.0",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -16,12 +15,12 @@ from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Refused, not_found
 
 from . import cloudevents
-from .access import hears, who_of
+from .access import hears, must, who_of
 from .answers import bad_parameter, encode, flag_of, limit_of, listed
 from .limits import TooMany
 from .routing import SSE
 from .serving import Gateway, gateway_of
-from .stream import EVENTS, LOG, Audience, Listener, Said, is_event_subject, said
+from .stream import EVENTS, LOG, Audience, Listener, Said, Stream, is_event_subject
 
 #: How often a reader that hears nothing is told that we are there, and how often we look whether it is.
 _KEEP_ALIVE, _LOOK = 15.0, 3.0
@@ -40,10 +39,13 @@ def _about(data: msgspec.Raw) -> _About:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Server-sent events; with `follow=false` the last ones, as a list."""
+    """Server-sent events; with `follow=false` the last ones, as a list. Messages that could not be read are among them
+    where they are asked for."""
     subject = request.query.get("subject") or EVENTS
     if not is_event_subject(subject):
-        raise bad_parameter("subject", f"{subject!r} is not a subject below moorage.events")
+        raise bad_parameter("subject", f"{subject[:200]!r} is not a subject below moorage.events or moorage.rejected")
+    if subject.startswith("moorage.rejected."):  # whatever somebody sent
+        must(who_of(request), "admin")
     gateway = gateway_of(request)
     clouds = cloudevents.wanted(request)
     if flag_of(request, "follow", True):
@@ -58,7 +60,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 async def _stream(request: web.Request, gateway: Gateway, subject: str, clouds: bool) -> web.StreamResponse:
     limit = gateway.limits.streams
-    if limit and gateway.stream.listeners >= limit:
+    if limit and gateway.stream.listeners + gateway.rejected.listeners >= limit:
         raise TooMany(f"{limit} streams of events are open already", 5)
     audience = (subject, msgspec.structs.replace(who_of(request), name=""))
     response = web.StreamResponse(headers={"Content-Type": SSE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
@@ -71,7 +73,7 @@ async def _stream(request: web.Request, gateway: Gateway, subject: str, clouds: 
     ident = request.get("token")
     good = partial(gateway.tokens.stands, ident) if ident is not None else lambda: True
     listener = Listener(request.transport, partial(_frame, clouds=clouds, chunked=chunked), good)
-    with gateway.stream.listening(audience, listener):
+    with _stream_of(gateway, subject).listening(audience, listener):
         await response.write(b": listening\n\n")
         last = request.headers.get("Last-Event-ID") or request.query.get("lastEventId", "")
         told = await _resume(response, gateway, audience, last, clouds) if last else 0
@@ -99,7 +101,7 @@ async def _until_ended(response: web.StreamResponse, listener: Listener) -> None
 
 async def _resume(response: web.StreamResponse, gateway: Gateway, audience: Audience, last: str, clouds: bool) -> int:
     """Tells what came after the event that the reader saw last; back with the place up to which it knows all."""
-    stream = gateway.stream
+    stream = _stream_of(gateway, audience[0])
     place = await stream.place_of(last)
     missed, whole = await stream.since(place, audience) if place is not None else ([], False)
     if not whole:  # the reader has to look at everything again
@@ -126,19 +128,11 @@ def event_item(raw: bytes) -> dict[str, Any]:
 async def recorded(gateway: Gateway, subject: str, limit: int, shown: Callable[[str], bool]) -> list[bytes]:
     """The last events of a subject that are still in the log and may be shown."""
     await gateway.lines.flush()  # who asked for something and then looks finds it
-    log = gateway.bus.log(LOG)
-    start = 1
-    if subject == EVENTS:
-        start = max(1, await log.last() - 4 * limit + 1)  # most may be shown
-    found: deque[bytes] = deque(maxlen=limit)
+    return [event.data for event in await _stream_of(gateway, subject).recorded(subject, limit, shown)]
 
-    def note(seq: int, data: bytes) -> None:
-        event = said(seq, data)
-        if event is not None and shown(event.subject):
-            found.append(data)
 
-    await (await log.follow(start, note, keys="" if subject == EVENTS else subject)).stop()
-    return list(found)
+def _stream_of(gateway: Gateway, subject: str) -> Stream:
+    return gateway.rejected if subject.startswith("moorage.rejected.") else gateway.stream
 
 
 async def group_story(request: web.Request) -> web.StreamResponse:

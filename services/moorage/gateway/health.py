@@ -48,7 +48,11 @@ def figures(gateway: Gateway) -> Iterable[Figure]:
     """What is counted when somebody collects it."""
     view = gateway.view
     yield from followed(view.follower, view.ledger)
-    yield Figure("moorage_event_listeners", "Readers of events as they come", gateway.stream.listeners)
+    yield Figure(
+        "moorage_event_listeners",
+        "Readers of events as they come",
+        gateway.stream.listeners + gateway.rejected.listeners,
+    )
 
 
 async def health(request: web.Request) -> web.StreamResponse:

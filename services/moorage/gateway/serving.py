@@ -39,6 +39,7 @@ class Gateway:
     bus: Bus
     view: View
     stream: Stream
+    rejected: Stream
     token: str
     ready: bool = False
     limits: Limits = field(default_factory=Limits)

@@ -10,14 +10,18 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from moorage.bus import Bus
+from moorage.bus import Bus, subjects
 from moorage.bus.stores import Follower
 from moorage.model.access import Who
+from moorage.model.events import Event
 
 from .access import hears
 
 EVENTS = "moorage.events.>"
 LOG = "MOORAGE_EVENTS"
+#: Messages that could not be read, shown as events are.
+REJECTED = "moorage.rejected.>"
+REJECTED_LOG = "MOORAGE_REJECTED"
 #: Events that wait for one who is still told older ones, and bytes that wait for one who reads slowly.
 _BACKLOG, _BUFFER = 8192, 4 << 20
 #: How many events are known by name, and how many are told again to one who comes back.
@@ -25,9 +29,9 @@ _PLACES, _REPLAYED = 100_000, 20_000
 
 
 def is_event_subject(pattern: str) -> bool:
-    """A subject or pattern at or below `moorage.events`, well formed."""
+    """A subject or pattern below `moorage.events` or `moorage.rejected`, well formed."""
     tokens = pattern.split(".")
-    if tokens[:2] != ["moorage", "events"] or len(tokens) < 3:
+    if tokens[0] != "moorage" or len(tokens) < 3 or tokens[1] not in ("events", "rejected"):
         return False
     if ">" in tokens[:-1]:
         return False
@@ -74,6 +78,31 @@ def said(seq: int, data: bytes) -> Said | None:
     except msgspec.DecodeError:
         return None
     return Said(seq, head.id.replace("\n", ""), head.subject, data)
+
+
+class _Kept(msgspec.Struct):
+    subject: str
+    time: str
+    by: str = ""
+    problem: msgspec.Raw = msgspec.Raw(b"null")
+    sample: str = ""
+
+
+_kept = msgspec.json.Decoder(_Kept).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def rejected(seq: int, data: bytes) -> Said | None:
+    """A message that was kept because it could not be read, as the event that it was; its place names it."""
+    try:
+        kept = _kept(data)
+    except msgspec.DecodeError:
+        return None
+    told = {"subject": kept.subject, "by": kept.by, "problem": kept.problem, "sample": kept.sample}
+    event = Event(
+        id=f"rejected-{seq}", time=kept.time, subject=subjects.rejected(kept.subject), data=msgspec.Raw(_encode(told))
+    )
+    return Said(seq, event.id, event.subject, _encode(event))
 
 
 class Out(Protocol):
@@ -131,8 +160,10 @@ Audience = tuple[str, Who]
 class Stream:
     """Follows the log itself, so that each event has a place in it and a reader can go on where it was."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(
+        self, bus: Bus, root: str = EVENTS, log: str = LOG, said: Callable[[int, bytes], Said | None] = said
+    ) -> None:
+        self._bus, self._root, self._name, self._said = bus, root, log, said
         self._audiences: dict[Audience, set[Listener]] = {}
         self._places: OrderedDict[str, int] = OrderedDict()
         self._recalled = False
@@ -145,12 +176,13 @@ class Stream:
         return sum(map(len, self._audiences.values()))
 
     async def start(self) -> None:
-        self.next = await self._bus.log(LOG).last() + 1
-        self._follower = await self._bus.log(LOG).follow(self.next, self._heard)
+        log = self._bus.log(self._name)
+        self.next = await log.last() + 1
+        self._follower = await log.follow(self.next, self._heard)
 
     def _heard(self, seq: int, data: bytes) -> None:
         self.next = seq + 1
-        event = said(seq, data)
+        event = self._said(seq, data)
         if event is None:
             return
         self._remember(event.id, seq)
@@ -186,7 +218,7 @@ class Stream:
 
     async def _catch_up(self) -> None:
         """Lists are read from the log itself: who saw the end of one may know more than has come here yet."""
-        last = await self._bus.log(LOG).last()
+        last = await self._bus.log(self._name).last()
         for _ in range(100):
             if self.next > last:
                 return
@@ -196,10 +228,10 @@ class Stream:
         older: list[tuple[str, int]] = []
 
         def note(seq: int, data: bytes) -> None:
-            if (event := said(seq, data)) is not None:
+            if (event := self._said(seq, data)) is not None:
                 older.append((event.id, seq))
 
-        log = self._bus.log(LOG)
+        log = self._bus.log(self._name)
         start = max(await log.first(), self.next - _PLACES)
         await (await log.follow(start, note)).stop()
         ours = self._places
@@ -210,21 +242,37 @@ class Stream:
 
     async def since(self, seq: int, audience: Audience) -> tuple[list[Said], bool]:
         """What came after a place and is for this audience; whether all of it is still there."""
-        log = self._bus.log(LOG)
+        log = self._bus.log(self._name)
         found: deque[Said] = deque(maxlen=_REPLAYED)
         dropped = False
 
         def note(at: int, data: bytes) -> None:
             nonlocal dropped
-            event = said(at, data)
+            event = self._said(at, data)
             if event is not None and wants(audience, event.subject):
                 dropped = dropped or len(found) == _REPLAYED
                 found.append(event)
 
         whole = await log.first() <= seq + 1
         keys = audience[0]
-        await (await log.follow(seq + 1, note, keys="" if keys == EVENTS else keys)).stop()
+        await (await log.follow(seq + 1, note, keys="" if keys == self._root else keys)).stop()
         return list(found), whole and not dropped
+
+    async def recorded(self, subject: str, limit: int, shown: Callable[[str], bool]) -> list[Said]:
+        """The last ones of a subject that are still in the log and may be shown."""
+        log = self._bus.log(self._name)
+        start = 1
+        if subject == self._root:
+            start = max(1, await log.last() - 4 * limit + 1)  # most may be shown
+        found: deque[Said] = deque(maxlen=limit)
+
+        def note(seq: int, data: bytes) -> None:
+            event = self._said(seq, data)
+            if event is not None and shown(event.subject):
+                found.append(event)
+
+        await (await log.follow(start, note, keys="" if subject == self._root else subject)).stop()
+        return list(found)
 
     async def stop(self) -> None:
         """Every reader is told that it is over: a shutdown waits for nobody."""

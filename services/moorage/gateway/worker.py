@@ -17,7 +17,7 @@ from .limits import BODY_LIMIT, Limits
 from .routes import V1
 from .routing import add
 from .serving import GATEWAY, Gateway, counted, known, told
-from .stream import Stream
+from .stream import REJECTED, REJECTED_LOG, Stream, rejected
 from .traced import traced
 from .v2 import routes as v2
 from .view import View
@@ -54,11 +54,13 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     bus = await Bus.connect(settings, worker="gateway")
     try:
         view, stream = View(bus, settings), Stream(bus)
-        gateway = Gateway(bus, view, stream, token, limits=limits)
+        kept = Stream(bus, REJECTED, REJECTED_LOG, rejected)
+        gateway = Gateway(bus, view, stream, kept, token, limits=limits)
         await gateway.tokens.start()
         await view.start()
         v2.start(gateway)
         await stream.start()
+        await kept.start()
         runner = web.AppRunner(build(gateway), access_log=None, shutdown_timeout=1.0, handle_signals=False)
         await runner.setup()
         sock = listener if listener is not None else listener_of(os.environ.get("MOORAGE_HTTP", DEFAULT_HTTP))
@@ -73,6 +75,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
             gateway.ready = False
             entrance.close()
             await stream.stop()
+            await kept.stop()
             await runner.cleanup()
             await gateway.lines.flush()
             await view.stop()

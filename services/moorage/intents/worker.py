@@ -18,6 +18,7 @@ from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
 from moorage.model.problems import (
     ENVELOPE,
+    UNREADABLE,
     Problem,
     Refused,
     Violation,
@@ -137,7 +138,7 @@ class Worker:
                     f"the store did not answer; whether this was stored is not known, and repeating it is safe: {error}"
                 )
                 problem = Problem(title="Store unavailable", status=503, code="StoreUnavailable", detail=detail[:500])
-            if problem.code in ("Undecodable", "TooDeep", "TooLarge", "Empty", "SeveralDocuments"):
+            if problem.code in UNREADABLE:
                 await self._bus.reject(incoming.subject, incoming.data, problem)
             return _refusal(problem)
 

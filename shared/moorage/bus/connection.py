@@ -24,6 +24,7 @@ from moorage.model.problems import UNREADABLE, Problem, Refused, unreadable
 from moorage.model.secrets import sample
 from moorage.telemetry import HANDLED, Handled, Vitals, traces
 
+from . import subjects
 from .errors import NoAnswer
 from .figures import Figures
 from .settings import Settings
@@ -364,12 +365,11 @@ class Connection:
         """Keep a bad message where an operator can read it, unless it may hold what nobody should. While the broker is
         away there is nobody who keeps it."""
         self.count("rejected")
-        area = subject.split(".", 2)[1] if subject.startswith("moorage.") else "other"
-        if area == "rejected":
+        if subject.startswith("moorage.rejected."):
             return  # it is kept
         body = {"subject": subject, "by": self.worker, "time": now_text(), "problem": problem, "sample": sample(data)}
         with contextlib.suppress(nats.errors.Error):
-            await self.nc.publish(f"moorage.rejected.{area}", encode(body))
+            await self.nc.publish(subjects.rejected(subject), encode(body))
 
     async def close(self) -> None:
         if self.nc.is_connected:

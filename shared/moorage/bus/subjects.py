@@ -93,6 +93,11 @@ def audit_event(outcome: str, who: str) -> str:
     return f"moorage.events.audit.{outcome}.{token(who)}"
 
 
+def rejected(subject: str) -> str:
+    """Where a message that came on this subject is kept."""
+    return f"moorage.rejected.{subject.split('.', 2)[1] if subject.startswith('moorage.') else 'other'}"
+
+
 class Subject(NamedTuple):
     """`says` may publish, `hears` may subscribe. In an agent's rows `<provider>.<cluster>` are its own."""
 

@@ -8,6 +8,7 @@ from .base import Message
 
 
 class Event(Message, kw_only=True):
+    cause: str = msgspec.field(default_factory=str)  # told where there is none, too
     time: str = ""
     subject: str = ""
     data: msgspec.Raw = msgspec.Raw(b"{}")
