@@ -20,7 +20,7 @@ from moorage.bus.connection import Incoming
 from moorage.ledger import LedgerFollower, open_ledger
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
 from moorage.model.controllers import Controller
-from moorage.model.desired import ActionAnswer, Contribution, DiffReply, GroupStatus, Removed
+from moorage.model.desired import ActionAnswer, ActionAsk, Contribution, DiffReply, GroupStatus, Removed
 from moorage.model.events import Event
 from moorage.model.groups import GroupRecord, Revision, State
 from moorage.model.names import group_tokens
@@ -425,6 +425,22 @@ async def test_silent_action_controllers_by_policy(world: World) -> None:
     assert not world.pods("lab/c-1")
     await world.bus.serve(subjects.actions("gone"), lambda _incoming: _nothing())
     await world.reach(other, "Running")
+
+
+async def test_each_action_controller_is_told_its_own_time(world: World) -> None:
+    told: dict[str, float] = {}
+
+    async def action(incoming: Incoming) -> ActionAnswer:
+        told[incoming.subject.split(".")[2]] = msgspec.json.decode(incoming.data, type=ActionAsk).budget_ms
+        return ActionAnswer()
+
+    await world.bus.serve("moorage.controllers.*.actions", action)
+    own = {"quick": 200.0, "slow": 900.0, "also-slow": 900.0}
+    for name, deadline in own.items():
+        controller = Controller(name=name, deadline_ms=deadline, placement=False, actions=True)
+        await world.bus.bucket("moorage-controllers").put(name, msgspec.json.encode(controller))
+    await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
+    assert told == own
 
 
 async def _nothing() -> ActionAnswer:

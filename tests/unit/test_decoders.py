@@ -40,6 +40,7 @@ from moorage.model.explanations import Attempt
 from moorage.model.groups import Decide, GroupRecord, Revision, Stored, Withdraw
 from moorage.model.reports import Report, ReportReply
 from moorage.model.resources import Change
+from moorage.model.shapes import Shape, ShapedApp
 from moorage.patcher.core import learn
 from moorage.testing.fleets import fleet_of, node
 
@@ -240,3 +241,10 @@ def test_confirmations_that_make_no_sense(value: Any, known: Any) -> None:
 def test_every_message_of_the_models_is_here() -> None:
     there = {m for m in Message.__subclasses__() if m.__module__.startswith("moorage.model")}
     assert there <= set(MESSAGES)
+
+
+def test_who_knows_no_defaults_finds_what_it_is_asked_about() -> None:
+    ask = Ask(group="g", revision=1, budget_ms=1, epoch="0", tenant="p", apps=[ShapedApp(name="a")])
+    assert msgspec.to_builtins(ask)["apps"] == [{"name": "a", "replicas": 1, "shapes": []}]
+    assert msgspec.to_builtins(Shape(key="k", object="Deployment/web"))["count"] == 1
+    assert msgspec.json.decode(b'{"name": "a"}', type=ShapedApp) == ShapedApp(name="a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
@@ -110,9 +111,7 @@ class Asking:
         asked = [c for _, c in sorted(self.registry.items()) if c.actions]
         if not asked:
             return Contributed([], [], [])
-        budget = max(c.deadline_ms for c in asked)
-        asks = {c.name: (subjects.actions(c.name), c.deadline_ms / 1e3) for c in asked}
-        replies = await self._bus.ask_many(asks, question(record, decision, budget))
+        replies = await self._ask(record, decision, asked)
         key = (decision.group, decision.revision)
         found, answered = gather(asked, replies, record.manifests, self._last.get(key, {}))
         if any(c.policy == "stale-ok" for c in asked):
@@ -121,3 +120,13 @@ class Asking:
             if len(self._last) > _KEEP:
                 self._last.popitem(last=False)
         return found
+
+    async def _ask(self, record: GroupRecord, decision: Decision, controllers: list[Controller]) -> dict[str, Reply]:
+        """All at once; each is told the time that it has itself, so those with the same time are asked the same."""
+        asks: dict[float, dict[str, tuple[str, float]]] = {}
+        for one in controllers:
+            asks.setdefault(one.deadline_ms, {})[one.name] = (subjects.actions(one.name), one.deadline_ms / 1e3)
+        answered = await asyncio.gather(
+            *(self._bus.ask_many(some, question(record, decision, budget)) for budget, some in asks.items())
+        )
+        return {name: reply for replies in answered for name, reply in replies.items()}

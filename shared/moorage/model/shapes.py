@@ -54,7 +54,7 @@ class Shape(Model, kw_only=True):
 
     key: str  # equal shapes have equal keys: a hash of all that decides where it fits
     object: str  # "StatefulSet/core-fwall"
-    count: int = 1
+    count: int = msgspec.field(default_factory=lambda: 1)
     per_node: bool = False
     resources: dict[str, int] = {}
     terms: list[list[Requirement]] = []
@@ -69,10 +69,16 @@ class Shape(Model, kw_only=True):
     machine: str = ""
 
 
+def _no_shapes() -> list[Shape]:
+    return []  # unlike `list` itself, told
+
+
 class ShapedApp(Model, kw_only=True):
+    """As controllers are asked about it: whoever knows no defaults finds all of it, and of each shape the count."""
+
     name: str
-    replicas: int = 1
-    shapes: list[Shape] = []
+    replicas: int = msgspec.field(default_factory=lambda: 1)
+    shapes: list[Shape] = msgspec.field(default_factory=_no_shapes)
 
 
 class Intent(Model, kw_only=True):
