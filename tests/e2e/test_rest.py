@@ -166,6 +166,22 @@ def test_who_wrote_can_read_at_once(example: Mesh) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_a_cordoned_cluster_still_has_what_it_has(example: Mesh) -> None:
+    path = "/v1/clusters/telco/pop-1"
+    before = example.http(path)
+    assert ask(example, "PATCH", path, b'{"cordoned": true}')[0] == 200
+    try:
+        end = time.monotonic() + 5
+        while (found := example.http(path))["state"] != "Cordoned":
+            assert time.monotonic() < end
+        assert found["allocatable"] == before["allocatable"] and found["allocatable"]["cpu"]
+        assert found["free"] == dict.fromkeys(before["free"], "0")
+    finally:
+        assert ask(example, "PATCH", path, b'{"cordoned": false}')[0] == 200
+    while example.http(path)["free"] != before["free"]:
+        assert time.monotonic() < end
+
+
 def test_an_intent_outlives_the_controller_of_its_kind(example: Mesh) -> None:
     async def registers(verb: str) -> None:
         bus = await Bus.connect(example.settings, worker="admin")

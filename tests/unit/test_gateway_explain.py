@@ -82,6 +82,14 @@ def test_an_update_that_does_not_fit_keeps_the_old_decision_and_its_phase() -> N
     assert (item["revision"], item["pendingRevision"]) == (1, 2)
 
 
+def test_an_update_that_waits_when_the_group_is_stopped_still_waits() -> None:
+    known = Known(record(revision=2, state="InstantiateStopped"), decision(revision=1), True, pending(revision=2), None)
+    found, item = why(known), group_item(known)
+    assert (found.phase, found.revision, found.pending_revision) == ("Placed", 1, 2)
+    assert (item["revision"], item["pendingRevision"]) == (1, 2)
+    assert found.apps["web"].clusters == ["a/x", "a/y"]
+
+
 def test_a_stale_pending_of_a_group_that_is_placed_is_not_a_reason() -> None:
     assert not why(Known(record(), decision(), True, pending(), None)).reasons
 

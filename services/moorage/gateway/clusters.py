@@ -17,13 +17,15 @@ from .serving import gateway_of
 
 
 def _amounts(fleet: Fleet, cid: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Allocatable and free, summed over usable nodes; resources that none of them has are left out."""
+    """Allocatable of all its nodes, free of those that can be used: none where nothing new goes. Resources that no node
+    has are left out."""
     allocatable: dict[str, str] = {}
     free: dict[str, str] = {}
-    for name in fleet.stored:
-        left, whole = fleet.sums(name)
-        if whole[cid]:
-            allocatable[name] = show(name, int(whole[cid]))
+    rows = fleet.rows_of(cid)
+    for name, column in fleet.stored.items():
+        if whole := int(column.allocatable[rows].sum()):
+            left, _ = fleet.sums(name)
+            allocatable[name] = show(name, whole)
             free[name] = show(name, max(0, int(left[cid])))
     return allocatable, free
 

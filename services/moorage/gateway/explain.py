@@ -30,9 +30,9 @@ def phase_of(known: Known) -> Phase:
 
 
 def waiting(known: Known) -> bool:
-    """An update that is not decided yet, or does not fit: what stands is from an older revision."""
+    """An update that is not decided yet, does not fit, or came to a stop: what stands is from an older revision."""
     return (
-        known.record.state == "Instantiated"
+        known.record.state in ("Instantiated", "InstantiateStopped")
         and known.decision is not None
         and known.decision.revision < known.record.revision
     )
