@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -305,3 +306,64 @@ async def test_an_administrator_reads_what_could_not_be_read(example: Mesh) -> N
             ask(example, "GET", f"/v1/events?subject=moorage.rejected.%3E{more}", token=made["token"]), 403, "Forbidden"
         )
     assert ask(example, "DELETE", "/v1/tokens/edits")[0] == 204
+
+
+@pytest.mark.parametrize("method", ["FOO", "TRACE", "PROPFIND", "get"])
+def test_a_method_that_nobody_knows_is_a_problem(example: Mesh, method: str) -> None:
+    status, headers, answered = ask(example, method, "/v1/groups")
+    assert status in (400, 405) and headers["content-type"] == "application/problem+json", answered
+    assert answered["code"] == "MethodNotAllowed" and answered["status"] == status
+    assert ask(example, "GET", "/v1/groups")[0] == 200
+
+
+def test_no_limit_is_no_limit(example: Mesh) -> None:
+    whole = example.http("/v1/clusters")["items"]
+    assert example.http("/v1/clusters?limit=0") == {"items": whole}
+    assert len(example.http("/v1/events?follow=false&limit=0")["items"]) > 1
+    problem(ask(example, "GET", "/v1/clusters?limit=-1"), 400, "Invalid")
+
+
+def test_of_several_documents_some_are_refused(example: Mesh) -> None:
+    good = example.http("/v1/applications/default/app1")
+    bad = {"kind": "Application", "metadata": {"name": "bad"}, "spec": {"apps": [{"name": "a", "replicas": 1.5}]}}
+    for query in ("", "?dryRun=true"):
+        answered = ask(example, "POST", f"/v1/apply{query}", json.dumps([good, bad, {"kind": "Nothing"}]).encode())
+        told = problem(answered, 400, "SomeRefused")
+        first, second, third = told["items"]
+        assert first["accepted"] and first["outcome"] == "unchanged"
+        assert not second["accepted"] and second["problem"]["code"] == third["problem"]["code"] == "Invalid"
+        assert {"type", "errors"} <= set(second["problem"])
+        assert [e["path"] for e in told["errors"]] == ["[1].spec.apps[0].replicas", "[2].kind"]
+        assert told["errors"][0]["message"] == "must be a whole number, not a number"
+        assert "2 of 3" in told["detail"]
+    status, headers, answer = ask(example, "POST", "/v1/apply", json.dumps([good, good]).encode())
+    assert status == 200 and headers["content-type"].startswith("application/json") and len(answer["items"]) == 2
+
+
+def test_a_controller_is_forgotten(example: Mesh) -> None:
+    assert example.run("controllers", "set", "passing", "--deadline", "100ms").returncode == 0
+    assert example.run("controllers", "set", "passing", "--remove", "--weight", "2").returncode == 2
+    assert example.run("controllers", "set", "passing", "--remove").returncode == 0
+    assert "passing" not in {c["name"] for c in example.http("/v1/controllers")["items"]}
+    assert example.run("controllers", "set", "passing", "--remove").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("def broken(:\n", 1, b"own.py:1: "),
+        ("x = 1\n", 1, b"no controller is declared"),
+        (
+            "from moorage.sdk import controller\n@controller('hpa')\ndef hpa(ask, fleet):\n    return {}\n",
+            5,
+            b"built-in controllers have this name",
+        ),
+    ],
+    ids=["syntax", "none", "taken"],
+)
+def test_a_file_that_cannot_be_run_says_why(example: Mesh, tmp_path: Path, text: str, code: int, said: bytes) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(text)
+    done = example.run("run", str(file))
+    assert done.returncode == code and said in done.stderr, done
+    assert b"Traceback" not in done.stderr

@@ -435,3 +435,10 @@ def test_junk_bytes(text: bytes) -> None:
         assert isinstance(texts.data_of(text), dict)
     except Refused as refusal:
         assert 400 <= refusal.problem.status < 500
+
+
+def test_whole_numbers_are_asked_for() -> None:
+    told = {e.path: e.message for e in refusal(document([{"resource": "cpu", "requests": 1, "weight": 5.5}])).errors}
+    assert told == {f"{NEED}.weight": "must be a whole number, not a number"}
+    told = {e.path: e.message for e in refusal(document([{"resource": "cpu", "requests": [1]}])).errors}
+    assert told == {f"{NEED}.requests": "must be a number or text, not a list"}

@@ -34,6 +34,7 @@ def set_(
     weight: float | None = None,
     placement: Annotated[bool | None, Parameter(negative="--no-placement")] = None,
     actions: Annotated[bool | None, Parameter(negative="--no-actions")] = None,
+    remove: Annotated[bool, Parameter(negative="")] = False,
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
@@ -51,15 +52,28 @@ def set_(
         Whether it is asked for candidates.
     actions
         Whether it is asked for contributions to manifests.
+    remove
+        Forget it and what was set: nobody is asked in its name until it registers again.
     """
     given = {"policy": policy, "weight": weight, "placement": placement, "actions": actions}
     body: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if deadline:
         body["deadlineMs"] = round(seconds(deadline) * 1000, 3)
+    if remove:
+        if body:
+            raise Failure("what is removed has no settings: give --remove alone", USAGE)
+        return _remove(Client.find(state), name, output)
     if not body:
-        raise Failure("nothing to set: give --deadline, --policy or --weight", USAGE)
+        raise Failure("nothing to set: give --deadline, --policy, --weight or --remove", USAGE)
     answer = Client.find(state).call("PUT", path("controllers", name), body=body)
     if output in ("json", "yaml"):
         return show(answer, output)
     out(f"controller/{name}" if output == "name" else f"controller {name} set")
+    return DONE
+
+
+def _remove(client: Client, name: str, output: Format) -> int:
+    client.get(path("controllers", name))  # one that is not there is not found
+    client.call("PUT", path("controllers", name), body={"remove": True})
+    out(f"controller/{name}" if output == "name" else f"controller {name} removed")
     return DONE

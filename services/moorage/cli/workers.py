@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .exits import DONE, FAILED, USAGE, Failure
+from .exits import DONE, FAILED, FORBIDDEN, USAGE, Failure
 
 if TYPE_CHECKING:
     from moorage.bus import Settings
@@ -107,7 +107,10 @@ def run_worker(what: str, settings: Settings) -> int:
         raise Failure(f"{what!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
     if not path.is_file():
         raise Failure(f"there is no file {path}", USAGE)
-    from moorage.sdk import run_file
+    from moorage.sdk import CannotRun, run_file
 
     vitals = configure(path.stem)
-    return serve(run_file(str(path), settings), vitals)
+    try:
+        return serve(run_file(str(path), settings), vitals)
+    except CannotRun as wrong:
+        raise Failure(str(wrong), FORBIDDEN if wrong.forbidden else FAILED) from None

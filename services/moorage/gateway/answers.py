@@ -20,14 +20,18 @@ encode = msgspec.json.Encoder().encode
 
 #: As many in one page as nobody asked for, and at most.
 PAGE, LARGEST_PAGE = 500, 5000
+#: Where no limit is wanted.
+_ALL = 1 << 40
 
 
 def answer(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=encode(value), status=status, content_type="application/json")
 
 
-def refuse(problem: Problem) -> web.Response:
-    response = web.Response(body=encode(whole(problem)), status=problem.status, content_type="application/problem+json")
+def refuse(problem: Problem, **more: Any) -> web.Response:
+    """`more`: what else is to be told, beside what every problem has."""
+    body = encode({**whole(problem), **more})
+    response = web.Response(body=body, status=problem.status, content_type="application/problem+json")
     response["problem"] = problem
     if problem.status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="moorage"'
@@ -70,13 +74,14 @@ def flag_of(request: web.Request, name: str, default: bool) -> bool:
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def limit_of(request: web.Request) -> int:
+def limit_of(request: web.Request, everything: int = _ALL) -> int:
+    """0 asks for everything."""
     text = request.query.get("limit", "")
     if not text:
         return PAGE
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        raise bad_parameter("limit", "is a number from 1")
-    return min(int(text), LARGEST_PAGE)
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise bad_parameter("limit", "is a number, 0 for no limit")
+    return min(int(text), LARGEST_PAGE) or everything
 
 
 def start_of(request: web.Request) -> str:

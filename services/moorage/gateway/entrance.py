@@ -7,16 +7,18 @@ import asyncio
 import os
 import socket
 import ssl
+from http import HTTPStatus
 from pathlib import Path
 from typing import Self, cast
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMethod
 
 from moorage.bus import Bus
-from moorage.model.problems import whole
+from moorage.model.problems import Problem, whole
 
-from .answers import encode, unavailable
+from .answers import encode, refuse, unavailable
 
 log = structlog.get_logger("gateway")
 #: How often the files are looked at; how long who is turned away has to say something first.
@@ -105,6 +107,27 @@ class _TurnedAway(asyncio.Protocol):
             self._end.cancel()
 
 
+class _Problems(web.RequestHandler):
+    """What is no HTTP, or a method that nobody knows, never comes to a route; it is refused in the same form."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # says it to the log, or that it is too late
+        phrase = HTTPStatus(status).phrase
+        code = "MethodNotAllowed" if isinstance(exc, BadHttpMethod) else phrase.replace(" ", "")
+        detail = " ".join(message.split())[:200] if message and status < 500 else ""
+        response = refuse(Problem(title=phrase, status=status, code=code, detail=detail))
+        response.force_close()
+        return response
+
+
 class Entrance:
     def __init__(self, server: web.Server, bus: Bus, connections: int, certificate: Certificate | None) -> None:
         self._server, self._bus, self._limit, self._certificate = server, bus, connections, certificate
@@ -115,7 +138,9 @@ class Entrance:
         if self._limit and len(self._server.connections) >= self._limit:
             self._bus.count("connections_refused")
             return _TurnedAway()
-        return self._server()
+        handler = self._server()
+        handler.__class__ = _Problems  # the server knows no way to be told so
+        return handler
 
     async def open(self, sock: socket.socket) -> None:
         sock.setblocking(False)

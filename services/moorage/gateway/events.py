@@ -25,6 +25,8 @@ from .stream import EVENTS, LOG, Audience, Listener, Said, Stream, is_event_subj
 #: How often a reader that hears nothing is told that we are there, and how often we look whether it is.
 _KEEP_ALIVE, _LOOK = 15.0, 3.0
 _decode = msgspec.json.Decoder(Event).decode
+#: Of the log of events as much as one answer has, where no limit is wanted.
+EVERYTHING = 100_000
 
 
 class _About(msgspec.Struct):
@@ -51,7 +53,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     if flag_of(request, "follow", True):
         return await _stream(request, gateway, subject, clouds)
     who = who_of(request)
-    found = await recorded(gateway, subject, limit_of(request), lambda heard: hears(who, heard))
+    found = await recorded(gateway, subject, limit_of(request, everything=EVERYTHING), lambda heard: hears(who, heard))
     if not clouds:
         return listed([event_item(raw) for raw in found])
     made = [cloudevents.structured(_decode(raw)) for raw in found]
@@ -138,7 +140,9 @@ def _stream_of(gateway: Gateway, subject: str) -> Stream:
 async def group_story(request: web.Request) -> web.StreamResponse:
     group = group_of(request)
     gateway = gateway_of(request)
-    found = await recorded(gateway, f"moorage.events.*.*.{group_tokens(group)}", limit_of(request), lambda _: True)
+    found = await recorded(
+        gateway, f"moorage.events.*.*.{group_tokens(group)}", limit_of(request, everything=EVERYTHING), lambda _: True
+    )
     if not found and gateway.view.record(group) is None:
         raise Refused(not_found(f"group {group}"))
     return listed([event_item(raw) for raw in found])

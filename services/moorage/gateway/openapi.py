@@ -130,7 +130,7 @@ def _operation(row: Route, refs: _Refs) -> dict[str, Any]:
 def _query(query: Query, refs: _Refs) -> dict[str, Any]:
     found = {"name": query.name, "in": "query", "description": query.about, "schema": refs[query.type]}
     if query.type is int:
-        found["schema"] = {"type": "integer", "minimum": 1, "maximum": 999_999}
+        found["schema"] = {"type": "integer", "minimum": 0, "maximum": 999_999}
     if query.example is not None:
         found["example"] = query.example
     return found

@@ -15,7 +15,7 @@ from .tokens import TokenRequest
 
 _GROUP = "/v1/groups/{project}/{app}/{version}/{group}"
 _PAGED = (
-    Query("limit", "How many at most in one page.", int),
+    Query("limit", "How many at most in one page; 0: all.", int),
     Query("continue", "Where the page begins: what the one before answered."),
 )
 _SELECTED = (*_PAGED, Query("labelSelector", "As kubectl has it: `a=b,c!=d,e in (f,g),!h`.", str, "region=eu"))

@@ -15,11 +15,21 @@ from moorage.model.controllers import Controller
 from moorage.model.explanations import Attempt, Why
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import token
-from moorage.model.problems import ENVELOPE, Refused, Violation, invalid, not_found, unknown_fields, wrong_state
+from moorage.model.problems import (
+    ENVELOPE,
+    Problem,
+    Refused,
+    Violation,
+    invalid,
+    not_found,
+    unknown_fields,
+    whole,
+    wrong_state,
+)
 from moorage.model.reasons import Warn
 
 from .access import must, who_of
-from .answers import answer, encode, flag_of
+from .answers import answer, encode, flag_of, refuse
 from .audit import changes_nothing, concerns, id_of
 from .calls import call, fetch
 from .events import group_of
@@ -61,14 +71,28 @@ async def apply(request: web.Request) -> web.StreamResponse:
     if "If-Match" in request.headers:
         raise bad_match("If-Match is about one document; these are several")
     items: list[Any] = []
-    status = 200
-    for document in documents:
+    refused: dict[int, Problem] = {}
+    for number, document in enumerate(documents):
         try:
             items.append(await _apply(request, document, dry))
         except Refused as refusal:
-            items.append({"accepted": False, "problem": refusal.problem})
-            status = status if status != 200 else refusal.problem.status
-    return answer({"items": items}, status)
+            refused[number] = refusal.problem
+            items.append({"accepted": False, "problem": whole(refusal.problem)})
+    return refuse(_some_refused(refused, len(documents)), items=items) if refused else answer({"items": items})
+
+
+def _some_refused(refused: dict[int, Problem], of: int) -> Problem:
+    """Of several documents; the others are accepted. `errors` has those of all, by the document's place."""
+    first, problem = next(iter(refused.items()))
+    errors = [
+        Violation(path=f"[{number}].{error.path}".rstrip("."), code=error.code, message=error.message)
+        for number, one in refused.items()
+        for error in one.errors or [Violation(path="", code=one.code, message=one.detail or one.title)]
+    ]
+    detail = (
+        f"{len(refused)} of {of} documents are refused, the others accepted; the first, [{first}]: {problem.detail}"
+    )
+    return Problem(title="Refused", status=problem.status, code="SomeRefused", detail=detail, errors=errors)
 
 
 def _role(dry: bool) -> Role:

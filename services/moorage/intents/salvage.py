@@ -18,7 +18,14 @@ from moorage.model.problems import Violation
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_NAMES = {dict: "an object", list: "a list", str: "text", int: "a number", float: "a number", bool: "true or false"}
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 class _Field(NamedTuple):
@@ -78,9 +85,8 @@ def _unknown(key: object, known: list[str]) -> str:
 
 
 def _wrong(path: str, wanted: Any, given: Any) -> Violation:
-    names = " or ".join(
-        dict.fromkeys(_NAMES.get(w, str(w)) for w in (wanted if isinstance(wanted, tuple) else (wanted,)))
-    )
+    kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+    names = " or ".join(dict.fromkeys(_NAMES.get(w, str(w)) for w in kinds if w is not int or float not in kinds))
     found = "null" if given is None else _NAMES.get(type(given), type(given).__name__)
     return Violation(path=path, code="WrongType", message=f"must be {names}, not {found}")
 

@@ -17,13 +17,14 @@ from moorage.model.reasons import Reason
 
 from .answers import Allowed, allow, deny
 from .registry import Declared, action, alongside, controller, declared
-from .running import changed, run, run_file
+from .running import CannotRun, changed, run, run_file
 
 __all__ = [
     "ActionAsk",
     "Allowed",
     "Answer",
     "Ask",
+    "CannotRun",
     "Contribution",
     "Declared",
     "Reason",

@@ -51,6 +51,14 @@ async def changed(name: str) -> None:
     await runner.changed(name)
 
 
+class CannotRun(Exception):
+    """Why controllers are not run, in words for who wrote them. `forbidden`: their names are not theirs to take."""
+
+    def __init__(self, message: str, *, forbidden: bool = False) -> None:
+        super().__init__(message)
+        self.forbidden = forbidden
+
+
 class Runner:
     def __init__(self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared]) -> None:
         self._bus, self._fleet, self._controllers = bus, fleet, controllers
@@ -189,7 +197,7 @@ class Runner:
                     reply = await self._bus.request(subjects.controller(one.name, "register"), message)
                     if problem := msgspec.json.decode(reply).get("problem"):
                         if problem.get("status") not in (500, 503):
-                            raise RuntimeError(f"controller {one.name} was refused: {problem.get('detail')}")
+                            raise CannotRun(f"controller {one.name} was refused: {problem.get('detail')}")
                     else:
                         break
                 await asyncio.sleep(0.2)
@@ -208,7 +216,7 @@ async def run(settings: Settings, controllers: Sequence[Declared] | None = None,
     """Serve these controllers until cancelled. Stopped cleanly they leave the registry; dead ones stay and time out."""
     controllers = declared() if controllers is None else controllers
     if not controllers:
-        raise ValueError("no controller is declared: decorate an async function with @controller(NAME)")
+        raise CannotRun("no controller is declared: decorate a function with @controller(NAME)")
     bus = await Bus.connect(settings, worker=worker)
     fleet = Fleet()
     follower = Follower(settings.redis_url, fleet)
@@ -256,8 +264,17 @@ async def run_file(path: str, settings: Settings) -> None:
     name = Path(path).stem.replace("-", "_")
     spec = importlib.util.spec_from_file_location(f"moorage_controllers_{name}", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
+        raise CannotRun(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    await run(settings)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise CannotRun(f"{error.filename}:{error.lineno}: {error.msg}") from error
+    if taken := [one.name for one in declared() if one.name in subjects.BUILTIN_CONTROLLERS]:
+        detail = f"{', '.join(taken)}: built-in controllers have this name; give yours another one"
+        raise CannotRun(f"{path}: {detail}", forbidden=True)
+    try:
+        await run(settings)
+    except CannotRun as error:
+        raise CannotRun(f"{path}: {error}") from None
