@@ -15,6 +15,7 @@ from moorage.intents import core, documents, rules
 from moorage.intents.documents import Accepted
 from moorage.intents.resolve import resolve
 from moorage.model import documents as model
+from moorage.model import texts
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "documents.md").read_text()
@@ -39,7 +40,10 @@ def test_every_field_is_on_the_page() -> None:
 
 def test_every_code_and_verb_is_on_the_page() -> None:
     package = Path(rules.__file__).parent
-    source = "".join((package / f"{m}.py").read_text() for m in ("rules", "documents", "salvage", "pods", "texts"))
+    modules = [
+        package / f"{m}.py" for m in ("rules", "documents", "salvage", "pods", "schemas", "attaching", "registry")
+    ]
+    source = "".join(module.read_text() for module in (*modules, Path(texts.__file__)))
     codes = set(re.findall(r'(?:report\(\s*[^,]+,|code=|_bad\()\s*"([A-Z][a-zA-Z]+)"', source))
     assert not {c for c in codes if f"`{c}`" not in PAGE} and len(codes) > 12
     for verb, states in core.VERBS.items():

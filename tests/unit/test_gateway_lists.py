@@ -64,7 +64,7 @@ def test_pages_together_are_the_list(keys: set[str], limit: int) -> None:
     assert found == wanted
 
 
-@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "-1"}, {"limit": "x"}, {"limit": "٣"}, {"continue": "*"}])
+@pytest.mark.parametrize("query", [{"limit": "-1"}, {"limit": "x"}, {"limit": "٣"}, {"continue": "*"}])
 def test_bad_parameters_are_refused_by_name(query: dict[str, str]) -> None:
     with pytest.raises(Refused) as refused:
         page_of(request(**query), ["a"])

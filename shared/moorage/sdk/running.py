@@ -271,10 +271,11 @@ async def run_file(path: str, settings: Settings) -> None:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise CannotRun(f"{error.filename}:{error.lineno}: {error.msg}") from error
-    if taken := [one.name for one in declared() if one.name in subjects.BUILTIN_CONTROLLERS]:
+    controllers = declared()
+    if taken := [one.name for one in controllers if one.name in subjects.BUILTIN_CONTROLLERS]:
         detail = f"{', '.join(taken)}: built-in controllers have this name; give yours another one"
         raise CannotRun(f"{path}: {detail}", forbidden=True)
     try:
-        await run(settings)
+        await run(settings, controllers)
     except CannotRun as error:
         raise CannotRun(f"{path}: {error}") from None
