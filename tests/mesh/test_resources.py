@@ -71,7 +71,7 @@ async def test_one_of_many_makes_it(stores: Stores) -> None:
 async def test_one_of_many_replaces_a_version(stores: Stores) -> None:
     seq = (await stores.must("create", "projects", PROJECT))["seq"]
     bodies = [{"metadata": {"name": "p", "description": str(n)}} for n in range(8)]
-    replies = await asyncio.gather(*(stores.say("replace", "projects/p", b, if_match=seq, ifMatch=seq) for b in bodies))
+    replies = await asyncio.gather(*(stores.say("replace", "projects/p", b, ifMatch=seq) for b in bodies))
     assert outcomes(replies) == ["Changed"] * 7 + ["done"]
 
 
