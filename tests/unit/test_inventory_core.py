@@ -111,6 +111,14 @@ def test_a_session_that_says_whom_it_succeeds_takes_over_at_once() -> None:
     assert site.fleet.nodes_of(0) == ["b"]
 
 
+def test_who_succeeds_a_process_takes_over_from_any_session_of_it() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"), session="s1.again2")
+    assert site.full(0.1, 0, node("b", cpu="4"), session="s2", succeeds="s1.again").reply.refused
+    assert site.full(0.1, 0, node("b", cpu="4"), session="s2", succeeds="s").reply.refused
+    assert not site.full(0.1, 0, node("b", cpu="4"), session="s2", succeeds="s1").reply.refused
+
+
 def test_three_missed_periods_make_a_cluster_stale_and_a_report_brings_it_back() -> None:
     site = Site()
     site.full(0, 0, node("a", cpu="4"))

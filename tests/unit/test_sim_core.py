@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moorage.fleet import Writer
+from moorage.inventory.core import Inventory
 from moorage.manifests import diff
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
@@ -466,6 +468,50 @@ def test_a_refused_cluster_tries_again_and_does_not_hold_up_the_rest() -> None:
     world.refused.clear()
     world.run(15)
     assert world.core.agents["sim/b"].state == "known"
+
+
+def test_who_was_replaced_comes_back_with_a_new_session_and_two_that_live_do_not_take_turns() -> None:
+    """Both against the inventory itself: the second takes over at once, the first is back when the second is silent."""
+    inventory = Inventory(Writer(), 1)
+    list(inventory.begin({}, 0.0))
+    wanted = expand(decode({"clusters": [{"name": "a"}]}))
+    inventory.register("sim/a", inventory.record_for("sim/a", {}), 0.0)
+    first, second = Core("s1"), Core("s2", succeeds="s1")
+
+    def run(until: float, *living: Core) -> None:
+        now = clock[0]
+        while now < until:
+            for core in living:
+                core.tick(now)
+                while core.out:
+                    batch, core.out[:] = core.out[:], []
+                    for verb, cluster, payload, sent in batch:
+                        assert verb in ("report", "ask")
+                        reply: msgspec.Struct = DesiredReply(apps=[])
+                        if verb == "report":
+                            report = msgspec.json.decode(payload, type=Report)
+                            reply = inventory.report(cluster, "agent", report, now).reply
+                        token, nonce = sent.split(".")
+                        core.heard(token, nonce, msgspec.json.encode(reply), now)
+            now += 0.05
+        clock[0] = now
+
+    def states() -> list[str]:
+        return [core.agents["sim/a"].state for core in (first, second) if core.agents]
+
+    clock = [0.0]
+    first.apply(wanted, 0.0)
+    run(3, first)
+    second.apply(wanted, 3.0)
+    run(6, first, second)
+    assert states() == ["refused", "known"]
+    owners = set()
+    for until in range(7, 60):
+        run(until, first, second)
+        owners.add(inventory.clusters["sim/a"].owner.session)  # type: ignore[union-attr]
+    assert owners == {"s2"}
+    run(75, first)
+    assert states()[0] == "known"
 
 
 def test_unanswered_messages_are_said_again_as_they_were() -> None:

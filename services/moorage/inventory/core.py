@@ -231,7 +231,10 @@ class Inventory:
     def _refusal(self, cluster: Cluster, speaker: Source | None, report: Report, now: float) -> str:
         if report.session in cluster.retired:
             return "this session was replaced by another one"
-        if speaker is None or report.succeeds == speaker.session or now - speaker.heard > TAKEOVER * speaker.period:
+        if speaker is None or now - speaker.heard > TAKEOVER * speaker.period:
+            return ""
+        # Of one process all sessions are named after its first: who takes over from it takes over from all of them.
+        if report.succeeds and f"{speaker.session}.".startswith(f"{report.succeeds}."):
             return ""
         return f"another session reports for {cluster.name}; it was heard {now - speaker.heard:.1f} s ago"
 

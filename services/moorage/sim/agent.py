@@ -47,12 +47,13 @@ class Channel:
 class Agent:
     """`out` gets what is to be sent; `state` is new, introducing, known, refused, leaving or gone."""
 
-    __slots__ = ("again", "applying", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds", "traced")  # fmt: skip
+    __slots__ = ("again", "applying", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds", "traced", "tries")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str, out: list[Send]) -> None:
         self.cluster = Cluster(spec)
         self.index = index
-        self.session = session
+        self.session = self.origin = session
+        self.tries = 0  # sessions that were refused
         self.succeeds = succeeds
         self.out = out
         self.seq = 0
@@ -232,6 +233,10 @@ class Agent:
         if reply.refused:
             self.state, self.reason, self.full = "refused", reply.refused, True
             self.parts.clear()
+            # A session that was replaced stays so. A new one is taken once nobody else is heard: it succeeds nobody, so
+            # that two that live never take the cluster from each other in turns.
+            self.tries += 1
+            self.session, self.succeeds = f"{self.origin}.again{self.tries}", ""
             return before != "refused"
         if reply.resync:
             self.parts.clear()
