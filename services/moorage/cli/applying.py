@@ -13,7 +13,7 @@ from .documents import Document, read_all, read_values
 from .exits import DONE, FAILED, USAGE, Failure
 from .explaining import PLACED, why_text
 from .output import Format, StateDir, show
-from .terminal import note, out
+from .terminal import counted, note, out
 
 Files = Annotated[
     list[str],
@@ -81,7 +81,7 @@ def _send(client: Client, document: Document, dry_run: bool) -> dict[str, Any]:
 
 def _line(document: Document, answer: dict[str, Any], dry_run: bool) -> str:
     if document.kind == "Fleet":
-        return f"fleet: {len(answer.get('clusters', []))} clusters"
+        return f"fleet: {counted(len(answer.get('clusters', [])), 'cluster')}"
     if is_anchored(document.body):
         return f"{answer['name']} {answer['outcome']}"
     outcome = answer.get("outcome", "accepted") + (" (dry run)" if dry_run else "")

@@ -14,7 +14,7 @@ from .completing import KindName, ObjectName
 from .documents import Document, read_all, read_values
 from .durations import seconds
 from .exits import DONE, TIMEOUT, USAGE, Failure
-from .groups import full_name
+from .groups import cluster_parts, full_name
 from .kinds import resolve
 from .output import Project, StateDir
 from .terminal import note, out
@@ -30,6 +30,7 @@ def delete(
     values: Annotated[list[str] | None, Parameter(name=["--values", "-v"], negative="")] = None,
     wait: bool = True,
     timeout: str = "120s",
+    abandon_claims: Annotated[bool, Parameter(negative="")] = False,
     project: Project = "",
     state: StateDir = None,
 ) -> int:
@@ -45,6 +46,9 @@ def delete(
         Wait until it is terminated and gone.
     timeout
         How long to wait.
+    abandon_claims
+        A dead cluster is forgotten also where groups have claims: what stood there is decided anew, and what may still run
+        there is left to itself.
     """
     within = seconds(timeout)
     targets: list[tuple[str, str, str] | Document] = []  # kind, project, name
@@ -68,7 +72,7 @@ def delete(
             if isinstance(one, Document):
                 done = anchored(client, one, wait, within)
             else:
-                done = _delete(client, *one, wait, within)
+                done = _delete(client, *one, wait, within, abandon_claims)
             code = code or done
         except Refusal as wrong:
             note(f"moorage: {wrong}")
@@ -81,6 +85,8 @@ def _target(kind: str, name: str, project: str) -> tuple[str, str, str]:
     if found.name in ("applications", "groups"):
         group = full_name(name, project).split("/")
         return "Application", group[0], group[1]
+    if found.name == "clusters":
+        return "Cluster", *cluster_parts(name)
     if found.name != "intents":
         raise Failure(f"{found.name} are not deleted by hand", USAGE)
     given, slash, rest = name.partition("/")
@@ -91,10 +97,15 @@ def _target(kind: str, name: str, project: str) -> tuple[str, str, str]:
     return given, project or "default", rest
 
 
-def _delete(client: Client, kind: str, project: str, name: str, wait: bool, within: float) -> int:
+def _delete(client: Client, kind: str, project: str, name: str, wait: bool, within: float, abandon: bool) -> int:
     if kind == "Fleet":
         client.call("PUT", "/v1/sim/clusters", body={"clusters": []})
         out("fleet deleted")
+        return DONE
+    if kind == "Cluster":
+        query = {"abandonClaims": "true"} if abandon else None
+        client.call("DELETE", path("clusters", project, name), query=query, timeout=60)
+        out(f"cluster/{project}/{name} forgotten")
         return DONE
     if kind != "Application":
         client.call("DELETE", path("intents", kind, project, name))

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from .client import Client, path
+from .client import Client, path, problem_text
 from .completing import Cluster
 from .documents import read
 from .durations import seconds
-from .exits import DONE, USAGE, Failure
+from .exits import DONE, USAGE, Failure, of_status
 from .groups import cluster_parts
 from .output import Format, StateDir, show
-from .terminal import note, out
+from .terminal import counted, note, out
 
 app = App(name="fleet", help="Simulated clusters: run, apply, make them misbehave.")
 
@@ -59,7 +59,7 @@ def apply(
     out(
         "\n".join(f"cluster/{c}" for c in answer["clusters"])
         if output == "name"
-        else f"{len(answer['clusters'])} clusters"
+        else counted(len(answer["clusters"]), "cluster")
     )
     return DONE
 
@@ -94,6 +94,9 @@ def sim(
 ) -> int:
     """Run simulated clusters in the foreground, from a file or generated, against a running mesh.
 
+    Clusters that others simulate are refused: all of them, and it ends with 4. When it ends its clusters leave the fleet,
+    but for those where groups have claims.
+
     With MOORAGE_CLUSTER it has the rights of this cluster's agent and no others; the file has this one cluster.
 
     Parameters
@@ -115,12 +118,17 @@ def sim(
 
     body = read(str(file), fleet=True)[0].body if file is not None else None
     settings = settings_for("sim", State(state_dir(state)))
+    from msgspec import to_builtins
+
+    from moorage.model.problems import Refused
     from moorage.sim.worker import simulate
     from moorage.telemetry import configure
 
-    note("simulating; Ctrl-C ends it")
     settle("sim")
     cluster = os.environ.get("MOORAGE_CLUSTER", "")
-    return serve(
-        simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster), configure("sim")
-    )
+    simulated = simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster, say=note)
+    try:
+        return serve(simulated, configure("sim"))
+    except Refused as wrong:
+        problem = wrong.problem
+        raise Failure(problem_text(to_builtins(problem)), of_status(problem.status)) from wrong

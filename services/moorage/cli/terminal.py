@@ -25,6 +25,10 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 def coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from moorage.fleet import Fleet
+from moorage.ledger import Held
 from moorage.model.problems import Refused, not_found
 from moorage.units import show
 
@@ -14,6 +15,7 @@ from .access import who_of
 from .answers import answer, listed, page_of
 from .groups import project_of, selected
 from .serving import gateway_of
+from .view import View
 
 
 def _amounts(fleet: Fleet, cid: int) -> tuple[dict[str, str], dict[str, str]]:
@@ -44,15 +46,30 @@ def cluster_item(fleet: Fleet, cid: int) -> dict[str, Any]:
 
 
 def _known(fleet: Fleet) -> list[str]:
-    return sorted(name for name, cid in fleet.ids.items() if cid < fleet.size and fleet.known[cid])
+    return sorted(name for name in fleet.ids if known_cluster(fleet, name))
+
+
+def known_cluster(fleet: Fleet, cluster: str) -> bool:
+    cid = fleet.ids.get(cluster)
+    return cid is not None and cid < fleet.size and bool(fleet.known[cid])
 
 
 def _cluster(request: web.Request, provider: str, name: str) -> int:
     fleet = gateway_of(request).view.fleet
-    cid = fleet.ids.get(f"{provider}/{name}")
-    if cid is None or cid >= fleet.size or not fleet.known[cid]:
+    if not known_cluster(fleet, f"{provider}/{name}"):
         raise Refused(not_found(f"cluster {provider}/{name}"))
-    return cid
+    return fleet.ids[f"{provider}/{name}"]
+
+
+def cluster_of(request: web.Request) -> str:
+    """The one that the path names, if there is one."""
+    info = request.match_info
+    return gateway_of(request).view.fleet.names[_cluster(request, info["provider"], info["name"])]
+
+
+def held_on(view: View, cluster: str) -> list[Held]:
+    """The claims that count there."""
+    return [view.ledger.claims[ident] for ident in sorted(view.ledger.by_cluster.get(cluster, ()))]
 
 
 async def clusters(request: web.Request) -> web.StreamResponse:
@@ -70,7 +87,6 @@ async def cluster(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     who = who_of(request)
     item = cluster_item(view.fleet, cid)
-    held = [view.ledger.claims[ident] for ident in sorted(view.ledger.by_cluster.get(item["id"], ()))]
     item["claims"] = [
         {
             "id": one.claim.id,
@@ -79,7 +95,7 @@ async def cluster(request: web.Request) -> web.StreamResponse:
             "object": one.claim.object,
             "withdrawn": one.withdrawn,
         }
-        for one in held
+        for one in held_on(view, item["id"])
         if who.sees(project_of(one.group))
     ]
     return answer(item)

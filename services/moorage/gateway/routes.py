@@ -91,6 +91,7 @@ FLEET = (
     Route("GET", "/v1/clusters", clusters.clusters, "Clusters", Page[replies.ClusterItem], query=(*_SELECTED, Query("view", "`name`: only names and states.", Literal["name", "full"])), tag="fleet"),
     Route("GET", "/v1/clusters/{provider}/{name}", clusters.cluster, "One cluster, with the claims that count there", replies.ClusterItem, tag="fleet"),
     Route("PATCH", "/v1/clusters/{provider}/{name}", writing.patch_cluster, "Cordon it, or set labels of its own", replies.ClusterEdited, body=replies.ClusterEdit, refusals=(503,), tag="fleet"),
+    Route("DELETE", "/v1/clusters/{provider}/{name}", writing.delete_cluster, "Forget one that is dead: 409 while it reports, or claims count there", None, 204, query=(Query("abandonClaims", "Also where claims count: what stood there is decided anew, and what may still run there is left to itself.", bool),), refusals=(400, 409, 503), tag="fleet"),
     Route("GET", "/v1/nodes", clusters.nodes, "Nodes", Page[replies.NodeItem], query=(*_SELECTED, Query("cluster", "Only of this one: PROVIDER/NAME.", str, "lab/edge-1")), refusals=(404,), tag="fleet"),
     Route("GET", "/v1/nodes/{provider}/{cluster}/{name}", clusters.node, "One node", replies.NodeItem, tag="fleet"),
     Route("GET", "/v1/sim/clusters", writing.sim_clusters, "The simulated clusters", dict[str, Any], refusals=(503,), tag="fleet"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from .access import must, who_of
 from .answers import answer, encode, flag_of, refuse
 from .audit import changes_nothing, concerns, id_of
 from .calls import call, fetch
+from .clusters import cluster_of, held_on, known_cluster
 from .events import group_of
 from .explain import nothing_to_place, simulated
 from .groups import controller_item, intent_kind, known_group, project_of
@@ -219,6 +221,32 @@ async def patch_cluster(request: web.Request) -> web.StreamResponse:
 
 
 # --- deleting --------------------------------------------------------------------------------------------------------
+
+
+async def delete_cluster(request: web.Request) -> web.StreamResponse:
+    """A dead cluster is forgotten. Claims that count there are no reason to keep it where somebody says that nothing runs
+    there any more: what was being taken away is gone then, and what stood there is decided anew."""
+    gateway, cluster = gateway_of(request), cluster_of(request)
+    held = held_on(gateway.view, cluster)
+    if held and not flag_of(request, "abandonClaims", False):
+        groups = sorted({one.group for one in held})
+        some = ", ".join(groups[:5]) + (f" and {len(groups) - 5} more" if len(groups) > 5 else "")
+        detail = (
+            f"claims of {some} count on {cluster}, and what runs there is not known; where nothing does, "
+            f"`moorage delete cluster {cluster} --abandon-claims` (abandonClaims=true) has them decided anew"
+        )
+        raise Refused(wrong_state(detail))
+    order = {"cluster": cluster, "forget": True, "cause": id_of(request)}
+    await call(gateway.bus, subjects.CLUSTERS_SET, order, again=order)
+    for group in sorted({one.group for one in held if not one.withdrawn}):
+        step = {"group": group, "verb": "redecide", "cause": id_of(request)}
+        with contextlib.suppress(Refused):  # it ended meanwhile, or is stopped: then nothing is to be decided
+            await call(gateway.bus, subjects.INTENTS_ACT, step, again={**step, "repeat": True})
+    for _ in range(100):  # until it is seen here, so that who asked does not find it
+        if not known_cluster(gateway.view.fleet, cluster):
+            break
+        await asyncio.sleep(0.01)
+    return web.Response(status=204)
 
 
 async def delete_group(request: web.Request) -> web.StreamResponse:

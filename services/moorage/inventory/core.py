@@ -159,6 +159,9 @@ class Inventory:
         heard = cid < fleet.size and bool(fleet.known[cid]) and fleet.as_of(cid) > 0
         return len(fleet.nodes_of(cid)) if heard else None
 
+    def silent(self, cluster: str) -> bool:
+        return bool(self.writer.fleet.cluster_flags(self.clusters[cluster].record.id) & STALE)
+
     def unheard(self) -> bool:
         """Some cluster of the fleet has not reported to this inventory yet."""
         return bool(self._unheard)
@@ -341,12 +344,16 @@ class Inventory:
 
     def _leave(self, cluster: Cluster, report: Report) -> Outcome:
         cluster.retired = [*cluster.retired[-15:], report.session]  # what it said before must not bring it back
+        self.forget(cluster)
+        return self._answer()._replace(gone=True)
+
+    def forget(self, cluster: Cluster) -> None:
+        """Its rows go. Whoever speaks for it may bring it back with a full report."""
         cluster.owner, cluster.labels = None, None
         cluster.pods, cluster.by_claim, cluster.problems = {}, {}, {}
         cluster.overlays.clear()
         self.writer.drop(cluster.record.id)
         self._unheard.discard(cluster.name)
-        return self._answer()._replace(gone=True)
 
 
 def told_of(record: ClusterRecord) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from moorage.bus.failpoints import reached
 from moorage.fleet import FAILURES, Changed, Fleet, Flush, Malformed, Store, Superseded, Writer, still_wanted
 from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
-from moorage.model.problems import Problem, Refused, Violation, invalid, not_found
+from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
 from moorage.model.reports import Report, ReportReply
 from moorage.telemetry import ACTIVE, Figure
 
@@ -42,11 +42,12 @@ _record = msgspec.json.Decoder(ClusterRecord)
 
 
 class ClusterEdit(Model, kw_only=True, forbid_unknown_fields=True):
-    """`labels` replace those an operator gave before; absent fields stay."""
+    """`labels` replace those an operator gave before; absent fields stay. `forget`: it is dead, and no part of the fleet."""
 
     cluster: str
     labels: dict[str, str] | None = None
     cordoned: bool | None = None
+    forget: bool = False
     cause: str = ""
 
 
@@ -223,6 +224,9 @@ class Shell:
         edit = _edit.decode(incoming.data)
         if edit.cluster not in self.core.clusters:
             raise Refused(not_found(f"cluster {edit.cluster}"))
+        if edit.forget:
+            await self._forget(edit)
+            return b'{"accepted":true}'
         changes: dict[str, Any] = {}
         if edit.labels is not None:
             changes["labels"] = edit.labels
@@ -232,6 +236,17 @@ class Shell:
         if self.writer.pending:
             self._dirty.set()
         return b'{"accepted":true}'
+
+    async def _forget(self, edit: ClusterEdit) -> None:
+        assert self.core is not None
+        known = self.core.clusters[edit.cluster]
+        if known.record.gone:
+            return
+        if not self.core.silent(edit.cluster):
+            raise Refused(wrong_state(f"{edit.cluster} reports; end its agent or simulator first"))
+        await self._keep(edit.cluster, edit.cause, gone=True)
+        self.core.forget(known)
+        self._dirty.set()
 
     async def _join(self, cluster: str, report: Report) -> None:
         """A number that is durable before anybody hears of it. Parts of one report wait for the same one."""

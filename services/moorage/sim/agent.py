@@ -81,6 +81,11 @@ class Agent:
     def id(self) -> str:
         return self.cluster.spec.id
 
+    @property
+    def holds(self) -> bool:
+        """Something of the mesh's groups is here, or on its way."""
+        return bool(self.cluster.apps or self.received)
+
     # --- saying
 
     def _say(self, channel: Channel, verb: str, payload: bytes, now: float) -> None:

@@ -7,11 +7,10 @@ import asyncio
 import contextlib
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-import structlog
 
 from moorage.bus import MAX_PAYLOAD, Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
 from moorage.model import texts
@@ -24,13 +23,14 @@ from .documents import FleetDocument, decode, expand
 from .generated import generate
 from .specs import ClusterSpec
 
-log = structlog.get_logger("sim")
-
 KEPT = "moorage-sim"
 #: Between two looks at the timers at least this long: idle fleets are looked at in bunches.
 STEP = 0.01
 MAX_FLEET = 8 << 20
 MAX_CONTAINERS = 1_000_000
+#: So long clusters have to leave when a simulator ends: who asked it to end waits for it.
+LEAVING = 2.5
+_NAMED = 5
 
 
 class Kept(msgspec.Struct):
@@ -122,6 +122,35 @@ class Simulator:
             "refused": refused,
         }
 
+    async def leave(self) -> tuple[list[str], list[str]]:
+        """Takes away the clusters that run nothing of anybody's; those that stay because of it, and those of which nobody
+        said in time that they left."""
+        held = {ident: agent.cluster.spec for ident, agent in self.core.agents.items() if agent.holds}
+        self.core.apply(held, self.now)
+        self._woken.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVING):
+                while self.core.agents.keys() - held:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.005)
+        return sorted(held), sorted(self.core.agents.keys() - held)
+
+
+def _named(clusters: Iterable[str]) -> str:
+    names = sorted(clusters)
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _taken(refused: dict[str, str]) -> str:
+    """Of one of them why; of the others it is the same."""
+    first = min(refused)
+    return (
+        f"{_named(refused)}: another simulator or agent has {'it' if len(refused) == 1 else 'them'} ({refused[first]})"
+    )
+
+
+def taken(refused: dict[str, str], rest: str) -> Problem:
+    return Problem(title="Refused", status=409, code="ClusterTaken", detail=f"{_taken(refused)}; {rest}")
+
 
 class _Served:
     """What operators ask of the simulator of `moorage up`."""
@@ -136,7 +165,11 @@ class _Served:
             await self.keep(Kept(self.kept.session, document))
         except (NoAnswer, BusError) as error:
             raise Refused(Problem(title="No answer", status=503, code="NoAnswer", detail=str(error))) from error
-        return msgspec.json.encode(await self.sim.fill(expand(document)))
+        filled = await self.sim.fill(expand(document))
+        if filled["refused"]:
+            rest = "they join when that one is silent or gone; all other clusters are as the document says"
+            raise Refused(taken(filled["refused"], rest))
+        return msgspec.json.encode(filled)
 
     async def keep(self, kept: Kept) -> None:
         await self.sim.bus.objects(KEPT).put("fleet", msgspec.json.encode(kept))
@@ -223,10 +256,18 @@ def _health(sim: Simulator) -> dict[str, Any]:
 
 
 async def simulate(
-    settings: Settings, *, fleet: Any = None, clusters: int = 0, nodes: int = 20, seed: int = 1, agent: str = ""
+    settings: Settings,
+    *,
+    fleet: Any = None,
+    clusters: int = 0,
+    nodes: int = 20,
+    seed: int = 1,
+    agent: str = "",
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """A fleet of its own in the foreground, from a document or generated; it leaves when this ends. `agent`: with the
-    rights of this cluster's agent, so that the fleet is this cluster."""
+    """A fleet of its own in the foreground, from a document or generated; what holds no claims leaves when this ends. Where
+    others have all of its clusters it is refused; where they have some, it goes on with the rest. `agent`: with the rights
+    of this cluster's agent, so that the fleet is this cluster, and as agents do it stays in the fleet."""
     wanted = expand(decode(fleet)) if fleet is not None else generate(clusters, nodes, seed)
     if agent and list(wanted) != [agent]:
         raise SystemExit(f"the agent of {agent} simulates this cluster and no other; the fleet has {', '.join(wanted)}")
@@ -239,9 +280,32 @@ async def simulate(
         if not agent:
             await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, False))
         bus.waits_for("the inventory")
-        await sim.fill(wanted, timeout=86_400)
-        bus.vitals.health = lambda: _health(sim)
-        log.info("simulating", clusters=len(wanted))
-        await bus.closed.wait()
+        try:
+            refused = (await sim.fill(wanted, timeout=86_400))["refused"]
+            if refused and len(refused) == len(wanted):
+                raise Refused(taken(refused, "end that one first, or wait until it is silent"))
+            bus.vitals.health = lambda: _health(sim)
+            say(f"simulating {_count(len(wanted) - len(refused))}; Ctrl-C ends it")
+            if refused:
+                say(f"refused: {_taken(refused)}; they join when that one is silent or gone")
+            await bus.closed.wait()
+        finally:
+            if not agent and bus.nc.is_connected:
+                await _left(sim, say)
     finally:
         await bus.close()
+
+
+async def _left(sim: Simulator, say: Callable[[str], None]) -> None:
+    """The end of a fleet in the foreground, and what of it stays."""
+    held, slow = await sim.leave()
+    for clusters, why in ((held, "groups have claims there"), (slow, "nobody answered in time")):
+        if clusters:
+            say(
+                f"{_count(len(clusters))} stay in the fleet, stale from now on, because {why}: {_named(clusters)}; "
+                "`moorage delete cluster` forgets one"
+            )
+
+
+def _count(clusters: int) -> str:
+    return f"{clusters} cluster" + ("" if clusters == 1 else "s")

@@ -135,7 +135,7 @@ TABLE: tuple[Subject, ...] = (
     Subject("moorage.desired.get.<provider>.<cluster>", "DesiredAsk", ("sim", "agent"), ("patcher",), "what should run", True),
     Subject("moorage.desired.changed.<provider>.<cluster>", "-", ("patcher",), ("sim", "agent"), "ask again"),
     Subject("moorage.desired.confirm.<provider>.<cluster>", "Confirm", ("sim", "agent"), ("patcher",), "what became of it", True),
-    Subject(CLUSTERS_SET, "cluster, labels, cordoned", ("gateway",), ("inventory",), "an operator edits a cluster", True),
+    Subject(CLUSTERS_SET, "cluster, labels, cordoned, forget", ("gateway",), ("inventory",), "an operator edits a cluster", True),
     Subject(SIM_APPLY, "Fleet", ("gateway",), ("sim",), "make the simulated fleet equal to this", True),
     Subject(SIM_FAULT, "cluster, fault, seconds", ("gateway",), ("sim",), "misbehave", True),
     Subject(SIM_LIST, "-", ("gateway",), ("sim",), "the simulated clusters", True),

@@ -72,7 +72,7 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
         code = supervisor.perform("opening", partial(open_up, opening))
         if code != DONE:
             tails = [f"--- {kept.log} ({kept.last_exit})\n{kept.tail()}" for kept in plan.kept if kept.deaths]
-            raise Failure("\n".join([f"the mesh did not get ready; the logs are in {state.logs}", *tails]))
+            raise Failure("\n".join([f"the mesh did not get ready; the logs are in {state.logs}", *tails]), code)
         supervisor.started = True
         sys.stdout.write(f"ready {plan.url}\n")
         sys.stdout.flush()

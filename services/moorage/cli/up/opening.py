@@ -10,7 +10,7 @@ from typing import Any
 
 from moorage.cli.client import Client, Refusal, group_path
 from moorage.cli.documents import Document, read, read_text
-from moorage.cli.exits import DONE, FAILED, Failure
+from moorage.cli.exits import CONFLICT, DONE, FAILED, Failure
 from moorage.cli.explaining import why_text
 from moorage.cli.terminal import note, out
 
@@ -39,7 +39,7 @@ def open_up(opening: Opening) -> int:
             _example(client, opening)
     except Failure as wrong:
         note(f"moorage: {wrong}")
-        return FAILED
+        return wrong.code if wrong.code == CONFLICT else FAILED
     return DONE
 
 

@@ -1,0 +1,129 @@
+"""Simulated fleets beside each other: who is refused, what leaves at the end, and what is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.testing.driver import application
+from moorage.testing.mesh import Mesh
+
+NODE = {"name": "n", "allocatable": {"cpu": "4", "memory": "8Gi"}}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with Mesh() as found:
+        yield found
+
+
+def fleet(tmp_path: Path, *names: str) -> str:
+    file = tmp_path / ("-".join(names) + ".json")
+    document = {"clusters": [{"name": n, "provider": "far", "nodes": [NODE]} for n in names]}
+    file.write_text(json.dumps({"apiVersion": "moorage.dev/v1alpha1", "kind": "Fleet", **document}))
+    return str(file)
+
+
+@contextlib.contextmanager
+def simulating(mesh: Mesh, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """In the foreground of somebody else, until it says that it does."""
+    env = {**os.environ, "MOORAGE_STATE": str(mesh.state)}
+    command = [sys.executable, "-m", "moorage.cli", "fleet", "sim", *arguments]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            assert b"simulating" in process.stderr.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    """Told to end: what it says then. It ends with 0."""
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    text = process.stderr.read().decode()
+    assert process.wait(15) == 0 and "Traceback" not in text, text
+    return text
+
+
+def done(mesh: Mesh, *arguments: str, code: int = 0, data: bytes | None = None) -> str:
+    ran = mesh.run(*arguments, data=data)
+    text = ran.stdout.decode() + ran.stderr.decode()
+    assert ran.returncode == code and "Traceback" not in text, f"{arguments}: {ran.returncode}\n{text}"
+    return text
+
+
+def clusters(mesh: Mesh) -> dict[str, str]:
+    return {c["id"]: c["state"] for c in mesh.http("/v1/clusters")["items"]}
+
+
+def why(mesh: Mesh, name: str) -> Any:
+    return mesh.http(f"/v1/groups/default/{name}/v1/default/why")
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_cluster_that_two_claim_is_refused_to_the_second_in_words(mesh: Mesh, tmp_path: Path) -> None:
+    with simulating(mesh, fleet(tmp_path, "g")) as first:
+        assert "far/g: another simulator" in done(mesh, "fleet", "sim", fleet(tmp_path, "g"), code=4)
+        # Of several the others join.
+        for command in (("fleet", "apply"), ("apply", "-f")):
+            assert "far/g: another simulator" in done(mesh, *command, fleet(tmp_path, "g", "h"), code=4)
+        until(lambda: clusters(mesh) == {"far/g": "Ready", "far/h": "Ready"})
+        with simulating(mesh, fleet(tmp_path, "g", "i")) as second:
+            until(lambda: clusters(mesh).keys() == {"far/g", "far/h", "far/i"})
+            assert "refused: far/g" in said(second)
+        until(lambda: clusters(mesh).keys() == {"far/g", "far/h"})
+        assert said(first) == ""
+        # It is free, and whoever was refused before has it.
+        until(lambda: clusters(mesh) == {"far/g": "Ready", "far/h": "Ready"}, 30)
+    assert "1 cluster\n" in done(mesh, "fleet", "apply", fleet(tmp_path, "g"))
+    done(mesh, "fleet", "apply", "-", data=b"clusters: []")
+    assert clusters(mesh) == {}
+
+
+def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_path: Path) -> None:
+    with simulating(mesh, fleet(tmp_path, "a", "b")) as process:
+        done(mesh, "apply", "-f", "-", data=json.dumps(application("held", on="far/a")).encode())
+        done(mesh, "wait", "held", "--for", "phase=Running", "--timeout", "20s")
+        assert "far/a reports" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims", code=4)
+        assert "far/a" in said(process)
+    until(lambda: clusters(mesh) == {"far/a": "Stale"})
+    assert "--abandon-claims" in done(mesh, "delete", "cluster", "far/a", code=4)
+    assert clusters(mesh) == {"far/a": "Stale"}
+    assert "cluster/far/a forgotten" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims")
+    assert clusters(mesh) == {}
+    done(mesh, "get", "cluster", "far/a", code=3)
+    done(mesh, "delete", "cluster", "far/a", code=3)
+    # What stood there looks for another place.
+    until(lambda: why(mesh, "held").get("pendingRevision") == 2)
+    done(mesh, "delete", "app", "held", "--timeout", "20s")
+
+
+def test_a_dead_cluster_without_claims_is_forgotten_and_may_come_back(mesh: Mesh, tmp_path: Path) -> None:
+    with simulating(mesh, fleet(tmp_path, "c")) as process:
+        process.kill()
+    until(lambda: clusters(mesh) == {"far/c": "Stale"})
+    done(mesh, "check", code=1)
+    done(mesh, "delete", "cluster", "far/c")
+    done(mesh, "check")
+    with simulating(mesh, fleet(tmp_path, "c")) as process:
+        until(lambda: clusters(mesh) == {"far/c": "Ready"})
+        said(process)
+    until(lambda: clusters(mesh) == {})
