@@ -261,6 +261,21 @@ def test_what_does_not_fit_waits_with_numbers(example: Mesh) -> None:
     ran(example, "delete", "app", "huge")
 
 
+def test_waiting_is_for_the_newest_revision(example: Mesh) -> None:
+    ran(example, "apply", "-f", "-", data=fits("grows"))
+    ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "20s")
+    ran(example, "apply", "-f", "-", data=fits("grows", '"900"'))
+    ran(example, "wait", "grows", "--for", "phase=Pending", "--timeout", "10s")
+    text = refused(example, "wait", "grows", "--for", "phase=Running", "--timeout", "300ms", code=7)
+    assert "it is Running at revision 1; revision 2 is Pending" in text and "ResourceShort" in text
+    assert "1 (2 Pending)" in ran(example, "get", "groups") and "1 (2 Pending)" in ran(example, "get", "apps")
+    assert "revision 2 is Pending" in ran(example, "why", "grows")
+    ran(example, "apply", "-f", "-", data=fits("grows", "250m"))
+    ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "20s")
+    assert shown(example, "get", "group", "grows")["revision"] == 3
+    ran(example, "delete", "app", "grows")
+
+
 def test_simulate_and_dry_run_leave_nothing(example: Mesh) -> None:
     before = shown(example, "get", "clusters")
     why = shown(example, "simulate", "-f", "-", data=fits("ghost"))

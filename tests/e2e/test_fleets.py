@@ -105,15 +105,55 @@ def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_pat
         assert "far/a reports" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims", code=4)
         assert "far/a" in said(process)
     until(lambda: clusters(mesh) == {"far/a": "Stale"})
+    found = why(mesh, "held")
+    assert (found["phase"], [r["code"] for r in found["reasons"]]) == ("Degraded", ["ClusterStale"])
+    assert "far/a" in done(mesh, "get", "groups", "-o", "wide").split("SILENT")[1]
+    assert "has claims on far/a, which is stale" in done(mesh, "check", code=1)
     assert "--abandon-claims" in done(mesh, "delete", "cluster", "far/a", code=4)
     assert clusters(mesh) == {"far/a": "Stale"}
     assert "cluster/far/a forgotten" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims")
     assert clusters(mesh) == {}
     done(mesh, "get", "cluster", "far/a", code=3)
-    done(mesh, "delete", "cluster", "far/a", code=3)
     # What stood there looks for another place.
-    until(lambda: why(mesh, "held").get("pendingRevision") == 2)
+    until(lambda: why(mesh, "held").get("pendingPhase") == "Pending")
+    found = why(mesh, "held")
+    assert (found["phase"], found["pendingRevision"]) == ("Degraded", 2)
+    assert {"ClusterGone", "NoClusters"} <= {r["code"] for r in found["reasons"]}
+    assert "has claims on far/a, which is gone" in done(mesh, "check", code=1)
     done(mesh, "delete", "app", "held", "--timeout", "20s")
+    done(mesh, "delete", "cluster", "far/a", code=3)
+    done(mesh, "check")
+
+
+def test_what_ran_where_a_cluster_was_removed_is_decided_anew(mesh: Mesh, tmp_path: Path) -> None:
+    done(mesh, "fleet", "apply", fleet(tmp_path, "d", "e"))
+    done(mesh, "apply", "-f", "-", data=json.dumps(application("moved")).encode())
+    done(mesh, "wait", "moved", "--for", "phase=Running", "--timeout", "20s")
+    (had,) = why(mesh, "moved")["apps"]["web"]["clusters"]
+    other = {"far/d": "e", "far/e": "d"}[had]
+    done(mesh, "fleet", "apply", fleet(tmp_path, other))
+    done(mesh, "wait", "moved", "--for", "phase=Degraded", "--timeout", "10s")
+    assert "ClusterGone" in done(mesh, "why", "moved")
+    assert "claims of default/moved/v1/default" in done(mesh, "delete", "cluster", had, code=4)
+    done(mesh, "delete", "cluster", had, "--abandon-claims")
+    done(mesh, "wait", "moved", "--for", "phase=Running", "--timeout", "10s")
+    assert why(mesh, "moved")["apps"]["web"]["clusters"] == [f"far/{other}"]
+    done(mesh, "delete", "app", "moved")
+    done(mesh, "fleet", "apply", "-", data=b"clusters: []")
+
+
+def test_what_ends_on_a_silent_cluster_says_what_it_waits_for(mesh: Mesh, tmp_path: Path) -> None:
+    done(mesh, "fleet", "apply", fleet(tmp_path, "f"))
+    done(mesh, "apply", "-f", "-", data=json.dumps(application("ending")).encode())
+    done(mesh, "wait", "ending", "--for", "phase=Running", "--timeout", "20s")
+    done(mesh, "fleet", "fault", "far/f", "silent")
+    done(mesh, "delete", "app", "ending", "--timeout", "500ms", code=7)
+    assert "RemovalUnconfirmed: 1 cluster (far/f); waits for it" in done(mesh, "why", "ending")
+    until(lambda: clusters(mesh) == {"far/f": "Stale"})
+    assert "ClusterStale: 1 cluster (far/f); waits for it" in done(mesh, "why", "ending")
+    done(mesh, "fleet", "apply", fleet(tmp_path, "f"))  # ends the fault
+    done(mesh, "wait", "ending", "--for", "delete", "--timeout", "20s")
+    done(mesh, "fleet", "apply", "-", data=b"clusters: []")
 
 
 def test_a_dead_cluster_without_claims_is_forgotten_and_may_come_back(mesh: Mesh, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from moorage.gateway.explain import Known, application_item, group_item, why
 from moorage.model.candidates import Asked
 from moorage.model.claims import Claim, Decision, IntentRef, Slot
+from moorage.model.desired import GroupStatus
 from moorage.model.explanations import Attempt
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.reasons import Reason, Warn
@@ -61,6 +62,52 @@ def test_placed_shows_the_decision() -> None:
     assert [c.name for c in found.controllers] == ["hpa"] and not found.reasons and found.pending_revision is None
 
 
+def test_a_claim_that_grew_is_shown_by_node() -> None:
+    grown = decision()
+    grown.claims[0].slots.append(Slot(node="n1", resources={"cpu": 1000}))
+    found = why(Known(record(), grown, True, None, None))
+    assert [(s.node, s.count) for s in found.apps["web"].claims[0].slots] == [("n1", 3)]
+
+
+def test_what_runs_where_nobody_reports_is_not_known() -> None:
+    status = GroupStatus(group=GROUP, revision=1, phase="Running", decision="d1", version=3)
+    known = Known(record(), decision(), True, None, status, {"a/x": None, "a/y": 12.3})
+    found = why(known)
+    assert found.phase == "Degraded"
+    assert [(r.code, r.cluster) for r in found.reasons] == [("ClusterStale", "a/y")]
+    assert "silent for 12 s" in found.reasons[0].message
+    assert (group_item(known)["phase"], group_item(known)["silent"]) == ("Degraded", ["a/y"])
+    # Of a cluster from which it only goes away, nothing of what stands is in doubt.
+    known = known._replace(places={"a/x": None, "a/y": None, "a/z": 12.3})
+    assert why(known).phase == "Running" and not why(known).reasons and "silent" not in group_item(known)
+
+
+def test_what_ends_says_for_which_clusters_it_waits() -> None:
+    known = Known(record(state="Terminated"), None, True, None, None, {"a/x": None, "a/y": 70})
+    found = why(known)
+    assert found.phase == "Terminating"
+    assert [(r.code, r.cluster) for r in found.reasons] == [("RemovalUnconfirmed", "a/x"), ("ClusterStale", "a/y")]
+    assert "silent for 70 s" in found.reasons[1].message
+
+
+def test_what_has_ended_says_nothing_of_its_life() -> None:
+    warned = record(state="Terminated", warnings=[Warn(code="NotGuaranteed", message="of the document")])
+    tried = pending()
+    tried.controllers = [Asked(name="hpa", outcome="answered", took_ms=2, deadline_ms=500, policy="required")]
+    found = why(Known(warned, None, False, tried, None))
+    assert found.phase == "Terminated"
+    assert (found.controllers, found.reasons, found.warnings, found.epoch) == ([], [], [], None)
+
+
+def test_that_there_are_no_clusters_is_said_once() -> None:
+    tried = pending()
+    tried.reasons = [Reason(code="NoClusters", message="no cluster reports", app="web"), Reason(code="NoClusters")]
+    found = why(Known(record(), None, False, tried, None))
+    assert [(r.code, r.message) for r in found.reasons] == [("NoClusters", "no cluster reports")]
+    tried.reasons = tried.reasons[1:]
+    assert len(why(Known(record(), None, False, tried, None)).reasons) == 1
+
+
 def test_waiting_shows_why_and_no_clusters() -> None:
     found = why(Known(record(), None, False, pending(), None))
     assert found.phase == "Pending" and found.decision is None
@@ -79,7 +126,9 @@ def test_an_update_that_does_not_fit_keeps_the_old_decision_and_its_phase() -> N
     assert (found.phase, found.revision, found.pending_revision) == ("Placed", 1, 2)
     assert [r.code for r in found.reasons] == ["ResourceShort"] and found.apps["web"].clusters == ["a/x", "a/y"]
     item = group_item(known)
-    assert (item["revision"], item["pendingRevision"]) == (1, 2)
+    assert (item["revision"], item["pendingRevision"], item["pendingPhase"]) == (1, 2, "Pending")
+    assert group_item(known._replace(attempt=pending(1)))["pendingPhase"] == "Deciding", "that try is of the old one"
+    assert group_item(known._replace(attempt=pending(2, "Failed")))["pendingPhase"] == "Failed"
 
 
 def test_an_update_that_waits_when_the_group_is_stopped_still_waits() -> None:

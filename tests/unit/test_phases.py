@@ -70,6 +70,12 @@ def test_phase(state: Any, decision: str, counting: bool, attempt: Any, known: A
     assert phase(state, 1, decision, counting, attempt, known) == expected
 
 
+def test_where_nobody_reports_nothing_is_known_to_run() -> None:
+    assert phase("Instantiated", 1, "d", True, None, status(READY), silent=True) == "Degraded"
+    assert phase("Terminated", 1, "d", True, None, status(READY), silent=True) == "Terminating"
+    assert phase("Instantiated", 1, "", False, tried("Pending"), None, silent=True) == "Pending"
+
+
 def decision(ident: str, revision: int, **where: str) -> Decision:
     claims = [
         Claim(
@@ -120,6 +126,21 @@ def test_a_move_from_one_cluster_to_another() -> None:
     ledger.fold(3, Commit(id="3", releases=[Release(claims=["x"])]))
     assert removable(ledger, "g", desired, confirmed) == []
     assert [a.cluster for a in conclude("g", head, ledger, desired, third, confirmed).apps] == ["two"]
+
+
+def test_a_cluster_that_left_the_fleet_is_not_where_a_group_is_known_to_run() -> None:
+    ledger, head = Ledger(), Head("g", 1, "Instantiated")
+    ledger.fold(1, Commit(id="1", decisions=[decision("d1", 1, x="one")]))
+    desired = DesiredRecord(group="g", revision=1, decision="d1", version=1)
+    known = learn(confirm(1), "one", None)
+    assert known is not None
+    confirmed = {("a", "one"): known}
+    runs = conclude("g", head, ledger, desired, None, confirmed, {"another"})
+    assert (runs.phase, runs.reasons) == ("Running", [])
+    gone = conclude("g", head, ledger, desired, runs, confirmed, {"one"})
+    assert (gone.phase, [(r.code, r.cluster) for r in gone.reasons]) == ("Degraded", [("ClusterGone", "one")])
+    back = conclude("g", head, ledger, desired, gone, confirmed, set())
+    assert (back.phase, back.reasons) == ("Running", [])
 
 
 def test_the_end_of_a_group() -> None:

@@ -28,7 +28,7 @@ def check(*, output: Format = "table", state: StateDir = None) -> int:
         rows.append(_row("gateway", client.url, "down", str(wrong), "see logs/gateway.log; `moorage up` restarts it"))
         health = {}
     rows += _workers(health, endpoint)
-    rows += _controllers(health) + _clusters(health)
+    rows += _controllers(health) + _clusters(health) + _groups(health)
     healthy = not any(row["state"] in ("down", "restarting", "unhealthy", "stale") for row in rows)
     if output in ("json", "yaml"):
         show({"healthy": healthy, "items": rows}, output)
@@ -115,7 +115,24 @@ def _controllers(health: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _clusters(health: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        _row("cluster", cluster, "stale", "no report for three periods", "look at its agent and its connection")
+    do = "look at its agent and its connection; a dead one: moorage delete cluster {}"
+    rows = [
+        _row("cluster", cluster, "stale", "no report for three periods", do.format(cluster))
         for cluster in health.get("stale", [])
     ]
+    return rows + _more("cluster", "stale", health.get("staleCount", 0) - len(rows))
+
+
+def _groups(health: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that run, or are to go, where nobody reports."""
+    rows = []
+    for one in health.get("away", []):
+        places = [f"{c}, which is {how}" for how in ("gone", "stale") for c in one[how]]
+        detail = "has claims on " + "; ".join(places[:3]) + (f"; and {len(places) - 3} more" if len(places) > 3 else "")
+        do = f"bring it back, or: moorage delete cluster {(one['gone'] or one['stale'])[0]} --abandon-claims"
+        rows.append(_row("group", one["group"], "unhealthy", detail, do))
+    return rows + _more("group", "unhealthy", health.get("awayCount", 0) - len(rows))
+
+
+def _more(kind: str, state: str, count: int) -> list[dict[str, Any]]:
+    return [_row(kind, f"and {count} more", state, "not named here")] if count > 0 else []

@@ -75,7 +75,7 @@ def _move(client: Client, name: str, end: float) -> int:
             why = _why(client, group) or {}
             stuck.pop(group, None)
             if why.get("pendingRevision") and group in asked:
-                if why.get("reasons") and time.monotonic() - asked[group] > 1:
+                if why.get("pendingPhase") != "Deciding" and time.monotonic() - asked[group] > 1:
                     stuck[group] = why
             elif time.monotonic() - asked.get(group, 0.0) > _ASK_AGAIN:
                 asked[group] = time.monotonic()

@@ -31,7 +31,8 @@ def why_text(found: dict[str, Any]) -> str:
     for name, app in found.get("apps", {}).items():
         lines += _app_lines(name, app)
     if found.get("pendingRevision"):
-        lines.append(f"  revision {found['pendingRevision']} waits; what stands is from before")
+        phase = paint(found.get("pendingPhase", "Deciding"))
+        lines.append(f"  revision {found['pendingRevision']} is {phase}; what stands is from before")
     if found.get("reasons"):
         lines.append("  because")
         lines += [f"    {line}" for line in reason_lines(found["reasons"])]

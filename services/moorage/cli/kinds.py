@@ -26,6 +26,12 @@ def _meta(name: str) -> Callable[[Row], object]:
     return lambda row: row["metadata"].get(name, "default" if name == "project" else None)
 
 
+def _revision(row: Row) -> str:
+    """What stands, and what of a newer one."""
+    newer = f" ({row['pendingRevision']} {row['pendingPhase']})" if row.get("pendingRevision") else ""
+    return f"{row.get('revision')}{newer}"
+
+
 def _node_path(name: str, project: str) -> str:
     parts = name.split("/")
     if len(parts) != 3:
@@ -53,7 +59,7 @@ KINDS: tuple[Kind, ...] = (
             Column("NAME", _meta("name")),
             Column("APPS", lambda r: ",".join(a["name"] for a in r["spec"].get("apps", []))),
             Column("PHASE", lambda r: r["status"]["phase"]),
-            Column("REVISION", lambda r: r["status"]["revision"]),
+            Column("REVISION", lambda r: _revision(r["status"])),
             Column("CLUSTERS", lambda r: clusters_of(r["status"])),
             Column("GROUP", lambda r: r["status"]["group"], wide=True),
         ),
@@ -66,10 +72,11 @@ KINDS: tuple[Kind, ...] = (
         ("group", "grp", "deploymentintentgroups", "deploymentintentgroup", "dig", "digs"),
         (
             Column("GROUP", field("group")),
-            Column("REVISION", field("revision")),
+            Column("REVISION", _revision),
             Column("STATE", field("state")),
             Column("PHASE", field("phase")),
             Column("CLUSTERS", clusters_of),
+            Column("SILENT", lambda r: ",".join(r.get("silent", [])), wide=True),
             Column("APPS", lambda r: ",".join(r.get("apps", {})), wide=True),
             Column("CREATED", field("created"), wide=True),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -39,7 +40,8 @@ def wait(
     Parameters
     ----------
     for_
-        phase=PHASE (Placed is also satisfied by Deploying and Running) or delete.
+        phase=PHASE (Placed is also satisfied by Deploying and Running) or delete. It is that of the newest revision: while
+        an update waits, what ran before does not count.
     timeout
         How long: 300ms, 10s, 2m.
     """
@@ -57,10 +59,11 @@ def wait(
     def reached(found: dict[str, Any] | None) -> int | None:
         if found is None:
             raise Failure(f"group {name} does not exist", MISSING)
-        if found["phase"] in wanted:
-            out(f"{name} {found['phase']}")
+        newest = phase_of(found)
+        if newest in wanted:
+            out(f"{name} {newest}")
             return DONE
-        if found["phase"] == "Failed":
+        if newest == "Failed":
             note(f"moorage: {name} Failed: only changed documents help")
             for line in reason_lines(client.get(group_path(name, "why")).get("reasons", [])):
                 note(f"  {line}")
@@ -90,9 +93,26 @@ def _until(
         if (code := done(last)) is not None:
             return code
         if time.monotonic() >= end:
-            phase = f", it is {last['phase']}" if last else ""
-            note(f"moorage: {name} {what} after {within:g} s{phase}; `moorage why {name}` has the reasons")
+            _tell_timeout(client, name, f"{what} after {within:g} s", last)
             return TIMEOUT
+
+
+def phase_of(found: dict[str, Any]) -> str:
+    """Of the newest revision, also while an older one stands."""
+    return str(found.get("pendingPhase") or found["phase"])
+
+
+def _tell_timeout(client: Client, name: str, what: str, last: dict[str, Any] | None) -> None:
+    phase, reasons = "", list[str]()
+    if last is not None:
+        phase = f", it is {last['phase']}"
+    if last is not None and last.get("pendingRevision"):
+        phase += f" at revision {last['revision']}; revision {last['pendingRevision']} is {last['pendingPhase']}"
+        with contextlib.suppress(Refusal):
+            reasons = list(reason_lines(client.get(group_path(name, "why")).get("reasons", [])))
+    note(f"moorage: {name} {what}{phase}; `moorage why {name}` has the reasons")
+    for line in reasons:
+        note(f"  {line}")
 
 
 def look(client: Client, name: str) -> dict[str, Any] | None:

@@ -62,9 +62,11 @@ def _cluster(request: web.Request, provider: str, name: str) -> int:
 
 
 def cluster_of(request: web.Request) -> str:
-    """The one that the path names, if there is one."""
-    info = request.match_info
-    return gateway_of(request).view.fleet.names[_cluster(request, info["provider"], info["name"])]
+    """The one that the path names: of the fleet, or one that is gone and where claims count."""
+    provider, name = request.match_info["provider"], request.match_info["name"]
+    if not held_on(gateway_of(request).view, f"{provider}/{name}"):
+        _cluster(request, provider, name)
+    return f"{provider}/{name}"
 
 
 def held_on(view: View, cluster: str) -> list[Held]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from moorage.model.claims import Decision
 from moorage.model.desired import GroupStatus
-from moorage.model.explanations import AppView, Attempt, ClaimView, SlotView, Why
+from moorage.model.explanations import AppView, Attempt, ClaimView, Why, slot_views
 from moorage.model.groups import GroupRecord, Phase
-from moorage.model.phases import phase
-from moorage.model.reasons import Warn
+from moorage.model.phases import ENDED, phase
+from moorage.model.reasons import Reason, Warn
 
 
 class Known(NamedTuple):
@@ -21,12 +21,22 @@ class Known(NamedTuple):
     counting: bool  # claims of it count, also withdrawn ones
     attempt: Attempt | None  # the last try to decide
     status: GroupStatus | None
+    places: Mapping[
+        str, float | None
+    ] = {}  # clusters where claims of it count; seconds of silence of those that are stale
 
 
 def phase_of(known: Known) -> Phase:
     record = known.record
     decision = known.decision.id if known.decision is not None else ""
-    return phase(record.state, record.revision, decision, known.counting, known.attempt, known.status)
+    silent = bool(silent_of(known))
+    return phase(record.state, record.revision, decision, known.counting, known.attempt, known.status, silent=silent)
+
+
+def silent_of(known: Known) -> list[str]:
+    """Clusters of the standing decision that do not report: what runs there is not known."""
+    standing = known.decision.claims if known.decision is not None else ()
+    return sorted({claim.cluster for claim in standing if known.places.get(claim.cluster) is not None})
 
 
 def waiting(known: Known) -> bool:
@@ -38,11 +48,21 @@ def waiting(known: Known) -> bool:
     )
 
 
+def pending_phase(known: Known) -> Phase | None:
+    """That of the revision that waits."""
+    if not waiting(known):
+        return None
+    tried = known.attempt
+    fits = tried is None or tried.revision != known.record.revision or tried.phase not in ("Pending", "Failed")
+    return "Deciding" if fits or tried is None else tried.phase
+
+
 def why(known: Known) -> Why:
     record, decision = known.record, known.decision
     attempt = known.attempt
-    if attempt is not None and attempt.revision != record.revision:
-        attempt = None
+    ended = record.state in ENDED
+    if attempt is not None and (attempt.revision != record.revision or ended):
+        attempt = None  # of a revision that is not the newest any more, or of a life that is over
     if decision is not None and (attempt is None or attempt.phase == "Placed"):
         controllers, epoch = decision.controllers, decision.epoch
     elif attempt is not None:
@@ -60,18 +80,42 @@ def why(known: Known) -> Why:
         apps=apps_of(known),
         controllers=controllers,
         pending_revision=record.revision if pending else None,
+        pending_phase=pending_phase(known),
     )
     if attempt is not None and attempt.phase != "Placed" and (decision is None or pending):
         found.reasons = list(attempt.reasons)
     if known.status is not None and decision is not None and known.status.decision == decision.id:
         found.reasons = [*found.reasons, *known.status.reasons]
+    found.reasons = [*_once(found.reasons), *_unknown(known, found.phase)]
     found.warnings = _distinct(
-        record.resolved.warnings,
+        record.resolved.warnings if not ended else (),
         attempt.warnings if attempt is not None else (),
         decision.warnings if decision is not None else (),
         known.status.warnings if known.status is not None and decision is not None else (),
     )
     return found
+
+
+def _once(reasons: list[Reason]) -> list[Reason]:
+    """That there are no clusters is found by several; with words it is said by one who looked for somebody."""
+    worded = {reason.code for reason in reasons if reason.message}
+    return [r for r in reasons if r.code != "NoClusters" or r.message or r.code not in worded]
+
+
+def _unknown(known: Known, phase: Phase) -> Iterable[Reason]:
+    """Of clusters from which nobody hears, or not yet what is waited for."""
+    going = phase == "Terminating"
+    silent = silent_of(known)
+    for cluster, seconds in sorted(known.places.items()):
+        if seconds is not None and (going or cluster in silent):
+            what = "waits for it to take away what ran there" if going else "what runs there is not known"
+            yield _there("ClusterStale", cluster, f"{what}; silent for {seconds:.0f} s")
+        elif going:
+            yield _there("RemovalUnconfirmed", cluster, "waits for it to say that what ran there is gone")
+
+
+def _there(code: str, cluster: str, message: str) -> Reason:
+    return Reason(code=code, cluster=cluster, clusters=1, samples=[cluster], message=message)
 
 
 def _distinct(*lists: Iterable[Warn]) -> list[Warn]:
@@ -94,8 +138,8 @@ def apps_of(known: Known) -> dict[str, AppView]:
             view.clusters = [*view.clusters, claim.cluster]
         if not claim.object:
             continue  # an app without pods is there, but claims nothing
-        slots = [SlotView(node=slot.node, count=slot.count) for slot in claim.slots]
-        view.claims = [*view.claims, ClaimView(cluster=claim.cluster, object=claim.object, slots=slots)]
+        shown = ClaimView(cluster=claim.cluster, object=claim.object, slots=slot_views(claim.slots))
+        view.claims = [*view.claims, shown]
     for name, score in decision.scores.items():
         if name in views:
             views[name].score = score
@@ -115,6 +159,9 @@ def group_item(known: Known) -> dict[str, Any]:
     if waiting(known):
         assert known.decision is not None
         item["revision"], item["pendingRevision"] = known.decision.revision, record.revision
+        item["pendingPhase"] = pending_phase(known)
+    if silent := silent_of(known):
+        item["silent"] = silent
     if known.decision is not None:
         item["decision"] = known.decision.id
     if record.labels:

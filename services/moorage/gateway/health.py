@@ -12,14 +12,20 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from moorage.bus import new_id, subjects
 from moorage.ledger.figures import followed
+from moorage.model.access import Who
 from moorage.model.candidates import Ask
 from moorage.telemetry import Figure
 
+from .access import who_of
 from .answers import answer, listed, refuse, unavailable
+from .clusters import held_on, known_cluster
+from .groups import project_of
 from .serving import Gateway, gateway_of
 
 #: How long the others get to say that they are there.
 _PATIENCE = 0.6
+#: So many are named of what is not well; how many there are is said, too.
+_MOST = 100
 
 #: Kinds of users of the bus that are no workers, or need not run.
 _NO_WORKERS = ("admin", "controller", "sim")
@@ -61,7 +67,35 @@ async def health(request: web.Request) -> web.StreamResponse:
     workers, controllers = await asyncio.gather(_workers(gateway), _controllers(gateway))
     fleet = gateway.view.fleet
     stale = [fleet.names[cid] for cid in range(fleet.size) if fleet.known[cid] and fleet.state(cid) == "Stale"]
-    return answer({"expected": EXPECTED, "workers": workers, "controllers": controllers, "stale": sorted(stale)[:100]})
+    away = _away(gateway, set(stale), who_of(request))
+    return answer(
+        {
+            "expected": EXPECTED,
+            "workers": workers,
+            "controllers": controllers,
+            "stale": sorted(stale)[:_MOST],
+            "staleCount": len(stale),
+            "away": away[:_MOST],
+            "awayCount": len(away),
+        }
+    )
+
+
+def _away(gateway: Gateway, stale: set[str], who: Who) -> list[dict[str, Any]]:
+    """Groups with claims where nobody reports, and which of these clusters are gone from the fleet altogether."""
+    view = gateway.view
+    if not view.follower.healthy:  # it is we who do not hear
+        return []
+    found: dict[str, dict[str, Any]] = {}
+    for cluster in view.ledger.by_cluster:
+        gone = not known_cluster(view.fleet, cluster)
+        if not gone and cluster not in stale:
+            continue
+        for group in {held.group for held in held_on(view, cluster)}:
+            if who.sees(project_of(group)):
+                one = found.setdefault(group, {"group": group, "stale": [], "gone": []})
+                one["gone" if gone else "stale"].append(cluster)
+    return [found[group] for group in sorted(found)]
 
 
 async def _workers(gateway: Gateway) -> list[dict[str, Any]]:

@@ -40,7 +40,9 @@ class GroupItem(Model, kw_only=True):
     state: State
     phase: Phase
     apps: dict[str, AppItem]
-    pending_revision: int = 0
+    pending_revision: int = 0  # a newer one that is not decided, or does not fit
+    pending_phase: Phase | None = None
+    silent: list[str] = []  # clusters of it that do not report
     decision: str = ""
     labels: dict[str, str] = {}
     intents: list[str] = []
@@ -245,11 +247,24 @@ class ControllerHealth(Model, kw_only=True):
     answers: bool
 
 
+class Away(Model, kw_only=True):
+    """A group with claims on clusters that do not report, or are gone from the fleet."""
+
+    group: str
+    stale: list[str]
+    gone: list[str]
+
+
 class Health(Model, kw_only=True):
+    """`stale` and `away` name a hundred at most."""
+
     expected: list[str]
     workers: list[WorkerHealth]
     controllers: list[ControllerHealth]
     stale: list[str]
+    stale_count: int
+    away: list[Away]
+    away_count: int
 
 
 class SubjectRow(Model, kw_only=True):

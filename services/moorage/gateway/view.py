@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -237,7 +238,20 @@ class View:
             self.ledger.leaving(group, record.revision) if ended else self.ledger.counting(group),
             self._attempt(group),
             None if status is None else status.get(_status),
+            self._places(group),
         )
+
+    def _places(self, group: str) -> dict[str, float | None]:
+        """While the fleet is not followed nobody is silent: then it is we who do not hear."""
+        fleet, ledger = self.fleet, self.ledger
+        found: dict[str, float | None] = {}
+        for ident in ledger.by_group.get(group, ()):
+            cluster = ledger.claims[ident].claim.cluster
+            if cluster not in found:
+                cid = fleet.ids.get(cluster, fleet.size)
+                stale = cid < fleet.size and bool(fleet.known[cid]) and fleet.state(cid) == "Stale"
+                found[cluster] = max(0.0, time.time() - fleet.as_of(cid)) if stale and self.follower.healthy else None
+        return found
 
     def _attempt(self, group: str) -> Attempt | None:
         found = self._attempts.get(group)

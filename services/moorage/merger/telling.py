@@ -14,7 +14,7 @@ import structlog
 from moorage.bus import Bus, BusError, NoAnswer, subjects
 from moorage.ledger import LOG, Changes, LedgerFollower, decode_commit
 from moorage.model.claims import Commit, Decision
-from moorage.model.explanations import AppView, Attempt, ClaimView, SlotView
+from moorage.model.explanations import AppView, Attempt, ClaimView, slot_views
 
 log = structlog.get_logger("merger")
 
@@ -37,8 +37,8 @@ def placed(decision: Decision, seq: int) -> Attempt:
             seen.add((app, cluster))
             apps[app].clusters.append(cluster)
         if claim.object:
-            slots = [SlotView(node=s.node, count=s.count) for s in claim.slots]
-            apps[app].claims.append(ClaimView(cluster=cluster, object=claim.object, slots=slots))
+            view = ClaimView(cluster=cluster, object=claim.object, slots=slot_views(claim.slots))
+            apps[app].claims.append(view)
     return Attempt(
         group=decision.group,
         revision=decision.revision,

@@ -145,8 +145,10 @@ def conclude(
     desired: DesiredRecord | None,
     before: GroupStatus | None,
     confirmed: Mapping[tuple[str, str], AppStatus],
+    left: AbstractSet[str] = frozenset(),
 ) -> GroupStatus:
-    """A group's status from all that is known. `confirmed`: by app and cluster, newest first come."""
+    """A group's status from all that is known. `confirmed`: by app and cluster, newest first come. `left`: clusters that
+    are no part of the fleet any more."""
     decision = ledger.standing.get(group)
     ident = decision.id if decision is not None else ""
     places = {(held.claim.app, held.claim.cluster) for held in held_by(ledger, group)}
@@ -162,7 +164,8 @@ def conclude(
         version=version,
     )
     if desired is not None and current:
-        status.reasons, status.warnings = desired.reasons, desired.warnings
+        status.reasons = [*desired.reasons, *(_gone(cluster) for cluster in sorted({c for _, c in standing} & left))]
+        status.warnings = desired.warnings
     same = before is not None and before.decision == status.decision
     status.apps = [
         confirmed.get(place) or AppStatus(app=place[0], cluster=place[1])
@@ -180,6 +183,14 @@ def conclude(
     shown = {(app.app, app.cluster) for app in status.apps}
     status.apps += [confirmed[p] for p in sorted(places - shown) if p in confirmed]
     return status
+
+
+def _gone(cluster: str) -> Reason:
+    message = (
+        f"it left the fleet, and what runs there is not known; `moorage delete cluster {cluster} --abandon-claims`"
+    )
+    message += " has the group decided anew"
+    return Reason(code="ClusterGone", cluster=cluster, clusters=1, samples=[cluster], message=message)
 
 
 def learn(confirm: Confirm, cluster: str, before: AppStatus | None) -> AppStatus | None:

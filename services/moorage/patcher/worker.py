@@ -64,6 +64,7 @@ class Patcher:
         self.follower: LedgerFollower
         self.removals: Removals
         self.agents: Agents
+        self._started = False
         self._left: set[str] = set()  # clusters that are no longer part of the fleet
         self._ending: dict[str, str] = {}  # group → the trace its withdrawal belongs to, where there are traces
         self._at: dict[str, int] = {}  # group → where its newest decision stands in the log, until it is carried out
@@ -100,6 +101,7 @@ class Patcher:
         self.removals = Removals(self.bus, desk, self.follower, self._left)
         self.agents = Agents(self.bus, desk, self.follower, self.generation, self.era, self._sure)
         self._everything()
+        self._started = True
         for _ in range(WORKERS):
             self.bus.spawn(self._work())
         self.bus.spawn(self.removals.remind())
@@ -137,10 +139,13 @@ class Patcher:
 
     def _learn_cluster(self, key: str, value: bytes | None, _revision: int) -> None:
         cluster = cluster_from_tokens(*key.split(".", 1))
-        if value is not None and _presence(value).gone:
-            self._left.add(cluster)
-        else:
-            self._left.discard(cluster)
+        gone = value is not None and _presence(value).gone
+        if gone == (cluster in self._left):
+            return
+        (self._left.add if gone else self._left.discard)(cluster)
+        if self._started:  # else all are looked at anyway
+            for ident in self.ledger.by_cluster.get(cluster, ()):
+                self.desk.mark(self.ledger.claims[ident].group)
 
     def _folded(self, commit: Commit, changes: Changes) -> None:
         for withdrawal in commit.withdrawals:
@@ -252,7 +257,8 @@ class Patcher:
         desk = self.desk
         before = desk.statuses.get(group)
         confirmed = desk.confirmed.get(group, {})
-        status = conclude(group, desk.heads.get(group), self.ledger, desk.desired.get(group), before, confirmed)
+        head, desired = desk.heads.get(group), desk.desired.get(group)
+        status = conclude(group, head, self.ledger, desired, before, confirmed, self._left)
         if before is None and status.phase not in OWN_PHASES:
             return
         told = before.told if before is not None else ""

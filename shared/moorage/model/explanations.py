@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .base import Model
 from .candidates import Asked
+from .claims import Slot
 from .groups import Phase, State
 from .reasons import Reason, Warn
 
@@ -11,6 +14,14 @@ from .reasons import Reason, Warn
 class SlotView(Model, kw_only=True):
     node: str
     count: int = 1
+
+
+def slot_views(slots: Iterable[Slot]) -> list[SlotView]:
+    """By node: a claim that grew has slots of its own for what came later."""
+    counts: dict[str, int] = {}
+    for slot in slots:
+        counts[slot.node] = counts.get(slot.node, 0) + slot.count
+    return [SlotView(node=node, count=count) for node, count in counts.items()]
 
 
 class ClaimView(Model, kw_only=True):
@@ -27,6 +38,9 @@ class AppView(Model, kw_only=True):
 
 
 class Why(Model, kw_only=True):
+    """`pending_revision` and `pending_phase`: of a newer revision that is not decided, or does not fit; all else but the
+    reasons is of the one that stands."""
+
     group: str
     revision: int
     state: State
@@ -38,6 +52,7 @@ class Why(Model, kw_only=True):
     reasons: list[Reason] = []
     warnings: list[Warn] = []
     pending_revision: int | None = None
+    pending_phase: Phase | None = None
 
 
 class Attempt(Model, kw_only=True):
