@@ -134,6 +134,17 @@ def test_junk_is_refused_or_expands(junk: Any) -> None:
         assert refused.problem.status == 400
 
 
+@pytest.mark.parametrize(("clusters", "nodes"), [(1, 20), (5, 30), (20, 1), (3, 7), (1, 1), (2, 3), (4, 0), (1, 2000)])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_small_generated_fleets_have_many_kinds_too(clusters: int, nodes: int, seed: int) -> None:
+    fleet = generate(clusters, nodes, seed)
+    assert fleet == generate(clusters, nodes, seed)
+    assert {spec.size for spec in fleet.values()} == {nodes}
+    found = {kinds().index(kind) for spec in fleet.values() for _, kind in spec.nodes()}
+    assert len(found) >= min(20, clusters * nodes)
+    assert all(len(run.kind.labels) == 24 for spec in fleet.values() for run in spec.runs), "and the host name"
+
+
 def test_the_generated_fleet() -> None:
     fleet = generate(200, 20, 7)
     assert generate(200, 20, 7) == fleet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from functools import lru_cache
 
 from moorage.model.reports import Taint
@@ -15,6 +16,8 @@ _FLAGS = ("AVX", "AVX2", "AVX512F", "AVX512VNNI", "AMXTILE", "AESNI", "SHA", "SS
 _GPUS = ("", "", "", "A2", "L4", "A100")
 _PREFIX = "feature.node.kubernetes.io/"
 KINDS = 24
+#: At least so many kinds are in every fleet that has as many nodes.
+LEAST = 20
 LABELS = 25
 
 
@@ -80,10 +83,8 @@ def generate(clusters: int, nodes: int, seed: int) -> dict[str, ClusterSpec]:
     rng = random.Random(seed)
     every = kinds()
     weights = [0.2 if not kind.ready or kind.unschedulable else 1.0 for kind in every]
-    runs: dict[tuple[int, int], Run] = {}
-    fleet = {}
-    width = len(str(max(clusters - 1, 0)))
-    for number in range(clusters):
+    sites: list[tuple[dict[int, int], dict[str, str]]] = []
+    for _ in range(clusters):
         region = rng.choice(_REGIONS)
         # A site has a few kinds of machine, not all there are.
         stock = rng.choices(range(KINDS), weights, k=min(nodes, rng.randint(2, 6))) if nodes else []
@@ -91,6 +92,18 @@ def generate(clusters: int, nodes: int, seed: int) -> dict[str, ClusterSpec]:
         for i in range(nodes):
             kind = stock[i] if i < len(stock) else rng.choice(stock)
             counts[kind] = counts.get(kind, 0) + 1
+        labels = {
+            "region": region,
+            "zone": f"{region}-{rng.randrange(4)}",
+            "tier": rng.choice(("edge", "metro", "core")),
+            "environment": rng.choice(("production", "production", "staging", "lab")),
+        }
+        sites.append((counts, labels))
+    _diversify([counts for counts, _ in sites], weights)
+    runs: dict[tuple[int, int], Run] = {}
+    fleet = {}
+    width = len(str(max(clusters - 1, 0)))
+    for number, (counts, labels) in enumerate(sites):
         made = []
         for kind, count in sorted(counts.items()):
             key = (kind, count)
@@ -98,11 +111,21 @@ def generate(clusters: int, nodes: int, seed: int) -> dict[str, ClusterSpec]:
                 runs[key] = Run(every[kind], f"k{kind}", count, own=True, numbered=True)
             made.append(runs[key])
         name = f"site-{number:0{width}d}"
-        labels = {
-            "region": region,
-            "zone": f"{region}-{rng.randrange(4)}",
-            "tier": rng.choice(("edge", "metro", "core")),
-            "environment": rng.choice(("production", "production", "staging", "lab")),
-        }
         fleet[f"sim/{name}"] = ClusterSpec(f"sim/{name}", tuple(made), labels, seed=seed * 1_000_003 + number + 1)
     return fleet
+
+
+def _diversify(sites: list[dict[int, int]], weights: list[float]) -> None:
+    """In a small fleet a few nodes become of kinds that no site drew: of the kind that has most, where most of it are."""
+    totals: Counter[int] = Counter()
+    for counts in sites:
+        totals.update(counts)
+    missing = sorted((k for k in range(KINDS) if k not in totals), key=lambda k: (-weights[k], k))
+    for kind in missing[: max(0, min(LEAST, totals.total()) - len(totals))]:
+        common = max(totals, key=lambda k: (totals[k], k))
+        counts = max(sites, key=lambda counts: counts.get(common, 0))
+        for changed, by in ((common, -1), (kind, 1)):
+            totals[changed] += by
+            counts[changed] = counts.get(changed, 0) + by
+        if not counts[common]:
+            del counts[common]
