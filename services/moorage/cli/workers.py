@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .exits import DONE, FAILED, FORBIDDEN, USAGE, Failure
+from .terminal import note
 
 if TYPE_CHECKING:
     from moorage.bus import Settings
@@ -111,6 +112,11 @@ def run_worker(what: str, settings: Settings) -> int:
 
     vitals = configure(path.stem)
     try:
-        return serve(run_file(str(path), settings), vitals)
+        return serve(run_file(str(path), settings, _asked), vitals)
     except CannotRun as wrong:
         raise Failure(str(wrong), FORBIDDEN if wrong.forbidden else FAILED) from None
+
+
+def _asked(names: list[str]) -> None:
+    verb = "is" if len(names) == 1 else "are"
+    note(f"{', '.join(names)} {verb} registered and {verb} asked from now on; Ctrl-C ends it")

@@ -212,8 +212,15 @@ class Runner:
                 await self._bus.request(subjects.controller(one.name, "leave"), Register(), timeout=1)
 
 
-async def run(settings: Settings, controllers: Sequence[Declared] | None = None, *, worker: str = "controller") -> None:
-    """Serve these controllers until cancelled. Stopped cleanly they leave the registry; dead ones stay and time out."""
+async def run(
+    settings: Settings,
+    controllers: Sequence[Declared] | None = None,
+    *,
+    worker: str = "controller",
+    asked: Callable[[list[str]], None] | None = None,
+) -> None:
+    """Serve these controllers until cancelled. Stopped cleanly they leave the registry; dead ones stay and time out.
+    `asked` is told their names once they are registered."""
     controllers = declared() if controllers is None else controllers
     if not controllers:
         raise CannotRun("no controller is declared: decorate a function with @controller(NAME)")
@@ -242,6 +249,8 @@ async def run(settings: Settings, controllers: Sequence[Declared] | None = None,
             return {"ok": not missing, "missing": missing, "epoch": str(fleet.epoch)}
 
         await bus.announce(health)
+        if asked is not None:
+            asked([one.name for one in controllers])
         try:
             await bus.closed.wait()
         except asyncio.CancelledError:
@@ -259,7 +268,7 @@ async def _accompany(companion: Alongside) -> None:
     await companion()
 
 
-async def run_file(path: str, settings: Settings) -> None:
+async def run_file(path: str, settings: Settings, asked: Callable[[list[str]], None] | None = None) -> None:
     """Import a Python file and serve the controllers it declares."""
     name = Path(path).stem.replace("-", "_")
     spec = importlib.util.spec_from_file_location(f"moorage_controllers_{name}", path)
@@ -276,6 +285,6 @@ async def run_file(path: str, settings: Settings) -> None:
         detail = f"{', '.join(taken)}: built-in controllers have this name; give yours another one"
         raise CannotRun(f"{path}: {detail}", forbidden=True)
     try:
-        await run(settings, controllers)
+        await run(settings, controllers, asked=asked)
     except CannotRun as error:
         raise CannotRun(f"{path}: {error}") from None
