@@ -204,6 +204,24 @@ def test_events_past_and_live(example: Mesh) -> None:
     ran(example, "delete", "app", "heard")
 
 
+def test_following_events_begins_with_the_last_ones(example: Mesh) -> None:
+    last = [e["id"] for e in shown(example, "events", "--subject", "moorage.events.fleet.joined.>")["items"]][-2:]
+    env = {**os.environ, "MOORAGE_STATE": str(example.state)}
+
+    def first(lines: int, *more: str) -> list[str]:
+        command = [sys.executable, "-m", "moorage.cli", "events", "-f", "--subject", "moorage.events.fleet.joined.>"]
+        with subprocess.Popen([*command, *more], env=env, stdout=subprocess.PIPE) as follower:
+            assert follower.stdout is not None
+            try:
+                return [follower.stdout.readline().decode().strip() for _ in range(lines)]
+            finally:
+                follower.terminate()
+
+    assert first(2, "--limit", "2", "-o", "name") == last
+    table = first(3)
+    assert table[0].startswith("TIME") and "fleet.joined" in table[1] and "fleet.joined" in table[2]
+
+
 def test_the_life_of_an_application(example: Mesh, tmp_path: Path) -> None:
     file = tmp_path / "shop.yaml"
     file.write_bytes(fits("shop"))
@@ -382,9 +400,11 @@ def test_watching_prints_what_changes(example: Mesh) -> None:
             ran(example, "apply", "-f", "-", data=fits("watched"))
             while watcher.stdout.readline() != b"group/default/watched/v1/default\n":
                 pass
+            ran(example, "delete", "app", "watched")
+            while watcher.stdout.readline() != b"group/default/watched/v1/default deleted\n":
+                pass
         finally:
             watcher.terminate()
-    ran(example, "delete", "app", "watched")
 
 
 def test_a_controller_from_a_file_is_asked(example: Mesh, tmp_path: Path) -> None:

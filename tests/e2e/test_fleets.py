@@ -125,6 +125,16 @@ def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_pat
     done(mesh, "check")
 
 
+def test_a_fleet_may_be_in_several_documents(mesh: Mesh, tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    head = "apiVersion: moorage.dev/v1alpha1\nkind: Fleet\n"
+    file.write_text(f"{head}clusters: [{{name: j}}]\n---\n{head}clusters: [{{name: k, provider: far}}]\n")
+    assert "2 clusters" in done(mesh, "fleet", "apply", str(file))
+    assert "2 clusters" in done(mesh, "apply", "-f", str(file))
+    assert clusters(mesh).keys() == {"sim/j", "far/k"}
+    done(mesh, "fleet", "apply", "-", data=b"clusters: []")
+
+
 def test_what_ran_where_a_cluster_was_removed_is_decided_anew(mesh: Mesh, tmp_path: Path) -> None:
     done(mesh, "fleet", "apply", fleet(tmp_path, "d", "e"))
     done(mesh, "apply", "-f", "-", data=json.dumps(application("moved")).encode())

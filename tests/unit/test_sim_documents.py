@@ -70,7 +70,7 @@ def test_every_violation_is_named_with_its_path() -> None:
     broken = {
         "clusters": [
             {"nodes": [{"name": "n", "count": "many", "alocatable": {}}], "behaviour": {"applyDelay": 1}},
-            {"name": "b", "labels": {"x": 1}, "pods": [7]},
+            {"name": "b", "labels": {"x": True, "y": 1, "z": "1", "0": None}, "pods": [7]},
         ]
     }
     with pytest.raises(Refused) as refused:
@@ -82,9 +82,13 @@ def test_every_violation_is_named_with_its_path() -> None:
         ("clusters[0].nodes[0].alocatable", "UnknownField"),
         ("clusters[0].nodes[0].allocatable", "Required"),
         ("clusters[0].behaviour.applyDelay", "UnknownField"),
-        ("clusters[1].labels", "WrongType"),
+        ("clusters[1].labels.x", "WrongType"),
+        ("clusters[1].labels.y", "WrongType"),
+        ("clusters[1].labels.0", "WrongType"),
         ("clusters[1].pods", "WrongType"),
     }
+    said = {e.path: e.message for e in refused.value.problem.errors}
+    assert said["clusters[1].labels.x"] == "must be text, in quotes: 'true'"
 
 
 def test_rules() -> None:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from .anchored import apply as anchored
 from .anchored import is_anchored
 from .client import Client, Refusal
-from .documents import Document, read_all, read_values
+from .documents import Document, one_fleet, read_all, read_values
 from .exits import DONE, FAILED, USAGE, Failure
 from .explaining import PLACED, why_text
 from .output import Format, StateDir, show
@@ -42,7 +42,7 @@ def apply(
     dry_run
         Check and decide, store and claim nothing.
     """
-    documents = read_all(filename, values=read_values(values))
+    documents = one_fleet(read_all(filename, values=read_values(values)))
     client = Client.find(state)
     answers: list[dict[str, Any]] = []
     code = DONE

@@ -75,6 +75,29 @@ def read(source: str, *, fleet: bool = False, values: Values = None) -> list[Doc
     return found
 
 
+def read_fleet(source: str) -> Document:
+    """The fleet that a file, a directory or stdin holds, in one document or several."""
+    documents = read(source, fleet=True)
+    if not documents:
+        raise Failure(f"{source}: there is no document in it", USAGE)
+    return one_fleet(documents, source)[0]
+
+
+def one_fleet(documents: list[Document], where: str = "") -> list[Document]:
+    """Of several Fleets one, with the clusters of all: a fleet is applied as a whole, and the next would take its place."""
+    fleets = [d for d in documents if d.kind == "Fleet"]
+    if len(fleets) < 2:
+        return documents
+    clusters: list[Any] = []
+    for one in fleets:
+        if not isinstance(own := one.body.get("clusters"), list):
+            raise Failure(f"{one.where}: clusters must be a list")
+        clusters += own
+    first = fleets[0]
+    whole = Document({**first.body, "clusters": clusters}, where or first.where, first.base)
+    return [whole if d is first else d for d in documents if d is first or d.kind != "Fleet"]
+
+
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES and p.is_file())

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from .client import Client, path, problem_text
 from .completing import Cluster
-from .documents import read
+from .documents import read_fleet
 from .durations import seconds
 from .exits import DONE, USAGE, Failure, of_status
 from .groups import cluster_parts
@@ -50,10 +50,7 @@ def apply(
         raise Failure("which fleet file?", USAGE)
     from .up.opening import apply_fleet
 
-    documents = read(source, fleet=True)
-    if len(documents) != 1:
-        raise Failure(f"{source} holds {len(documents)} documents; a fleet is one", USAGE)
-    answer = apply_fleet(Client.find(state), documents[0], seconds(timeout))
+    answer = apply_fleet(Client.find(state), read_fleet(source), seconds(timeout))
     if output in ("json", "yaml"):
         return show(answer, output)
     out(
@@ -116,7 +113,7 @@ def sim(
     from .state import State, state_dir
     from .workers import serve, settle
 
-    body = read(str(file), fleet=True)[0].body if file is not None else None
+    body = read_fleet(str(file)).body if file is not None else None
     settings = settings_for("sim", State(state_dir(state)))
     from msgspec import to_builtins
 

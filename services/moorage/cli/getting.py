@@ -84,7 +84,7 @@ def _once(client: Client, kind: Kind, name: str, project: str, query: dict[str, 
 
 
 def _watch(client: Client, kind: Kind, name: str, project: str, query: dict[str, str], output: str) -> int:
-    """Prints what there is, then each object again when it changed. Ends with Ctrl-C, or when the one is gone."""
+    """Prints what there is, then each object again when it changed or is gone. Ends with Ctrl-C, or when the one is gone."""
     columns = [c for c in kind.columns if output == "wide" or not c.wide]
     seen: dict[str, Any] = {}
     heading = True
@@ -94,14 +94,29 @@ def _watch(client: Client, kind: Kind, name: str, project: str, query: dict[str,
             try:
                 items = _items(client, kind, name, project, query)
             except Refusal as wrong:
-                if name and seen and wrong.status == 404:
-                    return DONE
-                raise
+                if not (name and seen and wrong.status == 404):
+                    raise
+                items = []
             changed = [item for item in items if seen.get(kind.named(item)) != item]
             if changed:
                 _print(changed, kind, columns, output, heading)
                 heading = False
-            seen = {kind.named(item): item for item in items}
+            now = {kind.named(item): item for item in items}
+            _print_gone([item for known, item in seen.items() if known not in now], kind, output)
+            if name and not items:
+                return DONE
+            seen = now
+
+
+def _print_gone(gone: list[Row], kind: Kind, output: str) -> None:
+    """As it was last seen; in words where words are read."""
+    for item in gone:
+        if output == "json":
+            out(as_json({**item, "deleted": True}))
+        elif output == "yaml":
+            out(as_yaml({**item, "deleted": True}) + "\n---")
+        else:
+            out(f"{kind.named(item)} deleted")
 
 
 def _print(changed: list[Row], kind: Kind, columns: list[Any], output: str, heading: bool) -> None:

@@ -17,7 +17,7 @@ def events(
     *,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
     subject: str = "moorage.events.>",
-    limit: int = 100,
+    limit: int | None = None,
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
@@ -30,11 +30,11 @@ def events(
     subject
         Only on these subjects, with NATS wildcards; messages that could not be read are kept on moorage.rejected.>.
     limit
-        How many of the past.
+        How many of the past: 100, and before those that come, as a table, 10; for programs none unless asked.
     """
     client = Client.find(state)
     if not follow:
-        items = client.get("/v1/events", subject=subject, follow="false", limit=str(limit))["items"]
+        items = _past(client, subject, 100 if limit is None else limit)
         if output in ("json", "yaml"):
             return show({"items": items}, output)
         if output == "name":
@@ -42,10 +42,25 @@ def events(
         else:
             out(table(["TIME", "WHAT", "ID", "SUMMARY"], [_row(e) for e in items]))
         return DONE
+    tabular = output in ("table", "wide")
+    before = limit if limit is not None else 10 if tabular else 0
+    if tabular:
+        out("TIME          WHAT  " + ("ID  " if output == "wide" else "") + "SUMMARY")
+    shown: set[str] | None = None
     for event in client.events(subject, until=None):
-        if event is not None:
+        if shown is None:  # the stream stands: what is kept from here on comes twice, and nothing never
+            past = _past(client, subject, before) if before > 0 else []
+            shown = {one["id"] for one in past}
+            for one in past:
+                _print(one, output)
+        if event is not None and event["id"] not in shown:
             _print(event, output)
     return DONE
+
+
+def _past(client: Client, subject: str, limit: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/v1/events", subject=subject, follow="false", limit=str(limit))["items"]
+    return found
 
 
 def _row(event: dict[str, Any]) -> list[str]:

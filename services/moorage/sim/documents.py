@@ -105,15 +105,33 @@ def _check(data: Any, kind: type[msgspec.Struct], path: str, errors: list[Violat
         elif inner is not None and not many and isinstance(value, dict):
             _check(value, inner, at, errors)
         else:
-            try:
-                msgspec.convert(value, field.type)
-            except msgspec.ValidationError as error:
-                errors.append(Violation(path=at, code="WrongType", message=str(error)))
+            errors += _ill_typed(value, field.type, at)
     errors += [
         Violation(path=f"{path}.{key}" if path else key, code="Required", message="is required")
         for key, field in fields.items()
         if field.required and key not in data
     ]
+
+
+def _ill_typed(value: Any, kind: Any, path: str) -> list[Violation]:
+    """Of maps of texts each value by itself: what YAML reads as something else is written in quotes."""
+    if kind == dict[str, str] and isinstance(value, dict):
+        return [
+            Violation(path=f"{path}.{key}", code="WrongType", message=f"must be text{_quoted(one)}")
+            for key, one in value.items()
+            if not isinstance(one, str)
+        ]
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return [Violation(path=path, code="WrongType", message=str(error))]
+    return []
+
+
+def _quoted(value: Any) -> str:
+    if not isinstance(value, bool | int | float):
+        return ""
+    return f", in quotes: '{str(value).lower()}'"
 
 
 def _text(value: str | float) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moorage.cli.client import Client, Refusal, group_path
-from moorage.cli.documents import Document, read, read_text
+from moorage.cli.documents import Document, read_fleet, read_text
 from moorage.cli.exits import CONFLICT, DONE, FAILED, Failure
 from moorage.cli.explaining import why_text
 from moorage.cli.terminal import note, out
@@ -32,7 +32,8 @@ def open_up(opening: Opening) -> int:
     client = Client(opening.url, opening.token, timeout=5)
     try:
         _wait_for_workers(client, opening)
-        for document in _fleets(opening):
+        document = _fleet(opening)
+        if document is not None:
             note(f"filling the simulated fleet from {document.where}")
             apply_fleet(client, document)
         if opening.example:
@@ -63,13 +64,12 @@ def _wait_for_workers(client: Client, opening: Opening) -> None:
         missing = sorted(kind for kind, count in opening.expected.items() if counts.get(kind, 0) < count)
 
 
-def _fleets(opening: Opening) -> list[Document]:
-    found: list[Document] = []
+def _fleet(opening: Opening) -> Document | None:
     if opening.fleet is not None:
-        found += read(str(opening.fleet), fleet=True)
-    elif opening.example:
-        found += read_text(_builtin("fleet.yaml"), "the example", Path(), fleet=True)
-    return found
+        return read_fleet(str(opening.fleet))
+    if opening.example:
+        return read_text(_builtin("fleet.yaml"), "the example", Path(), fleet=True)[0]
+    return None
 
 
 def _builtin(name: str) -> str:
