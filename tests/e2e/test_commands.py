@@ -142,6 +142,37 @@ def test_what_does_not_exist_is_3(example: Mesh) -> None:
         assert "does not exist" in refused(example, *arguments, code=3)
 
 
+def test_what_is_wrongly_named_is_2(example: Mesh, tmp_path: Path) -> None:
+    for arguments in (
+        ("cluster", "drain", "nope"),
+        ("cluster", "cordon", "nope"),
+        ("describe", "cluster", "nope"),
+        ("restore", "nofile"),
+        ("apply", "-f", "nofile"),
+        ("cluster", "join", "--kubeconfig", "/nope"),
+        ("cluster", "leave", "a/b", "--provider", "c"),
+        ("agent", "--kubeconfig", "/nope"),
+    ):
+        text = refused(example, *arguments, code=2)
+        assert len(text.splitlines()) == 1 and ("'nope'" in text or "there is no" in text or "--provider" in text), text
+    example.environment["MOORAGE_URL"] = example.endpoint["http"]
+    try:
+        assert "MOORAGE_NATS_URL" in refused(example, "backup", str(tmp_path / "other"), code=2)
+        assert "set MOORAGE_TOKEN" in refused(example, "get", "groups", code=5)
+    finally:
+        del example.environment["MOORAGE_URL"]
+    assert not (tmp_path / "other").exists()
+    assert "redecide" not in refused(example, "approve", "app1", code=4)
+    assert "neither a kept message" in refused(example, "story", "01nothing", code=3)
+
+
+def test_words_for_the_same(example: Mesh) -> None:
+    for one in ("get", "list"):
+        assert ran(example, "controllers", one) == ran(example, "controllers")
+        assert ran(example, "fleet", one, "-o", "name") == ran(example, "fleet", "-o", "name")
+    assert ran(example, "controllers", "get", "hpa", "-o", "name") == "controller/hpa\n"
+
+
 def test_diff_shows_patches_and_is_1(example: Mesh) -> None:
     text = ran(example, "diff", "app1", code=1)
     assert "+            nvidia.com/gpu: '1'" in text and "moorage.dev/claim" in text

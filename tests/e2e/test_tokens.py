@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -284,6 +285,7 @@ def test_what_is_removed_names_who_removed_it(example: Mesh, tokens: dict[str, s
         for _ in range(200):
             if wanted <= set(set_off(path)):
                 break
+            time.sleep(0.05)
         assert wanted <= set(set_off(path)), path
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.cli.agents import cluster_name
 from moorage.cli.client import problem_text
 from moorage.cli.durations import seconds
 from moorage.cli.exits import Failure, of_status
 from moorage.cli.groups import cluster_parts, full_name
 from moorage.cli.kinds import resolve
 from moorage.cli.main import run
+from moorage.cli.output import amounts
 from moorage.cli.terminal import table
 
 
@@ -47,6 +49,21 @@ def test_short_and_full_names() -> None:
 )
 def test_exit_codes_of_answers(status: int, code: int) -> None:
     assert of_status(status) == code
+
+
+def test_amounts_are_for_reading() -> None:
+    free = {"pods": "110", "memory": "68519476736", "cpu": "7500m", "ephemeral-storage": "900Gi", "x": "68519476736"}
+    assert amounts(free) == "cpu 7500m, memory 63.8Gi, ephemeral-storage 900Gi, x 68519476736"
+    assert amounts({"memory": "2097152Ki"}) == "memory 2Gi" and amounts({"memory": "1500"}) == "memory 1500"
+    assert amounts({"memory": "500Mi"}) == "memory 500Mi" and amounts({"memory": "68519476"}) == "memory 65.35Mi"
+
+
+def test_clusters_are_named_the_same_everywhere() -> None:
+    assert cluster_name("lab/edge-1", "", None, None) == cluster_name("edge-1", "lab", None, None) == "lab/edge-1"
+    assert cluster_name("edge-1", "", None, None) == "kube/edge-1"
+    for name, provider in (("lab/edge-1", "far"), ("a/b/c", ""), ("lab/", "")):
+        with pytest.raises(Failure):
+            cluster_name(name, provider, None, None)
 
 
 @pytest.mark.parametrize("text", ["app", "Apps", "application", "applications"])

@@ -45,7 +45,7 @@ def agent(
     context
         Which context of it; default the current one.
     name
-        The cluster's name in the fleet; default the one it joined with, else the context's.
+        The cluster's name in the fleet, PROVIDER/NAME or NAME; default the one it joined with, else the context's.
     provider
         The cluster's provider; default the one it joined with, else kube.
     label
@@ -85,6 +85,9 @@ def ask_cluster(kubeconfig: Path | None, context: str | None, question: Callable
 
     from .joining import perform
 
+    if kubeconfig is not None:
+        readable(kubeconfig)
+
     async def work() -> T:
         api = await connect(kubeconfig, context)
         try:
@@ -107,14 +110,27 @@ def local_settings(state: State, cluster: str) -> Settings:
 
 
 def cluster_name(name: str, provider: str, kubeconfig: Path | None, context: str | None) -> str:
-    """`provider/name`; contexts may be called what clusters may not."""
+    """`provider/name`, given so or in two; contexts may be called what clusters may not."""
     from moorage.model.names import is_name
 
-    name = name or _tidy(context or _current_context(kubeconfig))
+    if kubeconfig is not None:
+        readable(kubeconfig)
+    before, slash, rest = name.partition("/")
+    if slash:
+        if provider and provider != before:
+            raise Failure(f"{name!r} names the provider {before!r}, and --provider {provider!r}", USAGE)
+        provider, name = before, rest
+    else:
+        name = name or _tidy(context or _current_context(kubeconfig))
     cluster = f"{provider or 'kube'}/{name}"
     if not all(is_name(part) for part in cluster.split("/")) or cluster.count("/") != 1:
-        raise Failure(f"{cluster!r} is no name of a cluster; name it with --name and --provider", USAGE)
+        raise Failure(f"{cluster!r} is no name of a cluster; name it as PROVIDER/NAME", USAGE)
     return cluster
+
+
+def readable(kubeconfig: Path) -> None:
+    if not kubeconfig.is_file():
+        raise Failure(f"there is no kubeconfig '{kubeconfig}'", USAGE)
 
 
 def _tidy(context: str) -> str:

@@ -45,7 +45,7 @@ class Anchored:
         for base in (document.base, Path()):
             if (base / name).is_file():
                 return base / name
-        raise Failure(f"{self.where}: file: there is no {name}, neither beside the document nor here", USAGE)
+        raise Failure(f"{self.where}: file: there is no '{name}', neither beside the document nor here", USAGE)
 
     @property
     def step(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .exits import Failure
+from .exits import USAGE, Failure
 
 FORMAT = 1
 _MANIFEST, _SUM = "backup.json", "backup.sha256"
@@ -73,7 +73,7 @@ class Archive:
                     if part is None or _size(part) != told["size"] or _sum(part) != told["sha256"]:
                         raise Failure(f"{path} is damaged: {name} is not what was written")
         except FileNotFoundError:
-            raise Failure(f"there is no file {path}") from None
+            raise Failure(f"there is no file '{path}'", USAGE) from None
         except (tarfile.TarError, KeyError, EOFError, ValueError) as wrong:
             raise Failure(f"{path} is not a back-up, or is damaged or truncated: {wrong}") from wrong
         except OSError as wrong:

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from .archives import Archive, write
 from .documents import STDIN
-from .exits import CONFLICT, DONE, UNREACHABLE, Failure
+from .exits import CONFLICT, DONE, UNREACHABLE, USAGE, Failure
 from .output import StateDir
 from .state import State, state_dir, write_private
 from .terminal import note, out
@@ -66,7 +66,7 @@ def backup(file: str, /, *, state: StateDir = None) -> int:
     file
         Where to; replaced in one step when all is there. `-` is stdout.
     """
-    where = State(state_dir(state))
+    where = _here(state)
 
     def work(settings: Settings, local: bool) -> int:
         with ExitStack() as stack:
@@ -89,6 +89,17 @@ def backup(file: str, /, *, state: StateDir = None) -> int:
         return DONE
 
     return _with_broker(where, work)
+
+
+def _here(state: Path | None) -> State:
+    """Not the mesh that all other commands would be about: the gateway has nothing to back up with."""
+    if state is None and os.environ.get("MOORAGE_URL") and not os.environ.get("MOORAGE_NATS_URL"):
+        raise Failure(
+            "MOORAGE_URL names a mesh, and this works on a broker: set MOORAGE_NATS_URL and MOORAGE_NATS_SEED (an "
+            "administrator's) of that mesh, or name a directory on this machine with --state",
+            USAGE,
+        )
+    return State(state_dir(state))
 
 
 def _scratch(stack: ExitStack) -> IO[bytes]:
@@ -184,7 +195,7 @@ def restore(file: str, /, *, state: StateDir = None) -> int:
     file
         What `moorage backup` wrote. `-` is stdin.
     """
-    where = State(state_dir(state))
+    where = _here(state)
     with ExitStack() as stack:
         path = Path(file)
         if file == STDIN:

@@ -28,7 +28,7 @@ def render(item: Mapping[str, Any], release: str, where: str, base: Path) -> str
     chart = base / name
     if not chart.exists():
         raise Failure(
-            f"{where}.chart: there is no {chart}; a chart is a directory or an archive on this machine", FAILED
+            f"{where}.chart: there is no '{chart}'; a chart is a directory or an archive on this machine", FAILED
         )
     helm = shutil.which("helm")
     if helm is None:

@@ -57,7 +57,8 @@ def _alive(pid: int) -> bool:
 def _processes(endpoint: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     supervisor = (endpoint["pids"].get("up") or [0])[0]
-    if not supervisor or not _alive(supervisor):
+    supervised = bool(supervisor) and _alive(supervisor)
+    if not supervised:
         do = "start it again with `moorage up`"
         rows.append(_row("process", "up", "down", f"process {supervisor} is gone", do))
     for worker in endpoint.get("workers", []):
@@ -69,8 +70,10 @@ def _processes(endpoint: dict[str, Any]) -> list[dict[str, Any]]:
             past = f"restarted {times}, last {ago:.0f} s ago: {worker['lastExit']}"
         if pid and _alive(pid):
             rows.append(_row("process", worker["name"], "ok", f"pid {pid}" + (f"; {past}" if past else "")))
-        else:
+        elif supervised:
             rows.append(_row("process", worker["name"], "restarting", past or f"pid {pid} is gone", f"read {log}"))
+        else:
+            rows.append(_row("process", worker["name"], "down", f"pid {pid} is gone", "see up"))
     return rows
 
 

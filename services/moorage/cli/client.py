@@ -119,7 +119,13 @@ class Client:
         except ValueError:
             answer = {"title": f"HTTP {reply.status}", "detail": content[:300].decode(errors="replace")}
         if reply.status >= 400:
-            raise Refusal(answer if isinstance(answer, dict) else {}, reply.status, where)
+            problem = answer if isinstance(answer, dict) else {}
+            if reply.status == 401 and not self._token:
+                problem = {
+                    **problem,
+                    "detail": f"{problem.get('detail', 'no token')}; set MOORAGE_TOKEN beside MOORAGE_URL",
+                }
+            raise Refusal(problem, reply.status, where)
         return answer
 
     def get(self, path: str, **query: str) -> Any:

@@ -23,7 +23,7 @@ def listed(*, output: Format = "table", watch: Watch = False, state: StateDir = 
     return get("clusters", output=output, watch=watch, state=state)
 
 
-@app.command(name="get")
+@app.command(name=["get", "list"])
 def get_(name: Cluster = "", /, *, output: Format = "table", watch: Watch = False, state: StateDir = None) -> int:
     """Show one cluster, or all."""
     from .getting import get

@@ -77,3 +77,11 @@ def _remove(client: Client, name: str, output: Format) -> int:
     client.call("PUT", path("controllers", name), body={"remove": True})
     out(f"controller/{name}" if output == "name" else f"controller {name} removed")
     return DONE
+
+
+@app.command(name=["get", "list"])
+def get_(name: Controller = "", /, *, output: Format = "table", state: StateDir = None) -> int:
+    """Show one controller, or all."""
+    from .getting import get
+
+    return get("controllers", name, output=output, state=state)

@@ -9,7 +9,7 @@ from .completing import KindName, ObjectName
 from .exits import DONE
 from .explaining import summary, why_text
 from .kinds import resolve
-from .output import Project, StateDir, amounts
+from .output import Project, StateDir, amounts, yes_no
 from .terminal import as_yaml, out, table
 
 
@@ -58,7 +58,9 @@ def _cluster(client: Client, item: dict[str, Any]) -> None:
     out(f"  allocatable  {amounts(item.get('allocatable')) or '-'}")
     out(f"  free         {amounts(item.get('free')) or '-'}")
     nodes = client.items("/v1/nodes", cluster=item["id"], limit="500")
-    rows = [["  " + n["name"], n["usable"], amounts(n.get("free")), amounts(n.get("allocatable"))] for n in nodes]
+    rows = [
+        ["  " + n["name"], yes_no(n["usable"]), amounts(n.get("free")), amounts(n.get("allocatable"))] for n in nodes
+    ]
     out(table(["  NODE", "USABLE", "FREE", "ALLOCATABLE"], rows))
     if item.get("claims"):
         claims = [["  " + c["id"], c["group"], c["app"], c["object"]] for c in item["claims"]]

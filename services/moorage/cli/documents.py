@@ -108,7 +108,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Failure(f"there is no file {path}", USAGE) from None
+        raise Failure(f"there is no file '{path}'", USAGE) from None
     except (OSError, UnicodeDecodeError) as wrong:
         raise Failure(f"cannot read {path}: {wrong}", USAGE) from wrong
 
@@ -212,7 +212,7 @@ def _named(name: Any, where: str, base: Path) -> list[Any]:
     """The Kubernetes objects in a file or directory, with lists taken apart."""
     path = base / str(name)
     if not path.exists():
-        raise Failure(f"{where}.file: there is no {path}", FAILED)
+        raise Failure(f"{where}.file: there is no file or directory '{path}'", FAILED)
     found: list[Any] = []
     for file in _files(path):
         found += _objects(_text(file), str(file))

@@ -8,8 +8,9 @@ from typing import Any
 from .client import Client, Refusal, group_path, path
 from .completing import Cluster
 from .durations import seconds
-from .exits import DONE, FAILED, MISSING, TIMEOUT, Failure
+from .exits import DONE, FAILED, TIMEOUT
 from .explaining import reason_lines
+from .groups import cluster_parts
 from .output import StateDir
 from .terminal import note, out
 
@@ -38,10 +39,7 @@ def _cordon(client: Client, name: str, cordoned: bool) -> None:
 
 
 def _path(name: str) -> str:
-    provider, slash, cluster = name.partition("/")
-    if not slash:
-        raise Failure(f"{name!r} is not PROVIDER/NAME", MISSING)
-    return path("clusters", provider, cluster)
+    return path("clusters", *cluster_parts(name))
 
 
 def drain(name: Cluster, /, *, timeout: str = "5m", state: StateDir = None) -> int:

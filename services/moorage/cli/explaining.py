@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .client import Client, group_path, path
+from .client import Client, Refusal, group_path, path
 from .completing import Group
-from .exits import DONE
+from .exits import DONE, MISSING, Failure
 from .groups import full_name
 from .output import Format, Project, StateDir, show
 from .terminal import out, paint, table
@@ -115,7 +115,15 @@ def story(what: Group, /, *, project: Project = "", output: Format = "table", st
     if not known:
         items = client.get(path("story", what))["items"]  # an id, unless nothing has it
     if not items:
-        items = client.get(group_path(full_name(what, project), "story"))["items"]
+        name = full_name(what, project)
+        try:
+            items = client.get(group_path(name, "story"))["items"]
+        except Refusal as wrong:
+            if wrong.status != 404 or known:
+                raise
+            raise Failure(
+                f"{what} does not exist: neither a kept message with this id nor a group {name}", MISSING
+            ) from wrong
     if output in ("json", "yaml"):
         return show({"items": items}, output)
     if output == "name":

@@ -28,6 +28,12 @@ def overview(*, output: Format = "table", state: StateDir = None) -> int:
     return get("clusters", output=output, state=state)
 
 
+@app.command(name=["list", "get"])
+def list_(*, output: Format = "table", state: StateDir = None) -> int:
+    """Show all clusters of the fleet."""
+    return overview(output=output, state=state)
+
+
 @app.command
 def apply(
     file: Annotated[str, Parameter(help="A fleet file, or - for stdin.")] = "",

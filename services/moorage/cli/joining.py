@@ -41,7 +41,7 @@ def join(
     Parameters
     ----------
     name
-        The cluster's name in the fleet; default the context's.
+        The cluster's name in the fleet, PROVIDER/NAME or NAME; default the context's.
     context
         Which context of the kubeconfig; default the current one.
     kubeconfig
@@ -114,7 +114,7 @@ def leave(
     Parameters
     ----------
     name
-        The cluster's name in the fleet; default the context's.
+        The cluster's name in the fleet, PROVIDER/NAME or NAME; default the context's.
     context
         Which context of the kubeconfig; default the current one.
     kubeconfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .client import group_path, path
 from .exits import USAGE, Failure
 from .groups import cluster_parts, full_name
-from .output import Column, Row, amounts, clusters_of, field
+from .output import Column, Row, amounts, clusters_of, field, yes_no
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ KINDS: tuple[Kind, ...] = (
         (
             Column("CLUSTER", field("cluster")),
             Column("NODE", field("name")),
-            Column("USABLE", lambda r: str(r.get("usable"))),
+            Column("USABLE", lambda r: yes_no(r.get("usable"))),
             Column("FREE", lambda r: amounts(r.get("free"))),
             Column("ALLOCATABLE", lambda r: amounts(r.get("allocatable")), wide=True),
             Column("LABELS", _pairs, wide=True),
@@ -137,8 +137,8 @@ KINDS: tuple[Kind, ...] = (
             Column("DEADLINE", lambda r: f"{r.get('deadlineMs', 500):g} ms"),
             Column("POLICY", field("policy")),
             Column("WEIGHT", field("weight")),
-            Column("PLACEMENT", lambda r: str(r.get("placement", True)), wide=True),
-            Column("ACTIONS", lambda r: str(r.get("actions", False)), wide=True),
+            Column("PLACEMENT", lambda r: yes_no(r.get("placement", True)), wide=True),
+            Column("ACTIONS", lambda r: yes_no(r.get("actions", False)), wide=True),
             Column("KINDS", lambda r: ",".join(r.get("kinds", {})), wide=True),
         ),
         lambda name, project: path("controllers", name),

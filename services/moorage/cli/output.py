@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,4 +77,23 @@ def amounts(values: Mapping[str, Any] | None) -> str:
         return ""
     first = [k for k in ("cpu", "memory") if k in values]
     rest = sorted(k for k in values if k not in first and k != "pods")
-    return ", ".join(f"{k} {values[k]}" for k in [*first, *rest])
+    return ", ".join(f"{k} {_readable(k, str(values[k]))}" for k in [*first, *rest])
+
+
+_BYTES = re.compile(r"(\d+)(Ki|Mi)?")
+_UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20}
+
+
+def _readable(resource: str, text: str) -> str:
+    """Large amounts of bytes, which are exact in other formats, as a person reads them."""
+    found = _BYTES.fullmatch(text)
+    if found is None or not resource.startswith(("memory", "ephemeral-storage", "hugepages-")):
+        return text
+    size = int(found[1]) * _UNITS[found[2]]
+    if size < 1 << 30:
+        return text if found[2] else f"{size / (1 << 20):.4g}Mi" if size >= 1 << 20 else text
+    return f"{size / (1 << 30):.1f}Gi".replace(".0Gi", "Gi")
+
+
+def yes_no(value: Any) -> str:
+    return "yes" if value else "no"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _COLOURS = {
-    "Running": 32, "Ready": 32, "Placed": 32, "ok": 32, "answered": 32, "True": 32,
+    "Running": 32, "Ready": 32, "Placed": 32, "ok": 32, "answered": 32,
     "Pending": 33, "Deciding": 33, "Deploying": 33, "Stale": 33, "Terminating": 33, "restarting": 33, "stale": 33,
     "Failed": 31, "Degraded": 31, "down": 31, "unhealthy": 31, "timeout": 31, "error": 31,
 }  # fmt: skip

@@ -107,7 +107,7 @@ def run_worker(what: str, settings: Settings) -> int:
     if path.suffix != ".py" and not path.exists():
         raise Failure(f"{what!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
     if not path.is_file():
-        raise Failure(f"there is no file {path}", USAGE)
+        raise Failure(f"there is no file '{path}'", USAGE)
     from moorage.sdk import CannotRun, run_file
 
     vitals = configure(path.stem)

@@ -224,7 +224,8 @@ def leaving(record: GroupRecord, now: str, cause: str) -> Change:
 def check_state(group: str, state: State, verb: str) -> None:
     allowed = VERBS[verb]
     if state not in allowed:
-        possible = [v for v, states in VERBS.items() if state in states]
+        # What others do with a group (drain a cluster) is no step that its owner takes.
+        possible = [v for v, states in VERBS.items() if state in states and v != "redecide"]
         raise Refused(
             wrong_state(f"{group} is {state}; {verb} needs {' or '.join(allowed)}; possible now: {', '.join(possible)}")
         )
