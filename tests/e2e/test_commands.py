@@ -64,6 +64,10 @@ def refused(mesh: Mesh, *arguments: str, code: int, data: bytes | None = None) -
     return text
 
 
+def test_the_hints_work_for_a_state_that_was_named(example: Mesh) -> None:
+    assert f"export MOORAGE_STATE={example.state}" in example.output().decode()
+
+
 def test_the_example_runs_and_tells_why(example: Mesh) -> None:
     ran(example, "wait", "app1", "--for", "phase=Running", "--timeout", "20s")
     why = shown(example, "why", "app1")
@@ -336,6 +340,13 @@ def test_simulate_and_dry_run_leave_nothing(example: Mesh) -> None:
     assert [c["free"] for c in shown(example, "get", "clusters")["items"]] == [c["free"] for c in before["items"]]
 
 
+def test_the_readmes_application_fits_the_example(example: Mesh) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shop = readme.split("```yaml\n")[1].split("```")[0]
+    assert "# shop.yaml" in shop
+    ran(example, "simulate", "-f", "-", data=shop.encode())
+
+
 def test_what_is_wrong_is_1_with_every_path(example: Mesh) -> None:
     bad = fits("bad").replace(b"nginx\n          needs", b"nope\n          needs").replace(b"labels:", b"labls:")
     text = refused(example, "apply", "-f", "-", data=bad, code=1)
@@ -401,7 +412,7 @@ def test_check_and_subjects_and_version(example: Mesh) -> None:
     assert {"up", "nats", "redis", "gateway", "merger", "hpa"} <= set(example.endpoint["pids"])
     assert "moorage.intents.apply" in ran(example, "subjects")
     assert ran(example, "version").startswith("moorage ")
-    assert ran(example, "--help").startswith("Usage: moorage")
+    assert ran(example, "--help").startswith("Usage: moorage") and "4 conflict" in ran(example, "--help")
 
 
 def test_a_wrong_token_is_5_and_a_wrong_address_6(example: Mesh) -> None:

@@ -59,7 +59,9 @@ _COMMANDS = {
 def build(argv: list[str]) -> App:
     app = App(
         name="moorage",
-        help="Decides which clusters of a Kubernetes fleet run an application, by what the hardware there can do.",
+        help="Decides which clusters of a Kubernetes fleet run an application, by what the hardware there can do.\n\n"
+        "Exit codes: 0 done; 1 refused, failed or different; 2 wrong usage; 3 not found; 4 conflict or wrong state; 5 not "
+        "allowed; 6 not reachable; 7 out of time.",
         help_flags=["--help", "-h"],
         version_flags=["--version"],
         result_action="return_value",

@@ -87,3 +87,8 @@ class Intent(Model, kw_only=True):
     kind: str
     name: str
     spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+    def read(self) -> dict[str, Any]:
+        """Its `spec` as plain data."""
+        found: dict[str, Any] = msgspec.json.decode(self.spec)
+        return found

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -37,7 +37,7 @@ def up(
     nats
         HOST:PORT of NATS, which agents of other machines need to reach; port 0 takes the one of last time, or a free one.
     fleet
-        A file with simulated clusters.
+        A file with simulated clusters, in place of those that an earlier `up` had on this state.
     example
         Apply the usage example on a built-in fleet and show what became of it.
     detach
@@ -50,21 +50,24 @@ def up(
     _, colon, port = nats.rpartition(":")
     if not colon or not port.isdigit():
         raise Failure(f"--nats {nats!r} is not HOST:PORT", USAGE)
-    counts = _counts(workers or [])
+    asked = {"http": http, "fleet": fleet, "example": example, "counts": _counts(workers or []), "nats": nats}
     found = State(state_dir(state))
+    if state is not None:
+        asked["named"] = found.root
     found.make()
     os.environ["MOORAGE_STATE"] = str(found.root)
     if detach:
-        return _detached(found, http, nats, fleet, example, counts)
-    return _run(found, http, nats, fleet, example, counts)
+        return _detached(found, asked)
+    return _run(found, asked)
 
 
-def _run(state: State, http: str, nats: str, fleet: Path | None, example: bool, counts: dict[str, int]) -> int:
+def _run(state: State, asked: dict[str, Any]) -> int:
+    """`asked`: the fields of Options, which are not there yet: what they come with takes a while to import."""
     state.take()
     note(f"the mesh lives in {state.root}")
     from .launch import Options, launch  # imports everything the workers need
 
-    return launch(state, Options(http, fleet, example, counts, nats), note)
+    return launch(state, Options(**asked), note)
 
 
 def _counts(given: list[str]) -> dict[str, int]:
@@ -77,7 +80,7 @@ def _counts(given: list[str]) -> dict[str, int]:
     return counts
 
 
-def _detached(state: State, http: str, nats: str, fleet: Path | None, example: bool, counts: dict[str, int]) -> int:
+def _detached(state: State, asked: dict[str, Any]) -> int:
     """The child becomes the supervisor in a session of its own; this process passes on what it says until it is ready."""
     out_read, out_write = os.pipe()
     pid = os.fork()
@@ -87,7 +90,7 @@ def _detached(state: State, http: str, nats: str, fleet: Path | None, example: b
         try:
             os.setsid()
             _redirect(state, out_write)
-            code = _run(state, http, nats, fleet, example, counts)
+            code = _run(state, asked)
         except Failure as wrong:
             note(f"moorage: {wrong}")
             code = wrong.code

@@ -34,6 +34,7 @@ class Options:
     example: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     nats: str = "127.0.0.1:0"
+    named: Path | None = None  # the state directory, where somebody named it
 
 
 def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
@@ -68,7 +69,8 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
             _start_agents(supervisor, Settings(plan.nats, plan.admin_seed), listener, shown)
         supervisor.tell()
         expected = {kind: count for kind in WORKERS if (count := options.counts.get(kind, 1))}
-        opening = Opening(plan.url, plan.token, expected, options.fleet, options.example, str(state.logs))
+        logs = str(state.logs)
+        opening = Opening(plan.url, plan.token, expected, options.fleet, options.example, logs, options.named)
         code = supervisor.perform("opening", partial(open_up, opening))
         if code != DONE:
             tails = [f"--- {kept.log} ({kept.last_exit})\n{kept.tail()}" for kept in plan.kept if kept.deaths]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import time
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,7 +14,7 @@ from moorage.cli.client import Client, Refusal, group_path
 from moorage.cli.documents import Document, read_fleet, read_text
 from moorage.cli.exits import CONFLICT, DONE, FAILED, Failure
 from moorage.cli.explaining import why_text
-from moorage.cli.terminal import note, out
+from moorage.cli.terminal import counted, note, out
 
 _READY_WITHIN = 30.0
 _PLACED_WITHIN = 30.0
@@ -26,6 +28,7 @@ class Opening:
     fleet: Path | None
     example: bool
     logs: str
+    named: Path | None = None  # the state directory, where somebody named it
 
 
 def open_up(opening: Opening) -> int:
@@ -36,6 +39,8 @@ def open_up(opening: Opening) -> int:
         if document is not None:
             note(f"filling the simulated fleet from {document.where}")
             apply_fleet(client, document)
+        else:
+            _tell_fleet_of_before(client)
         if opening.example:
             _example(client, opening)
     except Failure as wrong:
@@ -62,6 +67,15 @@ def _wait_for_workers(client: Client, opening: Opening) -> None:
             if worker["ok"]:
                 counts[worker["kind"]] = counts.get(worker["kind"], 0) + 1
         missing = sorted(kind for kind, count in opening.expected.items() if counts.get(kind, 0) < count)
+
+
+def _tell_fleet_of_before(client: Client) -> None:
+    """What was acknowledged is found again, and a fleet that was applied is part of it."""
+    with contextlib.suppress(Refusal):
+        if total := client.get("/v1/sim/clusters")["total"]:
+            note(
+                f"the simulated fleet of before is back: {counted(total, 'cluster')}; --fleet FILE puts another in its place"
+            )
 
 
 def _fleet(opening: Opening) -> Document | None:
@@ -109,8 +123,9 @@ def _example(client: Client, opening: Opening) -> None:
                 which = "any but" if one["mode"] == "deny" else "one of"
                 out(f"  {app} may run on {which} {', '.join(one['clusters']) or 'none'}: what all controllers allow")
     short = groups[0].split("/")[1] if groups else "NAME"
+    state = f"  export MOORAGE_STATE={shlex.quote(str(opening.named))}\n" if opening.named is not None else ""
     out(
-        f"\nLook at it:\n  moorage get groups; moorage why {short}; moorage diff {short}; moorage events -f\n"
+        f"\nLook at it:\n{state}  moorage get groups; moorage why {short}; moorage diff {short}; moorage events -f\n"
         f"  {opening.url}/v1/groups   (Authorization: Bearer, the token is in endpoint.json)\n"
         f"  {opening.url}/metrics, {opening.url}/readyz\n  logs: {opening.logs}\n"
     )

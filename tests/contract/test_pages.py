@@ -1,0 +1,49 @@
+"""What the README and the pages give to paste works, and what they list is all there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from moorage.cli import exits
+from moorage.intents import documents
+from moorage.model.shapes import Intent
+from moorage.sim import documents as fleets
+from moorage.sim.core import FAULTS
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page: str) -> list[Any]:
+    found = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [document for block in found for document in yaml.safe_load_all(block)]
+
+
+def test_the_readmes_application_needs_nothing_beside_it() -> None:
+    (shop,) = blocks("README.md")
+    assert documents.application(shop).document.metadata.name == "shop"
+    assert "file" not in shop["spec"]["apps"][0]["manifests"][0]
+
+
+def test_the_page_on_simulation_has_every_field_and_fault() -> None:
+    page = (ROOT / "docs" / "simulation.md").read_text()
+    (fleet,) = blocks("docs/simulation.md")
+    assert list(fleets.expand(fleets.decode(fleet))) == ["lab/edge-0", "lab/edge-1"]
+    for kind in (fleets.ClusterDocument, fleets.NodeDocument, fleets.Behaviour, fleets.CpuManagerDocument):
+        for field in msgspec.structs.fields(kind):
+            assert f"{field.encode_name}" in page
+    assert all(f"| `{fault}` |" in page for fault in FAULTS)
+
+
+def test_every_exit_code_is_explained() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    codes = {value for value in vars(exits).values() if type(value) is int}
+    assert set(map(int, re.findall(r"^\| (\d) \|", page, re.MULTILINE))) == codes
+
+
+def test_an_intents_spec_can_be_read() -> None:
+    assert Intent(kind="LatencyIntent", name="n", spec=msgspec.Raw(b'{"maxMs": 5}')).read() == {"maxMs": 5}
