@@ -118,7 +118,7 @@ def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_pat
     until(lambda: why(mesh, "held").get("pendingPhase") == "Pending")
     found = why(mesh, "held")
     assert (found["phase"], found["pendingRevision"]) == ("Degraded", 2)
-    assert {"ClusterGone", "NoClusters"} <= {r["code"] for r in found["reasons"]}
+    assert "ClusterGone" in {r["code"] for r in found["reasons"]}
     assert "has claims on far/a, which is gone" in done(mesh, "check", code=1)
     done(mesh, "delete", "app", "held", "--timeout", "20s")
     done(mesh, "delete", "cluster", "far/a", code=3)
