@@ -95,7 +95,7 @@ def test_a_cluster_that_two_claim_is_refused_to_the_second_in_words(mesh: Mesh, 
         until(lambda: clusters(mesh) == {"far/g": "Ready", "far/h": "Ready"}, 30)
     assert "1 cluster\n" in done(mesh, "fleet", "apply", fleet(tmp_path, "g"))
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
-    assert clusters(mesh) == {}
+    until(lambda: clusters(mesh) == {})
 
 
 def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_path: Path) -> None:
@@ -133,6 +133,7 @@ def test_a_fleet_may_be_in_several_documents(mesh: Mesh, tmp_path: Path) -> None
     assert "2 clusters" in done(mesh, "apply", "-f", str(file))
     assert clusters(mesh).keys() == {"sim/j", "far/k"}
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
+    until(lambda: clusters(mesh) == {})
 
 
 def test_what_ran_where_a_cluster_was_removed_is_decided_anew(mesh: Mesh, tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def test_what_ran_where_a_cluster_was_removed_is_decided_anew(mesh: Mesh, tmp_pa
     assert why(mesh, "moved")["apps"]["web"]["clusters"] == [f"far/{other}"]
     done(mesh, "delete", "app", "moved")
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
+    until(lambda: clusters(mesh) == {})
 
 
 def test_what_ends_on_a_silent_cluster_says_what_it_waits_for(mesh: Mesh, tmp_path: Path) -> None:
@@ -164,6 +166,7 @@ def test_what_ends_on_a_silent_cluster_says_what_it_waits_for(mesh: Mesh, tmp_pa
     done(mesh, "fleet", "apply", fleet(tmp_path, "f"))  # ends the fault
     done(mesh, "wait", "ending", "--for", "delete", "--timeout", "20s")
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
+    until(lambda: clusters(mesh) == {})
 
 
 def test_a_dead_cluster_without_claims_is_forgotten_and_may_come_back(mesh: Mesh, tmp_path: Path) -> None:
