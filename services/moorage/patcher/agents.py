@@ -93,9 +93,8 @@ class Agents:
         return encoded(desired_app(wanted, cluster, desired, record))
 
     def _unconfirmed(self, wanted: Wanted, cluster: str, version: int) -> bytes | None:
-        """Confirmations are not on disk when they are answered, so a broker that dies with us may forget them. A version
-        that the agent has and that we name again, without its objects, is one to say again what became of."""
-        if self.desk.has_heard(wanted.group, wanted.app, cluster, version):
+        """A version that the agent has and that we name again, without its objects, is one to say again what became of."""
+        if not self.desk.missing(wanted.group, wanted.app, cluster, version):
             return None
         return encoded(DesiredApp(group=wanted.group, app=wanted.app, version=version))
 
@@ -137,7 +136,7 @@ class Agents:
         if new is None:
             return
         mine[place] = new
-        self.desk.hear(group, confirm.app, cluster)
+        self.desk.hearing.heard(group, place)
         if before is not None and repeats(new, before) and self.desk.rests(group):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -15,6 +15,7 @@ from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens
 
 from .core import Head
+from .hearing import Hearing
 
 _head = msgspec.json.Decoder(Head).decode
 _record = msgspec.json.Decoder(GroupRecord).decode
@@ -37,7 +38,7 @@ class Desk:
         self.desired: dict[str, DesiredRecord] = {}
         self.statuses: dict[str, GroupStatus] = {}
         self.confirmed: dict[str, dict[tuple[str, str], AppStatus]] = {}
-        self._unheard: dict[str, set[tuple[str, str]]] = {}  # of `confirmed`: only read, and perhaps not the last word
+        self.hearing = Hearing()
         self.stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
         self.dirty: OrderedDict[str, None] = OrderedDict()
         self.busy: set[str] = set()
@@ -88,20 +89,14 @@ class Desk:
         """From another patcher's time."""
         self.statuses[group] = status
         confirmed = {(app.app, app.cluster): app for app in status.apps if app.version}
-        self.confirmed[group], self._unheard[group] = confirmed, set(confirmed)
+        self.confirmed[group] = confirmed
+        self.hearing.read(group, confirmed)
 
-    def hear(self, group: str, app: str, cluster: str) -> None:
-        unheard = self._unheard.get(group)
-        if unheard is not None:
-            unheard.discard((app, cluster))
-            if not unheard:
-                del self._unheard[group]
-
-    def has_heard(self, group: str, app: str, cluster: str, version: int) -> bool:
-        """Whether an agent confirmed that version to this patcher."""
+    def missing(self, group: str, app: str, cluster: str, version: int) -> bool:
+        """Whether to ask an agent that has this version to confirm it again."""
         status = self.confirmed.get(group, {}).get((app, cluster))
-        heard = (app, cluster) not in self._unheard.get(group, ())
-        return heard and status is not None and status.version >= version
+        known = status is not None and status.version >= version
+        return self.hearing.missing(group, (app, cluster), known, asyncio.get_running_loop().time())
 
     def learn_record(self, key: str, value: bytes | None, _revision: int) -> None:
         group = str(GroupName.from_tokens(key))
@@ -156,8 +151,9 @@ class Desk:
 
     def end(self, group: str) -> None:
         """Nothing of it runs any more."""
-        for table in (self.desired, self.confirmed, self._unheard):
-            table.pop(group, None)
+        self.desired.pop(group, None)
+        self.confirmed.pop(group, None)
+        self.hearing.ended(group)
 
     def forget(self, group: str) -> None:
         self.end(group)

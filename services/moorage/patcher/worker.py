@@ -243,6 +243,7 @@ class Patcher:
         reached("patcher.asked")
         await self._desired.put(group_tokens(group), data)
         self.desk.desired[group] = made
+        self.desk.hearing.wanted(group, asyncio.get_running_loop().time())
         if self._at.get(group) == at:
             del self._at[group]
         if self.desk.older.get(group, (made.revision,))[0] != made.revision:
