@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from moorage.testing.mesh import Mesh
@@ -158,6 +159,14 @@ def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> N
     until(short, 30, "why it waits is not said with numbers")
     local.ok("apply", "-f", "-", data=APPLICATION)
     local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")
+
+
+def test_it_is_heard_by_this_machine_alone(local: Local) -> None:
+    local.ok("up", "--detach", "--http", "127.0.0.1:0")
+    sockets = [socket for pid in local.pids() for socket in psutil.Process(pid).net_connections("inet")]
+    heard = [socket.laddr for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    assert len(heard) > 3
+    assert {address.ip for address in heard} == {"127.0.0.1"}
 
 
 def test_a_worker_that_hangs_is_said_by_check_and_still_stopped(local: Local) -> None:
