@@ -19,25 +19,24 @@ from moorage.fleet.store import Store
 from moorage.ledger import (
     Changes,
     Committed,
-    Committer,
     Dropped,
     Ledger,
     LedgerLost,
     committer,
     follow,
-    keep_capacity,
     newest_snapshot,
     open_ledger,
     read_snapshot,
     write_snapshot,
 )
 from moorage.merger.worker import start
-from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
+from moorage.model.claims import Commit, Decision, Reassign, Release, Withdrawal
 from moorage.model.groups import Decide
 from moorage.model.shapes import ShapedApp
 from moorage.testing.checker import counting_pods, read_log, violations
 from moorage.testing.conditions import until
-from moorage.testing.fleets import fleet_of, node, writer_of
+from moorage.testing.fleets import node, writer_of
+from moorage.testing.parties import Party, at_the_log, pod_on
 from moorage.testing.servers import NatsServer, RedisServer
 from moorage.testing.site import Clusters, Site, group, revision, shape
 
@@ -58,12 +57,14 @@ def scarce(nodes: int = 2) -> Clusters:
     return {f"lab/c-{i}": [node(cpu="2") for _ in range(nodes)] for i in range(4)}
 
 
-@pytest.mark.parametrize("mergers", [1, 2, 3])
-async def test_exactly_as_many_as_fit(nats: NatsServer, bus: Bus, mergers: int) -> None:
+@pytest.mark.parametrize(("mergers", "turn"), [(1, 0), *((mergers, turn) for mergers in (2, 3) for turn in range(4))])
+async def test_exactly_as_many_as_fit(nats: NatsServer, bus: Bus, mergers: int, turn: int) -> None:
     """Room for 16 pods of one core, 40 groups at once."""
     async with opened(nats, bus, 2, mergers) as s:
         names = [f"g{i}" for i in range(40)]
-        await s.decide(*(revision(n, at=f"{i:03}") for i, n in enumerate(names)))
+        records = [revision(n, at=f"{i:03}") for i, n in enumerate(names)]
+        random.Random(turn).shuffle(records)
+        await s.decide(*records)
         await until(lambda: all(s.attempts(n) for n in names), 30, "every group was tried")
         await until(lambda: len(s.ledger.standing) == 16, 10)
         await asyncio.sleep(0.3)
@@ -71,10 +72,11 @@ async def test_exactly_as_many_as_fit(nats: NatsServer, bus: Bus, mergers: int) 
         assert counting_pods(s.ledger) == 16
 
 
+@pytest.mark.parametrize("mergers", [2, 3])
 @pytest.mark.parametrize("seed", range(3))
-async def test_groups_of_all_sizes_never_share_room(nats: NatsServer, bus: Bus, seed: int) -> None:
+async def test_groups_of_all_sizes_never_share_room(nats: NatsServer, bus: Bus, seed: int, mergers: int) -> None:
     rng = random.Random(seed)
-    async with opened(nats, bus, 3, 2) as s:
+    async with opened(nats, bus, 3, mergers) as s:
         records = []
         for i in range(30):
             apps = [
@@ -95,57 +97,33 @@ async def test_groups_of_all_sizes_never_share_room(nats: NatsServer, bus: Bus, 
 # -- committers -------------------------------------------------------------------------------------------------------
 
 
-def pod_on(
-    name: str, cluster: str = "lab/c-0", at: str = "n-0", *, cpu: int = 1000, number: int = 1, ident: str = ""
-) -> Decision:
-    intent = IntentRef(kind="Application", name=name, revision=number)
-    slot = Slot(node=at, resources={"cpu": cpu, "pods": 1})
-    claim = Claim(
-        id=f"claim-{name}", decision=name, intent=intent, tenant="p", slots=[slot], cluster=cluster, app="a", object="o"
-    )
-    return Decision(id=ident or name, group=group(name), revision=number, claims=[claim])
-
-
 ROOM = {f"lab/c-{i}": {f"n-{j}": {"cpu": 2000, "pods": 110} for j in range(2)} for i in range(4)}
 
 
-class Party:
-    """A committer with all it needs."""
+@pytest.mark.parametrize("count", [2, 3])
+async def test_of_committers_that_want_the_last_place_exactly_one_gets_it(
+    nats: NatsServer, bus: Bus, count: int
+) -> None:
+    def single() -> Clusters:
+        return {f"lab/c-{i}": [node(cpu="1") for _ in range(10)] for i in range(4)}
 
-    def __init__(self, nats: NatsServer) -> None:
-        self.nats = nats
-
-    async def open(self) -> Party:
-        self.bus = await Bus.connect(self.nats.settings(), worker="merger")
-        self.follower = await open_ledger(self.bus)
-        self.capacity = keep_capacity(self.follower, fleet_of(scarce()))
-        self.committer = Committer(self.bus, self.follower, self.capacity)
-        return self
-
-    async def commit(self, decision: Decision) -> Committed | Dropped:
-        self.capacity.hold(decision)
-        return await self.committer.commit(decision)
-
-
-async def test_two_committers_share_the_last_place(nats: NatsServer, bus: Bus) -> None:
-    parties = [await Party(nats).open() for _ in range(2)]
-    for turn in range(20):
-        both = await asyncio.gather(
-            *(
-                p.commit(pod_on(f"t{turn}-{i}", f"lab/c-{turn % 4}", f"n-{turn // 4 % 2}"))
-                for i, p in enumerate(parties)
-            )
-        )
-        assert any(isinstance(r, Committed) for r in both) or turn >= 8
-    _, commits = await read_log(bus)
-    assert violations(commits, ROOM) == []
-    assert sum(len(c.decisions) for _, c in commits) == 16
-    for p in parties:
-        await p.bus.close()
+    room = {name: {f"n-{i}": {"cpu": 1000, "pods": 110} for i in range(10)} for name in single()}
+    async with at_the_log(nats, single, count) as parties:
+        places = list(parties[0].free)
+        for turn, place in enumerate(places):
+            results = await asyncio.gather(*(p.commit(pod_on(f"t{turn}-{i}", *place)) for i, p in enumerate(parties)))
+            assert [type(r) for r in results].count(Committed) == 1, (turn, results)
+        assert sum(p.committer.conflicts for p in parties) > 0, "they did compete"
+        _, commits = await read_log(bus)
+        assert violations(commits, room) == []
+        assert sum(len(c.decisions) for _, c in commits) == len(places)
+        for party in parties:
+            await party.follower.wait(await bus.log("MOORAGE_LEDGER").last())
+            assert set(party.free.values()) == {0}
 
 
 async def test_batches_are_bounded_and_too_large_ones_refused(nats: NatsServer, bus: Bus) -> None:
-    party = await Party(nats).open()
+    party = await Party(nats, scarce).open()
     many = [Withdrawal(group=group(f"g{i}"), revision=1) for i in range(100)]
     results = await asyncio.gather(*(party.committer.commit(w) for w in many))
     assert all(isinstance(r, Committed) for r in results)
@@ -167,7 +145,7 @@ async def test_who_won_over_others_lets_them_have_their_turn(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "PAUSE", 0.3)
-    first, second = [await Party(nats).open() for _ in range(2)]
+    first, second = [await Party(nats, scarce).open() for _ in range(2)]
 
     async def two_batches(start: int) -> float:
         loop = asyncio.get_running_loop()
@@ -215,7 +193,7 @@ class Forgetful:
     "lose", [["acknowledgement"], ["message"], ["message", "acknowledgement"], ["acknowledgement", "message"]]
 )
 async def test_a_lost_acknowledgement_is_settled_by_looking(nats: NatsServer, bus: Bus, lose: list[str]) -> None:
-    party = await Party(nats).open()
+    party = await Party(nats, scarce).open()
     party.committer._log = Forgetful(party, lose)  # type: ignore[assignment]
     result = await party.commit(pod_on("once"))
     assert isinstance(result, Committed)
@@ -228,7 +206,7 @@ async def test_a_lost_acknowledgement_is_settled_by_looking(nats: NatsServer, bu
 
 
 async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus) -> None:
-    parties = [await Party(nats).open() for _ in range(2)]
+    parties = [await Party(nats, scarce).open() for _ in range(2)]
     await parties[0].committer.commit(Withdrawal(group=group("gone"), revision=1))
     result = await parties[1].commit(pod_on("gone"))
     assert isinstance(result, Dropped) or group("gone") not in parties[1].follower.ledger.standing
@@ -242,7 +220,7 @@ async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus)
 async def test_a_claim_that_is_kept_may_lose_its_room_before_the_decision_that_keeps_it(
     nats: NatsServer, bus: Bus, how: str
 ) -> None:
-    first, second = [await Party(nats).open() for _ in range(2)]
+    first, second = [await Party(nats, scarce).open() for _ in range(2)]
     await first.commit(pod_on("kept", cpu=2000))
     again = pod_on("kept", cpu=2000, number=2, ident="again")
     if how == "released":
@@ -267,7 +245,7 @@ async def test_a_claim_that_is_kept_may_lose_its_room_before_the_decision_that_k
 async def test_what_is_withdrawn_in_the_same_commit_is_not_said_to_stand(
     nats: NatsServer, bus: Bus, withdrawal: str
 ) -> None:
-    party = await Party(nats).open()
+    party = await Party(nats, scarce).open()
     entries: list[Decision | Withdrawal] = [
         pod_on("gone"),
         Withdrawal(group=group("gone"), revision=1),
@@ -292,7 +270,7 @@ async def test_where_pods_went_and_what_is_decided_for_them_are_not_said_in_one_
     nats: NatsServer, bus: Bus
 ) -> None:
     """Where they went is where the pods of before are; the decision may be of more."""
-    party = await Party(nats).open()
+    party = await Party(nats, scarce).open()
     await party.commit(pod_on("g"))
     moved = Reassign(claim="claim-g", slots=pod_on("g", at="n-1").claims[0].slots)
     more = pod_on("g", cpu=1500, number=2, ident="more")
@@ -310,7 +288,7 @@ async def test_where_pods_went_and_what_is_decided_for_them_are_not_said_in_one_
 
 async def test_a_commit_that_was_settled_is_named_by_its_own_number(nats: NatsServer, bus: Bus) -> None:
     """Others append while it is settled whether it stands."""
-    first, second = [await Party(nats).open() for _ in range(2)]
+    first, second = [await Party(nats, scarce).open() for _ in range(2)]
     settle = first.committer._settle
 
     async def others_meanwhile(ident: str, expected: int) -> bool:
@@ -327,13 +305,13 @@ async def test_a_commit_that_was_settled_is_named_by_its_own_number(nats: NatsSe
 
 
 async def test_a_reader_begins_with_the_snapshot_and_survives_a_purge(nats: NatsServer, bus: Bus) -> None:
-    party, reader = await Party(nats).open(), await Party(nats).open()
+    party, reader = await Party(nats, scarce).open(), await Party(nats, scarce).open()
     for i in range(6):
         await party.commit(pod_on(f"g{i}", f"lab/c-{i % 4}", f"n-{i // 4}"))
         await write_snapshot(bus, party.follower.ledger)
     assert await bus.log("MOORAGE_LEDGER").first() == 6, "what comes before the second-newest snapshot is purged"
     assert len([n for n in await bus.objects("moorage-snapshots").names() if n.startswith("ledger-")]) == 2
-    late = await Party(nats).open()
+    late = await Party(nats, scarce).open()
     assert late.follower.ledger.claims == party.follower.ledger.claims
     await until(lambda: reader.follower.ledger.seq == 6)
     await late.commit(pod_on("more", "lab/c-3", "n-1"))
@@ -375,12 +353,12 @@ async def test_a_snapshot_that_cannot_be_read_is_passed_over(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(follow, "PATIENCE", 0.5)
-    party = await Party(nats).open()
+    party = await Party(nats, scarce).open()
     older, newest = await two_snapshots(party)
     assert await newest_snapshot(bus) == 2
     await damage(bus, newest, how)
     assert (await read_snapshot(bus)).seq == 1
-    late = await Party(nats).open()
+    late = await Party(nats, scarce).open()
     assert late.follower.ledger.claims == party.follower.ledger.claims
     # Where none is left and the log begins later, nothing is made up, and who must act is told how.
     await damage(bus, older, how)
@@ -401,7 +379,7 @@ async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) ->
         if any(d.id == "too much" for d in commit.decisions):
             raise KeyError("too much")
 
-    writer, *others = [await Party(nats).open() for _ in range(3)]
+    writer, *others = [await Party(nats, scarce).open() for _ in range(3)]
     for party in others:
         party.follower.on_fold.insert(0, cannot)
     reader, committer = others
@@ -420,7 +398,7 @@ async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) ->
 
 
 async def test_who_was_told_half_of_a_ledger_ends(nats: NatsServer, bus: Bus) -> None:
-    party = await Party(nats).open()
+    party = await Party(nats, scarce).open()
 
     def cannot(_ledger: Ledger) -> None:
         raise KeyError("told in part")
@@ -433,7 +411,7 @@ async def test_who_was_told_half_of_a_ledger_ends(nats: NatsServer, bus: Bus) ->
 
 
 async def test_nothing_is_committed_onto_what_was_folded_in_part(nats: NatsServer, bus: Bus) -> None:
-    first, second = [await Party(nats).open() for _ in range(2)]
+    first, second = [await Party(nats, scarce).open() for _ in range(2)]
 
     def cannot(_commit: Commit, _changes: Changes) -> None:
         raise KeyError("told in part")

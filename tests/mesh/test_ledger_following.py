@@ -1,0 +1,154 @@
+"""Whoever reads the log has the same ledger and the same room in the end: who was away while it was purged, who finds a
+snapshot that cannot be read, who comes when most of it is a snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+from moorage.bus import Bus
+from moorage.controllers.hpa.core import Hpa
+from moorage.ledger import LOG, LedgerLost, open_ledger, read_snapshot, write_snapshot
+from moorage.ledger.follow import SNAPSHOTS
+from moorage.merger import pending
+from moorage.merger.worker import start
+from moorage.model.claims import Commit, Release, Withdrawal
+from moorage.testing.checker import read_log
+from moorage.testing.conditions import until
+from moorage.testing.driver import eventually
+from moorage.testing.fleets import node
+from moorage.testing.parties import Party, pod_on
+from moorage.testing.servers import NatsServer
+from moorage.testing.site import Clusters, Site, group, revision
+
+Join = Callable[[], Awaitable[Party]]
+
+
+def clusters() -> Clusters:
+    return {f"lab/c-{i}": [node(cpu="2"), node(cpu="2")] for i in range(4)}
+
+
+@pytest_asyncio.fixture
+async def join(nats: NatsServer, bus: Bus) -> AsyncIterator[Join]:
+    """Another one that reads and writes the log."""
+    joined: list[Party] = []
+
+    async def one() -> Party:
+        joined.append(await Party(nats, clusters).open())
+        return joined[-1]
+
+    yield one
+    for party in joined:
+        await party.bus.close()
+
+
+async def filled(party: Party, names: str) -> None:
+    for i, name in enumerate(names):
+        await party.commit(pod_on(name, f"lab/c-{i % 4}", f"n-{i // 4 % 2}"))
+
+
+def same(one: Party, other: Party) -> bool:
+    mine, others = one.follower.ledger, other.follower.ledger
+    known = mine.seq == others.seq and mine.claims == others.claims and mine.standing == others.standing
+    return known and one.free == other.free
+
+
+async def test_who_was_away_while_the_log_was_purged_loads_again(bus: Bus, join: Join) -> None:
+    party, reader = await join(), await join()
+    await filled(party, "abcd")
+    await until(lambda: same(party, reader))
+    await reader.follower.stop()
+    await party.committer.commit(Withdrawal(group=group("a"), revision=1))
+    await party.committer.commit(Release(claims=["claim-a"]))
+    await filled(party, "efghi")
+    for _ in range(2):
+        await write_snapshot(bus, party.follower.ledger)
+        await party.commit(pod_on(f"g{party.follower.ledger.seq}", "lab/c-3", "n-1"))
+    assert await bus.log(LOG).first() > reader.follower.ledger.seq + 1
+    assert not same(party, reader)
+    _, commits = await read_log(bus)
+    reader.follower.fold(*commits[-1])  # what comes first when it listens again
+    await until(lambda: same(party, reader), what="the same claims and the same room")
+    # And it goes on from there, itself as well.
+    await reader.commit(pod_on("last", "lab/c-0", "n-1"))
+    await until(lambda: same(party, reader) and group("last") in party.follower.ledger.standing)
+
+
+async def test_a_commit_is_never_folded_over_a_hole(bus: Bus, join: Join) -> None:
+    party, reader = await join(), await join()
+    seen: list[int] = []
+    reader.follower.on_fold.append(lambda _, changes: seen.append(changes.seq))
+    await reader.follower.stop()
+    await filled(party, "abcdef")
+    _, commits = await read_log(bus)
+    assert reader.follower.fold(*commits[2]) is False
+    await until(lambda: same(party, reader))
+    assert seen == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_log_that_begins_after_the_snapshot_is_not_taken_for_a_whole_one(bus: Bus, join: Join) -> None:
+    party, reader = await join(), await join()
+    await reader.follower.stop()
+    await filled(party, "abcdef")
+    await bus.log(LOG).purge(4)
+    with pytest.raises(LedgerLost, match="begins at 5"):
+        await open_ledger(bus)
+    # Who was away meanwhile ends, too, with what it had.
+    reader.follower.fold(6, Commit())
+    await asyncio.wait_for(reader.bus.closed.wait(), 5)
+    assert reader.follower.ledger.seq == 0 and not party.bus.closed.is_set()
+    await write_snapshot(bus, party.follower.ledger)
+    assert same(party, await join())
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xff\xfe", b"\x81\xa3seq\xa3one", b'{"seq": 6}'])
+async def test_a_snapshot_that_cannot_be_read_costs_nothing(bus: Bus, join: Join, junk: bytes) -> None:
+    party = await join()
+    await filled(party, "abc")
+    await write_snapshot(bus, party.follower.ledger)
+    await filled(party, "def")
+    newest = await write_snapshot(bus, party.follower.ledger)
+    await bus.objects(SNAPSHOTS).put(newest, junk)
+    await filled(party, "gh")
+    assert await bus.log(LOG).first() == 4, "the log is there from the older one on"
+    assert (await read_snapshot(bus)).seq == 3
+    assert same(party, await join())
+
+
+async def stored(bus: Bus, seq: int) -> bool:
+    """As the newest of two, since older ones go."""
+    names = await bus.objects(SNAPSHOTS).names()
+    return len(names) <= 2 and names[-1:] == [f"ledger-{seq:020d}"]
+
+
+async def test_a_merger_that_starts_late_has_the_snapshot_and_the_rest_of_the_log(
+    nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "SNAPSHOT_EVERY", 3)
+    site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+    try:
+        await site.open(1)
+        await site.hpa()
+        await until(lambda: bool(site.mergers[0].pending), what="it holds the lease")
+        for upto in (3, 6, 9):
+            for i in range(upto - 3, upto):  # one after the other: each a commit of its own
+                await site.decide(revision(f"g{i}", at=f"{i:03}"))
+                await site.attempt(f"g{i}", "Placed")
+            await eventually(functools.partial(stored, bus, upto), 10, f"the log up to {upto} is a snapshot")
+        await site.decide(revision("after", at="9"))
+        await site.attempt("after", "Placed")
+        assert await bus.log(LOG).first() == 7, "what the older snapshot holds is purged"
+        late = await site.merger()
+        first = site.mergers[0].decider
+        assert late.decider.ledger.claims == first.ledger.claims
+        assert late.decider.ledger.standing == first.ledger.standing
+        first_free, late_free = (site.writers[i].fleet.free("cpu") for i in (0, -1))
+        assert first_free is not None and late_free is not None
+        assert first_free.tolist() == late_free.tolist() and sum(late_free) == 6000
+        await site.check()
+    finally:
+        await site.close()
