@@ -13,9 +13,8 @@ import msgspec
 
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, subjects
 from moorage.ledger import Ledger, open_ledger
-from moorage.units import amount
 
-from .checker import Room, read_log, violations
+from .checker import Room, read_log, room_now, violations, wrong_since
 from .mesh import Mesh
 
 GONE = "Gone"
@@ -104,7 +103,7 @@ class Driver:
     async def __aenter__(self) -> Self:
         self.bus = await Bus.connect(self.mesh.settings, worker="admin")
         self._follower = await open_ledger(self.bus)
-        self._room = await self._seen()
+        self._room = await room_now(self.mesh.settings.redis_url)
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -114,27 +113,9 @@ class Driver:
         finally:
             await self.bus.close()
 
-    async def _seen(self) -> dict[str, dict[str, dict[str, int]]]:
-        """What every node can take, as the gateway has it now; nothing where it does not answer."""
-        found: dict[str, dict[str, dict[str, int]]] = {}
-        try:
-            nodes = (await self.http("/v1/nodes?limit=1000"))["items"]
-        except (OSError, urllib.error.HTTPError):
-            return found
-        for node in nodes:
-            amounts = {name: amount(name, text, up=False) for name, text in node["allocatable"].items()}
-            found.setdefault(node["cluster"], {})[node["name"]] = amounts
-        return found
-
     async def check(self) -> None:
         """After every test: the log never claimed more than a node that is known has, or had when the test began."""
-        room = await self._seen()
-        for cluster, nodes in self._room.items():
-            for node, amounts in nodes.items():
-                now = room.setdefault(cluster, {}).setdefault(node, {})
-                now.update({name: max(amount, now.get(name, 0)) for name, amount in amounts.items()})
-        ledger, commits = await read_log(self.bus)
-        assert violations(commits, room, ledger, unknown=1 << 62) == []
+        assert await wrong_since(self._room, self.mesh.settings) == []
 
     @property
     def ledger(self) -> Ledger:

@@ -12,14 +12,19 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from moorage.bus import Settings
 
+from .checker import Room, room_now, wrong_since
 from .scoped import Scoped
+
+T = TypeVar("T")
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -32,6 +37,12 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
             process.wait()
 
 
+def _apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """In a loop of its own: who stops a mesh may be in one, or in none."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()
+
+
 class Mesh(Scoped):
     """Every worker a process of its own, NATS and Redis real, as a user starts them."""
 
@@ -42,6 +53,8 @@ class Mesh(Scoped):
         self._options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.endpoint: dict[str, Any] = {}
+        self.checked = True  # what it decided, when it is stopped; not where a test leaves it half dead
+        self._room: Room = {}
 
     def start(self, seconds: float = 60) -> float:
         """Until it says ready; returns how long that took."""
@@ -57,8 +70,11 @@ class Mesh(Scoped):
             if self.process.poll() is not None or time.monotonic() - started > seconds:
                 raise RuntimeError(f"the mesh did not become ready:\n{self.output().decode()[-4000:]}")
             time.sleep(0.02)
+        took = time.monotonic() - started
         self.read_endpoint()
-        return time.monotonic() - started
+        if self.checked:
+            self._room = _apart(lambda: room_now(self.settings.redis_url))
+        return took
 
     def read_endpoint(self) -> None:
         self.endpoint = msgspec.json.decode((self.state / "endpoint.json").read_bytes())
@@ -103,12 +119,20 @@ class Mesh(Scoped):
         return await asyncio.to_thread(lambda: self.run(*arguments, data=data))
 
     def stop(self) -> None:
-        if self.process is not None:
+        if self.process is None:
+            return
+        try:
+            if self.checked and self.process.poll() is None:
+                self.read_endpoint()
+                assert _apart(lambda: wrong_since(self._room, self.settings)) == []
+        finally:
             self.process.terminate()
             ended(self.process, 15)
             self.process = None
 
     def remove(self) -> None:
-        self.stop()
-        if self._own:
-            shutil.rmtree(self.state, ignore_errors=True)
+        try:
+            self.stop()
+        finally:
+            if self._own:
+                shutil.rmtree(self.state, ignore_errors=True)

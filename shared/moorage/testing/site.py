@@ -21,7 +21,7 @@ from moorage.model.names import group_tokens, token
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
 
-from .checker import read_log, violations
+from .checker import read_log, room_in, violations
 from .conditions import until
 from .fleets import writer_of
 from .servers import NatsServer
@@ -153,16 +153,7 @@ class Site:
     async def check(self) -> None:
         """The log never claims more than there is, whatever the test did."""
         ledger, commits = await read_log(self.bus)
-        fleet = writer_of(self.clusters()).fleet
-        room = {
-            name: {
-                fleet.node_name(int(r)): {
-                    n: int(column[r]) for n in fleet.resources if (column := fleet.allocatable(n)) is not None
-                }
-                for r in fleet.rows_of(cid)
-            }
-            for name, cid in fleet.ids.items()
-        }
+        room = room_in(writer_of(self.clusters()).fleet)
         assert violations(commits, room, ledger) == []
 
     async def close(self) -> None:
