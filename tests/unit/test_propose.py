@@ -1,0 +1,307 @@
+"""What the merger proposes against everything there is to propose, on small fleets: placed if and only if some choice of
+clusters gives every pod a place that all controllers allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moorage.bus import Reply
+from moorage.fleet import Fleet
+from moorage.ledger import Ledger
+from moorage.merger.core import Names, Proposal, Refusal, propose
+from moorage.merger.gathering import Gathered, Heard, gather
+from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
+from moorage.model.claims import Decision
+from moorage.model.controllers import Controller
+from moorage.model.groups import Revision
+from moorage.model.reports import NodeReport
+from moorage.model.shapes import ShapedApp
+from moorage.testing.fleets import fleet_of, node
+from moorage.testing.site import revision
+from moorage.testing.small_fleets import exists, rows_in
+from moorage.testing.small_fleets import shape as shaped
+
+Answers = Mapping[str, Answer]
+Choice = tuple[tuple[int, ...], ...]  # per app its clusters
+
+
+def gathered(record: Revision, fleet: Fleet, answers: Answers) -> Gathered:
+    """As it comes from controllers that all answered in time."""
+    names = [app.name for app in record.apps]
+    replies = {name: Reply("answered", msgspec.json.encode(answer), 1.0) for name, answer in answers.items()}
+    return gather(Heard(names, [Controller(name=name) for name in answers], replies, {}), fleet)
+
+
+def proposed(record: Revision, fleet: Fleet, answers: Answers) -> Proposal | Refusal:
+    return propose(record, gathered(record, fleet, answers), fleet, Ledger(), Names(), "d")
+
+
+# -- the rules as written, every choice tried -------------------------------------------------------------------------
+
+
+def allowed(record: Revision, fleet: Fleet, answers: Answers, choice: Choice) -> bool:
+    """Whether no controller objects."""
+    numbers = {app.name: i for i, app in enumerate(record.apps)}
+    for answer in answers.values():
+        for name, said in answer.apps.items():
+            mine = {fleet.names[c] for c in choice[numbers[name]]}
+            for group in said.groups:
+                listed = set(group.clusters) if isinstance(group.clusters, list) else set()
+                if group.mode == "deny" and mine & listed:
+                    return False
+                if group.mode == "allow" and not mine <= listed:
+                    return False
+        for conflict in answer.conflicts:
+            a, b = (set(choice[numbers[name]]) for name in conflict.apps)
+            where = {fleet.ids[c] for c in conflict.clusters} if isinstance(conflict.clusters, list) else set()
+            if a & b & where:
+                return False
+        for rule in answer.rules:
+            for other in rule.apps if rule.mandatory else ():
+                a, b = (set(choice[numbers[name]]) for name in (rule.app, other))
+                if rule.mode == "deny" and a & b:
+                    return False
+                if rule.mode == "with" and not (a <= b or b <= a):
+                    return False
+    return True
+
+
+def holds(record: Revision, fleet: Fleet, choice: Choice) -> bool:
+    """Whether on every cluster all pods that would come have a place at once."""
+    for cid in range(fleet.size):
+        here = [app for app, clusters in zip(record.apps, choice, strict=True) if cid in clusters]
+        every = [one for app in here for one in app.shapes]
+        if here and not (fleet.usable_clusters[cid] and exists(fleet, rows_in(fleet, cid), every, [[] for _ in every])):
+            return False
+    return True
+
+
+def choices(record: Revision, fleet: Fleet, answers: Answers) -> Iterator[Choice]:
+    options = [combinations(range(fleet.size), counted(app, answers)) for app in record.apps]
+    for choice in product(*options):
+        if allowed(record, fleet, answers, choice) and holds(record, fleet, choice):
+            yield choice
+
+
+def counted(app: ShapedApp, answers: Answers) -> int:
+    said = [g.count for a in answers.values() if app.name in a.apps for g in a.apps[app.name].groups]
+    return next((count for count in said if count is not None), app.replicas)
+
+
+def chosen_by(decision: Decision, record: Revision, fleet: Fleet) -> Choice:
+    return tuple(
+        tuple(sorted({fleet.ids[c.cluster] for c in decision.claims if c.app == app.name})) for app in record.apps
+    )
+
+
+def assert_valid(decision: Decision, record: Revision, fleet: Fleet, answers: Answers) -> None:
+    choice = chosen_by(decision, record, fleet)
+    assert [len(clusters) for clusters in choice] == [counted(app, answers) for app in record.apps]
+    assert allowed(record, fleet, answers, choice)
+    left = {
+        (fleet.names[cid], fleet.node_name(row)): {r: int(fleet.free(r)[row]) for r in fleet.resources}  # type: ignore[index]
+        for cid in range(fleet.size)
+        for row in rows_in(fleet, cid)
+        if fleet.usable[row]
+    }
+    assert len({claim.id for claim in decision.claims}) == len(decision.claims)
+    for app, clusters in zip(record.apps, choice, strict=True):
+        for one in app.shapes:
+            for cid in clusters:
+                (claim,) = (
+                    c
+                    for c in decision.claims
+                    if (c.app, c.object, c.cluster) == (app.name, one.object, fleet.names[cid])
+                )
+                assert sum(slot.count for slot in claim.slots) == one.count
+                for slot in claim.slots:
+                    assert {**slot.resources} == {r: n for r, n in one.resources.items() if n}
+                    free = left[claim.cluster, slot.node]
+                    for resource, amount in slot.resources.items():
+                        free[resource] -= amount * slot.count
+                        assert free[resource] >= 0, (claim.cluster, slot.node, resource)
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+
+nodes = st.builds(lambda cpu, memory: node(cpu=str(cpu), memory=str(memory)), st.integers(1, 6), st.integers(2, 6))
+fleets = st.lists(st.lists(nodes, min_size=1, max_size=2), min_size=1, max_size=3)
+
+
+@st.composite
+def apps(draw: st.DrawFn, name: str) -> ShapedApp:
+    objects = [
+        shaped(
+            f"Deployment/{name}{i}",
+            count=draw(st.integers(1, 2)),
+            resources={"cpu": 1000 * draw(st.integers(1, 2)), "memory": draw(st.integers(0, 2))},
+            template="t",
+        )
+        for i in range(draw(st.sampled_from([1, 1, 2])))
+    ]
+    return ShapedApp(name=name, replicas=draw(st.sampled_from([1, 1, 1, 2])), shapes=objects)
+
+
+@st.composite
+def answered(draw: st.DrawFn, names: Sequence[str], clusters: Sequence[str]) -> Answer:
+    some = st.lists(st.sampled_from(clusters), unique=True)
+    most = some.map(lambda left_out: [c for c in clusters if c not in left_out[:1]])
+    few = some.map(lambda denied: denied[:1])
+    answer = Answer()
+    for name in draw(st.sets(st.sampled_from(names))):
+        allows, denies = (
+            CandidateGroup(mode="allow", clusters=draw(most)),
+            CandidateGroup(mode="deny", clusters=draw(few)),
+        )
+        group = draw(st.sampled_from([allows, denies]))
+        levels = [Level(value=draw(st.sampled_from([0.2, 0.9])), clusters=draw(some))]
+        answer.apps[name] = AppAnswer(groups=[group], levels=levels)
+    if len(names) > 1 and draw(st.booleans()):
+        answer.conflicts.append(Conflict(apps=(names[0], names[1]), clusters=draw(some)))
+    if len(names) > 1 and draw(st.integers(0, 2)) == 0:
+        rule = AppsRule(app=names[0], mode="deny", apps=[names[1]], mandatory=draw(st.booleans()))
+        rule.mode = draw(st.sampled_from(["deny", "with"]))
+        answer.rules.append(rule)
+    return answer
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[Revision, Fleet, Answers]:
+    many: list[list[NodeReport]] = draw(fleets)
+    fleet = fleet_of({f"lab/c-{i}": some for i, some in enumerate(many)})
+    names = draw(st.sampled_from(["a", "ab", "ab", "ab"]))
+    record = revision("g", *(draw(apps(name)) for name in names))
+    answers = {f"voice-{i}": draw(answered(names, fleet.names)) for i in range(draw(st.sampled_from([0, 1, 1, 2])))}
+    if draw(st.integers(0, 3)) == 0:
+        count = draw(st.integers(1, 2))
+        record.apps[0].replicas = draw(st.sampled_from([0, count]))  # 0: as many as are selected
+        group = CandidateGroup(mode="allow", clusters=list(fleet.names), count=count)
+        answers["counting"] = Answer(apps={names[0]: AppAnswer(groups=[group])})
+    return record, fleet, answers
+
+
+@given(questions())
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_it_is_placed_if_and_only_if_some_choice_holds(question: tuple[Revision, Fleet, Answers]) -> None:
+    record, fleet, answers = question
+    possible = list(choices(record, fleet, answers))
+    found = proposed(record, fleet, answers)
+    if isinstance(found, Refusal):
+        assert not possible
+        assert found.reasons and not found.final
+        return
+    assert chosen_by(found.decision, record, fleet) in possible
+    assert_valid(found.decision, record, fleet, answers)
+
+
+# -- where the sums suffice and the nodes do not ----------------------------------------------------------------------
+
+
+def pods(name: str, cpu: int, count: int = 1) -> ShapedApp:
+    return ShapedApp(name=name, shapes=[shaped(f"Deployment/{name}", count=count, resources={"cpu": cpu})])
+
+
+def preferring(*clusters: str) -> Answer:
+    levels = [Level(value=1.0 - i / 100, clusters=[cluster]) for i, cluster in enumerate(clusters)]
+    return Answer(apps={"a": AppAnswer(levels=levels)})
+
+
+@pytest.mark.parametrize("misleading", [1, 5, 31])
+def test_where_the_best_does_not_hold_it_all_the_next_is_taken(misleading: int) -> None:
+    """Four cores in the sum, but no node with three."""
+    torn = {f"lab/c-{i:02}": [node(cpu="2"), node(cpu="2")] for i in range(misleading)}
+    fleet = fleet_of({**torn, "lab/last": [node(cpu="3")]})
+    found = proposed(revision("g", pods("a", 3000)), fleet, {"taste": preferring(*torn)})
+    assert isinstance(found, Proposal)
+    assert [claim.cluster for claim in found.decision.claims] == ["lab/last"]
+
+
+def test_two_that_fit_alone_but_not_together_go_apart() -> None:
+    fleet = fleet_of({"lab/one": [node(cpu="3"), node(cpu="3")], "lab/two": [node(cpu="3")]})
+    record = revision("g", pods("a", 2000, 2), pods("b", 2000))
+    found = proposed(
+        record, fleet, {"taste": Answer(apps={"b": AppAnswer(levels=[Level(value=1, clusters=["lab/one"])])})}
+    )
+    assert isinstance(found, Proposal)
+    assert {claim.app: claim.cluster for claim in found.decision.claims} == {"a": "lab/one", "b": "lab/two"}
+
+
+def both(**cores: int) -> tuple[Revision, Fleet]:
+    return revision("g", pods("a", 1000), pods("b", 1000)), fleet_of(
+        {f"lab/{name}": [node(cpu=str(n))] for name, n in cores.items()}
+    )
+
+
+def liking(cluster: str) -> dict[str, AppAnswer]:
+    return {app: AppAnswer(levels=[Level(value=1, clusters=[cluster])]) for app in "ab"}
+
+
+def test_where_somebody_says_they_conflict_they_are_not_together() -> None:
+    record, fleet = both(one=8, two=8)
+    for where in ("lab/one", "lab/two"):
+        answer = Answer(apps=liking(where), conflicts=[Conflict(apps=("b", "a"), clusters=[where])])
+        found = proposed(record, fleet, {"voice": answer})
+        assert isinstance(found, Proposal)
+        assert len({claim.cluster for claim in found.decision.claims}) == 2
+        free = proposed(record, fleet, {"voice": Answer(apps=liking(where))})
+        assert isinstance(free, Proposal)
+        assert {claim.cluster for claim in free.decision.claims} == {where}
+
+
+def test_what_must_be_together_or_apart_is() -> None:
+    record, fleet = both(one=8, two=8)
+    tastes = {"a": AppAnswer(levels=[Level(value=1, clusters=["lab/one"])])}
+    tastes["b"] = AppAnswer(levels=[Level(value=1, clusters=["lab/two"])])
+    together = Answer(apps=tastes, rules=[AppsRule(app="a", mode="with", apps=["b"])])
+    apart = Answer(apps=liking("lab/one"), rules=[AppsRule(app="a", mode="deny", apps=["b"])])
+    for answer, clusters in ((together, 1), (apart, 2)):
+        found = proposed(record, fleet, {"voice": answer})
+        assert isinstance(found, Proposal)
+        assert len({claim.cluster for claim in found.decision.claims}) == clusters
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_one_that_fits_alone_is_not_kept_from_a_cluster_where_two_do_not_fit(order: tuple[int, int]) -> None:
+    """Where both fail together, each of them may still go there by itself."""
+    fleet = fleet_of({"lab/torn": [node(cpu="3"), node(cpu="3")], "lab/small": [node(cpu="2")]})
+    apps = [pods("a", 2000, 2), pods("b", 2000)]
+    record = revision("g", *(apps[i] for i in order))
+    found = proposed(record, fleet, {"voice": Answer(apps=liking("lab/torn"))})
+    assert isinstance(found, Proposal)
+    assert {claim.app: claim.cluster for claim in found.decision.claims} == {"a": "lab/torn", "b": "lab/small"}
+
+
+def test_many_that_all_fail_in_their_nodes_say_so_within_bounds() -> None:
+    fleet = fleet_of({f"lab/c-{i:02}": [node(cpu="2"), node(cpu="2")] for i in range(60)})
+    found = proposed(revision("g", pods("a", 3000)), fleet, {})
+    assert isinstance(found, Refusal)
+    assert {reason.code for reason in found.reasons} >= {"ResourceShort"}
+
+
+def test_a_required_voice_that_is_missing_leaves_nothing_to_propose() -> None:
+    fleet = fleet_of({"lab/one": [node(cpu="3")]})
+    record = revision("g", pods("a", 1000))
+    heard = Heard(
+        ["a"], [Controller(name="must", policy="required")], {"must": Reply("timeout", b"", 1.0, "silent")}, {}
+    )
+    found = propose(record, gather(heard, fleet), fleet, Ledger(), Names(), "d")
+    assert isinstance(found, Refusal)
+    assert [(reason.code, reason.by) for reason in found.reasons] == [("ControllerTimeout", "must")]
+
+
+@pytest.mark.parametrize("state", ["stale", "cordoned"])
+def test_clusters_that_are_not_usable_take_nothing(state: str) -> None:
+    fleet = fleet_of({"lab/out": [node(cpu="9")], "lab/in": [node(cpu="3")]}, **{state: ["lab/out"]})
+    answers = {"taste": preferring("lab/out")}
+    found = proposed(revision("g", pods("a", 1000)), fleet, answers)
+    assert isinstance(found, Proposal)
+    assert [claim.cluster for claim in found.decision.claims] == ["lab/in"]
+    refused = proposed(revision("g", pods("a", 4000)), fleet, answers)
+    assert isinstance(refused, Refusal)
+    assert {"ClusterStale" if state == "stale" else "ClusterCordoned"} <= {r.code for r in refused.reasons}
