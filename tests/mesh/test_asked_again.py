@@ -1,0 +1,103 @@
+"""Asked once more, for numbers or because there was no answer: never past the deadline, and no answer to another question."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest_asyncio
+
+from moorage.bus import Bus, Incoming, subjects
+from moorage.controllers.hpa.core import Hpa
+from moorage.merger.deciding import GRACE
+from moorage.merger.worker import start
+from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
+from moorage.model.groups import Decide
+from moorage.model.reasons import Reason
+from moorage.testing.fleets import node
+from moorage.testing.servers import NatsServer
+from moorage.testing.site import Clusters, Site, revision
+
+
+def clusters() -> Clusters:
+    return {f"lab/c-{i}": [node(cpu="4")] for i in range(2)}
+
+
+@pytest_asyncio.fixture
+async def site(nats: NatsServer, bus: Bus) -> AsyncIterator[Site]:
+    found = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+    try:
+        await found.open(1)
+        await found.hpa()
+        yield found
+        await found.check()
+    finally:
+        await found.close()
+
+
+def asked(incoming: Incoming) -> Ask:
+    return msgspec.json.decode(incoming.data, type=Ask)
+
+
+def only(*names: str) -> Answer:
+    said = AppAnswer(groups=[CandidateGroup(mode="allow", clusters=list(names))], reasons=[Reason(code="LabelMissing")])
+    return Answer(apps={"a": said})
+
+
+class Memory:
+    """Answers until it falls silent."""
+
+    def __init__(self) -> None:
+        self.silent = False
+
+    async def answer(self, _: Incoming) -> Answer:
+        if self.silent:
+            await asyncio.sleep(30)
+        return only("lab/c-1")
+
+
+async def outcome(site: Site, number: int, name: str = "shop") -> str:
+    tried = await site.simulate(revision(name, number=number))
+    return {one.name: one.outcome for one in tried.controllers}["memory"]
+
+
+async def test_an_answer_about_another_revision_is_not_used_again(site: Site) -> None:
+    memory = Memory()
+    await site.controller("memory", memory.answer, policy="stale-ok", deadline_ms=100)
+    assert await outcome(site, 1) == "answered"
+    assert await outcome(site, 3) == "answered"
+    memory.silent = True
+    assert [await outcome(site, number) for number in (1, 2, 3, 4)] == ["stale", "timeout", "stale", "timeout"]
+    assert await outcome(site, 1, "another") == "timeout"
+
+
+async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: Site) -> None:
+    """Most of the deadline is gone by then: another one took its time over the first question."""
+    deadline = 0.4
+    explained: list[str] = []
+
+    async def slow(incoming: Incoming) -> Answer:
+        if not asked(incoming).explain:
+            await asyncio.sleep(0.75 * deadline)
+        return Answer()
+
+    async def hangs(incoming: Incoming) -> Answer:
+        if asked(incoming).explain:
+            explained.append(asked(incoming).group)
+            await asyncio.sleep(30)
+        return only()
+
+    for name, answer in (("slow", slow), ("hangs", hangs), ("hpa", None)):
+        await site.controller(name, answer, policy="optional", deadline_ms=deadline * 1e3)
+    loop = asyncio.get_running_loop()
+    took: list[float] = []
+    while not took or (
+        min(took) > deadline + GRACE and len(took) < 6
+    ):  # others on this machine may take their part of it
+        started = loop.time()
+        await site.bus.publish(subjects.GROUPS_DECIDE, Decide(record=revision(f"g{len(took)}")))
+        await site.attempt(f"g{len(took)}", "Pending")
+        took.append(loop.time() - started)
+    assert explained
+    assert min(took) <= deadline + GRACE + 0.05, took
