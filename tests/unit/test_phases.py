@@ -12,7 +12,7 @@ from moorage.model.desired import AppStatus, Confirm, DesiredRecord, GroupStatus
 from moorage.model.explanations import Attempt
 from moorage.model.phases import phase
 from moorage.model.reasons import Reason
-from moorage.patcher.core import Head, conclude, learn, removable, wanted_on
+from moorage.patcher.core import Head, conclude, learn, may_go, removable, wanted_on
 
 READY: Any = "Ready"
 BUSY, FAILED = "Progressing", "Failed"
@@ -159,3 +159,36 @@ def test_an_older_confirmation_changes_nothing() -> None:
     assert learn(confirm(2, 10), "one", newest) is None
     assert learn(confirm(3, 8), "one", newest) is None
     assert learn(confirm(3, 9), "one", newest) == newest
+
+
+def runs(version: int, *states: Any) -> AppStatus:
+    return AppStatus(app="a", cluster="x", version=version, objects=[ObjectStatus(object="o", state=s) for s in states])
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        (runs(5, READY), runs(5, READY), True),
+        (runs(7, READY), runs(5, READY, READY), True),
+        (runs(5, READY), None, False),
+        (None, None, False),
+        (runs(5, READY), runs(4, READY), False),
+        (runs(5, READY), runs(5, BUSY), False),
+        (runs(5, READY), runs(5, READY, BUSY), False),
+        (runs(5, READY), runs(5, FAILED), False),
+        (runs(4, READY), runs(4, READY), False),
+    ],
+)
+def test_the_old_place_goes_only_once_all_new_ones_run(
+    one: AppStatus | None, two: AppStatus | None, expected: bool
+) -> None:
+    stands = decision("d", 2, x="one", y="two")
+    confirmed = {("a", place): known for place, known in (("one", one), ("two", two)) if known is not None}
+    assert may_go(stands, "a", 5, confirmed) is expected
+
+
+def test_what_goes_altogether_waits_for_nothing() -> None:
+    assert may_go(None, "a", 5, {})
+    assert may_go(decision("d", 2, x="one"), "another", 5, {}), "no place is left to this app"
+    elsewhere = {("another", "one"): runs(5, READY), ("a", "two"): runs(5, READY)}
+    assert not may_go(decision("d", 2, x="one"), "a", 5, elsewhere), "another app, another cluster"

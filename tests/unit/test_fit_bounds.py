@@ -1,0 +1,120 @@
+"""Up to 8 pods on up to 16 nodes the search is complete, whatever it may spend: against backtracking that remembers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from moorage.fit import Assigned, Unassigned, assign
+from moorage.fit.packing import NODES, PODS, Bound, Problem, pack, search
+from moorage.testing.fleets import fleet_of, node
+from moorage.testing.small_fleets import shape
+
+Amounts = tuple[tuple[int, ...], ...]
+#: What backtracking may try before a question is left out; none of the promised ones may be left out by the search.
+PATIENCE = 20_000
+
+
+class TooLong(Exception):
+    pass
+
+
+def exists(problem: Problem) -> bool:
+    """Pod by pod, the largest first; places that were left the same way before are not tried again."""
+    needs = [tuple(map(int, n)) for n, count in zip(problem.needs, problem.counts, strict=True) for _ in range(count)]
+    able = [a for a, count in zip(problem.able, problem.counts, strict=True) for _ in range(count)]
+    order = sorted(range(len(needs)), key=lambda pod: (-max(needs[pod]), needs[pod]))
+    tried = 0
+
+    @cache
+    def placed(done: int, left: Amounts) -> bool:
+        nonlocal tried
+        tried += 1
+        if tried > PATIENCE:
+            raise TooLong
+        if done == len(order):
+            return True
+        pod = order[done]
+        for at, have in enumerate(left):
+            rest = tuple(h - n for h, n in zip(have, needs[pod], strict=True))
+            if able[pod][at] and min(rest) >= 0 and placed(done + 1, (*left[:at], rest, *left[at + 1 :])):
+                return True
+        return False
+
+    return placed(0, tuple(tuple(map(int, have)) for have in problem.free))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Of half of them an answer is known, which leaves next to nothing free; of the others few have one."""
+    count, nodes = draw(st.integers(1, PODS)), draw(st.integers(5, NODES))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    groups: list[int] = []
+    while (left := count - sum(groups)) > 0:
+        groups.append(int(rng.integers(1, min(left, 3) + 1)))
+    needs = rng.integers(1, 12, (len(groups), 2))
+    able = rng.random((len(groups), nodes)) < draw(st.sampled_from([0.3, 0.6, 0.9]))
+    if draw(st.booleans()):
+        free = rng.integers(0, 3, (nodes, 2))
+        homes = rng.choice(nodes, size=draw(st.integers(1, 5)))
+        for group, pods in enumerate(groups):
+            for home in rng.choice(homes, size=pods):
+                free[home] += needs[group]
+                able[group, home] = True
+    else:
+        free = rng.integers(0, draw(st.sampled_from([9, 13, 16])), (nodes, 2))
+    return Problem(free, needs, groups, able)
+
+
+@given(problems())
+@settings(max_examples=500, deadline=None)
+def test_a_packing_is_found_if_and_only_if_there_is_one(problem: Problem) -> None:
+    found = pack(problem, 0)
+    if isinstance(found, int):
+        assert search(problem, 0) is None
+        try:
+            assert not exists(problem)
+        except TooLong:
+            assume(False)
+        return
+    assert found.sum(axis=1).tolist() == problem.counts
+    assert not found[~problem.able].any() and (found >= 0).all()
+    assert (found.T @ problem.needs <= problem.free).all()
+
+
+def test_the_hardest_of_the_promised_are_within_the_promise() -> None:
+    """All different, all at home nearly everywhere, and one pod too many for what is free."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        needs = rng.integers(20, 60, (PODS, 3))
+        problem = Problem(rng.integers(30, 70, (NODES, 3)), needs, [1] * PODS, rng.random((PODS, NODES)) < 0.9)
+        search(problem, 0)
+
+
+def test_more_nodes_or_pods_than_promised_are_bounded() -> None:
+    for pods, nodes in ((PODS + 1, NODES), (PODS, NODES + 1)):
+        rng = np.random.default_rng(1)
+        needs = rng.integers(40, 60, (pods, 3))
+        problem = Problem(rng.integers(50, 65, (nodes, 3)), needs, [1] * pods, np.ones((pods, nodes), np.bool_))
+        with pytest.raises(Bound):
+            search(problem, 0)
+
+
+@pytest.mark.parametrize("steps", [0, 1 << 30])
+def test_what_is_promised_is_kept_by_an_assignment_with_no_steps_to_spend(steps: int) -> None:
+    """Nodes whose free amounts suit exactly one pod each, met in the worst order."""
+    nodes = [node(cpu=str(1 + i % 8), memory=str(8 - i % 8)) for i in range(NODES)]
+    fleet = fleet_of({"lab/a": nodes})
+    group = [
+        shape(f"Deployment/{i}", count=1, resources={"cpu": 1000 * (1 + i % 8), "memory": 8 - i % 8})
+        for i in range(PODS)
+    ]
+    found = assign(fleet, fleet.rows_of(0), group, steps=steps)
+    assert isinstance(found, Assigned)
+    more = [*group[1:], shape("Deployment/more", resources={"cpu": 8000, "memory": 8})]
+    refused = assign(fleet, fleet.rows_of(0), more, steps=steps)
+    assert isinstance(refused, Unassigned) and refused.code != "SearchBound"
