@@ -147,7 +147,18 @@ async def test_questions_that_come_up_together_go_out_in_one_message(bus: Bus) -
     assert bus._bundles == {}
 
 
-@pytest.mark.parametrize("answer", [b'{"problem":{"title":"Busy"}}', b"\xff{", b'{"answers":[1]}', None])
+NO_ANSWERS = {
+    "a problem": b'{"problem":{"title":"Busy"}}',
+    "not JSON": b"\xff{",
+    "a list": b'{"answers":[1]}',
+    "a name that is no text": b'{"answers":{"\xff":1}}',
+    "too deep": b'{"answers":{"0":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    "too deep beside it": b'{"other":' + b"[" * 100_000,
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS.values(), ids=NO_ANSWERS)
 async def test_what_is_no_answer_to_a_bundle_is_told_to_each_who_asked(bus: Bus, answer: bytes | None) -> None:
     async def many(_: Incoming) -> bytes:
         assert answer is not None
@@ -161,6 +172,7 @@ async def test_what_is_no_answer_to_a_bundle_is_told_to_each_who_asked(bus: Bus,
     assert asyncio.get_running_loop().time() - started < 1
     assert {(r.outcome, r.data) for r in replies} == {("timeout", b"") if answer is None else ("answered", answer)}
     assert bus._bundles == {}
+    await bus.settle()  # who asked still hears
 
 
 async def test_compare_and_set(bus: Bus) -> None:

@@ -239,8 +239,11 @@ def test_confirmations_that_make_no_sense(value: Any, known: Any) -> None:
 
 
 def test_every_message_of_the_models_is_here() -> None:
-    there = {m for m in Message.__subclasses__() if m.__module__.startswith("moorage.model")}
-    assert there <= set(MESSAGES)
+    there, new = set[type[Message]](), Message.__subclasses__()
+    while new:
+        there.add(kind := new.pop())
+        new += kind.__subclasses__()
+    assert {kind for kind in there if kind.__module__.startswith("moorage.model")} <= set(MESSAGES)
 
 
 def test_who_knows_no_defaults_finds_what_it_is_asked_about() -> None:

@@ -67,7 +67,7 @@ class Telling:
                 self._recorded[cluster] = Said(change, cluster, data, cause, ident)
         try:
             found = sorted((_decode(data) for data in flags), key=lambda said: said.time)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.warning("what Redis has of events is not readable", error=str(error))
             found = []
         self._flagged = {

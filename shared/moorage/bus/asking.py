@@ -154,7 +154,7 @@ class Asking(Connection):
             return
         try:
             answers = _decode(msg.data).answers
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Nobody is there, or what came is no bundle: each asker is told as if he had asked alone.
             for question in list(bundle.values()):
                 _give(question, msg)
