@@ -220,3 +220,43 @@ async def test_an_intent_store_with_half_of_the_requests(mesh: Mesh, driver: Dri
     await asyncio.gather(*(driver.apply(application(name)) for name in names))
     assert set(driver.acknowledged.values()) == {1}
     await cleared(driver, names)
+
+
+async def waits_for(driver: Driver, name: str, kind: str) -> bool:
+    return ("ControllerTimeout", kind) in {
+        (r["code"], r.get("by")) for r in (await driver.why(name)).get("reasons", ())
+    }
+
+
+async def silent(driver: Driver) -> bool:
+    return {c["state"] for c in (await driver.http("/v1/clusters"))["items"]} == {"Stale"}
+
+
+@pytest.mark.parametrize("kind", ["gateway", "redis", "labels", "affinity", "sim", "nats"])
+async def test_whoever_of_them_stands_still_for_a_while(mesh: Mesh, driver: Driver, kind: str) -> None:
+    """There is only one of each. What is acknowledged meanwhile is decided, by then or when it wakes up, and only once."""
+    (pid,) = mesh.pids(kind)
+    before = [f"{kind}-before-{i}" for i in range(2)]
+    await asyncio.gather(*(driver.apply(application(name)) for name in before))
+    await eventually(lambda: running(driver, len(before)), 20, "those that came before run")
+    meanwhile = [f"{kind}-{i}" for i in range(CLUSTERS - len(before) + 1)]
+    async with stopped(pid):
+        applying = asyncio.gather(*(driver.apply(application(name)) for name in meanwhile))
+        if kind in ("gateway", "redis"):
+            # They are not asked about anything that is decided.
+            await applying
+            await until(lambda: counting_pods(driver.ledger) == CLUSTERS, 20, "as many are placed as fit")
+        elif kind in ("labels", "affinity"):
+            await applying
+            await eventually(lambda: waits_for(driver, meanwhile[0], kind), 20, f"{meanwhile[0]} waits for {kind}")
+        elif kind == "sim":
+            await applying
+            await eventually(lambda: silent(driver), 30, "the clusters are known to be silent")
+        else:
+            await asyncio.sleep(5)  # nobody can say that it is noticed, but pings go out every two seconds
+    await applying
+    await eventually(lambda: running(driver, CLUSTERS), 40, "as many run as fit")
+    assert Counter((await driver.phases()).values()) == {"Running": CLUSTERS, "Pending": 1}
+    assert counting_pods(driver.ledger) == CLUSTERS
+    assert mesh.pids(kind) == [pid], "it was not started anew"
+    await cleared(driver, [*before, *meanwhile])
