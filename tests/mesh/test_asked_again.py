@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
+import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, Incoming, subjects
 from moorage.controllers.hpa.core import Hpa
+from moorage.merger import pending
 from moorage.merger.deciding import GRACE
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.groups import Decide
 from moorage.model.reasons import Reason
+from moorage.testing.conditions import until
 from moorage.testing.fleets import node
 from moorage.testing.servers import NatsServer
 from moorage.testing.site import Clusters, Site, revision
@@ -101,3 +104,21 @@ async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: S
         took.append(loop.time() - started)
     assert explained
     assert min(took) <= deadline + GRACE + 0.05, took
+
+
+async def test_what_waits_is_asked_about_again_now_and_then(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody says that anything has changed."""
+    monkeypatch.setattr(pending, "SWEEP", 0.3)
+    allowed: list[str] = []
+    times = 0
+
+    async def moody(_: Incoming) -> Answer:
+        nonlocal times
+        times += 1
+        return only(*allowed)
+
+    await site.controller("moody", moody, policy="required", deadline_ms=1000)
+    await site.decide(revision("shop"))
+    await until(lambda: times >= 12, what="it was asked more often than for a new document, and why")
+    allowed.append("lab/c-1")
+    assert (await site.attempt("shop", "Placed")).apps["a"].clusters == ["lab/c-1"]
