@@ -1,0 +1,58 @@
+"""Records that nobody can read, in nearly every bucket: whoever mirrors it goes on with all the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.bus.subjects import BUCKETS
+from moorage.testing.driver import Driver, application, fleet
+from moorage.testing.mesh import Mesh
+
+from .conftest import MakeMesh
+
+#: Not among the groups' own: there one that cannot be read makes the list of all of them unreadable at the gateway.
+BESIDE = {"moorage-groups", "moorage-leases"}
+#: Keys of the form that the bucket's own have, so that whoever splits them is met as well.
+KEYS = {
+    "moorage-groups": "default.junk-{}.v1.default",
+    "moorage-revisions": "default.junk-{}.v1.default.1",
+    "moorage-desired": "default.junk-{}.v1.default",
+    "moorage-status": "default.junk-{}.v1.default",
+    "moorage-clusters": "lab.junk-{}",
+}
+JUNK = {
+    "bytes": b"\xff\xfe\x00",
+    "nothing": b"",
+    "cut": b'{"name": "x", "apps": [',
+    "deep": b"[" * 100_000,
+    "deeper": b'{"resolved":' * 100_000,
+    "list": b"[1, 2]",
+    "types": b'{"group": 7, "name": [], "id": {}, "revision": "x", "token": 0, "state": null, "kind": []}',
+    "empty": b"{}",
+}
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh) -> Mesh:
+    return make_mesh(fleet(2, 4))
+
+
+async def works(driver: Driver, name: str) -> None:
+    await driver.apply(application(name))
+    await driver.until_phase(name, "Running", seconds=30)
+    await driver.delete([name])
+
+
+@pytest.mark.parametrize("bucket", [bucket for bucket in BUCKETS if bucket not in BESIDE])
+async def test_a_record_that_cannot_be_read_stands_in_nobodys_way(mesh: Mesh, driver: Driver, bucket: str) -> None:
+    name = bucket.removeprefix("moorage-")
+    mesh.read_endpoint()
+    pids = mesh.endpoint["pids"]
+    keys = {KEYS.get(bucket, "junk-{}").format(what): data for what, data in JUNK.items()}
+    for key, data in keys.items():
+        await driver.bus.bucket(bucket).put(key, data)
+    await works(driver, f"{name}-beside-junk")
+    mesh.read_endpoint()
+    assert mesh.endpoint["pids"] == pids, "nobody had to be started again"
+    for key in keys:
+        await driver.bus.bucket(bucket).delete(key)
