@@ -314,12 +314,14 @@ def test_what_does_not_fit_waits_with_numbers(example: Mesh) -> None:
     ran(example, "delete", "app", "huge")
 
 
-def test_waiting_is_for_the_newest_revision(example: Mesh) -> None:
+def test_waiting_is_until_the_newest_revision_is_decided(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("grows"))
     ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "20s")
     ran(example, "apply", "-f", "-", data=fits("grows", '"900"'))
+    kept = example.run("wait", "grows", "--for", "phase=Running", "--timeout", "10s")
+    assert kept.returncode == 0 and b"runs revision 1; revision 2 is Pending" in kept.stderr
     ran(example, "wait", "grows", "--for", "phase=Pending", "--timeout", "10s")
-    text = refused(example, "wait", "grows", "--for", "phase=Running", "--timeout", "300ms", code=7)
+    text = refused(example, "wait", "grows", "--for", "phase=Failed", "--timeout", "300ms", code=7)
     assert "it is Running at revision 1; revision 2 is Pending" in text and "ResourceShort" in text
     assert "1 (2 Pending)" in ran(example, "get", "groups") and "1 (2 Pending)" in ran(example, "get", "apps")
     assert "revision 2 is Pending" in ran(example, "why", "grows")

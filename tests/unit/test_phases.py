@@ -70,12 +70,6 @@ def test_phase(state: Any, decision: str, counting: bool, attempt: Any, known: A
     assert phase(state, 1, decision, counting, attempt, known) == expected
 
 
-def test_where_nobody_reports_nothing_is_known_to_run() -> None:
-    assert phase("Instantiated", 1, "d", True, None, status(READY), silent=True) == "Degraded"
-    assert phase("Terminated", 1, "d", True, None, status(READY), silent=True) == "Terminating"
-    assert phase("Instantiated", 1, "", False, tried("Pending"), None, silent=True) == "Pending"
-
-
 def decision(ident: str, revision: int, **where: str) -> Decision:
     claims = [
         Claim(

@@ -40,8 +40,8 @@ def wait(
     Parameters
     ----------
     for_
-        phase=PHASE (Placed is also satisfied by Deploying and Running) or delete. It is that of the newest revision: while
-        an update waits, what ran before does not count.
+        phase=PHASE (Placed is also satisfied by Deploying and Running) or delete. An update is decided first; one that does
+        not fit keeps the phase of what runs, and stderr says so.
     timeout
         How long: 300ms, 10s, 2m.
     """
@@ -59,11 +59,15 @@ def wait(
     def reached(found: dict[str, Any] | None) -> int | None:
         if found is None:
             raise Failure(f"group {name} does not exist", MISSING)
-        newest = phase_of(found)
-        if newest in wanted:
-            out(f"{name} {newest}")
+        phase, newer = str(found["phase"]), str(found.get("pendingPhase", ""))
+        if newer == "Deciding" and newer not in wanted:
+            return None  # what runs is from before
+        if phase in wanted or newer in wanted:
+            out(f"{name} {phase if phase in wanted else newer}")
+            if newer and phase in wanted:
+                note(f"moorage: {name} runs revision {found['revision']}; {_newer(found)}")
             return DONE
-        if newest == "Failed":
+        if "Failed" in (phase, newer):
             note(f"moorage: {name} Failed: only changed documents help")
             for line in reason_lines(client.get(group_path(name, "why")).get("reasons", [])):
                 note(f"  {line}")
@@ -97,9 +101,8 @@ def _until(
             return TIMEOUT
 
 
-def phase_of(found: dict[str, Any]) -> str:
-    """Of the newest revision, also while an older one stands."""
-    return str(found.get("pendingPhase") or found["phase"])
+def _newer(found: dict[str, Any]) -> str:
+    return f"revision {found['pendingRevision']} is {found['pendingPhase']}"
 
 
 def _tell_timeout(client: Client, name: str, what: str, last: dict[str, Any] | None) -> None:
@@ -107,7 +110,7 @@ def _tell_timeout(client: Client, name: str, what: str, last: dict[str, Any] | N
     if last is not None:
         phase = f", it is {last['phase']}"
     if last is not None and last.get("pendingRevision"):
-        phase += f" at revision {last['revision']}; revision {last['pendingRevision']} is {last['pendingPhase']}"
+        phase += f" at revision {last['revision']}; {_newer(last)}"
         with contextlib.suppress(Refusal):
             reasons = list(reason_lines(client.get(group_path(name, "why")).get("reasons", [])))
     note(f"moorage: {name} {what}{phase}; `moorage why {name}` has the reasons")

@@ -29,8 +29,7 @@ class Known(NamedTuple):
 def phase_of(known: Known) -> Phase:
     record = known.record
     decision = known.decision.id if known.decision is not None else ""
-    silent = bool(silent_of(known))
-    return phase(record.state, record.revision, decision, known.counting, known.attempt, known.status, silent=silent)
+    return phase(record.state, record.revision, decision, known.counting, known.attempt, known.status)
 
 
 def silent_of(known: Known) -> list[str]:
@@ -108,7 +107,7 @@ def _unknown(known: Known, phase: Phase) -> Iterable[Reason]:
     silent = silent_of(known)
     for cluster, seconds in sorted(known.places.items()):
         if seconds is not None and (going or cluster in silent):
-            what = "waits for it to take away what ran there" if going else "what runs there is not known"
+            what = "waits for it to take away what ran there" if going else "what ran there may not run any more"
             yield _there("ClusterStale", cluster, f"{what}; silent for {seconds:.0f} s")
         elif going:
             yield _there("RemovalUnconfirmed", cluster, "waits for it to say that what ran there is gone")

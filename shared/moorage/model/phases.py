@@ -33,19 +33,15 @@ def phase(
     counting: bool,
     attempt: Attempt | None = None,
     status: GroupStatus | None = None,
-    *,
-    silent: bool = False,
 ) -> Phase:
     """`decision`: the one that stands, of whatever revision; an update that does not fit keeps the old one and its phase.
-    `counting`: claims of the group still count in the ledger. `attempt`: the last try to decide it. `silent`: a cluster of
-    the decision does not report, so what was confirmed may not be so any more (told to readers only: clusters may fall
-    silent all at once, and nothing of it is written down)."""
+    `counting`: claims of the group still count in the ledger. `attempt`: the last try to decide it."""
     if state in ENDED:
         return "Terminating" if counting or decision else "Terminated"
     if decision:
         if status is None or status.decision != decision:
             return "Placed"
-        return "Degraded" if silent else progress(status)
+        return progress(status)
     if state in ("Created", "Approved", "InstantiateStopped"):
         return "Draft"
     if attempt is None or attempt.revision != revision or attempt.phase not in ("Pending", "Failed"):
