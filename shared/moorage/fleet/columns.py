@@ -4,7 +4,7 @@ cluster stand side by side so that a change touches a few neighbouring bytes and
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,3 +90,26 @@ def spread(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.intp]:
         return np.empty(0, np.intp)
     ends = np.cumsum(lengths)
     return np.repeat(starts - (ends - lengths), lengths).astype(np.intp) + np.arange(total, dtype=np.intp)
+
+
+class RowColumns(NamedTuple):
+    """What a patch says of its rows, decoded."""
+
+    flags: NDArray[np.uint8]
+    labels: NDArray[np.int32]
+    taints: NDArray[np.int32]
+    exclusive: NDArray[np.int64]
+    resources: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+
+    def pick(self, rows: NDArray[np.intp]) -> RowColumns:
+        resources = {name: (a[rows], r[rows]) for name, (a, r) in self.resources.items()}
+        return RowColumns(self.flags[rows], self.labels[rows], self.taints[rows], self.exclusive[rows], resources)
+
+
+class Sums:
+    """Of one resource, over the usable nodes of each cluster, right for what was stated up to `since`."""
+
+    __slots__ = ("allocatable", "free", "since")
+
+    def __init__(self, since: int, free: NDArray[np.int64], allocatable: NDArray[np.int64]) -> None:
+        self.since, self.free, self.allocatable = since, free, allocatable

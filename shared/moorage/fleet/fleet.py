@@ -16,7 +16,7 @@ from moorage.model.shapes import EXCLUSIVE
 
 from . import patches
 from .clusters import Clusters
-from .columns import Resource, grown
+from .columns import Resource, RowColumns, Sums, grown
 from .patches import (
     CORDONED,
     GONE,
@@ -77,7 +77,7 @@ class Fleet(Table):
         self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
         self._claims: dict[int, dict[str, dict[str, int]]] = {}
         self._claimed_in: dict[str, tuple[int, ...]] = {}
-        self._sums: dict[str, _Sums] = {}
+        self._sums: dict[str, Sums] = {}
         self._restated: NDArray[np.int64] = np.empty(0, np.int64)  # changed by more than `take`, which keeps sums right
         self._last_restated = 0
         self._summing: tuple[int, int, NDArray[np.int32], NDArray[np.intp]] = (-1, -1, _NONE, _NO_ROWS)
@@ -172,7 +172,7 @@ class Fleet(Table):
             return np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
         kept = self._sums.get(resource)
         if kept is None:
-            kept = self._sums[resource] = _Sums(0, np.zeros(self.size, np.int64), np.zeros(self.size, np.int64))
+            kept = self._sums[resource] = Sums(0, np.zeros(self.size, np.int64), np.zeros(self.size, np.int64))
         elif kept.since >= self._last_restated and len(kept.free) == self.size:
             return kept.free, kept.allocatable
         if len(kept.free) < self.size:
@@ -341,8 +341,8 @@ class Fleet(Table):
             sets = [tuple(entry) for entry in patch.taint_sets]
             self.taint_sets[patch.taints_from : patch.taints_from + len(sets)] = sets
 
-    def _columns_of(self, patch: Patch, rows: int) -> _Columns:
-        found = _Columns(
+    def _columns_of(self, patch: Patch, rows: int) -> RowColumns:
+        found = RowColumns(
             patches.column(patch.flags, patches.FLAGS, rows),
             patches.column(patch.label_numbers, patches.NUMBERS, rows),
             patches.column(patch.taint_numbers, patches.NUMBERS, rows),
@@ -407,7 +407,7 @@ class Fleet(Table):
             del self._claims[part.id]
         return set(claims)
 
-    def _write(self, rows: NDArray[np.intp], better: NDArray[np.bool_], columns: _Columns) -> None:
+    def _write(self, rows: NDArray[np.intp], better: NDArray[np.bool_], columns: RowColumns) -> None:
         for name in columns.resources:
             if name not in self._resources and name != EXCLUSIVE:
                 self._new_resource(name)
@@ -488,24 +488,3 @@ class Fleet(Table):
         self._nodes += [""] * (size - self.size)
         self.size = size
         self.clusters.grow(size)
-
-
-class _Columns(NamedTuple):
-    flags: NDArray[np.uint8]
-    labels: NDArray[np.int32]
-    taints: NDArray[np.int32]
-    exclusive: NDArray[np.int64]
-    resources: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
-
-    def pick(self, rows: NDArray[np.intp]) -> _Columns:
-        resources = {name: (a[rows], r[rows]) for name, (a, r) in self.resources.items()}
-        return _Columns(self.flags[rows], self.labels[rows], self.taints[rows], self.exclusive[rows], resources)
-
-
-class _Sums:
-    """Of one resource, over the usable nodes of each cluster, right for what was stated up to `since`."""
-
-    __slots__ = ("allocatable", "free", "since")
-
-    def __init__(self, since: int, free: NDArray[np.int64], allocatable: NDArray[np.int64]) -> None:
-        self.since, self.free, self.allocatable = since, free, allocatable
