@@ -14,7 +14,7 @@ from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
 from moorage.controllers.hpa.core import Hpa
 from moorage.fleet import row
-from moorage.fleet.patches import CORDONED, STALE
+from moorage.fleet.patches import CORDONED, STALE, decode
 from moorage.ledger import newest_snapshot
 from moorage.merger import pending
 from moorage.merger.turns import AT_ONCE
@@ -26,7 +26,7 @@ from moorage.model.groups import Decide, Stored, Withdraw
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.testing.checker import counting_pods, read_log
 from moorage.testing.conditions import until
-from moorage.testing.fleets import node
+from moorage.testing.fleets import node, writer_of
 from moorage.testing.servers import NatsServer
 from moorage.testing.site import Clusters, Site, group, revision, shape
 
@@ -615,3 +615,25 @@ async def test_pods_that_stay_elsewhere_are_claimed_there(site: Opener) -> None:
             return found
 
         await until(lambda: places() == there, 5)
+
+
+async def test_who_has_not_seen_the_newest_cluster_is_asked_again(site: Opener) -> None:
+    """It had no objection to a cluster it did not know; nobody waits for the next sweep because of that."""
+    asked: list[str] = []
+    there = three()
+
+    async def lagging(incoming: Incoming) -> Answer:
+        asked.append(msgspec.json.decode(incoming.data, type=Ask).epoch)
+        everywhere = AppAnswer(groups=[CandidateGroup(mode="deny", clusters=[])])
+        return Answer(apps={"a": everywhere}, epoch="1.4" if len(asked) < 3 else "1.5")
+
+    async with site(lambda: dict(there)) as s:
+        await s.controller("lagging", lagging)
+        there["lab/new"] = [node("n-0", cpu="64")]
+        patch = decode(writer_of(there).snapshot(len(there) - 1, 1, 5))
+        patch.generation, patch.counter = 1, 5
+        for writer in s.writers:
+            writer.fleet.apply(patch)
+        await s.decide(revision("large", ShapedApp(name="a", shapes=[shape(32_000)])))
+        assert (await s.attempt("large", "Placed")).apps["a"].clusters == ["lab/new"]
+        assert asked == ["1.5"] * 3

@@ -32,6 +32,8 @@ GRACE = 0.050
 _MARGIN = 0.015
 #: Others may take the room this often before the controllers are asked again.
 RETRIES = 16
+#: So often those are asked again who have not seen the newest clusters, and after so long: the news is on its way.
+BEHIND, _BEAT = 3, 0.01
 _REMEMBERED = 2048
 _OVERTAKEN = "Overtaken"
 _OVERTAKEN_OFTEN = "others took the room each time it was found, until the time was over; it is tried again at once"
@@ -43,6 +45,10 @@ def settled(ledger: Ledger, group: str, revision: int) -> bool:
     """Decided at this revision or a later one, or withdrawn."""
     stands = ledger.standing.get(group)
     return ledger.ended.get(group, 0) >= revision or (stands is not None and stands.revision >= revision)
+
+
+class _Overtaken:
+    """Others were faster: the answers are from before."""
 
 
 class Decider:
@@ -183,49 +189,64 @@ class Decider:
         reached("merger.answered")
         if ahead is not None and not await ahead.stands(cause):
             return None
+        again = 0
         while True:
-            crowded = False
-            for _ in range(RETRIES):
-                if settled(self.ledger, record.group, record.revision):
-                    return None
-                guard = self._guard(record)
-                got = current(got, self.fleet)
-                began = time.perf_counter()
-                with traces.span("propose"):
-                    proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
-                self.figures.proposed(time.perf_counter() - began)
-                if isinstance(proposal, Refusal):
-                    break
-                proposal.decision.traceparent = traces.traceparent()
-                self.capacity.hold(proposal.decision)
-                began = time.perf_counter()
-                with traces.span("commit"):
-                    result = await self.committer.commit(proposal.decision, guard)
-                self.figures.committed(time.perf_counter() - began)
-                if isinstance(result, Committed):
-                    reached("merger.committed")
-                    return placed(proposal.decision, result.seq)
-                if result.code == "DecisionTooLarge":
-                    proposal = Refusal([Reason(code=result.code, message=result.message, by="merger")], final=True)
-                    break
-                if result.code:
-                    break
-                crowded = True
-            if isinstance(proposal, Refusal) and (proposal.final or not crowded):
+            outcome = await self._tried(record, got)
+            if outcome is None or isinstance(outcome, Attempt):
+                return outcome
+            if isinstance(outcome, Refusal) and (outcome.final or again == BEHIND or not self._late(got)):
                 break
-            # Somebody decided or withdrew the group meanwhile, or the answers are from before others took the room: once
-            # more, if whoever takes longest can still answer in time.
-            if until - loop.time() < max(self._took.values(), default=0.0) / 1e3:
-                proposal = Refusal([Reason(code="Overtaken", by="merger", message=_OVERTAKEN_OFTEN)])
+            # The answers are from before others took the room, or before clusters joined: once more, if whoever takes
+            # longest can still answer in time.
+            if until - loop.time() < max(self._took.values(), default=0.0) / 1e3 + _BEAT:
+                if not isinstance(outcome, Refusal):
+                    outcome = Refusal([Reason(code="Overtaken", by="merger", message=_OVERTAKEN_OFTEN)])
                 break
+            if isinstance(outcome, Refusal):
+                again += 1
+                await asyncio.sleep(_BEAT)
             known = before(record, self.fleet, self.ledger)
             got = await self.gather(record, cause, known, within=until - loop.time())
         if confined is not None and not got.missing:
             confined[:] = open_to(got, len(record.apps), self.controllers)
         why: list[Reason] = []
-        if not (proposal.final or got.missing):
+        if not (outcome.final or got.missing):
             why = await self._explained(record, cause, known, got, until)
-        return _refused(record, proposal, got, why, str(self.fleet.epoch))
+        return _refused(record, outcome, got, why, str(self.fleet.epoch))
+
+    async def _tried(self, record: Revision, got: Gathered) -> Attempt | Refusal | _Overtaken | None:
+        """Placed, why not, that somebody else was faster; None: there is nothing to decide any more."""
+        crowded = False
+        for _ in range(RETRIES):
+            if settled(self.ledger, record.group, record.revision):
+                return None
+            guard = self._guard(record)
+            got = current(got, self.fleet)
+            began = time.perf_counter()
+            with traces.span("propose"):
+                proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+            self.figures.proposed(time.perf_counter() - began)
+            if isinstance(proposal, Refusal):
+                return _Overtaken() if crowded and not proposal.final else proposal
+            proposal.decision.traceparent = traces.traceparent()
+            self.capacity.hold(proposal.decision)
+            began = time.perf_counter()
+            with traces.span("commit"):
+                result = await self.committer.commit(proposal.decision, guard)
+            self.figures.committed(time.perf_counter() - began)
+            if isinstance(result, Committed):
+                reached("merger.committed")
+                return placed(proposal.decision, result.seq)
+            if result.code == "DecisionTooLarge":
+                return Refusal([Reason(code=result.code, message=result.message, by="merger")], final=True)
+            if result.code:
+                break  # somebody decided or withdrew the group meanwhile
+            crowded = True
+        return _Overtaken()
+
+    def _late(self, got: Gathered) -> bool:
+        """Whether clusters joined that somebody has not looked at."""
+        return any(self.fleet.joined_after(answer.epoch) is not None for answer in got.answers.values())
 
     def _longest(self) -> float:
         """Seconds that whoever is asked may take at most."""
