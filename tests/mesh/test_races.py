@@ -122,6 +122,36 @@ async def test_of_committers_that_want_the_last_place_exactly_one_gets_it(
             assert set(party.free.values()) == {0}
 
 
+async def test_who_lost_a_place_is_decided_anew_in_its_turn(nats: NatsServer, bus: Bus) -> None:
+    """The other's commit comes first, and is not known yet when this one is decided."""
+    async with at_the_log(nats, lambda: {"lab/c-0": [node(cpu="1"), node(cpu="1")]}, 2) as (one, other):
+        mine = pod_on("mine")
+        one.capacity.hold(mine)
+        assert isinstance(await other.commit(pod_on("theirs")), Committed)
+        await until(lambda: one.follower.ledger.seq == 1)
+        tried: list[str] = []
+
+        def again() -> Decision | None:
+            node_of = {0: "n-1"}.get(len(tried))
+            tried.append(node_of or "")
+            if node_of is None:
+                return None
+            found = pod_on("mine", at=node_of, ident="mine-again")
+            one.capacity.hold(found)
+            return found
+
+        assert isinstance(await one.committer.commit(mine, None, again), Committed)
+        standing = one.follower.ledger.standing[group("mine")]
+        assert (standing.id, standing.claims[0].slots[0].node) == ("mine-again", "n-1")
+        assert tried == ["n-1"] and set(one.free.values()) == {0}
+        # Nowhere is room any more: it is dropped, and holds nothing.
+        late = pod_on("late")
+        one.capacity.hold(late)
+        dropped = await one.committer.commit(late, None, again)
+        assert isinstance(dropped, Dropped) and not dropped.code
+        assert set(one.free.values()) == {0}
+
+
 async def test_batches_are_bounded_and_too_large_ones_refused(nats: NatsServer, bus: Bus) -> None:
     party = await Party(nats, scarce).open()
     many = [Withdrawal(group=group(f"g{i}"), revision=1) for i in range(100)]

@@ -14,7 +14,7 @@ from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
 from moorage.ledger import Before, Capacity, Committed, Committer, Dropped, Guard, Ledger, LedgerFollower, before
 from moorage.model.candidates import Ask
-from moorage.model.claims import Withdrawal
+from moorage.model.claims import Decision, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.explanations import AppView, Attempt
 from moorage.model.groups import Revision
@@ -216,32 +216,46 @@ class Decider:
 
     async def _tried(self, record: Revision, got: Gathered) -> Attempt | Refusal | _Overtaken | None:
         """Placed, why not, that somebody else was faster; None: there is nothing to decide any more."""
-        crowded = False
-        for _ in range(RETRIES):
+        decision: Decision | None
+        refusal = Refusal([])
+        traceparent = traces.traceparent()
+
+        def decided() -> Decision | None:
+            """By what is known now; held."""
+            nonlocal got, decision, refusal
+            decision = None
+            got = current(got, self.fleet)
+            began = time.perf_counter()
+            proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+            self.figures.proposed(time.perf_counter() - began)
+            if isinstance(proposal, Refusal):
+                refusal = proposal
+                return None
+            decision = proposal.decision
+            decision.traceparent = traceparent
+            self.capacity.hold(decision)
+            return decision
+
+        for attempt in range(RETRIES):
             if settled(self.ledger, record.group, record.revision):
                 return None
             guard = self._guard(record)
-            got = current(got, self.fleet)
-            began = time.perf_counter()
             with traces.span("propose"):
-                proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
-            self.figures.proposed(time.perf_counter() - began)
-            if isinstance(proposal, Refusal):
-                return _Overtaken() if crowded and not proposal.final else proposal
-            proposal.decision.traceparent = traces.traceparent()
-            self.capacity.hold(proposal.decision)
+                held = decided()
+            if held is None:
+                return _Overtaken() if attempt and not refusal.final else refusal
             began = time.perf_counter()
             with traces.span("commit"):
-                result = await self.committer.commit(proposal.decision, guard)
+                result = await self.committer.commit(held, guard, decided)
             self.figures.committed(time.perf_counter() - began)
             if isinstance(result, Committed):
                 reached("merger.committed")
-                return placed(proposal.decision, result.seq)
+                assert decision is not None
+                return placed(decision, result.seq)
             if result.code == "DecisionTooLarge":
                 return Refusal([Reason(code=result.code, message=result.message, by="merger")], final=True)
             if result.code:
                 break  # somebody decided or withdrew the group meanwhile
-            crowded = True
         return _Overtaken()
 
     def _late(self, got: Gathered) -> bool:

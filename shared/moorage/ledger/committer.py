@@ -57,6 +57,8 @@ _WITHDRAWN = Dropped("Withdrawn", "the revision was withdrawn or overtaken")
 
 #: Asked right before an entry goes out, each time: why it must not, or None.
 Guard = Callable[[Ledger], Dropped | None]
+#: Where others took the room: another decision in its place, held already, or None.
+Again = Callable[[], Decision | None]
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class _Pending:
     entry: Entry
     raw: msgspec.Raw
     guard: Guard | None
+    again: Again | None
     done: asyncio.Future[Committed | Dropped] = field(repr=False)
 
 
@@ -92,14 +95,15 @@ class Committer:
         follower.on_fold.append(self._folded)
         self._task = bus.spawn(self._run())
 
-    async def commit(self, entry: Entry, guard: Guard | None = None) -> Committed | Dropped:
+    async def commit(self, entry: Entry, guard: Guard | None = None, again: Again | None = None) -> Committed | Dropped:
+        """`again`: decides anew on the spot, so that who lost a place does not lose its turn, too."""
         raw = msgspec.Raw(_encode(entry))
         if len(raw) > MAX_BYTES - _ENVELOPE:
             if isinstance(entry, Decision):
                 self._capacity.give_back(entry.id)
             return Dropped("DecisionTooLarge", f"{len(raw)} bytes; a commit may have {MAX_BYTES}")
         done: asyncio.Future[Committed | Dropped] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Pending(entry, raw, guard, done))
+        self._waiting.append(_Pending(entry, raw, guard, again, done))
         self._wake.set()
         return await done
 
@@ -143,7 +147,7 @@ class Committer:
                     why = _WITHDRAWN
                 elif entry.group in groups:
                     why = Dropped("", "the group's claims change with the same commit")
-                elif not self._capacity.fits(entry.id):
+                elif not self._capacity.fits(entry.id) and not self._decided_anew(pending):
                     why = Dropped("", "the room is not there any more")
                 groups.add(entry.group)
             elif why is None and isinstance(entry, Reassign) and (held := ledger.claims.get(entry.claim)) is not None:
@@ -155,6 +159,15 @@ class Committer:
             else:
                 good.append(pending)
         return good
+
+    def _decided_anew(self, pending: _Pending) -> bool:
+        assert isinstance(pending.entry, Decision)
+        self._capacity.give_back(pending.entry.id)
+        decision = pending.again() if pending.again is not None else None
+        if decision is None:
+            return False
+        pending.entry, pending.raw = decision, msgspec.Raw(_encode(decision))
+        return len(pending.raw) <= MAX_BYTES - _ENVELOPE
 
     async def _commit_batch(self, batch: list[_Pending]) -> None:
         while batch := self._check(batch):
