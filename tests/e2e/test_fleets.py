@@ -91,8 +91,8 @@ def test_a_cluster_that_two_claim_is_refused_to_the_second_in_words(mesh: Mesh, 
             assert "refused: far/g" in said(second)
         until(lambda: clusters(mesh).keys() == {"far/g", "far/h"})
         assert said(first) == ""
-        # It is free, and whoever was refused before has it.
-        until(lambda: clusters(mesh) == {"far/g": "Ready", "far/h": "Ready"}, 30)
+    # It is free, and whoever was refused before has it: with other nodes.
+    until(lambda: clusters(mesh) == {"far/g": "Ready", "far/h": "Ready"}, 60)
     assert "1 cluster\n" in done(mesh, "fleet", "apply", fleet(tmp_path, "g"))
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
     until(lambda: clusters(mesh) == {})
@@ -106,7 +106,7 @@ def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_pat
         assert "far/a" in said(process)
     until(lambda: clusters(mesh) == {"far/a": "Stale"})
     found = why(mesh, "held")
-    assert (found["phase"], [r["code"] for r in found["reasons"]]) == ("Degraded", ["ClusterStale"])
+    assert (found["phase"], [r["code"] for r in found["reasons"]]) == ("Running", ["ClusterStale"])
     assert "far/a" in done(mesh, "get", "groups", "-o", "wide").split("SILENT")[1]
     assert "has claims on far/a, which is stale" in done(mesh, "check", code=1)
     assert "--abandon-claims" in done(mesh, "delete", "cluster", "far/a", code=4)
