@@ -142,10 +142,10 @@ class _Assigner:
                 best[key] = why.best
                 known.needed, known.free = show(why.resource, why.needed), show(why.resource, max(0, why.best))
             elif not known.needed and (scarce := self._scarcest(cid, apps)) is not None:
-                needed, free = show(scarce.resource, scarce.needed), show(scarce.resource, scarce.free)
-                known.need, known.needed, known.free = scarce.resource, needed, free
-                known.message = f"{app} needs {needed} {scarce.resource} in one cluster, which has {free} free"
-                known.message += ", but not on its nodes as they are" if scarce.free >= scarce.needed else ""
+                more = scarce.shown()
+                known.need, known.needed, known.free = more["need"], more["needed"], more["free"]
+                known.message = f"{app} needs {known.needed} {known.need} in one cluster, which has {known.free} free"
+                known.message += scarce.caveat
         return list(merged.values())
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moorage.model.shapes import Requirement, Shape
+from moorage.units import show
 
 from .nodes import labelled, selected, tolerable
 from .rooms import per_row, rows_in, unsupported
@@ -64,6 +65,19 @@ class Scarce(NamedTuple):
     resource: str
     needed: int
     free: int
+
+    def shown(self) -> dict[str, str]:
+        """As the fields of a reason."""
+        return {
+            "need": self.resource,
+            "needed": show(self.resource, self.needed),
+            "free": show(self.resource, self.free),
+        }
+
+    @property
+    def caveat(self) -> str:
+        """For the end of a sentence with the numbers: they alone would do."""
+        return ", but not on its nodes as they are" if self.free >= self.needed else ""
 
 
 def scarcest(rows: Rows, shapes: Iterable[Shape], clusters: Mask) -> Scarce | None:

@@ -98,10 +98,11 @@ def together(fleet: Fleet, message: str, shapes: Sequence[Shape], where: Mask) -
     scarce = scarcest(fleet, shapes, where)
     if scarce is None:
         return message, {}
-    needed, free = show(scarce.resource, scarce.needed), show(scarce.resource, scarce.free)
-    nodes = ", but not on its nodes as they are" if scarce.free >= scarce.needed else ""
-    message += f": they need {needed} {scarce.resource}, one cluster has at most {free} free{nodes}"
-    return message, {"need": scarce.resource, "needed": needed, "free": free}
+    more = scarce.shown()
+    message += (
+        f": they need {more['needed']} {scarce.resource}, one cluster has at most {more['free']} free{scarce.caveat}"
+    )
+    return message, more
 
 
 def _consumers(shape: Shape, need: str = "") -> str:
