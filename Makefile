@@ -20,8 +20,9 @@ $(VENV)/installed: pyproject.toml requirements.lock | $(BIN)/python
 	$(PIP) install --no-deps --editable .
 	@touch $@
 
-$(VENV)/developed: requirements-dev.lock $(VENV)/installed
+$(VENV)/developed: requirements-dev.lock testkit/pyproject.toml $(VENV)/installed
 	$(PIP) install -r requirements-dev.lock
+	$(PIP) install --no-deps --editable testkit
 	@touch $@
 
 install: $(VENV)/installed ## make .venv with the command .venv/bin/moorage
@@ -45,11 +46,11 @@ docs: $(VENV)/installed ## make the pages that are made from tables in code
 bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes bench.json
 	$(BIN)/python -m tests.bench $(NAME)
 
-kube-assets: $(VENV)/installed ## build etcd, Kubernetes, kwok and helm for tests, once, into the user's cache
-	@$(BIN)/python -m moorage.testing.kube_assets
+kube-assets: $(VENV)/developed ## build etcd, Kubernetes, kwok and helm for tests, once, into the user's cache
+	@$(BIN)/python -m moorage_testkit.kube_assets
 
-engine: $(VENV)/installed ## as root: get a container engine for tests/compose, once, into the user's cache
-	@$(BIN)/python -m moorage.testing.engine
+engine: $(VENV)/developed ## as root: get a container engine for tests/compose, once, into the user's cache
+	@$(BIN)/python -m moorage_testkit.container_engine
 
 clean: ## remove what was built, .venv too; state of a mesh stays
 	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

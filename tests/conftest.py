@@ -1,3 +1,3 @@
 """The servers are real in every test that needs one."""
 
-pytest_plugins = ["moorage.testing.plugin"]
+pytest_plugins = ["moorage_testkit.plugin"]

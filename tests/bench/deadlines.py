@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from moorage.bus import Bus, Incoming
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 from .decisions import fleet
 from .harness import Figure, percentiles

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from moorage.bus import Bus
 from moorage.fleet import Fleet, Follower
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 from .harness import Figure, Floor, beside, percentiles
 from .workload import Decisions, application, example

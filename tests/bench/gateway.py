@@ -13,9 +13,9 @@ import msgspec
 import psutil
 
 from moorage.bus import Bus
-from moorage.intents import core, documents
+from moorage.intents.core import transitions, validate
 from moorage.model.names import group_tokens
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 from .harness import Figure, beside, percentiles
 
@@ -119,8 +119,8 @@ async def _store(mesh: Mesh, count: int) -> None:
             "metadata": {"name": f"stored-{number:05}", "labels": {"number": str(number)}},
             "spec": {"apps": [{"name": "web", "manifests": [deployment]}]},
         }
-        given = documents.application(data)
-        record = core.applied(None, given, data, [], "2026-01-01T00:00:00.000Z").record
+        given = validate.application(data)
+        record = transitions.applied(None, given, data, [], "2026-01-01T00:00:00.000Z").record
         assert record is not None
         record.state = "Approved"
         await bucket.put(group_tokens(record.group), msgspec.json.encode(record))

@@ -15,10 +15,10 @@ import psutil
 from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet, Follower
 from moorage.kube import Api, Kinds, Unreachable, apply, connect
-from moorage.testing.agents import AgentProcess
-from moorage.testing.kube import ControlPlane, control_planes
-from moorage.testing.kube_assets import find
-from moorage.testing.mesh import Mesh
+from moorage_testkit.agent_process import AgentProcess
+from moorage_testkit.control_plane import ControlPlane, control_planes
+from moorage_testkit.kube_assets import find
+from moorage_testkit.mesh import Mesh
 
 from .harness import Figure, percentiles
 

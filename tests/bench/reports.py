@@ -12,7 +12,7 @@ from moorage.bus.connection import encode
 from moorage.fleet import Fleet, Follower
 from moorage.fleet.fleet import Change
 from moorage.model.reports import NodeReport, Report
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 from .harness import Figure, percentiles
 

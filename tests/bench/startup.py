@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 from .harness import Figure
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from moorage.testing import engine
-from moorage.testing.servers import free_port
+from moorage_testkit import container_engine
+from moorage_testkit.servers import free_port
 
 TOP = Path(__file__).parents[2]
 NEEDED = (
@@ -31,7 +31,7 @@ FILES = ("-f", "compose.yaml", "-f", "compose.test.yaml")
 
 
 class Stack:
-    def __init__(self, daemon: engine.Engine, project: Path) -> None:
+    def __init__(self, daemon: container_engine.Engine, project: Path) -> None:
         self.engine, self.project = daemon, project
         self.url = f"http://127.0.0.1:{free_port()}"
         # What people put beside compose.yaml; nothing else differs from what they run.
@@ -76,7 +76,7 @@ def wheels(project: Path) -> None:
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    if missing := engine.find():
+    if missing := container_engine.find():
         pytest.skip(missing)
     directory = Path(tempfile.mkdtemp(prefix="mre-"))
     project = directory / "moorage"
@@ -86,7 +86,7 @@ def stack() -> Iterator[Stack]:
         for file in NEEDED:
             shutil.copy(TOP / file, project)
         wheels(project)
-        with engine.Engine(directory / "e") as daemon:
+        with container_engine.Engine(directory / "e") as daemon:
             stack = Stack(daemon, project)
             stack.compose("build", seconds=400)
             try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import moorage.cli
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 EXAMPLE = Path(moorage.cli.__path__[0]) / "example"
 

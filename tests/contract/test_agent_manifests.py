@@ -6,13 +6,13 @@ from pathlib import Path
 
 import yaml
 
-from moorage.agent.deployment import OWN_RULES, RULES, files
+from moorage.agent.install_manifests import OWN_RULES, RULES, files
 
 OPS = Path(__file__).parents[2] / "ops" / "agent"
 
 
 def test_the_plain_manifests_are_what_joining_makes() -> None:
-    """`python -m moorage.agent.deployment ops/agent` writes them."""
+    """`python -m moorage.agent.install_manifests ops/agent` writes them."""
     assert {path.name: path.read_text() for path in OPS.iterdir()} == files()
 
 

@@ -22,9 +22,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.sdk import changed
-from moorage.testing.conditions import until
-from moorage.testing.driver import Driver, application, eventually
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually
+from moorage_testkit.polling import until
 
 EXAMPLE = Path(__file__).parent / "examples" / "only_eu.py"
 FLEET = {

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from moorage.bus.permissions import KINDS
-from moorage.cli.deployments import FILES, METRICS, USER, files
+from moorage.cli.kubernetes_manifests import FILES, METRICS, USER, files
 from moorage.cli.main import run
 from moorage.cli.workers import WORKERS
 
@@ -24,7 +24,7 @@ AGENTS = {name for name, one in SERVICES.items() if one["command"][:2] == ["flee
 
 
 def test_the_plain_manifests_are_what_is_made() -> None:
-    """`python -m moorage.cli.deployments ops/kubernetes` writes them."""
+    """`python -m moorage.cli.kubernetes_manifests ops/kubernetes` writes them."""
     there = {path.name: path.read_text() for path in (TOP / "ops/kubernetes").glob("*.yaml")}
     assert there == files()
 

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 import moorage.cli.example
-from moorage.intents import core, documents, rules
-from moorage.intents.documents import Accepted
-from moorage.intents.resolve import resolve
+from moorage.intents.core import transitions, validate, validation_rules
+from moorage.intents.core.resolve import resolve
+from moorage.intents.core.validate import Accepted
 from moorage.model import documents as model
-from moorage.model import texts
+from moorage.parsing import yaml_json
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "documents.md").read_text()
@@ -24,8 +24,8 @@ EXAMPLES = [d for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) for
 
 def test_the_pages_examples_are_accepted_together() -> None:
     first, *others = EXAMPLES
-    given = documents.application(first)
-    found = resolve(given, [documents.intent(other, {}) for other in others])
+    given = validate.application(first)
+    found = resolve(given, [validate.intent(other, {}) for other in others])
     assert [a.replicas for a in found.apps] == [2, 1] and not found.warnings
     assert found.apps[0].shapes[0].resources["hugepages-1Gi"] == 2 << 30
 
@@ -39,18 +39,18 @@ def test_every_field_is_on_the_page() -> None:
 
 
 def test_every_code_and_verb_is_on_the_page() -> None:
-    package = Path(rules.__file__).parent
+    package = Path(validation_rules.__file__).parent
     modules = [
         package / f"{m}.py" for m in ("rules", "documents", "salvage", "pods", "schemas", "attaching", "registry")
     ]
-    source = "".join(module.read_text() for module in (*modules, Path(texts.__file__)))
+    source = "".join(module.read_text() for module in (*modules, Path(yaml_json.__file__)))
     codes = set(re.findall(r'(?:report\(\s*[^,]+,|code=|_bad\()\s*"([A-Z][a-zA-Z]+)"', source))
     assert not {c for c in codes if f"`{c}`" not in PAGE} and len(codes) > 12
-    for verb, states in core.VERBS.items():
+    for verb, states in transitions.VERBS.items():
         assert f"| `{verb}` | {', '.join(states)} |" in PAGE
 
 
 @pytest.mark.parametrize("name", ["application.yaml"])
 def test_the_packaged_example_is_accepted(name: str) -> None:
     text = (Path(next(iter(moorage.cli.example.__path__))) / name).read_text()
-    assert isinstance(documents.accept(yaml.safe_load(text), {}), Accepted)
+    assert isinstance(validate.accept(yaml.safe_load(text), {}), Accepted)

@@ -22,11 +22,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from moorage.gateway.openapi import document
+from moorage.gateway.core.openapi import document
 from moorage.gateway.routes import V1
 from moorage.gateway.v2.routes import table
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 ROUTES = (*V1, *table())
 DOCUMENT = document(ROUTES, "0")

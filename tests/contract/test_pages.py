@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import yaml
 
-from moorage.cli import exits
-from moorage.intents import documents
+from moorage.cli import exit_codes
+from moorage.intents.core import validate
 from moorage.model.shapes import Intent
-from moorage.sim import documents as fleets
-from moorage.sim.core import FAULTS
+from moorage.sim.core import fleet_documents as fleets
+from moorage.sim.core.simulator import FAULTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def blocks(page: str) -> list[Any]:
 
 def test_the_readmes_application_needs_nothing_beside_it() -> None:
     (shop,) = blocks("README.md")
-    assert documents.application(shop).document.metadata.name == "shop"
+    assert validate.application(shop).document.metadata.name == "shop"
     assert "file" not in shop["spec"]["apps"][0]["manifests"][0]
 
 
@@ -41,7 +41,7 @@ def test_the_page_on_simulation_has_every_field_and_fault() -> None:
 
 def test_every_exit_code_is_explained() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
-    codes = {value for value in vars(exits).values() if type(value) is int}
+    codes = {value for value in vars(exit_codes).values() if type(value) is int}
     assert set(map(int, re.findall(r"^\| (\d) \|", page, re.MULTILINE))) == codes
 
 

@@ -11,8 +11,8 @@ import pytest
 from moorage.bus import Bus, Incoming, NoAnswer, Settings
 from moorage.bus.permissions import KINDS, READS, STREAMS, WRITES, for_agent, for_user
 from moorage.bus.subjects import BUCKETS, TABLE
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 AGENT = "lab/edge.1"
 

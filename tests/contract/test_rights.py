@@ -19,11 +19,11 @@ from redis.retry import Retry
 
 from moorage.bus.permissions import KINDS, OBJECT_READS, OBJECT_WRITES, READS, STREAMS, WRITES, for_agent
 from moorage.bus.subjects import BUCKETS, BUILTIN_CONTROLLERS, LEDGER_COMMIT, LOGS, OBJECTS, TABLE, Subject
-from moorage.cli.state import State
+from moorage.cli.state_dir import State
 from moorage.cli.up.brokers import redis_server, redis_url, write_redis_conf
-from moorage.cli.up.secrets import Secrets
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer, free_port, wait_for_port
+from moorage.cli.up.credentials import Secrets
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer, free_port, wait_for_port
 
 WORKERS = [kind for kind in KINDS if kind != "admin"]
 OWN, AGENT = "lab.edge=2E1", "agent.lab.edge=2E1"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 from .conftest import EXAMPLE
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 from .test_v2_example import manifests
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from moorage.model.resources import KINDS
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Answered, Rest
+from moorage.model.v2_resources import KINDS
+from moorage_testkit.http_client import Answered, Rest
+from moorage_testkit.mesh import Mesh
 
 from .test_v2_routes import body, make, name_of, parent_of, url
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from moorage.model.resources import CHILDREN, COMPOSITE_APP, KINDS, Kind
-from moorage.model.resources import Path as At
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Answered, Rest
+from moorage.model.v2_resources import CHILDREN, COMPOSITE_APP, KINDS, Kind
+from moorage.model.v2_resources import Path as At
+from moorage_testkit.http_client import Answered, Rest
+from moorage_testkit.mesh import Mesh
 
 _numbers = itertools.count()
 

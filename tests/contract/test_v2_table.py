@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from moorage.gateway.routing import Route
+from moorage.gateway.route import Route
 from moorage.gateway.v2.routes import table
-from moorage.model.resources import CHILDREN, COMPOSITE_APP, KINDS, Kind
-from moorage.model.resources import Path as At
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Answered, Rest
+from moorage.model.v2_resources import CHILDREN, COMPOSITE_APP, KINDS, Kind
+from moorage.model.v2_resources import Path as At
+from moorage_testkit.http_client import Answered, Rest
+from moorage_testkit.mesh import Mesh
 
 from .test_v2_routes import body, make, name_of, parent_of, problem, url
 

@@ -18,8 +18,8 @@ import yaml
 
 from moorage.bus import Bus
 from moorage.model.controllers import Controller
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 from .conftest import EXAMPLE
 from .test_v2_example import begin, describe, end, manifests, phase_of, prepare

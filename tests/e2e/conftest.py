@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, subjects
-from moorage.model import texts
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage.parsing import yaml_json
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 YAML = "application/yaml"
 
@@ -78,7 +78,7 @@ SAME = {
     "too deep": b"[" * 100_000,
     "deep": b'{"kind":' + b"[" * 80 + b"]" * 80 + b"}",
     "unknown": b'{"kind": 3}',
-    "much": b" " * texts.MAX_BYTES + b"{}",
+    "much": b" " * yaml_json.MAX_BYTES + b"{}",
     "many": b'{"a":[' + b"[]," * 110_000 + b"[]]}",
     "several wholes": b'{"kind": "Application"}{"kind": "Application"}',
 }

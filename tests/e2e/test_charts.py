@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moorage.testing import kube_assets
-from moorage.testing.mesh import Mesh
+from moorage_testkit import kube_assets
+from moorage_testkit.mesh import Mesh
 
 FILES = {
     "Chart.yaml": "apiVersion: v2\nname: web\nversion: 0.1.0\n",

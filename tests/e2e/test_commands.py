@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 GROUP = "default/app1/v1/default"
 

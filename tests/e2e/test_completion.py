@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 SCRIPTS = Path(sys.executable).parent
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 #: Rates so low that no machine is too slow to go beyond them.
 CONNECTIONS, RATE, FAILURES, STREAMS = 40, 1, 0.5, 3

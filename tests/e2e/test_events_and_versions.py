@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 INTENTS = "/v1/events?subject=moorage.events.intents.*.stream.%3E"
 

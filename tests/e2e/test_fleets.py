@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from moorage.testing.driver import application
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import application
 
 NODE = {"name": "n", "allocatable": {"cpu": "4", "memory": "8Gi"}}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 VALUE = "correct-horse-battery-staple"
 CODED = base64.b64encode(VALUE.encode()).decode()

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import subjects
-from moorage.testing.driver import Driver, application, eventually, fleet, problem_of
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, problem_of
 
 TAKEN = 768 << 10
 

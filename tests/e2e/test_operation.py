@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import moorage.cli
 from moorage.bus import new_id
-from moorage.testing.collector import Collector, Span
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.otlp_collector import Collector, Span
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Path(moorage.cli.__file__).parent / "example"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from moorage.bus import Bus
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 
 def ask(

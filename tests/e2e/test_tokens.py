@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import nats
 import pytest
 
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 Answered = tuple[int, dict[str, str], Any]
 

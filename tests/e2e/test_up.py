@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
 
 APPLICATION = json.dumps(
     {

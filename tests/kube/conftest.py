@@ -16,9 +16,9 @@ from moorage.agent.worker import main
 from moorage.bus import Bus, Incoming, Settings
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
-from moorage.testing.kube import ControlPlane, control_planes
-from moorage.testing.kube_assets import find
-from moorage.testing.servers import NatsServer
+from moorage_testkit.control_plane import ControlPlane, control_planes
+from moorage_testkit.kube_assets import find
+from moorage_testkit.servers import NatsServer
 
 GPU = "nvidia.com/gpu"
 

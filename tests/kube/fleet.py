@@ -13,11 +13,11 @@ from typing import Any, Self
 import msgspec
 import pytest
 
-from moorage.agent.joining import token
+from moorage.agent.install import token
 from moorage.kube import connect
-from moorage.testing.agents import AgentProcess
-from moorage.testing.kube import ControlPlane
-from moorage.testing.mesh import Mesh
+from moorage_testkit.agent_process import AgentProcess
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.mesh import Mesh
 
 GPU = "nvidia.com/gpu"
 AVX = "feature.node.kubernetes.io/cpu-cpuid.AVX512F"

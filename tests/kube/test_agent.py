@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from moorage.agent import reporting, site
-from moorage.agent.deployment import OWN_RULES, RULES
+from moorage.agent import context, reporting
+from moorage.agent.install_manifests import OWN_RULES, RULES
 from moorage.model.desired import DesiredApp
-from moorage.testing.conditions import until
-from moorage.testing.kube import ControlPlane
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.polling import until
 
 from .conftest import Mesh, Start, settled
 
@@ -255,7 +255,7 @@ async def test_what_cannot_be_followed_is_compared(
     plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As joining gives rights, nobody lists Secrets; nor are objects followed that somebody else made."""
-    monkeypatch.setattr(site, "COMPARE", 0.5)
+    monkeypatch.setattr(context, "COMPARE", 0.5)
     given = await asyncio.to_thread(plane.service_account, "least", [*RULES, *OWN_RULES])
     plane.call("POST", "/api/v1/namespaces/default/configmaps", config("theirs", a="theirs"))
     agents(plane, kubeconfig=given)

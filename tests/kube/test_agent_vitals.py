@@ -8,10 +8,10 @@ import sys
 import urllib.error
 import urllib.request
 
-from moorage.testing.collector import Collector
-from moorage.testing.conditions import until
-from moorage.testing.kube import ControlPlane
-from moorage.testing.servers import NatsServer, free_port
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.otlp_collector import Collector
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer, free_port
 
 from .conftest import Mesh
 from .test_agent import clean, config

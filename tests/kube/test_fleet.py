@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from moorage.testing.agents import AgentProcess
-from moorage.testing.failpoints import Failpoints
-from moorage.testing.kube import ControlPlane
-from moorage.testing.mesh import Mesh
+from moorage_testkit.agent_process import AgentProcess
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.mesh import Mesh
 
 from .fleet import (  # noqa: F401 - fixtures
     AVX,
@@ -259,8 +259,8 @@ def _gone(mesh: Mesh, cluster: str) -> bool:
 
 
 def test_a_revoked_agent_is_cut_off_within_two_seconds(mesh: Mesh, tmp_path: Path) -> None:
-    from moorage.cli.state import State
-    from moorage.cli.up.agents import ask
+    from moorage.cli.state_dir import State
+    from moorage.cli.up.agent_users import ask
 
     async def cut() -> float:
         import nats

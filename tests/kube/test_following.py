@@ -15,8 +15,8 @@ from aiohttp import web
 
 from moorage.kube import Api, ApiError, Object, Reflector, reflector
 from moorage.kube.reflector import Key
-from moorage.testing.conditions import until
-from moorage.testing.kube_script import ScriptedServer
+from moorage_testkit.polling import until
+from moorage_testkit.scripted_api import ScriptedServer
 
 NODES = "/api/v1/nodes"
 _decode = msgspec.json.Decoder(Object).decode

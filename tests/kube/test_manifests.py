@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from moorage.testing.kube import ControlPlane
+from moorage_testkit.control_plane import ControlPlane
 
 OPS = Path(__file__).parents[2] / "ops"
 PATHS = {

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from moorage.testing.agents import AgentProcess
-from moorage.testing.kube import ControlPlane
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.agent_process import AgentProcess
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 from .fleet import (  # noqa: F401 - fixtures
     EDGES,

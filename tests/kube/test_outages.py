@@ -8,12 +8,12 @@ import time
 import pytest
 
 from moorage.bus import Settings
-from moorage.kube import elections
-from moorage.testing.conditions import until
-from moorage.testing.kube import ControlPlane
-from moorage.testing.kube_proxy import ApiProxy
-from moorage.testing.proxy import FaultProxy
-from moorage.testing.servers import NatsServer
+from moorage.kube import leader_election
+from moorage_testkit.api_proxy import ApiProxy
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
+from moorage_testkit.tcp_proxy import FaultProxy
 
 from .conftest import Mesh, Start, settled
 from .test_agent import CLUSTER, clean, config, config_path, there  # noqa: F401 - the fixture is for all tests here
@@ -119,7 +119,7 @@ async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its API server answers it, the mesh does not; the one that stands by has both."""
-    monkeypatch.setattr(elections, "PATIENCE", 2.0)
+    monkeypatch.setattr(leader_election, "PATIENCE", 2.0)
     async with FaultProxy(nats.port) as proxy:
         first = agents(plane, settings=Settings(proxy.url))
         await until(lambda: bool(mesh.nodes), 20)
@@ -147,7 +147,7 @@ async def test_agents_that_are_all_cut_off_stay_as_they_are(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody could do better, so the lease stays where it is, and what was applied is kept."""
-    monkeypatch.setattr(elections, "PATIENCE", 1.0)
+    monkeypatch.setattr(leader_election, "PATIENCE", 1.0)
     async with FaultProxy(nats.port) as proxy:
         for _ in range(2):
             agents(plane, settings=Settings(proxy.url))

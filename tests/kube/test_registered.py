@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moorage.testing.kube import ControlPlane
-from moorage.testing.mesh import Mesh
-from moorage.testing.rest import Rest
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.http_client import Rest
+from moorage_testkit.mesh import Mesh
 
 
 def test_registered_with_a_kubeconfig_it_is_in_the_fleet_and_runs_things(planes: list[ControlPlane]) -> None:

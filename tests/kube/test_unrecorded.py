@@ -16,15 +16,15 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from moorage.agent.deployment import OWN_RULES, RULES
-from moorage.agent.joining import undo
-from moorage.agent.records import Ref
+from moorage.agent.app_records import Ref
+from moorage.agent.install import undo
+from moorage.agent.install_manifests import OWN_RULES, RULES
 from moorage.kube import connect
-from moorage.testing.conditions import until
-from moorage.testing.failpoints import Failpoints
-from moorage.testing.kube import ControlPlane
-from moorage.testing.kube_proxy import ApiProxy
-from moorage.testing.servers import NatsServer
+from moorage_testkit.api_proxy import ApiProxy
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 from .conftest import Mesh, Start, settled
 from .test_agent import CLUSTER, clean, config, config_path, deployment, deployment_path, there  # noqa: F401 - a fixture

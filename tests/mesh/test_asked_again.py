@@ -10,17 +10,17 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, Incoming, subjects
-from moorage.controllers.hpa.core import Hpa
-from moorage.merger import pending
-from moorage.merger.deciding import GRACE
+from moorage.controllers.hardware.core.answers import Hpa
+from moorage.merger import wait_loop
+from moorage.merger.decider import GRACE
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.groups import Decide
 from moorage.model.reasons import Reason
-from moorage.testing.conditions import until
-from moorage.testing.fleets import node
-from moorage.testing.servers import NatsServer
-from moorage.testing.site import Clusters, Site, revision
+from moorage_testkit.fleets import node
+from moorage_testkit.merger_harness import Clusters, Site, revision
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 
 def clusters() -> Clusters:
@@ -108,7 +108,7 @@ async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: S
 
 async def test_what_waits_is_asked_about_again_now_and_then(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nobody says that anything has changed."""
-    monkeypatch.setattr(pending, "SWEEP", 0.3)
+    monkeypatch.setattr(wait_loop, "SWEEP", 0.3)
     allowed: list[str] = []
     times = 0
 

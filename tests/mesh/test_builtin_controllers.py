@@ -11,15 +11,15 @@ import msgspec
 import pytest_asyncio
 
 from moorage.bus import Bus, NoAnswer, subjects
-from moorage.candidates.answers import read_answer
+from moorage.candidates.decode import read_answer
 from moorage.cli.workers import load
 from moorage.model.base import Model
 from moorage.model.candidates import Answer, Ask
 from moorage.model.reports import Report
 from moorage.model.shapes import Intent, Shape, ShapedApp
-from moorage.testing.at_work import at_work
-from moorage.testing.fleets import node
-from moorage.testing.servers import NatsServer, RedisServer
+from moorage_testkit.fleets import node
+from moorage_testkit.running_workers import at_work
+from moorage_testkit.servers import NatsServer, RedisServer
 
 CLUSTERS = ["lab/large", "lab/small"]
 

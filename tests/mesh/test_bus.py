@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer, Reply, subjects
-from moorage.bus.asking import AT_MOST
+from moorage.bus.fanout import AT_MOST
 from moorage.model.problems import Refused, not_found
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 
 async def test_connecting_to_nobody_gives_up(nats: NatsServer) -> None:

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from moorage.bus import Bus, Lease, tail
-from moorage.bus.tail import Tail
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer
+from moorage.bus import Bus, Lease, ordered_consumer
+from moorage.bus.ordered_consumer import Tail
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 
 class Lossy:
@@ -54,7 +54,7 @@ async def test_a_delivery_that_was_lost_is_noticed_with_the_next(
 async def test_the_last_delivery_that_was_lost_is_noticed_by_a_heartbeat(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(ordered_consumer, "HEARTBEAT", 0.2)
     Lossy(monkeypatch, b"5")
     folded: list[int] = []
     await bus.log("MOORAGE_LEDGER").follow(1, lambda _, data: folded.append(int(data)))
@@ -64,7 +64,7 @@ async def test_the_last_delivery_that_was_lost_is_noticed_by_a_heartbeat(
 
 
 async def test_a_mirror_that_missed_a_change_begins_anew(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(ordered_consumer, "HEARTBEAT", 0.2)
     Lossy(monkeypatch, b"second", b"lost and last")
     state: dict[str, bytes] = {}
 

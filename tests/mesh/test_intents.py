@@ -21,8 +21,8 @@ from moorage.intents.worker import main
 from moorage.model.groups import Decide, GroupRecord, Withdraw
 from moorage.model.names import group_tokens
 from moorage.model.problems import Refused, conflict
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 EXAMPLE = yaml.safe_load((Path(next(iter(moorage.cli.example.__path__))) / "application.yaml").read_text())
 GROUP = "default/app1/v1/default"

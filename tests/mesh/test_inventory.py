@@ -23,17 +23,17 @@ from redis.exceptions import ResponseError
 from moorage.bus import Bus, NoAnswer, Settings, subjects
 from moorage.bus.stores import Bucket
 from moorage.fleet import Epoch, Fleet, Follower, Writer
-from moorage.fleet.patches import Patch, encode
-from moorage.fleet.store import CURRENT, STREAM, Store
-from moorage.inventory.ids import ClusterRecord
+from moorage.fleet.delta import Patch, encode
+from moorage.fleet.redis_store import CURRENT, STREAM, Store
+from moorage.inventory.core.cluster_ids import ClusterRecord
 from moorage.inventory.worker import main
 from moorage.model.events import Event
 from moorage.model.names import cluster_tokens
 from moorage.model.reports import NodeReport, Report, ReportReply
-from moorage.testing.conditions import until
-from moorage.testing.failpoints import Failpoints
-from moorage.testing.fleets import node, writer_of
-from moorage.testing.servers import NatsServer, RedisServer
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.fleets import node, writer_of
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer, RedisServer
 
 START = "import asyncio; from moorage.bus import Settings; from moorage.inventory.worker import main; asyncio.run(main(Settings.from_env()))"
 

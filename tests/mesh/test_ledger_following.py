@@ -11,19 +11,19 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus
-from moorage.controllers.hpa.core import Hpa
+from moorage.controllers.hardware.core.answers import Hpa
 from moorage.ledger import LOG, LedgerLost, open_ledger, read_snapshot, write_snapshot
-from moorage.ledger.follow import SNAPSHOTS
-from moorage.merger import pending
+from moorage.ledger.follower import SNAPSHOTS
+from moorage.merger import wait_loop
 from moorage.merger.worker import start
 from moorage.model.claims import Commit, Release, Withdrawal
-from moorage.testing.checker import read_log
-from moorage.testing.conditions import until
-from moorage.testing.driver import eventually
-from moorage.testing.fleets import node
-from moorage.testing.parties import Party, pod_on
-from moorage.testing.servers import NatsServer
-from moorage.testing.site import Clusters, Site, group, revision
+from moorage_testkit.committers import Party, pod_on
+from moorage_testkit.fleets import node
+from moorage_testkit.invariants import read_log
+from moorage_testkit.merger_harness import Clusters, Site, group, revision
+from moorage_testkit.mesh_client import eventually
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 Join = Callable[[], Awaitable[Party]]
 
@@ -128,7 +128,7 @@ async def stored(bus: Bus, seq: int) -> bool:
 async def test_a_merger_that_starts_late_has_the_snapshot_and_the_rest_of_the_log(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(wait_loop, "SNAPSHOT_EVERY", 3)
     site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
     try:
         await site.open(1)

@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from moorage.bus import Bus, Incoming, subjects
-from moorage.controllers.hpa.core import Hpa
+from moorage.controllers.hardware.core.answers import Hpa
 from moorage.fleet import row
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import ShapedApp
-from moorage.testing.conditions import until
-from moorage.testing.fleets import node
-from moorage.testing.servers import NatsServer
-from moorage.testing.site import Clusters, Site, group, revision, shape
+from moorage_testkit.fleets import node
+from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 WAITING = 1000
 

@@ -12,23 +12,23 @@ import pytest
 
 from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
-from moorage.controllers.hpa.core import Hpa
+from moorage.controllers.hardware.core.answers import Hpa
 from moorage.fleet import row
-from moorage.fleet.patches import CORDONED, STALE, decode
+from moorage.fleet.delta import CORDONED, STALE, decode
 from moorage.ledger import newest_snapshot
-from moorage.merger import pending
-from moorage.merger.turns import AT_ONCE
+from moorage.merger import wait_loop
+from moorage.merger.concurrency import AT_ONCE
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.desired import Removed
 from moorage.model.groups import Decide, Stored, Withdraw
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.testing.checker import counting_pods, read_log
-from moorage.testing.conditions import until
-from moorage.testing.fleets import node, writer_of
-from moorage.testing.servers import NatsServer
-from moorage.testing.site import Clusters, Site, group, revision, shape
+from moorage_testkit.fleets import node, writer_of
+from moorage_testkit.invariants import counting_pods, read_log
+from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 Opener = Callable[..., Any]
 
@@ -528,15 +528,15 @@ async def test_everything_that_waits_is_tried_now_and_then(site: Opener, monkeyp
         answers["now"] = only("lab/c-0")
         await asyncio.sleep(1.0)
         assert group("shop") not in s.ledger.standing
-        monkeypatch.setattr(pending, "SWEEP", 1.5)
+        monkeypatch.setattr(wait_loop, "SWEEP", 1.5)
         s.report("lab/c-2", lambda w, cid: w.hear(cid, 9.0))
         await s.bus.publish(subjects.MERGER_REMOVED, Removed(claims=[], cluster="lab/c-2"))  # wakes, helps nobody
         await s.attempt("shop", "Placed", 5)
 
 
 async def test_changes_that_come_together_are_one_round(site: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pending.GATHER == 0.05
-    monkeypatch.setattr(pending, "GATHER", 0.5)
+    assert wait_loop.GATHER == 0.05
+    monkeypatch.setattr(wait_loop, "GATHER", 0.5)
     async with site(three) as s:
         await s.controller("nowhere", only())
         await s.decide(revision("shop"))
@@ -561,7 +561,7 @@ async def test_changes_that_come_together_are_one_round(site: Opener, monkeypatc
 async def test_the_log_is_cut_also_where_the_lease_changes_hands_often(
     nats: NatsServer, site: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending, "SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr(wait_loop, "SNAPSHOT_EVERY", 4)
     async with site(three, mergers=0) as s:
         log = s.bus.log("MOORAGE_LEDGER")
         cuts = []

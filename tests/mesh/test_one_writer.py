@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from moorage.bus import Bus
-from moorage.patcher.owning import Owned, Superseded
+from moorage.bus.fenced_bucket import Owned, Superseded
 
 
 def value(generation: int, what: str = "") -> bytes:

@@ -26,13 +26,13 @@ from moorage.model.groups import GroupRecord, Revision, State
 from moorage.model.names import group_tokens
 from moorage.model.reports import Report, ReportReply
 from moorage.model.shapes import ShapedApp
-from moorage.patcher.agents import Agents
-from moorage.patcher.desk import Desk
-from moorage.sim.core import Core
-from moorage.sim.documents import decode, expand
+from moorage.patcher.agent_api import Agents
+from moorage.patcher.group_queue import Desk
+from moorage.sim.core.fleet_documents import decode, expand
+from moorage.sim.core.simulator import Core
 from moorage.sim.worker import Simulator
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 START = "import asyncio,sys; from moorage.bus import Settings; from moorage.patcher.worker import main; asyncio.run(main(Settings(sys.argv[1])))"
 NODE = {"name": "n", "count": 3, "allocatable": {"cpu": "64", "memory": "64Gi", "pods": "500"}}

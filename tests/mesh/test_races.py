@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from moorage.bus import Bus, Conflict, NoAnswer, Settings, subjects
-from moorage.controllers.hpa.core import Hpa
-from moorage.fleet.store import Store
+from moorage.controllers.hardware.core.answers import Hpa
+from moorage.fleet.redis_store import Store
 from moorage.ledger import (
     Changes,
     Committed,
@@ -23,7 +23,7 @@ from moorage.ledger import (
     Ledger,
     LedgerLost,
     committer,
-    follow,
+    follower,
     newest_snapshot,
     open_ledger,
     read_snapshot,
@@ -33,12 +33,12 @@ from moorage.merger.worker import start
 from moorage.model.claims import Commit, Decision, Reassign, Release, Withdrawal
 from moorage.model.groups import Decide
 from moorage.model.shapes import ShapedApp
-from moorage.testing.checker import counting_pods, read_log, violations
-from moorage.testing.conditions import until
-from moorage.testing.fleets import node, writer_of
-from moorage.testing.parties import Party, at_the_log, pod_on
-from moorage.testing.servers import NatsServer, RedisServer
-from moorage.testing.site import Clusters, Site, group, revision, shape
+from moorage_testkit.committers import Party, at_the_log, pod_on
+from moorage_testkit.fleets import node, writer_of
+from moorage_testkit.invariants import counting_pods, read_log, violations
+from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer, RedisServer
 
 
 @asynccontextmanager
@@ -382,7 +382,7 @@ async def damage(bus: Bus, name: str, how: str) -> None:
 async def test_a_snapshot_that_cannot_be_read_is_passed_over(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(follow, "PATIENCE", 0.5)
+    monkeypatch.setattr(follower, "PATIENCE", 0.5)
     party = await Party(nats, scarce).open()
     older, newest = await two_snapshots(party)
     assert await newest_snapshot(bus) == 2

@@ -8,16 +8,16 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, subjects
-from moorage.controllers.hpa.core import Hpa
+from moorage.controllers.hardware.core.answers import Hpa
 from moorage.merger.worker import start
 from moorage.model.claims import Claim
 from moorage.model.desired import Removed
 from moorage.model.groups import Withdraw
 from moorage.model.shapes import ShapedApp
-from moorage.testing.conditions import until
-from moorage.testing.fleets import node
-from moorage.testing.servers import NatsServer
-from moorage.testing.site import Clusters, Site, group, revision, shape
+from moorage_testkit.fleets import node
+from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 CLUSTERS = ("lab/c-0", "lab/c-1", "lab/c-2")
 

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 from moorage.bus import Bus, subjects
 from moorage.intents.worker import Worker
-from moorage.model.resources import path_of
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer
+from moorage.model.v2_resources import path_of
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
 
 PROJECT = {"metadata": {"name": "p"}}
 STORES = 3

@@ -17,8 +17,8 @@ import pytest_asyncio
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.fleet import Fleet, Follower
 from moorage.model.events import Event
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer, RedisServer
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer, RedisServer
 
 RUN = (
     "import asyncio,sys; from moorage.bus import Settings; from moorage.{0}.worker import {1};"

@@ -23,10 +23,10 @@ import structlog
 
 from moorage.bus import Bus, Incoming
 from moorage.model.problems import Refused, not_found
-from moorage.telemetry import HANDLED, Vitals, configure, handling, listen, shown, traces, url_of
-from moorage.telemetry.vitals import CURRENT
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer, RedisServer, free_port
+from moorage.telemetry import HANDLED, Vitals, configure, handling, listen, shown, tracing, url_of
+from moorage.telemetry.health import CURRENT
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer, RedisServer, free_port
 
 
 def ready(port: int) -> tuple[int, str]:
@@ -260,13 +260,13 @@ async def test_requests_are_counted_by_what_became_of_them(bus: Bus) -> None:
 
 async def test_no_trace_without_an_endpoint(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert not traces.configured({}) and not traces.on()
-    assert not traces.configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"})
-    assert not traces.configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"})
-    assert traces.configured({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x/v1/traces"})
+    assert not tracing.configured({}) and not tracing.on()
+    assert not tracing.configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"})
+    assert not tracing.configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"})
+    assert tracing.configured({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x/v1/traces"})
     seen: list[object] = []
     subscription = await bus.nc.subscribe("moorage.test.plain", cb=_keep(seen))
-    with traces.began("x", {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}) as span, traces.span("y"):
+    with tracing.began("x", {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}) as span, tracing.span("y"):
         assert span is None
         await bus.publish("moorage.test.plain", b"")
     await until(lambda: bool(seen))

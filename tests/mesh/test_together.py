@@ -18,10 +18,10 @@ from moorage.model.controllers import Controller
 from moorage.model.names import token
 from moorage.model.shapes import ShapedApp
 from moorage.sdk import Allowed, Declared, allow, run
-from moorage.sdk.running import AT_ONCE
-from moorage.testing.at_work import at_work
-from moorage.testing.conditions import until
-from moorage.testing.servers import NatsServer, RedisServer
+from moorage.sdk.runtime import AT_ONCE
+from moorage_testkit.polling import until
+from moorage_testkit.running_workers import at_work
+from moorage_testkit.servers import NatsServer, RedisServer
 
 NAME = "odd"
 

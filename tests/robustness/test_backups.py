@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.bus import Bus, snapshots
-from moorage.cli.archives import write
-from moorage.cli.backups import LEASES, STREAMS, taken
+from moorage.bus import Bus, stream_backup
+from moorage.cli.backup_archive import write
+from moorage.cli.commands.backup import LEASES, STREAMS, taken
 from moorage.ledger import open_ledger
 from moorage.model.names import group_tokens
-from moorage.testing.driver import Driver, application, eventually, fleet, group, room
-from moorage.testing.mesh import Mesh
-from moorage.testing.servers import NatsServer
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.servers import NatsServer
 
 from .conftest import MakeMesh
 
@@ -117,7 +117,7 @@ async def test_an_empty_place_becomes_the_same_mesh(clean: Driver, mesh: Mesh, t
             again.endpoint["token"] = made.stdout.decode().strip()
             assert {g["group"] for g in (await driver.http("/v1/groups"))["items"]} >= {group("stays")}
             assert not await driver.violations(room(FLEET))
-            state = await snapshots.state_of(driver.bus, LEASES)
+            state = await stream_backup.state_of(driver.bus, LEASES)
             assert state is not None and state["first_seq"] > 1 << 40, "agents that live on heard smaller numbers"
     finally:
         await asyncio.to_thread(again.stop)
@@ -129,7 +129,7 @@ async def test_whatever_happens_while_it_is_written(
     """After one stream or another a group comes and runs, and another one goes. In what is restored every claim has its
     group, and nothing was decided about what is not there."""
     driver = clean
-    stream_copied = snapshots.snapshot
+    stream_copied = stream_backup.snapshot
     again = 0
     moments = ("MOORAGE_EVENTS", "KV_moorage-desired", "MOORAGE_LEDGER", "KV_moorage-groups", STREAMS[-1])
     for number, stream in enumerate(moments):
@@ -150,7 +150,7 @@ async def test_whatever_happens_while_it_is_written(
                 await driver.delete([f"old-{number}"])
             return told
 
-        monkeypatch.setattr(snapshots, "snapshot", copied)
+        monkeypatch.setattr(stream_backup, "snapshot", copied)
         file = tmp_path / f"{number}.backup"
         with ExitStack() as stack:
             made = await taken(mesh.settings, stack)
@@ -253,7 +253,7 @@ async def test_only_an_empty_place_will_do(mesh: Mesh, tmp_path: Path) -> None:
 def test_every_stream_is_backed_up_or_known_not_to_be() -> None:
     """Who adds a stream decides what becomes of it."""
     from moorage.bus.subjects import BUCKETS, LOGS, OBJECTS
-    from moorage.cli.backups import OTHERS
+    from moorage.cli.commands.backup import OTHERS
 
     there = {*LOGS, *(f"KV_{name}" for name in BUCKETS), *(f"OBJ_{name}" for name in OBJECTS)}
     assert there == {*STREAMS, *OTHERS}

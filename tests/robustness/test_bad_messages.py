@@ -13,8 +13,8 @@ import pytest
 
 from moorage.bus import Bus, NoAnswer
 from moorage.bus.subjects import TABLE, Subject
-from moorage.testing.driver import Driver, application, eventually, fleet
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet
 
 from .conftest import MakeMesh
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moorage.bus.subjects import BUCKETS
-from moorage.testing.driver import Driver, application, fleet
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, fleet
 
 from .conftest import MakeMesh
 

@@ -15,10 +15,10 @@ import pytest
 import redis as redis_client
 
 from moorage.bus import subjects
-from moorage.testing.checker import counting_pods
-from moorage.testing.conditions import until
-from moorage.testing.driver import Driver, application, eventually, fleet, group, room
-from moorage.testing.mesh import Mesh
+from moorage_testkit.invariants import counting_pods
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
 

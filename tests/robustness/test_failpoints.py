@@ -17,11 +17,11 @@ from moorage.bus import Bus, subjects
 from moorage.bus.failpoints import POINTS
 from moorage.ledger import Ledger, open_ledger, read_snapshot
 from moorage.model.claims import Claim, Commit, Decision, IntentRef
-from moorage.testing.checker import counting_pods
-from moorage.testing.driver import Driver, application, eventually, fleet, group, room
-from moorage.testing.failpoints import Failpoints
-from moorage.testing.mesh import Mesh
-from moorage.testing.servers import NatsServer
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.invariants import counting_pods
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.servers import NatsServer
 
 from .conftest import MakeMesh
 

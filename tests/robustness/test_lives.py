@@ -19,9 +19,9 @@ import pytest
 from moorage.bus import subjects
 from moorage.model.desired import Confirm
 from moorage.model.reports import PodReport, Report
-from moorage.testing.conditions import until
-from moorage.testing.driver import Driver, application, eventually, fleet, group, problem_of, room
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, problem_of, room
+from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
 

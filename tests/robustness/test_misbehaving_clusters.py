@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from moorage.bus import subjects
-from moorage.testing.driver import Driver, application, eventually, fleet, room
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, room
 
 from .conftest import MakeMesh
 

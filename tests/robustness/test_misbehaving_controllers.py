@@ -18,9 +18,9 @@ import pytest
 from nats.aio.msg import Msg
 
 from moorage.bus import subjects
-from moorage.testing.conditions import until
-from moorage.testing.driver import Driver, application, eventually, fleet, group
-from moorage.testing.mesh import Mesh
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group
+from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
 

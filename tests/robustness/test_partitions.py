@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from moorage.testing.conditions import until
-from moorage.testing.driver import Driver, application, eventually, fleet, group, room
-from moorage.testing.mesh import Mesh
-from moorage.testing.proxy import FaultProxy
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.polling import until
+from moorage_testkit.tcp_proxy import FaultProxy
 
 from .conftest import MakeMesh
 

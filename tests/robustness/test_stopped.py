@@ -16,11 +16,11 @@ import pytest
 
 from moorage.bus import subjects
 from moorage.model.names import group_tokens
-from moorage.testing.checker import counting_pods
-from moorage.testing.conditions import until
-from moorage.testing.driver import Driver, application, eventually, fleet, group, room
-from moorage.testing.failpoints import Failpoints
-from moorage.testing.mesh import Mesh
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.invariants import counting_pods
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
 

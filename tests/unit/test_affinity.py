@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from moorage.candidates.answers import Rule, read_answer
-from moorage.controllers.affinity.core import decide
+from moorage.candidates.decode import Rule, read_answer
+from moorage.controllers.affinity.core.rules import decide
 from moorage.model.candidates import Ask
 from moorage.model.shapes import Intent, ShapedApp
-from moorage.testing.fleets import fleet_of
+from moorage_testkit.fleets import fleet_of
 
 
 def rules(*specs: list[dict[str, Any]]) -> list[Rule]:

@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.agent import objects
-from moorage.agent.core import View
+from moorage.agent.core import kube_types
+from moorage.agent.core.cluster_state import View
+from moorage.agent.core.pod_requests import exclusive_cores, requests
 from moorage.agent.reporting import cut
-from moorage.agent.requests import exclusive_cores, requests
 from moorage.kube.reflector import Key
 from moorage.model.reports import PART_BYTES, NodeReport, PodReport
 
@@ -29,7 +29,7 @@ def pod_of(
     phase: str = "Running",
     spec: dict[str, Any] | None = None,
     status: dict[str, Any] | None = None,
-) -> objects.Pod:
+) -> kube_types.Pod:
     labels = {"moorage.dev/claim": claim} if claim else None
     body = {
         "metadata": {"name": uid, "namespace": "default", "uid": uid, "labels": labels},
@@ -40,10 +40,10 @@ def pod_of(
         },
         "status": {"phase": phase, **(status or {})},
     }
-    return objects.pod(encoded(body))
+    return kube_types.pod(encoded(body))
 
 
-def node_of(name: str, **extra: Any) -> objects.Node:
+def node_of(name: str, **extra: Any) -> kube_types.Node:
     body = {
         "metadata": {"name": name, "uid": f"uid-{name}", **extra.pop("metadata", {})},
         "spec": extra.pop("spec", {}),
@@ -53,10 +53,10 @@ def node_of(name: str, **extra: Any) -> objects.Node:
             **extra,
         },
     }
-    return objects.node(encoded(body))
+    return kube_types.node(encoded(body))
 
 
-def put(view: View, *pods: objects.Pod) -> None:
+def put(view: View, *pods: kube_types.Pod) -> None:
     for pod in pods:
         view.put_pod(Key("default", pod.metadata.name), pod)
 
@@ -98,7 +98,7 @@ def test_only_whole_guaranteed_cores_are_exclusive() -> None:
 def test_nulls_are_nothing() -> None:
     body = b'{"metadata":{"name":"n","labels":null},"spec":{"taints":null},"status":{"allocatable":null,"conditions":null}}'
     view = View()
-    view.put_node(Key("", "n"), objects.node(body))
+    view.put_node(Key("", "n"), kube_types.node(body))
     assert rows(view)["n"].ready is False
 
 
@@ -119,7 +119,7 @@ def test_sums_are_those_of_what_is_there(steps: list[tuple[int, str, str, str]])
     view = View()
     for name in ("n1", "n2"):
         view.put_node(Key("", name), node_of(name))
-    alive: dict[str, objects.Pod] = {}
+    alive: dict[str, kube_types.Pod] = {}
     known = rows(view)
     for number, node, cpu, what in steps:
         uid = f"p{number}"
@@ -175,7 +175,7 @@ def test_zones_and_whole_cores_come_from_the_nodes_topology() -> None:
     view.put_node(Key("", "n"), node_of("n"))
     zones = [{"name": "node-0", "type": "Node", "resources": [{"name": "cpu", "available": "4"}]}]
     body = {"metadata": {"name": "n"}, "zones": zones, "attributes": [{"name": "cpuManagerPolicy", "value": "static"}]}
-    view.put_topology(Key("", "n"), objects.topology(encoded(body)))
+    view.put_topology(Key("", "n"), kube_types.topology(encoded(body)))
     put(view, pod_of("p", "n", cpu="3", status={"qosClass": "Guaranteed"}))
     row = rows(view)["n"]
     assert row.zones == zones and row.cpu_manager is not None

@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.agent import objects
-from moorage.agent.core import View
+from moorage.agent.core import kube_types
+from moorage.agent.core.cluster_state import View
 from moorage.kube.reflector import Key
 from moorage.model.reports import NodeReport
 
@@ -20,7 +20,7 @@ def encoded(value: Any) -> bytes:
 
 def put_node(view: View, name: str, **labels: str) -> None:
     body = {"metadata": {"name": name, "uid": name, "labels": labels}, "spec": {}, "status": {}}
-    view.put_node(Key("", name), objects.node(encoded(body)))
+    view.put_node(Key("", name), kube_types.node(encoded(body)))
 
 
 def put_slice(
@@ -33,7 +33,7 @@ def put_slice(
         "devices": listed,
         **spec,
     }
-    view.put_slice(Key("", name), objects.slice_(encoded({"metadata": {"name": name}, "spec": body})))
+    view.put_slice(Key("", name), kube_types.slice_(encoded({"metadata": {"name": name}, "spec": body})))
 
 
 class Told:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from moorage.agent.marks import MARK, Content, Marks
-from moorage.agent.records import APP_LABEL, OWNER, Ref, label_of, names
-from moorage.agent.sheets import Sheet
-from moorage.agent.site import lost_of
+from moorage.agent.app_records import APP_LABEL, OWNER, Ref, label_of, names
+from moorage.agent.context import lost_of
+from moorage.agent.fenced_configmap import Sheet
+from moorage.agent.ownership import MARK, Content, Marks
 from moorage.kube import Kind
 
 GROUP, APP = "p/shop/v1/default", "web"

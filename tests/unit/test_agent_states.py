@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.agent.states import standing
+from moorage.agent.core.readiness import standing
 
 
 def obj(

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from moorage.bus.permissions import KINDS, for_user
-from moorage.cli.broker import config
-from moorage.cli.state import State
+from moorage.cli.commands.bus import config
+from moorage.cli.state_dir import State
 from moorage.cli.up import brokers, command
+from moorage.cli.up.credentials import Secrets, public_key
 from moorage.cli.up.launch import Options
-from moorage.cli.up.secrets import Secrets, public_key
 from moorage.gateway import worker as gateway
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.candidates import Choice, Mask, Merged, Room, Voice, choose, merge, read_answer
-from moorage.merger.gathering import ranked
+from moorage.merger.core.responses import ranked
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
 
 IDS = {f"lab/c-{i}": i for i in range(6)}

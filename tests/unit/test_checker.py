@@ -8,8 +8,8 @@ import pytest
 from moorage.bus import Bus
 from moorage.ledger import LOG, Ledger, write_snapshot
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
-from moorage.testing.checker import counting_pods, read_log, room_in, room_now, violations
-from moorage.testing.fleets import fleet_of, node
+from moorage_testkit.fleets import fleet_of, node
+from moorage_testkit.invariants import counting_pods, read_log, room_in, room_now, violations
 
 ROOM = {"lab/one": {"n-0": {"cpu": 2000, "pods": 110}, "n-1": {"cpu": 2000, "pods": 110}}}
 

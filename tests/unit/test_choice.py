@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.candidates import Choice, Group, Mask, Merged, NoChoice, Room, choose, classes, disjoint
-from moorage.candidates.classes import Classes
-from moorage.candidates.relaxed import Undecided
-from moorage.candidates.swaps import improved
-from moorage.candidates.tally import Tally
-from moorage.candidates.worth import Worth
+from moorage.candidates import Choice, Group, Mask, Merged, NoChoice, Room, choose, disjoint, feasibility
+from moorage.candidates.dynamic_program import Tally
+from moorage.candidates.feasibility import Classes
+from moorage.candidates.local_search import improved
+from moorage.candidates.lp_relaxation import Undecided
+from moorage.candidates.objective import Worth
 
 
 def seated(groups: list[list[Group]], clusters: tuple[int, ...]) -> bool:
@@ -235,7 +235,7 @@ def test_classes_alone_know_whether_there_is_a_choice(question: Question) -> Non
 @given(larger | larger_grouped)
 def test_branching_alone_knows_it_too(question: Question) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(classes, "_OTHERS", ())
+        patched.setattr(feasibility, "_OTHERS", ())
         known = question.known()
         got = Classes(known, known.sets()).fill(10_000)
     assert not isinstance(got, Undecided)

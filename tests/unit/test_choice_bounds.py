@@ -10,11 +10,11 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from moorage.candidates import Choice, Group, Mask, Merged, NoChoice, Room, choose, classes
-from moorage.candidates.classes import Classes
-from moorage.candidates.relaxed import Undecided
-from moorage.candidates.tally import Tally
-from moorage.candidates.worth import Worth
+from moorage.candidates import Choice, Group, Mask, Merged, NoChoice, Room, choose, feasibility
+from moorage.candidates.dynamic_program import Tally
+from moorage.candidates.feasibility import Classes
+from moorage.candidates.lp_relaxation import Undecided
+from moorage.candidates.objective import Worth
 
 RING = [*pairwise(range(5)), (0, 4)]
 
@@ -171,7 +171,7 @@ def full(rng: np.random.Generator) -> tuple[Merged, Room]:
 def test_branching_on_classes_of_several_agrees_with_counting_up(
     others: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classes, "_OTHERS", others)
+    monkeypatch.setattr(feasibility, "_OTHERS", others)
     rng, answers = np.random.default_rng(1), []
     for _ in range(150):
         merged, room = full(rng)

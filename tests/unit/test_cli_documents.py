@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorage.cli.documents import parse, read, read_all, read_text
-from moorage.cli.exits import Failure
+from moorage.cli.exit_codes import Failure
 
 APP = """
 apiVersion: moorage.dev/v1alpha1

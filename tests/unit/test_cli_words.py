@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.cli.agents import cluster_name
-from moorage.cli.client import problem_text
+from moorage.cli.commands.agent import cluster_name
 from moorage.cli.durations import seconds
-from moorage.cli.exits import Failure, of_status
-from moorage.cli.groups import cluster_parts, full_name
-from moorage.cli.kinds import resolve
+from moorage.cli.exit_codes import Failure, of_status
+from moorage.cli.gateway_client import problem_text
 from moorage.cli.main import run
+from moorage.cli.names import cluster_parts, full_name
 from moorage.cli.output import amounts
+from moorage.cli.resource_types import resolve
 from moorage.cli.terminal import table
 
 

@@ -13,11 +13,12 @@ from msgspec import inspect
 
 from moorage.bus import Reply
 from moorage.fleet import Writer
-from moorage.inventory.core import Inventory
-from moorage.inventory.ids import ClusterRecord
+from moorage.inventory.core.cluster_ids import ClusterRecord
+from moorage.inventory.core.fleet_state import Inventory
 from moorage.inventory.worker import ClusterEdit
 from moorage.ledger import Ledger, decode_commit
-from moorage.merger.gathering import Heard, gather, reasons
+from moorage.merger.core.responses import Heard, gather, reasons
+from moorage.model.attempts import Attempt
 from moorage.model.base import Message
 from moorage.model.candidates import Answer, Answers, Ask, Asks
 from moorage.model.claims import Commit
@@ -36,13 +37,12 @@ from moorage.model.desired import (
     Removed,
 )
 from moorage.model.events import Event
-from moorage.model.explanations import Attempt
 from moorage.model.groups import Decide, GroupRecord, Revision, Stored, Withdraw
 from moorage.model.reports import Report, ReportReply
-from moorage.model.resources import Change
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.patcher.core import learn
-from moorage.testing.fleets import fleet_of, node
+from moorage.model.v2_resources import Change
+from moorage.patcher.core.desired_state import learn
+from moorage_testkit.fleets import fleet_of, node
 
 MESSAGES: tuple[type[msgspec.Struct], ...] = (
     ActionAnswer,

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.intents import documents
-from moorage.intents.core import applied
-from moorage.intents.documents import Accepted, AcceptedIntent
-from moorage.intents.resolve import resolve
-from moorage.model import texts
+from moorage.intents.core import validate
+from moorage.intents.core.resolve import resolve
+from moorage.intents.core.transitions import applied
+from moorage.intents.core.validate import Accepted, AcceptedIntent
 from moorage.model.problems import Problem, Refused
+from moorage.parsing import yaml_json
 
 REF = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "db"}
 
@@ -43,7 +43,7 @@ def document(needs: list[Any] | None = None, **app: Any) -> dict[str, Any]:
 
 def refusal(data: dict[str, Any], kinds: Any = None) -> Problem:
     with pytest.raises(Refused) as caught:
-        documents.accept(data, kinds or {})
+        validate.accept(data, kinds or {})
     return caught.value.problem
 
 
@@ -216,7 +216,7 @@ def test_spelling_is_free() -> None:
         placement=None,
     )
     data["metadata"]["labels"] = {"prod": True, "tier": 1}
-    accepted = documents.accept(data, {})
+    accepted = validate.accept(data, {})
     assert isinstance(accepted, Accepted)
     plain = document(
         [
@@ -227,7 +227,7 @@ def test_spelling_is_free() -> None:
         replicas=2,
     )
     plain["metadata"]["labels"] = {"prod": "true", "tier": "1"}
-    other = documents.accept(plain, {})
+    other = validate.accept(plain, {})
     assert isinstance(other, Accepted)
     assert accepted.document.metadata == other.document.metadata
     assert [s.key for s in resolve(accepted).apps[0].shapes] == [s.key for s in resolve(other).apps[0].shapes]
@@ -262,14 +262,14 @@ def test_intents_of_their_own(data: dict[str, Any], expected: dict[str, str]) ->
 
 
 def test_a_full_group_name_decides_the_project() -> None:
-    found = documents.accept(intent("HpaIntent", {"group": "my-proj1/my-capp1/v1.0/my-dig1", "app": "fwall"}), {})
+    found = validate.accept(intent("HpaIntent", {"group": "my-proj1/my-capp1/v1.0/my-dig1", "app": "fwall"}), {})
     assert isinstance(found, AcceptedIntent)
     assert (str(found.group), found.document.metadata.project) == ("my-proj1/my-capp1/v1.0/my-dig1", "my-proj1")
 
 
 def code(text: bytes) -> tuple[int, str]:
     with pytest.raises(Refused) as caught:
-        texts.data_of(text)
+        yaml_json.data_of(text)
     return caught.value.problem.status, caught.value.problem.code
 
 
@@ -290,7 +290,7 @@ def code(text: bytes) -> tuple[int, str]:
         (b"{" + b'"a":{' * 80 + b"}" * 81, (400, "TooDeep")),
         (b'{"a":' + b"[" * 100_000, (400, "TooDeep")),
         (b"x: " + b"[" * 3000 + b"]" * 3000, (400, "TooDeep")),
-        (b"a" * (texts.MAX_BYTES + 1), (413, "TooLarge")),
+        (b"a" * (yaml_json.MAX_BYTES + 1), (413, "TooLarge")),
         (b'{"a":[' + b"[]," * 110_000 + b"[]]}", (413, "TooLarge")),
     ],
     ids=lambda v: str(v)[:40],
@@ -334,7 +334,7 @@ def test_what_holds_itself_is_too_deep() -> None:
 def test_aliases_mean_what_they_name() -> None:
     text = b"base: &base {a: 1, b: [x]}\nown: {<<: *base, a: 2}\nsame: [*base, *base]\n"
     base = {"a": 1, "b": ["x"]}
-    assert texts.data_of(text) == {"base": base, "own": {"a": 2, "b": ["x"]}, "same": [base, base]}
+    assert yaml_json.data_of(text) == {"base": base, "own": {"a": 2, "b": ["x"]}, "same": [base, base]}
 
 
 @pytest.mark.parametrize("number", [b"1" + b":1" * 100_000, b"9" * 100_000, b"0x" + b"f" * 500])
@@ -346,7 +346,7 @@ def test_long_numbers_are_none(number: bytes) -> None:
 
 def test_yaml_is_the_same_document() -> None:
     text = b"kind: Application\nmetadata: {name: shop, labels: {since: 2024-01-01}}\nspec: {apps: []}\n"
-    assert texts.data_of(text)["metadata"]["labels"] == {"since": "2024-01-01"}
+    assert yaml_json.data_of(text)["metadata"]["labels"] == {"since": "2024-01-01"}
 
 
 JSON = st.recursive(
@@ -390,7 +390,7 @@ FULL["spec"]["apps"].append({"name": "other", "manifests": [{"apiVersion": "v1",
 def swallow(data: dict[str, Any]) -> None:
     """Accepted, or refused as the sender's fault: nothing else, ever."""
     try:
-        accepted = documents.accept(data, {})
+        accepted = validate.accept(data, {})
         if isinstance(accepted, Accepted):
             change = applied(None, accepted, data, [], "now")
             assert msgspec.json.decode(msgspec.json.encode(change.record))
@@ -423,7 +423,7 @@ def test_junk_anywhere_is_accepted_or_refused(data: st.DataObject, value: Any) -
 def test_junk_intents(kind: str, spec: Any, metadata: Any) -> None:
     data = {"kind": kind, "metadata": metadata, "spec": spec}
     try:
-        documents.accept(data, {"Own": [{"type": "object", "properties": {"a": {"$ref": "http://localhost:1/x"}}}]})
+        validate.accept(data, {"Own": [{"type": "object", "properties": {"a": {"$ref": "http://localhost:1/x"}}}]})
     except Refused as refusal:
         assert refusal.problem.status == 400
 
@@ -432,7 +432,7 @@ def test_junk_intents(kind: str, spec: Any, metadata: Any) -> None:
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_junk_bytes(text: bytes) -> None:
     try:
-        assert isinstance(texts.data_of(text), dict)
+        assert isinstance(yaml_json.data_of(text), dict)
     except Refused as refusal:
         assert 400 <= refusal.problem.status < 500
 

@@ -14,8 +14,7 @@ from moorage.fit.packing import Bound, Problem, greedy, search, weights_of
 from moorage.fleet import Fleet
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import OptionalNeed, Requirement, Shape
-from moorage.testing.fleets import fleet_of, node, writer_of
-from moorage.testing.small_fleets import (
+from moorage_testkit.brute_force import (
     GPU,
     TAINT,
     clusters,
@@ -27,6 +26,7 @@ from moorage.testing.small_fleets import (
     shape,
     shapes,
 )
+from moorage_testkit.fleets import fleet_of, node, writer_of
 
 
 def check_room(fleet: Fleet, rooms: Rooms, s: Shape) -> None:

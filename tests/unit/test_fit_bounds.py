@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from moorage.fit import Assigned, Unassigned, assign
 from moorage.fit.packing import NODES, PODS, Bound, Problem, pack, search
-from moorage.testing.fleets import fleet_of, node
-from moorage.testing.small_fleets import shape
+from moorage_testkit.brute_force import shape
+from moorage_testkit.fleets import fleet_of, node
 
 Amounts = tuple[tuple[int, ...], ...]
 #: What backtracking may try before a question is left out; none of the promised ones may be left out by the search.

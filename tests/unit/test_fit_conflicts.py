@@ -12,8 +12,8 @@ from moorage.fit import Pairs, Rooms, conflicts
 from moorage.fleet import Fleet
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape
-from moorage.testing.fleets import fleet_of, node
-from moorage.testing.small_fleets import clusters, exists, rows_in, shape, shapes
+from moorage_testkit.brute_force import clusters, exists, rows_in, shape, shapes
+from moorage_testkit.fleets import fleet_of, node
 
 lots = st.lists(shapes, min_size=1, max_size=2)
 

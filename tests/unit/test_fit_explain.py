@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from moorage.fit import Rooms, explain
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Requirement, Shape
-from moorage.testing.fleets import fleet_of, node
-from moorage.testing.small_fleets import GPU, TAINT, clusters, may, rows_in, shape, shapes
+from moorage_testkit.brute_force import GPU, TAINT, clusters, may, rows_in, shape, shapes
+from moorage_testkit.fleets import fleet_of, node
 
 
 @given(st.lists(clusters, min_size=1, max_size=4), shapes)

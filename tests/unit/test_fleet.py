@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import BOUNDLESS, CORDONED, STALE, Change, Fleet, Row, Writer
-from moorage.fleet.patches import HOST, READY, UNSCHEDULABLE, decode
+from moorage.fleet.delta import HOST, READY, UNSCHEDULABLE, decode
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
-from moorage.testing.fleets import fleet_of, node, writer_of
+from moorage_testkit.fleets import fleet_of, node, writer_of
 
 NODES = [f"n{i}" for i in range(9)]
 TAINT = (Taint(key="k", effect="NoSchedule"),)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import Fleet, Malformed, Writer
-from moorage.fleet.patches import ClusterPart, Patch, decode, encode, merge
-from moorage.testing.fleets import node, writer_of
+from moorage.fleet.delta import ClusterPart, Patch, decode, encode, merge
+from moorage_testkit.fleets import node, writer_of
 
 
 def _writer() -> Writer:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.gateway.explain import Known, application_item, group_item, why
+from moorage.gateway.core.explain import Known, application_item, group_item, why
+from moorage.model.attempts import Attempt
 from moorage.model.candidates import Asked
 from moorage.model.claims import Claim, Decision, IntentRef, Slot
 from moorage.model.desired import GroupStatus
-from moorage.model.explanations import Attempt
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import ShapedApp

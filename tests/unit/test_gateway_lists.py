@@ -11,9 +11,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.gateway.answers import page_of
-from moorage.gateway.selectors import parse, selects
-from moorage.gateway.stream import Listener, Said, is_event_subject, matches
+from moorage.gateway.core.selectors import parse, selects
+from moorage.gateway.event_stream import Listener, Said, is_event_subject, matches
+from moorage.gateway.responses import page_of
 from moorage.model.problems import Refused
 
 LABELS = {"app": "web", "tier": "", "feature.node.kubernetes.io/x": "true", "n": "3"}

@@ -9,18 +9,18 @@ import pytest
 
 from moorage.bus import Reply
 from moorage.candidates import pack
-from moorage.controllers.hpa.core import Hpa
+from moorage.controllers.hardware.core.answers import Hpa
 from moorage.fleet import Fleet, Writer, row
-from moorage.fleet.patches import Epoch, decode
+from moorage.fleet.delta import Epoch, decode
 from moorage.ledger import Ledger
-from moorage.merger.core import Names, Proposal, propose
-from moorage.merger.gathering import Heard, current, gather, reasons
+from moorage.merger.core.propose import Names, Proposal, propose
+from moorage.merger.core.responses import Heard, current, gather, reasons
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup
 from moorage.model.controllers import Controller, Policy
 from moorage.model.reasons import Reason
 from moorage.model.shapes import ShapedApp
-from moorage.testing.fleets import fleet_of, node
-from moorage.testing.site import revision, shape
+from moorage_testkit.fleets import fleet_of, node
+from moorage_testkit.merger_harness import revision, shape
 
 RECORD = revision("shop", ShapedApp(name="a", shapes=[shape()]))
 

@@ -8,14 +8,14 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.candidates.answers import Opinion, read_answer
-from moorage.controllers.hpa.core import Hpa
+from moorage.candidates.decode import Opinion, read_answer
+from moorage.controllers.hardware.core.answers import Hpa
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import EXCLUSIVE, NeedRef, OptionalNeed, Requirement, Shape, ShapedApp
-from moorage.testing.fleets import fleet_of, node
-from moorage.testing.small_fleets import GPU, clusters, exists, rows_in, shape, shapes
+from moorage_testkit.brute_force import GPU, clusters, exists, rows_in, shape, shapes
+from moorage_testkit.fleets import fleet_of, node
 
 
 def ask_for(apps: dict[str, list[Shape]], **fields: Any) -> Ask:

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import Writer
-from moorage.inventory.core import Inventory, Outcome, Said, period_for
-from moorage.inventory.ids import ClusterRecord, Ids, changed, later
-from moorage.inventory.overlays import AHEAD, GATHERED
-from moorage.inventory.sources import MAX_BYTES, Source, Verdict, joined
-from moorage.inventory.telling import named, shortened
+from moorage.inventory.core.cluster_ids import ClusterRecord, Ids, changed, later
+from moorage.inventory.core.fleet_state import Inventory, Outcome, Said, period_for
+from moorage.inventory.core.node_overlays import AHEAD, GATHERED
+from moorage.inventory.core.report_sessions import MAX_BYTES, Source, Verdict, joined
+from moorage.inventory.events import named, shortened
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
 from moorage.model.shapes import EXCLUSIVE
-from moorage.testing.fleets import node
+from moorage_testkit.fleets import node
 
 A = "lab/edge-1"
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.candidates.answers import read_answer
-from moorage.controllers.labels.core import decide
+from moorage.candidates.decode import read_answer
+from moorage.controllers.cluster_selection.core.selection import decide
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask
 from moorage.model.shapes import Intent, ShapedApp
-from moorage.testing.fleets import fleet_of
+from moorage_testkit.fleets import fleet_of
 
 FLEET = {"lab/a": {"region": "eu"}, "lab/b": {"region": "us"}, "far/c": {"region": "eu", "tier": "edge"}, "far/d": {}}
 

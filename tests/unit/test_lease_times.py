@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from moorage.bus import Conflict, Lease, NoAnswer
-from moorage.merger.stored import WITHIN, Confirmations
+from moorage.merger.durability import WITHIN, Confirmations
 
 TTL = 4.0
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import row
-from moorage.fleet.patches import CORDONED, STALE
+from moorage.fleet.delta import CORDONED, STALE
 from moorage.ledger import Capacity, Ledger, uncovered
 from moorage.ledger.capacity import beyond
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
-from moorage.testing.fleets import fleet_of, node, writer_of
+from moorage_testkit.fleets import fleet_of, node, writer_of
 
 GROUPS = ["p/a/v1/default", "p/b/v1/default"]
 

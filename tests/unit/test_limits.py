@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.gateway.limits import Limits, Rates
+from moorage.gateway.rate_limits import Limits, Rates
 
 pauses = st.lists(st.floats(0, 2, allow_nan=False), min_size=1, max_size=200)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from moorage.merger.waiting import BACK_OFF, BACK_OFF_MOST, Waiting
-from moorage.model.explanations import Attempt
+from moorage.merger.core.wait_queue import BACK_OFF, BACK_OFF_MOST, Waiting
+from moorage.model.attempts import Attempt
 from moorage.model.groups import Phase, Revision
 from moorage.model.reasons import Reason
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.testing.fleets import fleet_of, node
+from moorage_testkit.fleets import fleet_of, node
 
 
 def record(name: str, cpu: int, at: str = "") -> Revision:

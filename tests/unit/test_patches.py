@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.manifests import PatchError, apply, assigned, diff, replaced
+from moorage.podspec import PatchError, apply, assigned, diff, replaced
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(alphabet="ab/~0 ", max_size=3),

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.controllers.hpa.actions import contributions, granted
-from moorage.manifests import WORKLOADS, apply, diff, pod_spec, template
+from moorage.controllers.hardware.core.actions import contributions, granted
 from moorage.model.claims import Claim, Decision, IntentRef, Slot
 from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.patcher.patching import CLAIM_LABEL, DECISION_ANNOTATION, disagreements, preferred_nodes, tailor, unusable
+from moorage.patcher.core.manifest_patching import (
+    CLAIM_LABEL,
+    DECISION_ANNOTATION,
+    disagreements,
+    preferred_nodes,
+    tailor,
+    unusable,
+)
+from moorage.podspec import WORKLOADS, apply, diff, pod_spec, template
 
 Manifest = dict[str, Any]
 API = {"Job": "batch/v1", "CronJob": "batch/v1", "Pod": "v1", "ReplicationController": "v1"}

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from moorage.ledger import Ledger
+from moorage.model.attempts import Attempt
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Withdrawal
 from moorage.model.desired import AppStatus, Confirm, DesiredRecord, GroupStatus, ObjectStatus
-from moorage.model.explanations import Attempt
 from moorage.model.phases import phase
 from moorage.model.reasons import Reason
-from moorage.patcher.core import Head, conclude, learn, may_go, removable, wanted_on
+from moorage.patcher.core.desired_state import Head, conclude, learn, may_go, removable, wanted_on
 
 READY: Any = "Ready"
 BUSY, FAILED = "Progressing", "Failed"

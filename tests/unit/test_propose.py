@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from moorage.bus import Reply
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
-from moorage.merger.core import Names, Proposal, Refusal, propose
-from moorage.merger.gathering import Gathered, Heard, gather
+from moorage.merger.core.propose import Names, Proposal, Refusal, propose
+from moorage.merger.core.responses import Gathered, Heard, gather
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
 from moorage.model.claims import Decision
 from moorage.model.controllers import Controller
 from moorage.model.groups import Revision
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import ShapedApp
-from moorage.testing.fleets import fleet_of, node
-from moorage.testing.site import revision
-from moorage.testing.small_fleets import exists, rows_in
-from moorage.testing.small_fleets import shape as shaped
+from moorage_testkit.brute_force import exists, rows_in
+from moorage_testkit.brute_force import shape as shaped
+from moorage_testkit.fleets import fleet_of, node
+from moorage_testkit.merger_harness import revision
 
 Answers = Mapping[str, Answer]
 Choice = tuple[tuple[int, ...], ...]  # per app its clusters

@@ -11,20 +11,20 @@ import msgspec
 import pytest
 
 import moorage.cli.example
-from moorage.intents import core, documents
-from moorage.intents.documents import Accepted, AcceptedIntent
-from moorage.intents.resolve import resolve
-from moorage.model import texts
+from moorage.intents.core import transitions, validate
+from moorage.intents.core.resolve import resolve
+from moorage.intents.core.validate import Accepted, AcceptedIntent
 from moorage.model.documents import HpaIntentSpec, PlacementIntentSpec
 from moorage.model.groups import Revision
 from moorage.model.problems import Problem, Refused
 from moorage.model.shapes import EXCLUSIVE, NeedRef, OptionalNeed, Requirement, Shape, Toleration
+from moorage.parsing import yaml_json
 
 EXAMPLE = (Path(next(iter(moorage.cli.example.__path__))) / "application.yaml").read_bytes()
 
 
 def accept(data: dict[str, Any]) -> Accepted:
-    found = documents.accept(data, {})
+    found = validate.accept(data, {})
     assert isinstance(found, Accepted)
     return found
 
@@ -47,7 +47,7 @@ def revision(
 ) -> Revision:
     spec = {"apps": [{"name": "web", "manifests": manifests, "consumers": consumers, **app}]}
     given = accept({"kind": "Application", "metadata": {"name": "shop"}, "spec": spec})
-    own = [documents.intent(a, {}) for a in attached or ()]
+    own = [validate.intent(a, {}) for a in attached or ()]
     return resolve(given, own)
 
 
@@ -72,7 +72,7 @@ GB = {"resource": "memory", "requests": 1000, "limits": 1000, "units": "MB"}
 
 
 def test_the_usage_example() -> None:
-    found = resolve(accept(texts.data_of(EXAMPLE)))
+    found = resolve(accept(yaml_json.data_of(EXAMPLE)))
     assert (found.group, found.tenant, found.warnings) == ("default/app1/v1/default", "default", [])
     fwall, analytics = found.apps
     assert [(a.name, a.replicas) for a in found.apps] == [("fwall", 1), ("analytics", 1)]
@@ -101,11 +101,11 @@ def test_the_usage_example() -> None:
 
 
 def test_the_example_costs_less_than_a_millisecond() -> None:
-    text = msgspec.json.encode(texts.data_of(EXAMPLE))
+    text = msgspec.json.encode(yaml_json.data_of(EXAMPLE))
 
     def once() -> bytes:
-        data = texts.data_of(text)
-        return msgspec.json.encode(core.applied(None, accept(data), data, [], "now").record)
+        data = yaml_json.data_of(text)
+        return msgspec.json.encode(transitions.applied(None, accept(data), data, [], "now").record)
 
     once()
     best = 1.0
@@ -395,7 +395,7 @@ def test_an_application_speaks_in_intents() -> None:
             "affinity": [{"apart": ["web", "db"], "mandatory": False}],
         },
     }
-    found = resolve(accept(given), [documents.intent(own("HpaIntent", "h", app="db"), {})])
+    found = resolve(accept(given), [validate.intent(own("HpaIntent", "h", app="db"), {})])
     assert [(i.kind, i.name) for i in found.intents] == [
         ("PlacementIntent", "web"),
         ("AffinityIntent", "shop"),
@@ -456,17 +456,17 @@ def test_keys_are_of_what_decides_and_templates_of_what_runs() -> None:
 
 
 def test_nothing_that_comes_in_is_changed() -> None:
-    data = texts.data_of(EXAMPLE)
+    data = yaml_json.data_of(EXAMPLE)
     before = copy.deepcopy(data)
     given = accept(data)
-    first = core.applied(None, given, data, [], "now").record
+    first = transitions.applied(None, given, data, [], "now").record
     assert data == before
-    second = core.applied(None, accept(copy.deepcopy(data)), data, [], "now").record
+    second = transitions.applied(None, accept(copy.deepcopy(data)), data, [], "now").record
     assert msgspec.json.encode(first) == msgspec.json.encode(second)
 
 
 def test_stored_intents_are_read_as_they_were_accepted() -> None:
-    given = documents.intent(own("HpaIntent", "h", app="web"), {})
+    given = validate.intent(own("HpaIntent", "h", app="web"), {})
     assert isinstance(given, AcceptedIntent)
-    again = documents.stored(msgspec.json.decode(msgspec.json.encode(given.document)))
+    again = validate.stored(msgspec.json.decode(msgspec.json.encode(given.document)))
     assert again == given

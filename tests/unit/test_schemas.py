@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moorage.intents import documents, registry, schemas
+from moorage.intents.core import controller_registry, json_schemas, validate
 from moorage.model.controllers import Controller, Register
 from moorage.model.problems import Refused
 
@@ -27,9 +27,9 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("schema", "why"), BROKEN, ids=lambda v: str(v)[:50])
 def test_a_schema_that_cannot_be_used_is_not_registered(schema: dict[str, Any], why: str) -> None:
-    assert why in schemas.wrong_with(schema)
+    assert why in json_schemas.wrong_with(schema)
     with pytest.raises(Refused) as refused:
-        registry.registered(None, "own", Register(kinds={"Own": schema}))
+        controller_registry.registered(None, "own", Register(kinds={"Own": schema}))
     assert [(e.path, e.code) for e in refused.value.problem.errors] == [("kinds.Own", "InvalidSchema")]
 
 
@@ -45,7 +45,7 @@ def test_a_schema_that_cannot_be_used_is_not_registered(schema: dict[str, Any], 
     ],
 )
 def test_one_that_can_is(schema: dict[str, Any]) -> None:
-    assert schemas.wrong_with(schema) == ""
+    assert json_schemas.wrong_with(schema) == ""
 
 
 def doubled(levels: int) -> dict[str, Any]:
@@ -65,24 +65,26 @@ def doubled(levels: int) -> dict[str, Any]:
     ids=["nested", "properties", "many", "doubled"],
 )
 def test_none_takes_the_store_from_its_work(schema: dict[str, Any], spec: dict[str, Any]) -> None:
-    assert schemas.wrong_with(schema) == ""
+    assert json_schemas.wrong_with(schema) == ""
     data = {"kind": "Own", "metadata": {"name": "own"}, "spec": {"group": "shop", **spec}}
     began = time.process_time()
     with pytest.raises(Refused) as refused:
-        documents.accept(data, {"Own": [schema]})
+        validate.accept(data, {"Own": [schema]})
     assert time.process_time() - began < 2
     assert [(e.path, e.code) for e in refused.value.problem.errors] == [("spec", "SchemaTooSlow")]
     quick = {**data, "spec": {"group": "shop"}}
-    assert schema.get("$ref") or documents.accept(quick, {"Own": [schema]})
+    assert schema.get("$ref") or validate.accept(quick, {"Own": [schema]})
 
 
 def test_of_one_kind_there_is_one_schema() -> None:
     first = Controller(name="first", kinds={"Own": {"type": "object"}})
-    same = registry.registered(None, "second", Register(kinds={"Own": {"type": "object"}}), [first])
+    same = controller_registry.registered(None, "second", Register(kinds={"Own": {"type": "object"}}), [first])
     assert same.kinds == first.kinds
     with pytest.raises(Refused) as refused:
-        registry.registered(None, "second", Register(kinds={"Own": {"minProperties": 1}}), [first])
+        controller_registry.registered(None, "second", Register(kinds={"Own": {"minProperties": 1}}), [first])
     (error,) = refused.value.problem.errors
     assert (error.path, error.code) == ("kinds.Own", "KindTaken") and "first" in error.message
     # Its own may change.
-    assert registry.registered(first, "first", Register(kinds={"Own": {"minProperties": 1}}), [first]).kinds["Own"]
+    assert controller_registry.registered(first, "first", Register(kinds={"Own": {"minProperties": 1}}), [first]).kinds[
+        "Own"
+    ]

@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.gateway.secrets import shown_body, shown_record
+from moorage.gateway.core.redaction import shown_body, shown_record
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.problems import Refused
-from moorage.model.secrets import HIDDEN, hidden, restored, sample
+from moorage.model.redaction import HIDDEN, hidden, restored, sample
 
 VALUE = "aHVudGVyMg=="
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from moorage.model.documents import Term
 from moorage.model.reports import Taint
 from moorage.model.shapes import Requirement, Toleration
-from moorage.select import Labels, Taints, holds, matches, placed, tolerated
-from moorage.testing.fleets import fleet_of
+from moorage.selectors import Labels, Taints, holds, matches, placed, tolerated
+from moorage_testkit.fleets import fleet_of
 
 keys = st.sampled_from(["a", "b", "c"])
 values = st.sampled_from(["", "x", "y", "1", "2", "-3", "10", "0x1", "9" * 19, "9" * 25])

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.model.reports import Taint
-from moorage.sim.binding import Node, choose
-from moorage.sim.pods import read_template
-from moorage.sim.specs import NodeKind
+from moorage.sim.core.cluster_spec import NodeKind
+from moorage.sim.core.pod_needs import read_template
+from moorage.sim.core.scheduler import Node, choose
 
 ZONES = ["a", "b"]
 

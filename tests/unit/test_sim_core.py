@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import Writer
-from moorage.inventory.core import Inventory
-from moorage.manifests import diff
+from moorage.inventory.core.fleet_state import Inventory
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
-from moorage.sim.core import Core
-from moorage.sim.documents import decode, expand
-from moorage.sim.generated import generate
-from moorage.sim.specs import ClusterSpec
+from moorage.podspec import diff
+from moorage.sim.core.cluster_spec import ClusterSpec
+from moorage.sim.core.fleet_documents import decode, expand
+from moorage.sim.core.fleet_generator import generate
+from moorage.sim.core.simulator import Core
 
 
 class World:

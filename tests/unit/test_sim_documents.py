@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from moorage.model.problems import Refused
 from moorage.model.reports import NodeReport
-from moorage.sim.documents import decode, expand
-from moorage.sim.generated import KINDS, generate, kinds
-from moorage.sim.specs import usage
+from moorage.sim.core.cluster_spec import usage
+from moorage.sim.core.fleet_documents import decode, expand
+from moorage.sim.core.fleet_generator import KINDS, generate, kinds
 
 FULL: dict[str, Any] = {
     "apiVersion": "moorage.dev/v1alpha1",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.cli.exits import Failure
-from moorage.cli.templates import render
+from moorage.cli.exit_codes import Failure
+from moorage.cli.go_template import render
 
 VALUES = {"A": "x", "L": ["p", "q"], "M": {"k": {"n": 1}}, "E": "", "N": 3, "T": True}
 

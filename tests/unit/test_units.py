@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.units import CAPACITY_MAX, NEED_MAX, amount, canonical, cpu_milli, nanos, need_amount, show, whole
+from moorage.parsing import CAPACITY_MAX, NEED_MAX, amount, canonical, cpu_milli, nanos, need_amount, show, whole
 
 
 @pytest.fixture(scope="module")

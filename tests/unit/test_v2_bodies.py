@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.intents import documents
-from moorage.intents.resolve import resolve
-from moorage.intents.v2 import composing, uploads
-from moorage.intents.v2.spelling import read
+from moorage.intents.core import v2_compose, validate
+from moorage.intents.core.resolve import resolve
+from moorage.intents.core.v2_normalize import read
+from moorage.intents.v2 import uploads
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused
-from moorage.model.resources import KINDS, Kind, Path, Resource, Tree, group_path, key_of, kind_of, path_of
+from moorage.model.v2_resources import KINDS, Kind, Path, Resource, Tree, group_path, key_of, kind_of, path_of
 
 BY_SEGMENT: dict[str, Kind] = {kind.segment: kind for kind in KINDS}
 
@@ -222,8 +222,8 @@ async def no_charts(*_: Any) -> list[dict[str, Any]]:
     raise AssertionError("there is no chart")
 
 
-async def composed(resources: dict[str, Any]) -> composing.Composed:
-    return await composing.compose(tree_of(resources), GROUP, no_charts)
+async def composed(resources: dict[str, Any]) -> v2_compose.Composed:
+    return await v2_compose.compose(tree_of(resources), GROUP, no_charts)
 
 
 BASE: dict[str, Any] = {
@@ -244,7 +244,7 @@ BASE: dict[str, Any] = {
 
 async def test_resources_become_one_document_and_that_a_revision() -> None:
     found = await composed(BASE)
-    given = documents.application(found.document, GROUP)
+    given = validate.application(found.document, GROUP)
     revision = resolve(given)
     assert revision.group == "p/ca/v1.0/g"
     (shape,) = revision.apps[0].shapes

@@ -14,7 +14,7 @@ import structlog
 from moorage.bus import Bus, NoAnswer, new_id, subjects
 from moorage.model.reports import ReportReply, parts_of
 
-from .core import Rows, View
+from .core.cluster_state import Rows, View
 
 log = structlog.get_logger("agent")
 

@@ -18,14 +18,14 @@ from moorage.kube import Api, ApiError, Elector, Kinds, Reflector, Term, Unreach
 from moorage.model.names import cluster_tokens
 from moorage.telemetry import ACTIVE, Figure
 
-from . import objects
-from .core import View
-from .deciding import Deciding
-from .following import Following
-from .records import Records
+from .app_records import Records
+from .context import Site
+from .core import kube_types
+from .core.cluster_state import View
+from .desired_state import Deciding
+from .fenced_configmap import Fenced
+from .object_watches import Following
 from .reporting import TOO_OLD, Reporting
-from .sheets import Fenced
-from .site import Site
 
 log = structlog.get_logger("agent")
 
@@ -165,10 +165,10 @@ class Agent:
     def _reflectors(self, view: View) -> list[Reflector[Any]]:
         api = self.api
         return [
-            Reflector(api, "/api/v1/nodes", objects.node, view.put_node, view.drop_node),
-            Reflector(api, "/api/v1/pods", objects.pod, view.put_pod, view.drop_pod),
-            Reflector(api, SLICES, objects.slice_, view.put_slice, view.drop_slice),
-            Reflector(api, TOPOLOGIES, objects.topology, view.put_topology, view.drop_topology),
+            Reflector(api, "/api/v1/nodes", kube_types.node, view.put_node, view.drop_node),
+            Reflector(api, "/api/v1/pods", kube_types.pod, view.put_pod, view.drop_pod),
+            Reflector(api, SLICES, kube_types.slice_, view.put_slice, view.drop_slice),
+            Reflector(api, TOPOLOGIES, kube_types.topology, view.put_topology, view.drop_topology),
         ]
 
     async def _take_over(self, records: Records, deciding: Deciding) -> None:

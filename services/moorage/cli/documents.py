@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .charts import is_chart
-from .charts import render as rendered
-from .exits import FAILED, USAGE, Failure
+from .exit_codes import FAILED, USAGE, Failure
+from .helm import is_chart
+from .helm import render as rendered
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = "/dev/stdin"
@@ -115,7 +115,7 @@ def _text(path: Path) -> str:
 
 def read_text(text: str, where: str, base: Path, *, fleet: bool = False, values: Values = None) -> list[Document]:
     if values is not None:
-        from .templates import render
+        from .go_template import render
 
         text = render(text, values, where)
     elif "resourceContext" in text and "{{" in text:
@@ -163,11 +163,11 @@ def parse(text: str, where: str) -> list[Any]:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
-    from moorage.model import texts
     from moorage.model.problems import Refused
+    from moorage.parsing import yaml_json
 
     try:
-        texts.measure(text, MAX_BYTES, MAX_BYTES)
+        yaml_json.measure(text, MAX_BYTES, MAX_BYTES)
         return list(yaml.load_all(text, Loader))
     except Refused as refusal:
         raise Failure(f"{where}: {refusal}") from None

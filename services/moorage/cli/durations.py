@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .exits import USAGE, Failure
+from .exit_codes import USAGE, Failure
 
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from .exits import DONE
+from .exit_codes import DONE
 from .terminal import as_json, as_yaml, out, table
 
 Format = Annotated[

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .exits import DONE, FAILED, FORBIDDEN, USAGE, Failure
+from .exit_codes import DONE, FAILED, FORBIDDEN, USAGE, Failure
 from .terminal import note
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 WORKERS = {
     "intents": "moorage.intents.worker",
     "inventory": "moorage.inventory.worker",
-    "hpa": "moorage.controllers.hpa.worker",
-    "labels": "moorage.controllers.labels.worker",
+    "hpa": "moorage.controllers.hardware.worker",
+    "labels": "moorage.controllers.cluster_selection.worker",
     "affinity": "moorage.controllers.affinity.worker",
     "merger": "moorage.merger.worker",
     "patcher": "moorage.patcher.worker",

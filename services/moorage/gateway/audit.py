@@ -8,11 +8,11 @@ from typing import Any, Literal
 from aiohttp import web
 
 from moorage.bus import new_id
-from moorage.model.access import Audit, Who
+from moorage.model.auth import Audit, Who
 from moorage.model.problems import Problem
 
-from .routing import Handler
-from .serving import gateway_of
+from .middleware import gateway_of
+from .route import Handler
 
 _NOTES, _ID = "audit", "id"
 #: Long lists of documents are cut here: an event is a line.

@@ -17,9 +17,9 @@ from moorage.ledger import before
 from moorage.model.candidates import Answer, Ask
 from moorage.model.groups import Revision
 
-from .answers import answer, bad_parameter
 from .groups import known_decision, known_group
-from .serving import Gateway, gateway_of
+from .middleware import Gateway, gateway_of
+from .responses import answer, bad_parameter
 
 _decode = msgspec.json.Decoder(Answer).decode
 _MOST_NAMES = 1000

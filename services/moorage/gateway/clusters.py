@@ -9,13 +9,13 @@ from aiohttp import web
 from moorage.fleet import Fleet
 from moorage.ledger import Held
 from moorage.model.problems import Refused, not_found
-from moorage.units import show
+from moorage.parsing import show
 
-from .access import who_of
-from .answers import answer, listed, page_of
+from .authorization import who_of
 from .groups import project_of, selected
-from .serving import gateway_of
-from .view import View
+from .middleware import gateway_of
+from .read_model import View
+from .responses import answer, listed, page_of
 
 
 def _amounts(fleet: Fleet, cid: int) -> tuple[dict[str, str], dict[str, str]]:

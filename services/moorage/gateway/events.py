@@ -14,13 +14,13 @@ from moorage.model.events import Event
 from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Refused, not_found
 
-from . import cloudevents
-from .access import hears, must, who_of
-from .answers import bad_parameter, encode, flag_of, limit_of, listed
-from .limits import TooMany
-from .routing import SSE
-from .serving import Gateway, gateway_of
-from .stream import EVENTS, LOG, Audience, Listener, Said, Stream, is_event_subject
+from .authorization import hears, must, who_of
+from .core import cloudevents
+from .event_stream import EVENTS, LOG, Audience, Listener, Said, Stream, is_event_subject
+from .middleware import Gateway, gateway_of
+from .rate_limits import TooMany
+from .responses import bad_parameter, encode, flag_of, limit_of, listed
+from .route import SSE
 
 #: How often a reader that hears nothing is told that we are there, and how often we look whether it is.
 _KEEP_ALIVE, _LOOK = 15.0, 3.0

@@ -14,17 +14,17 @@ from moorage.model.controllers import Controller
 from moorage.model.desired import DiffAsk
 from moorage.model.names import token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
-from moorage.units import show
+from moorage.parsing import show
 
-from .access import must, who_of
-from .answers import answer, bad_parameter, listed, page_of
-from .calls import call
+from .authorization import must, who_of
+from .bus_client import call
+from .core.explain import Known, application_item, group_item, why
+from .core.selectors import parse, selects
+from .etags import etag
 from .events import group_of
-from .explain import Known, application_item, group_item, why
-from .matching import etag
-from .selectors import parse, selects
-from .serving import gateway_of
-from .view import View
+from .middleware import gateway_of
+from .read_model import View
+from .responses import answer, bad_parameter, listed, page_of
 
 Labels = Callable[[str], Mapping[str, str]]
 

@@ -11,16 +11,16 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from moorage.bus import new_id, subjects
-from moorage.ledger.figures import followed
-from moorage.model.access import Who
+from moorage.ledger.metrics import followed
+from moorage.model.auth import Who
 from moorage.model.candidates import Ask
 from moorage.telemetry import Figure
 
-from .access import who_of
-from .answers import answer, listed, refuse, unavailable
+from .authorization import who_of
 from .clusters import held_on, known_cluster
 from .groups import project_of
-from .serving import Gateway, gateway_of
+from .middleware import Gateway, gateway_of
+from .responses import answer, listed, refuse, unavailable
 
 #: How long the others get to say that they are there.
 _PATIENCE = 0.6

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from moorage.bus import Bus, Conflict, new_id, now_text
-from moorage.model.access import Role, Token, Who
+from moorage.model.auth import Role, Token, Who
 from moorage.model.names import token
 from moorage.model.problems import Refused, conflict, not_found
 

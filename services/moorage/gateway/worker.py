@@ -10,17 +10,17 @@ from aiohttp import web
 
 from moorage.bus import Bus, Settings, setting
 
-from . import describing, health
+from . import api_docs, health
 from .audit import audited
-from .entrance import Certificate, Entrance
-from .limits import BODY_LIMIT, Limits
+from .event_stream import REJECTED, REJECTED_LOG, Stream, rejected
+from .listener import Certificate, Entrance
+from .middleware import GATEWAY, Gateway, counted, known, told
+from .rate_limits import BODY_LIMIT, Limits
+from .read_model import View
+from .request_tracing import traced
+from .route import add
 from .routes import V1
-from .routing import add
-from .serving import GATEWAY, Gateway, counted, known, told
-from .stream import REJECTED, REJECTED_LOG, Stream, rejected
-from .traced import traced
 from .v2 import routes as v2
-from .view import View
 
 DEFAULT_HTTP = "127.0.0.1:7070"
 
@@ -30,7 +30,7 @@ def build(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[counted, audited, traced, told, known], client_max_size=BODY_LIMIT)
     app[GATEWAY] = gateway
     gateway.bus.vitals.show(lambda: health.figures(gateway))
-    describing.prepare(app)
+    api_docs.prepare(app)
     add(app, V1)
     v2.add_to(app, gateway)
     return app

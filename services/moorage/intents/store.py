@@ -17,13 +17,13 @@ from moorage.bus.failpoints import reached
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Problem, Refused, changed_since, conflict, not_found
-from moorage.telemetry import traces
+from moorage.telemetry import tracing
 
-from . import core, documents
-from .copies import Copies, Known
-from .core import Change, Head
-from .documents import Accepted
-from .telling import Telling, Tombstone, read_tombstone
+from .cache import Copies, Known
+from .core import transitions, validate
+from .core.transitions import Change, Head
+from .core.validate import Accepted
+from .events import Telling, Tombstone, read_tombstone
 
 _encode = msgspec.json.Encoder().encode
 _records = msgspec.json.Decoder(GroupRecord)
@@ -57,7 +57,7 @@ def record_of(entry: Entry) -> GroupRecord:
 
 
 def application_of(record: GroupRecord) -> Accepted:
-    return documents.application(record.document, GroupName.parse(record.group))
+    return validate.application(record.document, GroupName.parse(record.group))
 
 
 class Store:
@@ -103,7 +103,7 @@ class Store:
                 matches(if_match, None if known is None else known.at)
             last = await self.last(group) if known is None and group_tokens(group) in self.copies.deleted else 0
             head = known.head if known is not None else None
-            change = core.applied(head, given, data, self.copies.of(group), now_text(), last)
+            change = transitions.applied(head, given, data, self.copies.of(group), now_text(), last)
             if again and change.record is not None:
                 matches(if_match, None if known is None else known.at)
             return change
@@ -114,20 +114,20 @@ class Store:
         """The same, nothing stored."""
         group = str(given.group)
         head = self.copies.head(group)
-        change = core.applied(head, given, data, self.copies.of(group), now_text())
+        change = transitions.applied(head, given, data, self.copies.of(group), now_text())
         if change.record is None:
             # What is there is what it would be: resolve it for whoever wants to know where it would go.
             assert head is not None
             ended = Head(head.group, head.revision - 1, "Terminated", "", head.created)
-            record = core.applied(ended, given, data, self.copies.of(group), head.resolved.instantiated).record
+            record = transitions.applied(ended, given, data, self.copies.of(group), head.resolved.instantiated).record
             return Done(group, head.revision, head.state, "unchanged", record=record)
         return Done(group, change.record.revision, "Instantiated", change.outcome, change.warnings, change.record)
 
     # Life cycle
 
     async def act(self, group: str, verb: str, cause: str) -> Done:
-        if verb not in core.VERBS:
-            known = ", ".join(core.VERBS)
+        if verb not in transitions.VERBS:
+            known = ", ".join(transitions.VERBS)
             raise Refused(
                 Problem(title="Unknown verb", status=400, code="UnknownVerb", detail=f"{verb!r} is none of {known}")
             )
@@ -139,10 +139,10 @@ class Store:
                 raise Refused(not_found(f"group {group}"))
             record = record_of(entry)
             if verb == "update":
-                core.check_state(group, record.state, verb)
-                return core.reattached(record, application_of(record), self.copies.of(group))
+                transitions.check_state(group, record.state, verb)
+                return transitions.reattached(record, application_of(record), self.copies.of(group))
             try:
-                return core.acted(record, verb, now_text())
+                return transitions.acted(record, verb, now_text())
             except Refused:
                 if verb == "terminate" and record.state == "Terminated":
                     await self.telling.withdraw(group, record.revision, cause)  # in case the first word was lost
@@ -160,12 +160,12 @@ class Store:
                 matches(if_match, None if entry is None else entry.revision)
             if record is None:
                 raise Refused(not_found(f"group {group}"))
-            if record.origin == core.V2:
+            if record.origin == transitions.V2:
                 detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
                 raise Refused(Problem(title="Made of resources", status=409, code="MadeOfResources", detail=detail))
             if record.state in ("Created", "Approved"):
                 return Change(None, "unused")
-            return core.leaving(record, now_text(), cause or new_id())
+            return transitions.leaving(record, now_text(), cause or new_id())
 
         done = await self.change(group, plan, cause)
         if done.outcome == "unused":
@@ -181,8 +181,8 @@ class Store:
                     self.copies.forget(tokens)
                     raise Refused(not_found(f"group {group}"))
                 matches(if_match, entry.revision)
-                head = core.head_of(entry.value)
-                core.check_state(group, head.state, "delete")
+                head = transitions.head_of(entry.value)
+                transitions.check_state(group, head.state, "delete")
                 # The end of this very record has one name, whichever store writes it.
                 ident = f"{head.told[1]}-deleted" if len(head.told) == 2 else new_id()
                 await self._revisions.put(f"{tokens}.deleted", _encode(Tombstone(head.revision, ident, cause)))
@@ -227,7 +227,7 @@ class Store:
                     state, revision = (head.state, head.revision) if head is not None else ("", 0)
                     return Done(group, revision, state, change.outcome, change.warnings)
                 change.record.told = [change.event, new_id()]
-                change.record.resolved.traceparent = traces.traceparent()
+                change.record.resolved.traceparent = tracing.traceparent()
                 value = _encode(change.record)
                 if len(value) > MAX_RECORD:
                     raise Refused(
@@ -287,7 +287,7 @@ class Store:
         if entry is None:
             self.copies.forget(tokens)
         else:
-            self.copies.remember(tokens, Known(core.head_of(entry.value), entry.revision))
+            self.copies.remember(tokens, Known(transitions.head_of(entry.value), entry.revision))
         return entry
 
     def lock(self, key: str) -> asyncio.Lock:

@@ -12,7 +12,6 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, subjects
-from moorage.model import texts
 from moorage.model.base import Message
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
@@ -29,13 +28,14 @@ from moorage.model.problems import (
     whole,
 )
 from moorage.model.reasons import Warn
-from moorage.model.resources import GROUP, Change, group_name, kind_of
-from moorage.model.secrets import HIDDEN, restored
+from moorage.model.redaction import HIDDEN, restored
+from moorage.model.v2_resources import GROUP, Change, group_name, kind_of
+from moorage.parsing import yaml_json
 from moorage.telemetry import Figure
 
-from . import documents, registry
-from .attaching import Attaching
-from .documents import Accepted
+from .core import controller_registry, validate
+from .core.validate import Accepted
+from .standalone_intents import Attaching
 from .store import ATTEMPTS, Done, Store
 from .v2.lifecycle import Lifecycle, Order
 
@@ -104,7 +104,7 @@ class Worker:
             (subjects.CONTROLLERS_SET, self._set),
         )
         for subject, handle in served:
-            most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else texts.MAX_BYTES
+            most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else yaml_json.MAX_BYTES
             await self._bus.serve(
                 subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=most, refusal=_refusal
             )
@@ -147,13 +147,13 @@ class Worker:
     # Documents
 
     async def _apply(self, incoming: Incoming) -> dict[str, Any]:
-        data = texts.data_of(incoming.data)
+        data = yaml_json.data_of(incoming.data)
         # Beside the document: the gateway's header, and the id of the request.
         if_match, again = data.pop("ifMatch", None), data.pop("again", False) is True
         cause = _envelope(data)
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch is a number of the bucket"))
-        given = documents.accept(await self._whole(incoming, data), self._kinds)
+        given = validate.accept(await self._whole(incoming, data), self._kinds)
         if isinstance(given, Accepted):
             if self._life.described(str(given.group)):
                 raise Refused(conflict(f"{given.group} is made of /v2 resources; change those"))
@@ -163,9 +163,9 @@ class Worker:
         return _reply(given.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
-        data = texts.data_of(incoming.data)
+        data = yaml_json.data_of(incoming.data)
         _envelope(data)
-        given = documents.accept(await self._whole(incoming, data), self._kinds)
+        given = validate.accept(await self._whole(incoming, data), self._kinds)
         if isinstance(given, Accepted):
             done = self._store.check(given, data)
         else:
@@ -188,7 +188,7 @@ class Worker:
 
     async def _delete(self, incoming: Incoming) -> dict[str, Any]:
         said = _deletes.decode(incoming.data)
-        if said.kind in (documents.APPLICATION, "Group"):
+        if said.kind in (validate.APPLICATION, "Group"):
             done = await self._store.delete_group(_group(said.name, said.project), said.cause)
         else:
             if not (is_name(said.name) and is_name(said.project) and is_name(said.kind)):
@@ -247,15 +247,17 @@ class Worker:
         name = _sender(incoming)
         said = _registers.decode(incoming.data or b"{}")
         others = [controller for controller, _ in self._known.values()]
-        return await self._enter(name, lambda old: registry.registered(old, name, said, others))
+        return await self._enter(name, lambda old: controller_registry.registered(old, name, said, others))
 
     async def _leave(self, incoming: Incoming) -> dict[str, Any]:
         _registers.decode(incoming.data or b"{}")  # nothing in it matters, but junk is not a farewell
-        return await self._enter(_sender(incoming), lambda old: registry.left(old) if old is not None else None)
+        return await self._enter(
+            _sender(incoming), lambda old: controller_registry.left(old) if old is not None else None
+        )
 
     async def _set(self, incoming: Incoming) -> dict[str, Any]:
         said = _settings.decode(incoming.data)
-        return await self._enter(said.name, lambda old: None if said.remove else registry.was_set(old, said))
+        return await self._enter(said.name, lambda old: None if said.remove else controller_registry.was_set(old, said))
 
     async def _enter(self, name: str, change: Callable[[Controller | None], Controller | None]) -> dict[str, Any]:
         key = token(name)

@@ -21,9 +21,9 @@ from moorage.model.problems import Problem, Refused, Violation, invalid, not_fou
 from moorage.model.reports import Report, ReportReply
 from moorage.telemetry import ACTIVE, Figure
 
-from .core import AT_ONCE, TAKEOVER, Inventory, Said
-from .ids import ClusterRecord, changed, later
-from .telling import Telling, named, shortened
+from .core.cluster_ids import ClusterRecord, changed, later
+from .core.fleet_state import AT_ONCE, TAKEOVER, Inventory, Said
+from .events import Telling, named, shortened
 
 log = structlog.get_logger("inventory")
 

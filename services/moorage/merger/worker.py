@@ -11,17 +11,17 @@ import msgspec
 from moorage.bus import Bus, Incoming, Settings, subjects
 from moorage.fleet import Fleet, Follower
 from moorage.ledger import keep_capacity, open_ledger
-from moorage.ledger.figures import Capacities, clusters, followed
+from moorage.ledger.metrics import Capacities, clusters, followed
 from moorage.model.controllers import Controller
 from moorage.model.groups import Decide, Withdraw
 from moorage.model.names import untoken
 
-from .deciding import Decider
-from .figures import state
-from .pending import Pending, look_after
-from .stored import Confirmations
-from .telling import Telling, tell
-from .turns import Turns
+from .concurrency import Turns
+from .decider import Decider
+from .durability import Confirmations
+from .events import Telling, tell
+from .metrics import state
+from .wait_loop import Pending, look_after
 
 #: Hints wait here for their turn; one that is shed is found by who looks after what waits.
 HINTS = 20_000

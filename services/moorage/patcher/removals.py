@@ -13,8 +13,8 @@ from moorage.bus import Bus, BusError, subjects
 from moorage.ledger import Changes, LedgerFollower
 from moorage.model.claims import Commit
 
-from .core import abandoned, held_by, removable
-from .desk import Desk
+from .core.desired_state import abandoned, held_by, removable
+from .group_queue import Desk
 
 REMIND = 1.0
 

@@ -14,6 +14,7 @@ import structlog
 
 from moorage.bus import Bus, BusError, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
+from moorage.bus.fenced_bucket import Owned
 from moorage.bus.lease import ERA
 from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.claims import Commit, Decision
@@ -21,15 +22,14 @@ from moorage.model.controllers import Controller
 from moorage.model.desired import DesiredRecord, DiffAsk, DiffReply, GroupStatus
 from moorage.model.names import GroupName, cluster_from_tokens, group_tokens
 from moorage.model.problems import Refused, not_found
-from moorage.telemetry import ACTIVE, HANDLED, Figure, Handled, traces
+from moorage.telemetry import ACTIVE, HANDLED, Figure, Handled, tracing
 
-from .agents import Agents
-from .asking import Asking
-from .core import conclude, diff_items, held_by, nodes_of
-from .desk import RETRY, WORKERS, Desk
-from .owning import Owned
+from .agent_api import Agents
+from .contributions import Asking
+from .core.desired_state import conclude, diff_items, held_by, nodes_of
+from .events import OWN_PHASES, Telling
+from .group_queue import RETRY, WORKERS, Desk
 from .removals import Removals
-from .telling import OWN_PHASES, Telling
 
 log = structlog.get_logger("patcher")
 
@@ -207,17 +207,17 @@ class Patcher:
         version = max(self.era + self.ledger.seq, before.version + 1 if before is not None else 1)
         at = self._at.get(group, self.ledger.seq)
         if decision is None:
-            with traces.carried("take away", self._ending.pop(group, ""), **{"moorage.group": group}):
-                traceparent = traces.traceparent()
+            with tracing.carried("take away", self._ending.pop(group, ""), **{"moorage.group": group}):
+                traceparent = tracing.traceparent()
             revision = before.revision if before is not None else 0
             made = DesiredRecord(group=group, revision=revision, decision="", version=version, traceparent=traceparent)
         else:
             record = await self.desk.fetch(group, decision.revision)
             if record is None:
                 raise NoAnswer(f"revision {decision.revision} of {group} is not stored (yet)")
-            with traces.carried("patch", decision.traceparent, **{"moorage.group": group}):
+            with tracing.carried("patch", decision.traceparent, **{"moorage.group": group}):
                 found = await self.asking.contributions(record, decision)
-                traceparent = traces.traceparent()
+                traceparent = tracing.traceparent()
             again = before is not None and before.decision == decision.id
             made = DesiredRecord(
                 group=group,

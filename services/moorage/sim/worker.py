@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 
 from moorage.bus import MAX_PAYLOAD, Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
-from moorage.model import texts
 from moorage.model.names import cluster_from_tokens, cluster_tokens
 from moorage.model.problems import ENVELOPE, Problem, Refused, Violation, invalid, not_found, unknown_fields
+from moorage.parsing import yaml_json
 from moorage.telemetry import Figure
 
-from .core import FAULTS, Core
-from .documents import FleetDocument, decode, expand
-from .generated import generate
-from .specs import ClusterSpec
+from .core.cluster_spec import ClusterSpec
+from .core.fleet_documents import FleetDocument, decode, expand
+from .core.fleet_generator import generate
+from .core.simulator import FAULTS, Core
 
 KEPT = "moorage-sim"
 #: Between two looks at the timers at least this long: idle fleets are looked at in bunches.
@@ -160,7 +160,7 @@ class _Served:
         self.kept = kept
 
     async def apply(self, incoming: Incoming) -> bytes:
-        document = decode(texts.json_of(incoming.data, MAX_CONTAINERS))
+        document = decode(yaml_json.json_of(incoming.data, MAX_CONTAINERS))
         try:
             await self.keep(Kept(self.kept.session, document))
         except (NoAnswer, BusError) as error:

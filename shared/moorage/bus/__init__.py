@@ -8,13 +8,13 @@ from typing import Any
 
 from moorage.telemetry import take
 
+from . import discovery as _service
 from . import provision as _provision
-from . import service as _service
 from . import subjects
-from .asking import Asking, Reply
 from .connection import MAX_PAYLOAD, Incoming, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
+from .fanout import Asking, Reply
 from .lease import Lease
 from .settings import Settings, setting
 from .stores import Bucket, Entry, Follower, Log, Mirror, Objects

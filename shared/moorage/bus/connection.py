@@ -21,12 +21,12 @@ from nats.nuid import NUID
 
 from moorage.model.events import Event
 from moorage.model.problems import UNREADABLE, Problem, Refused, unreadable
-from moorage.model.secrets import sample
-from moorage.telemetry import HANDLED, Handled, Vitals, traces
+from moorage.model.redaction import sample
+from moorage.telemetry import HANDLED, Handled, Vitals, tracing
 
 from . import subjects
 from .errors import NoAnswer
-from .figures import Figures
+from .metrics import Figures
 from .settings import Settings
 
 log = structlog.get_logger("bus")
@@ -166,7 +166,7 @@ class Connection:
 
     async def publish(self, subject: str, payload: bytes | msgspec.Struct, reply: str = "") -> None:
         data = payload if isinstance(payload, bytes) else encode(payload)
-        await self.nc.publish(subject, data, reply, headers=traces.headers())
+        await self.nc.publish(subject, data, reply, headers=tracing.headers())
 
     async def request(
         self,
@@ -197,8 +197,8 @@ class Connection:
         end: asyncio.TimerHandle | None = None
         loop = future.get_loop()
         try:
-            with traces.requested(subject):
-                await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
+            with tracing.requested(subject):
+                await self.nc.publish(subject, data, reply, headers=tracing.headers(headers))
                 if again is not None:
                     patience, instead = again
                     repeat = loop.call_later(
@@ -219,7 +219,7 @@ class Connection:
 
     async def _repeat(self, subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> None:
         with contextlib.suppress(nats.errors.Error):  # then there is no answer, as without it
-            await self.nc.publish(subject, data, reply, headers=traces.headers(headers))
+            await self.nc.publish(subject, data, reply, headers=tracing.headers(headers))
 
     def _address(self) -> str:
         self._number += 1
@@ -236,7 +236,7 @@ class Connection:
         event = Event(
             id=id or new_id(),
             cause=cause,
-            traceparent=traces.traceparent(),
+            traceparent=tracing.traceparent(),
             time=now_text(),
             subject=subject,
             data=msgspec.Raw(encode(data)),
@@ -288,7 +288,7 @@ class Connection:
             if not msg.headers:
                 await answered(msg)
                 return
-            with traces.received(name, msg.headers, "SERVER" if msg.reply else "CONSUMER"):
+            with tracing.received(name, msg.headers, "SERVER" if msg.reply else "CONSUMER"):
                 await answered(msg)
 
         async def answered(msg: Msg) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from moorage.model.names import cluster_tokens
 
-from .asking import AT_MOST
+from .fanout import AT_MOST
 from .subjects import BUCKETS, BUILTIN_CONTROLLERS, FOLLOWERS, KINDS, LOGS, TABLE
 
 __all__ = ["KINDS", "for_agent", "for_user"]

@@ -13,7 +13,7 @@ from nats.js.object_store import ObjectStore
 
 from .connection import Connection, new_id
 from .errors import BusError, Conflict, NoAnswer
-from .tail import Tail
+from .ordered_consumer import Tail
 
 _CONFLICTS = {10071, 10164}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .answers import AppOpinion, Group, Opinion, Rule, read_answer
 from .choice import Choice, NoChoice, Nogood, Room, choose
+from .cluster_sets import LEVELS, Mask, Scores, pack, pack_levels, read, unpack, unpack_levels
+from .decode import AppOpinion, Group, Opinion, Rule, read_answer
 from .merge import Clash, Merged, Voice, disjoint, merge
-from .sets import LEVELS, Mask, Scores, pack, pack_levels, read, unpack, unpack_levels
 
 __all__ = [
     "LEVELS",

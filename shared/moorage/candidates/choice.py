@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .classes import Classes
+from .branch_and_bound import Walk
+from .cluster_sets import Mask
+from .dynamic_program import Tally
+from .feasibility import Classes
+from .local_search import improved
+from .lp_relaxation import Undecided
 from .merge import Merged
-from .relaxed import Undecided
-from .sets import Mask
-from .swaps import improved
-from .tally import Tally
-from .walk import Walk
-from .worth import MAX_APPS, NEVER, Nogood, Room, Worth
+from .objective import MAX_APPS, NEVER, Nogood, Room, Worth
 
 __all__ = ["Choice", "NoChoice", "Nogood", "Room", "choose"]
 

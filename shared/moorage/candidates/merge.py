@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .answers import Group, Opinion
-from .sets import Mask, Scores
+from .cluster_sets import Mask, Scores
+from .decode import Group, Opinion
 
 #: Who else says how many clusters an app wants.
 DOCUMENT = "the application"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .assign import Assigned, Unassigned, assign, still_fits
 from .conflicts import Pairs, conflicts, envelope
 from .explain import Figure, Scarce, explain, scarcest
-from .nodes import carries
-from .rooms import Room, Rooms, unsupported
-from .rows import Ids, Mask, NamedRows, Rows
+from .fit_cache import Room, Rooms, unsupported
+from .node_filter import carries
+from .protocols import Ids, Mask, NamedRows, Rows
 
 __all__ = [
     "Assigned",

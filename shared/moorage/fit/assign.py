@@ -14,10 +14,10 @@ import numpy as np
 from moorage.model.claims import Slot
 from moorage.model.shapes import Shape
 
-from .nodes import carrying, eligible, other_host, selected
+from .fit_cache import unsupported
+from .node_filter import carrying, eligible, other_host, selected
 from .packing import Bound, Packed, Problem, capacity, pack
-from .rooms import unsupported
-from .rows import Amounts, Ids, Mask, Rows
+from .protocols import Amounts, Ids, Mask, Rows
 
 STEPS = 20_000
 

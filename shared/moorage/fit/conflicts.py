@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from moorage.model.shapes import Shape
 
 from .assign import Unassigned, assign
-from .nodes import eligible
-from .rooms import few_changed, renewed, rows_in, unsupported
-from .rows import Amounts, Ids, Mask, Rows
+from .fit_cache import few_changed, renewed, rows_in, unsupported
+from .node_filter import eligible
+from .protocols import Amounts, Ids, Mask, Rows
 
 #: The exact search is tried on so many clusters, with so many steps together.
 EXACT, STEPS = 64, 20_000

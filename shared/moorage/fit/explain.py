@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from moorage.model.shapes import Requirement, Shape
-from moorage.units import show
+from moorage.parsing import show
 
-from .nodes import labelled, selected, tolerable
-from .rooms import per_row, rows_in, unsupported
-from .rows import Amounts, Ids, Mask, Rows
+from .fit_cache import per_row, rows_in, unsupported
+from .node_filter import labelled, selected, tolerable
+from .protocols import Amounts, Ids, Mask, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .rows import Amounts, Mask
+from .protocols import Amounts, Mask
 
 #: Within these the search is complete whatever the bound.
 PODS, NODES = 8, 16

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .clusters import Clusters
+from .cluster_labels import Clusters
+from .delta import CORDONED, GONE, STALE, Epoch, Malformed, Patch
 from .fleet import BOUNDLESS, Change, Fleet
 from .follower import Follower
-from .patches import CORDONED, GONE, STALE, Epoch, Malformed, Patch
-from .rows import HOSTNAME, Row, exclusive_cores, name_problem, row
-from .store import FAILURES, Changed, Store, Superseded, still_wanted
+from .normalize import HOSTNAME, Row, exclusive_cores, name_problem, row
+from .redis_store import FAILURES, Changed, Store, Superseded, still_wanted
 from .writer import Flush, Writer
 
 __all__ = [

@@ -14,22 +14,10 @@ from numpy.typing import NDArray
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
 
-from . import patches
-from .clusters import Clusters
+from . import delta
+from .cluster_labels import Clusters
 from .columns import Resource, RowColumns, Sums, grown
-from .patches import (
-    CORDONED,
-    GONE,
-    HOST,
-    READY,
-    REJECTED,
-    STALE,
-    UNSCHEDULABLE,
-    ClusterPart,
-    Epoch,
-    Malformed,
-    Patch,
-)
+from .delta import CORDONED, GONE, HOST, READY, REJECTED, STALE, UNSCHEDULABLE, ClusterPart, Epoch, Malformed, Patch
 from .table import Table
 
 #: What a node has of exclusive cores where nothing in its cluster reports CPU managers.
@@ -343,12 +331,12 @@ class Fleet(Table):
 
     def _columns_of(self, patch: Patch, rows: int) -> RowColumns:
         found = RowColumns(
-            patches.column(patch.flags, patches.FLAGS, rows),
-            patches.column(patch.label_numbers, patches.NUMBERS, rows),
-            patches.column(patch.taint_numbers, patches.NUMBERS, rows),
-            patches.column(patch.exclusive, patches.AMOUNTS, rows),
+            delta.column(patch.flags, delta.FLAGS, rows),
+            delta.column(patch.label_numbers, delta.NUMBERS, rows),
+            delta.column(patch.taint_numbers, delta.NUMBERS, rows),
+            delta.column(patch.exclusive, delta.AMOUNTS, rows),
             {
-                name: (patches.column(a, patches.AMOUNTS, rows), patches.column(r, patches.AMOUNTS, rows))
+                name: (delta.column(a, delta.AMOUNTS, rows), delta.column(r, delta.AMOUNTS, rows))
                 for name, (a, r) in patch.resources.items()
             },
         )
@@ -458,8 +446,8 @@ class Fleet(Table):
         resource.free[rows] = free
 
     def _hear(self, patch: Patch) -> NDArray[np.int32]:
-        heard = np.frombuffer(patch.heard, patches.NUMBERS).astype(np.int32)
-        times = np.frombuffer(patch.heard_at, patches.TIMES)
+        heard = np.frombuffer(patch.heard, delta.NUMBERS).astype(np.int32)
+        times = np.frombuffer(patch.heard_at, delta.TIMES)
         inside = heard < self.size
         heard, times = heard[inside], times[inside]
         self._as_of[heard] = np.maximum(self._as_of[heard], times)

@@ -11,10 +11,10 @@ import time
 
 import structlog
 
-from . import patches
+from . import delta
+from .delta import Epoch, Malformed
 from .fleet import Fleet
-from .patches import Epoch, Malformed
-from .store import FAILURES, Changed, Store, still_wanted
+from .redis_store import FAILURES, Changed, Store, still_wanted
 
 log = structlog.get_logger("fleet")
 
@@ -113,7 +113,7 @@ class Follower:
             return False
         if epoch.counter == here.counter + 1:
             try:
-                patch = patches.decode(data)
+                patch = delta.decode(data)
                 patch.generation, patch.counter = epoch
                 self.fleet.apply(patch)
             except Malformed as error:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moorage.model.shapes import EXCLUSIVE
 
 from .columns import Blocks, Resource, grown, spread
-from .patches import SEPARATOR, ClusterPart
+from .delta import SEPARATOR, ClusterPart
 
 
 class Table:

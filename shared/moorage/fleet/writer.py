@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from moorage.model.reports import Taint
 
-from . import patches
+from . import delta
+from .delta import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, ClusterPart, Patch, pack_column
 from .fleet import Fleet
-from .patches import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, ClusterPart, Patch, pack_column
-from .rows import Row
+from .normalize import Row
 
 #: A dictionary with fewer entries is not worth reading the fleet anew; nor is one that is small beside the rows.
 FEW, ROWS_PER_ENTRY = 1024, 64
@@ -293,7 +293,7 @@ class Writer:
         patch.heard_at = np.array(list(heard.values()), TIMES).tobytes()
         labels, taints = self.dictionary(self._labels_sent, self._taints_sent)
         self._labels_sent, self._taints_sent = len(fleet.label_sets), len(fleet.taint_sets)
-        return Flush(counter, patches.encode(patch), snapshots, labels, taints, tuple(pending))
+        return Flush(counter, delta.encode(patch), snapshots, labels, taints, tuple(pending))
 
     def again(self, flush: Flush) -> None:
         """A flush was not written: its clusters go whole with the next one."""
@@ -324,7 +324,7 @@ class Writer:
         patch = self._export(rows)
         patch.generation, patch.counter = generation, counter
         patch.clusters = [self._part(cid, counter, rows, True)]
-        return patches.encode(patch)
+        return delta.encode(patch)
 
     def _part(self, cid: int, counter: int, rows: NDArray[np.intp], whole: bool) -> ClusterPart:
         fleet = self.fleet

@@ -4,10 +4,10 @@ credentials; what it offers beyond that is not usable as it is, so following and
 from __future__ import annotations
 
 from .api import Api, ApiError, Unreachable
-from .applying import MANAGER, Exists, apply, create, delete, rank, release
-from .configuration import connect
-from .elections import Elector, Term
-from .kinds import Kind, Kinds
+from .apply import MANAGER, Exists, apply, create, delete, rank, release
+from .config import connect
+from .discovery import Kind, Kinds
+from .leader_election import Elector, Term
 from .reflector import Metadata, Object, Reflector
 
 __all__ = [

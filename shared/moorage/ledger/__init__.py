@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .capacity import Capacity, uncovered
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
-from .follow import (
+from .existing_placement import Before, before, kept_slots
+from .follower import (
     LOG,
     LedgerFollower,
     LedgerLost,
@@ -15,8 +16,7 @@ from .follow import (
     read_snapshot,
     write_snapshot,
 )
-from .held import Before, before, kept_slots
-from .state import Changes, Held, Ledger
+from .ledger import Changes, Held, Ledger
 
 __all__ = [
     "LOG",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from moorage.fleet import Change, Fleet
 from moorage.model.claims import Claim, Decision, Slot
 
-from .state import Changes, Ledger
+from .ledger import Changes, Ledger
 
 Amounts = dict[str, int]
 Wanted = dict[str, Amounts]  # node → what is taken there

@@ -15,8 +15,8 @@ from moorage.model.base import Message
 from moorage.model.claims import Commit, Decision, Reassign, Release, Withdrawal
 
 from .capacity import Capacity
-from .follow import LOG, LedgerFollower
-from .state import Changes, Ledger
+from .follower import LOG, LedgerFollower
+from .ledger import Changes, Ledger
 
 log = structlog.get_logger("ledger")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .attempts import Attempt
 from .desired import GroupStatus
-from .explanations import Attempt
 from .groups import Phase, State
 
 ENDED: tuple[State, ...] = ("Terminated", "TerminateStopped")

@@ -16,8 +16,8 @@ from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.reasons import Reason
 
 from .answers import Allowed, allow, deny
-from .registry import Declared, action, alongside, controller, declared
-from .running import CannotRun, changed, run, run_file
+from .decorators import Declared, action, alongside, controller, declared
+from .runtime import CannotRun, changed, run, run_file
 
 __all__ = [
     "ActionAsk",

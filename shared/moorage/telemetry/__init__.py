@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import traces
+from . import tracing
 from .endpoint import from_env, listen, shown, url_of
+from .health import ACTIVE, CURRENT, SECONDS, Figure, Vitals, release, take
 from .logs import HANDLED, Handled, configure_logs, handling
-from .traces import configure_traces, end_traces
-from .vitals import ACTIVE, CURRENT, SECONDS, Figure, Vitals, release, take
+from .tracing import configure_traces, end_traces
 
 __all__ = [
     "ACTIVE",
@@ -23,7 +23,7 @@ __all__ = [
     "release",
     "shown",
     "take",
-    "traces",
+    "tracing",
     "url_of",
 ]
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from .vitals import Vitals
+from .health import Vitals
 
 VARIABLE = "MOORAGE_METRICS"
 

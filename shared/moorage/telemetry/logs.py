@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from .traces import current_ids
+from .tracing import current_ids
 
 #: Never shown, whatever they hold; and what looks like one of them in any text.
 _SECRET = re.compile(r"token|seed|secret|password|authorization|credential", re.IGNORECASE)

@@ -1,104 +1,135 @@
-"""The part of traces that needs OpenTelemetry; imported only where they are configured. Endpoint, headers, sampling and
-resource attributes come from OpenTelemetry's own environment variables."""
+"""Traces, where an OTLP endpoint is configured in OpenTelemetry's own variables. Elsewhere all of this is a look at one
+variable, and OpenTelemetry is neither needed nor imported.
+
+One trace leads from a request to the pods. Spans are made only within one: the gateway begins it, messages carry it in
+their headers, and what is stored between two steps (a decision, desired state) carries it in a field."""
 
 from __future__ import annotations
 
 import os
-import socket
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+if TYPE_CHECKING:
+    from .otel import Tracing
 
-_propagator = TraceContextTextMapPropagator()
+Kind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
+
+HEADER = "traceparent"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NOTHING: AbstractContextManager[Any] = nullcontext()
+#: How long a process that ends waits for a collector to take its last spans.
+_LAST = 1000
 
 
-class Tracing:
-    def __init__(self, worker: str) -> None:
-        about = {
-            "service.name": f"moorage-{worker}",
-            "service.namespace": "moorage",
-            "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
-        }
-        # The variables win: Resource.create lets what it is given win over them.
-        named = Resource.create().attributes
-        unnamed = str(named.get("service.name", "")).startswith("unknown_service")
-        about = {
-            name: value for name, value in about.items() if name not in named or (unnamed and name == "service.name")
-        }
-        self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        self._tracer = self._provider.get_tracer("moorage")
+class _Off:
+    """Whether traces are on, as an attribute: one look is all that who has none pays."""
 
-    def end(self, patience: int) -> None:
-        # The exporter repeats what a collector did not take for longer than anybody waits for us.
-        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
-        ending.start()
-        ending.join(patience / 1e3)
-
-    def _start(
-        self, name: str, kind: str, attributes: Mapping[str, Any], context: Context | None
-    ) -> AbstractContextManager[Any]:
-        return self._tracer.start_as_current_span(
-            name, context=context, kind=SpanKind[kind], attributes=dict(attributes), record_exception=False
-        )
-
-    def began(
-        self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]
-    ) -> AbstractContextManager[Any]:
-        given = {key.lower(): value for key, value in headers.items()}
-        return self._start(name, "SERVER", attributes, _propagator.extract(given, Context()))
-
-    def received(
-        self, name: str, headers: Mapping[str, str], kind: str, attributes: Mapping[str, Any]
-    ) -> AbstractContextManager[Any]:
-        context = _propagator.extract(headers, Context())
-        if not trace.get_current_span(context).get_span_context().is_valid:
-            return _NOTHING
-        return self._start(name, kind, attributes, context)
-
-    def span(self, name: str, kind: str, attributes: Mapping[str, Any]) -> AbstractContextManager[Any]:
-        return self._start(name, kind, attributes, None) if _under_way() else _NOTHING
-
-    def asked(self, name: str, attributes: Mapping[str, Any]) -> Any:
-        if not _under_way():
-            return None
-        return self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=dict(attributes))
-
-    def taken(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Any:
-        context = _propagator.extract(headers, Context())
-        if not trace.get_current_span(context).get_span_context().is_valid:
-            return None
-        return self._tracer.start_span(name, context=context, kind=SpanKind.CONSUMER, attributes=dict(attributes))
-
-    def headers_of(self, span: Any) -> dict[str, str]:
-        made: dict[str, str] = {}
-        _propagator.inject(made, trace.set_span_in_context(span, Context()))
-        return made
-
-    def headers(self, more: dict[str, str] | None) -> dict[str, str] | None:
-        if not _under_way():
-            return more
-        made = dict(more or {})
-        _propagator.inject(made)
-        return made
-
-    def current_ids(self) -> list[tuple[str, str]]:
-        context = trace.get_current_span().get_span_context()
-        if not context.is_valid:
-            return []
-        return [("trace_id", f"{context.trace_id:032x}"), ("span_id", f"{context.span_id:016x}")]
+    tracing: Tracing | None = None
 
 
-def _under_way() -> bool:
-    return trace.get_current_span().get_span_context().is_valid
+_state = _Off()
+
+
+def configured(env: Mapping[str, str] = os.environ) -> bool:
+    wanted = any(env.get(name) for name in _ENDPOINTS)
+    disabled = env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none"
+    return wanted and not disabled
+
+
+def configure_traces(worker: str) -> None:
+    """After the fork: exporting is a thread of this process."""
+    if not configured():
+        return
+    try:
+        from .otel import Tracing
+    except ImportError as error:
+        raise SystemExit(f"traces are configured but not installed ({error}): pip install 'moorage[traces]'") from error
+    _state.tracing = Tracing(worker)
+
+
+def end_traces() -> None:
+    """Sends what is left. Bounded, for a collector that is away must not keep a worker from ending."""
+    tracing, _state.tracing = _state.tracing, None
+    if tracing is not None:
+        tracing.end(_LAST)
+
+
+def on() -> bool:
+    return _state.tracing is not None
+
+
+def began(name: str, headers: Mapping[str, str], **attributes: Any) -> AbstractContextManager[Any]:
+    """A request from outside: goes on with its trace, or is the first of one. Gives the span, None where there is none."""
+    return _NOTHING if _state.tracing is None else _state.tracing.began(name, headers, attributes)
+
+
+def received(
+    name: str, headers: Mapping[str, str] | None, kind: Kind = "SERVER", **attributes: Any
+) -> AbstractContextManager[Any]:
+    """A message that may be part of a trace."""
+    if _state.tracing is None or not headers or HEADER not in headers:
+        return _NOTHING
+    return _state.tracing.received(name, headers, kind, attributes)
+
+
+def carried(name: str, traceparent: str, **attributes: Any) -> AbstractContextManager[Any]:
+    """Work on something stored that came out of a trace."""
+    if _state.tracing is None or not traceparent:
+        return _NOTHING
+    return _state.tracing.received(name, {HEADER: traceparent}, "CONSUMER", attributes)
+
+
+def span(name: str, kind: Kind = "INTERNAL", **attributes: Any) -> AbstractContextManager[Any]:
+    """A step of what is under way."""
+    return _NOTHING if _state.tracing is None else _state.tracing.span(name, kind, attributes)
+
+
+def requested(subject: str) -> AbstractContextManager[Any]:
+    """Somebody else's answer, waited for. Called what it is about, without the names in it, of which there are many."""
+    if _state.tracing is None:
+        return _NOTHING
+    parts = subject.split(".", 3)
+    return span(f"request {'.'.join(parts[:2] if parts[0] == '$KV' else parts[:3])}", "CLIENT")
+
+
+def asked(name: str, **attributes: Any) -> Any:
+    """A span of something that others do while we go on: whoever gets it ends it. None outside of a trace."""
+    return None if _state.tracing is None else _state.tracing.asked(name, attributes)
+
+
+def missed(span: Any) -> None:
+    """Ends a span of something that did not happen in time."""
+    span.set_attribute("error.type", "timeout")
+    span.end()
+
+
+def taken(name: str, traceparent: str, **attributes: Any) -> Any:
+    """A span of something stored that lasts until whoever gets it ends it. None outside of a trace."""
+    if _state.tracing is None or not traceparent:
+        return None
+    return _state.tracing.taken(name, {HEADER: traceparent}, attributes)
+
+
+def traceparent_of(span: Any) -> str:
+    return (headers_of(span) or {}).get(HEADER, "")
+
+
+def headers_of(span: Any) -> dict[str, str] | None:
+    return None if span is None or _state.tracing is None else _state.tracing.headers_of(span)
+
+
+def headers(more: dict[str, str] | None = None) -> dict[str, str] | None:
+    """With them a message carries on the trace under way."""
+    return more if _state.tracing is None else _state.tracing.headers(more)
+
+
+def traceparent() -> str:
+    """Of the span under way, for what is stored; empty where there is none."""
+    return "" if _state.tracing is None else str((_state.tracing.headers(None) or {}).get(HEADER, ""))
+
+
+def current_ids() -> Iterable[tuple[str, str]]:
+    """For log lines."""
+    return () if _state.tracing is None else _state.tracing.current_ids()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from moorage.bus.permissions import for_agent
-from moorage.cli.exits import Failure
-from moorage.cli.state import State, write_private
 
-from .secrets import Secrets, public_key
+from ..exit_codes import Failure
+from ..state_dir import State, write_private
+from .credentials import Secrets, public_key
 
 MAX_PAYLOAD = 8 << 20
 

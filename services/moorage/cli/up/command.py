@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from moorage.cli.exits import DONE, FAILED, USAGE, Failure
 from moorage.cli.output import StateDir
-from moorage.cli.state import State, state_dir
 from moorage.cli.terminal import note, out
 from moorage.cli.workers import WORKERS
+
+from ..exit_codes import DONE, FAILED, USAGE, Failure
+from ..state_dir import State, state_dir
 
 
 def up(

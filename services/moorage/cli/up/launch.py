@@ -14,16 +14,16 @@ from typing import Any
 
 from moorage.bus import Bus, Settings, setting
 from moorage.bus.permissions import KINDS, for_user
-from moorage.cli.exits import DONE, Failure
-from moorage.cli.state import State
 from moorage.cli.workers import HEAVY, WORKERS, load, serve, settle
 from moorage.telemetry import configure, listen, url_of
 
-from . import brokers, registered
-from .agents import Agents
-from .opening import Opening, open_up
+from ..exit_codes import DONE, Failure
+from ..state_dir import State
+from . import brokers, registered_agents
+from .agent_users import Agents
+from .bootstrap import Opening, open_up
+from .credentials import Secrets
 from .processes import Kept
-from .secrets import Secrets
 from .supervisor import Plan, Stopped, Supervisor, program, warm
 
 
@@ -145,7 +145,7 @@ def _start_agents(
             sock.close()
         vitals = configure("agents", restarts=kept.deaths)
         settle("agents")
-        return serve(registered.main(settings, state), vitals, own)
+        return serve(registered_agents.main(settings, state), vitals, own)
 
     kept = Kept("agents", 0, body, state.logs / "agents.log", metrics=url_of(own))
     supervisor.start(kept)

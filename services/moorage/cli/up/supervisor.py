@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moorage.cli.exits import FAILED, Failure
-from moorage.cli.state import State, write_private
-
+from ..exit_codes import FAILED, Failure
+from ..state_dir import State, write_private
 from .processes import TAKEN, Kept, execute, exit_text, fork
 
 #: How long each wave gets to end before it is killed: gateway, workers, Redis and NATS. Together below 10 s.

@@ -6,7 +6,7 @@ from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask
 from moorage.sdk import Declared, Settings, run
 
-from .core import NAME, decide
+from .core.rules import NAME, decide
 
 
 def candidates(ask: Ask, fleet: Fleet) -> Answer:

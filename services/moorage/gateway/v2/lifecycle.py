@@ -12,16 +12,16 @@ from moorage.model.desired import DiffAsk
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid, not_found
-from moorage.model.resources import GROUP, Path, group_name
+from moorage.model.v2_resources import GROUP, Path, group_name
 
-from ..answers import answer, bad_parameter
 from ..audit import id_of
-from ..calls import call
-from ..explain import Known
-from ..serving import Gateway, gateway_of
-from .reading import path_in, resources_of
-from .status import Asked, status
-from .writing import body_of
+from ..bus_client import call
+from ..core.explain import Known
+from ..core.v2_status import Asked, status
+from ..middleware import Gateway, gateway_of
+from ..responses import answer, bad_parameter
+from .commands import body_of
+from .queries import path_in, resources_of
 
 VERBS = ("approve", "instantiate", "update", "migrate", "rollback", "stop", "terminate")
 CLOUD_VERBS = ("instantiate", "terminate", "stop", "update")

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from moorage.model.groups import GroupRecord
-from moorage.model.resources import Path, Tree, group_name, kind_of
+from moorage.model.v2_resources import Path, Tree, group_name, kind_of
 
-from ..view import View
+from ..read_model import View
 
 _any = msgspec.json.Decoder().decode
 _PROJECTS, _APPS, _GROUPS = "projects", "composite-apps", "deployment-intent-groups"

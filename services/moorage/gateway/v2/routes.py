@@ -8,13 +8,13 @@ from typing import Any
 
 from aiohttp import web
 
-from moorage.model import bodies
-from moorage.model.resources import CLUSTER, COMPOSITE_APP, GROUP, KINDS, Kind, Path
+from moorage.model import v2_bodies
+from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, GROUP, KINDS, Kind, Path
 
-from ..routing import JSON, YAML, Handler, Query, Route, add
-from ..serving import Gateway
-from . import lifecycle, reading, writing
-from .labels import Labels
+from ..middleware import Gateway
+from ..route import JSON, YAML, Handler, Query, Route, add
+from . import commands, lifecycle, queries
+from .label_sync import Labels
 from .resources import Resources
 
 MULTIPART = "multipart/form-data"
@@ -41,11 +41,11 @@ _STEPS = {
     "terminate": "The group is taken off its clusters",
 }
 #: What these steps are told.
-_SAID = {"migrate": bodies.Migrate, "rollback": bodies.Rollback}
+_SAID = {"migrate": v2_bodies.Migrate, "rollback": v2_bodies.Rollback}
 
 
 def _url(path: Path) -> str:
-    return "/v2/" + "/".join(f"{{{reading.field(part)}}}" if part.startswith("{") else part for part in path)
+    return "/v2/" + "/".join(f"{{{queries.field(part)}}}" if part.startswith("{") else part for part in path)
 
 
 def _bound(handler: KindHandler, kind: Kind) -> Handler:
@@ -80,12 +80,12 @@ def _of_kind(kind: Kind) -> list[Route]:
     bad, tag = (404, 409, 503), kind.segment
     rows = [
         Route(
-            "GET", many, _bound(reading.members, kind), f"All: {what}", listed, query=query, refusals=(404,), tag=tag
+            "GET", many, _bound(queries.members, kind), f"All: {what}", listed, query=query, refusals=(404,), tag=tag
         ),
         Route(
             "POST",
             many,
-            _bound(writing.create, kind),
+            _bound(commands.create, kind),
             f"Make {what}",
             body,
             201,
@@ -97,7 +97,7 @@ def _of_kind(kind: Kind) -> list[Route]:
         Route(
             "DELETE",
             many,
-            _bound(writing.clear, kind),
+            _bound(commands.clear, kind),
             f"Remove all, or none where one has children: {what}",
             status=204,
             refusals=bad,
@@ -106,7 +106,7 @@ def _of_kind(kind: Kind) -> list[Route]:
         Route(
             "GET",
             one,
-            _bound(reading.pairs if pairs else reading.one, kind),
+            _bound(queries.pairs if pairs else queries.one, kind),
             f"Show {what}",
             shown,
             gives=gives,
@@ -118,7 +118,7 @@ def _of_kind(kind: Kind) -> list[Route]:
         Route(
             "DELETE",
             one,
-            _bound(writing.delete, kind),
+            _bound(commands.delete, kind),
             f"Remove {what} that has no children",
             status=204,
             refusals=bad,
@@ -131,7 +131,7 @@ def _of_kind(kind: Kind) -> list[Route]:
             Route(
                 "PUT",
                 one,
-                _bound(writing.replace, kind),
+                _bound(commands.replace, kind),
                 f"Change {what} that has no children",
                 body,
                 body=body,
@@ -151,9 +151,9 @@ def table() -> tuple[Route, ...]:
     some = dict[str, Any]
     versions = _url(COMPOSITE_APP.collection) + "/{app}"
     rows.append(
-        Route("GET", versions, reading.versions, "All versions of a composite app", list[bodies.CompositeApp])._replace(
-            query=_PARTS, refusals=(404,), tag=COMPOSITE_APP.segment
-        )
+        Route(
+            "GET", versions, queries.versions, "All versions of a composite app", list[v2_bodies.CompositeApp]
+        )._replace(query=_PARTS, refusals=(404,), tag=COMPOSITE_APP.segment)
     )
     rows += [
         Route("POST", f"{group}/{verb}", _step(verb), _STEPS[verb], some, 202, body=_SAID.get(verb))._replace(
@@ -171,7 +171,7 @@ def table() -> tuple[Route, ...]:
         Route("GET", cloud + "/status", lifecycle.cloud_status, "A logical cloud's clusters", some)._replace(
             refusals=(404,), tag=_CLOUD.segment
         ),
-        Route("GET", cluster + "/status", reading.cluster_status, "Whether a cluster reports", some)._replace(
+        Route("GET", cluster + "/status", queries.cluster_status, "Whether a cluster reports", some)._replace(
             refusals=(404,), tag=CLUSTER.segment
         ),
     ]
@@ -195,14 +195,14 @@ def _elsewhere() -> list[web.RouteDef]:
         for path, ours in known.items():
             segment = f"(?!(?:{'|'.join(ours)})(?:/|$))[^/]+"
             at = _url(path).removeprefix("/v2")
-            routes.append(web.route("*", f"{prefix}{at}/{{elsewhere:{segment}(?:/.*)?}}", reading.elsewhere))
+            routes.append(web.route("*", f"{prefix}{at}/{{elsewhere:{segment}(?:/.*)?}}", queries.elsewhere))
         top = "(?:dtc-controllers|sds-controllers|networks|provider-networks)(?:/.*)?"
-        routes.append(web.route("*", f"{prefix}/{{elsewhere:{top}}}", reading.elsewhere))
+        routes.append(web.route("*", f"{prefix}/{{elsewhere:{top}}}", queries.elsewhere))
     return routes
 
 
 def add_to(app: web.Application, gateway: Gateway) -> None:
-    app[reading.RESOURCES] = Resources(gateway.view)
+    app[queries.RESOURCES] = Resources(gateway.view)
     # Paths that fit are looked for one by one, and what is deep is what is asked for most.
     rows = sorted(table(), key=lambda row: -row.path.count("/"))
     add(app, tuple(rows))

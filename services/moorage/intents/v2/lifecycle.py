@@ -16,15 +16,15 @@ from moorage.model.groups import Action, GroupRecord
 from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
 from moorage.model.reasons import Warn
-from moorage.model.resources import Changed, Path, group_name, group_path
+from moorage.model.v2_resources import Changed, Path, group_name, group_path
 
-from .. import core, documents
-from ..copies import Known
-from ..core import Change
-from ..documents import Accepted
+from ..cache import Known
+from ..core import transitions, v2_compose, validate
+from ..core.transitions import Change
+from ..core.validate import Accepted
 from ..store import Done, Store
-from . import charts, composing
-from .store import Resources
+from . import charts
+from .resource_store import Resources
 
 log = structlog.get_logger("intents")
 _records = msgspec.json.Decoder(GroupRecord)
@@ -85,14 +85,14 @@ class Lifecycle:
         """A project, composite app or group that an Application made."""
         if len(path) == 7 and path[5] == "deployment-intent-groups":
             head = self._copies.head(group_name(path))
-            return head is not None and head.origin != core.V2
+            return head is not None and head.origin != transitions.V2
         if path[0] != "projects" or len(path) not in (2, 5):
             return False
         wanted = path[1::2] if len(path) == 2 else (path[1], path[3], path[4])
         return any(
             tuple(head.group.split("/")[: len(wanted)]) == wanted
             for head in self._copies.heads()
-            if head.origin != core.V2
+            if head.origin != transitions.V2
         )
 
     def described(self, group: str) -> bool:
@@ -104,7 +104,7 @@ class Lifecycle:
         async def plan(_known: Known | None, entry: Entry | None) -> Change:
             if entry is not None:
                 return Change(None, "unchanged")
-            return _stamped(core.created(group, now_text(), await self._store.last(group)), [])
+            return _stamped(transitions.created(group, now_text(), await self._store.last(group)), [])
 
         return await self._store.change(group, plan, cause)
 
@@ -142,7 +142,7 @@ class Lifecycle:
 
     def _missed(self, group: str) -> bool:
         head = self._copies.head(group)
-        return head is not None and head.origin == core.V2
+        return head is not None and head.origin == transitions.V2
 
     async def _step(self, order: Order) -> Done:
         """What needs only the record."""
@@ -154,10 +154,10 @@ class Lifecycle:
                     await self._store.telling.withdraw(order.group, record.revision, order.cause)
                 return Change(fresh, "unchanged")
             if order.verb == "update":
-                core.check_state(order.group, record.state, "update")
-                given = documents.application(record.document, GroupName.parse(record.group))
-                return core.reattached(record, given, self._copies.of(order.group))
-            change = core.acted(record, order.verb, now_text())
+                transitions.check_state(order.group, record.state, "update")
+                given = validate.application(record.document, GroupName.parse(record.group))
+                return transitions.reattached(record, given, self._copies.of(order.group))
+            change = transitions.acted(record, order.verb, now_text())
             if order.verb in ("stop", "terminate") and change.record is not None:
                 change.record.succeeds = ""
             return _stamped(change, record.actions)
@@ -170,7 +170,7 @@ class Lifecycle:
             return _records.decode(entry.value), None
         if not self.described(group):
             raise Refused(not_found(f"group {group}"))
-        record = core.created(group, now_text(), await self._store.last(group)).record
+        record = transitions.created(group, now_text(), await self._store.last(group)).record
         assert record is not None
         return record, record
 
@@ -181,21 +181,21 @@ class Lifecycle:
         state = now.state if now is not None else "Created"
         if order.verb == "instantiate" and order.repeat and state == "Instantiated":
             return await self._step(order)
-        core.check_state(order.group, state, order.verb)
+        transitions.check_state(order.group, state, order.verb)
         await self.resources.caught_up()
         if not self.described(order.group):
             raise Refused(not_found(f"group {order.group}"))
-        composed = await composing.compose(self.resources.tree, group, charts.render)
+        composed = await v2_compose.compose(self.resources.tree, group, charts.render)
         given = _accepted(composed.document, group)
 
         async def plan(_known: Known | None, entry: Entry | None) -> Change:
             record, _ = await self._record(order.group, entry)
             if order.repeat and order.verb == "instantiate" and record.state == "Instantiated":
                 return Change(None, "unchanged")  # somebody did the same at this moment
-            core.check_state(order.group, record.state, order.verb)
+            transitions.check_state(order.group, record.state, order.verb)
             own = self._copies.of(order.group)
-            head = core.Head.of(record)
-            change = core.applied(head, given, composed.document, own, now_text())
+            head = transitions.Head.of(record)
+            change = transitions.applied(head, given, composed.document, own, now_text())
             if change.record is not None:
                 change.record.succeeds = succeeds
                 outcome = "instantiated" if change.event == "instantiated" else change.outcome
@@ -219,11 +219,11 @@ class Lifecycle:
             older = await self._store.older(order.group, wanted)
             if older is None or not older.document:
                 raise Refused(not_found(f"revision {wanted} of {order.group}"))
-            given = documents.application(older.document, GroupName.parse(order.group))
+            given = validate.application(older.document, GroupName.parse(order.group))
             # What it was, whatever it is compared with: equal documents are a new revision, too.
-            head = msgspec.structs.replace(core.Head.of(record), digest="")
+            head = msgspec.structs.replace(transitions.Head.of(record), digest="")
             own = self._copies.of(order.group)
-            change = core.applied(head, given, older.document, own, now_text())
+            change = transitions.applied(head, given, older.document, own, now_text())
             return _stamped(change._replace(event="updated"), record.actions)
 
         return await self._store.change(order.group, plan, order.cause)
@@ -239,7 +239,7 @@ class Lifecycle:
             self.resources.may_go(path, if_match)
             record = await self._store.record(group_name(path))
             if record is not None:
-                core.check_state(record.group, record.state, "delete")
+                transitions.check_state(record.group, record.state, "delete")
         for path in paths:
             await self.close(group_name(path), cause)
         return await self.resources.remove(paths)
@@ -250,7 +250,7 @@ class Lifecycle:
             return await self._gone(head) or done
         return done
 
-    async def _gone(self, head: core.Head) -> Done | None:
+    async def _gone(self, head: transitions.Head) -> Done | None:
         """Forgets what is to leave if nothing of it runs, as the patcher says it. None: not yet."""
         at = self._copies.at(head)
         status = await self._status(head.group)
@@ -297,7 +297,7 @@ class Lifecycle:
 
         async def plan(_known: Known | None, entry: Entry | None) -> Change:
             record, _ = await self._record(order.target, entry)
-            change = core.acted(record, "instantiate", now_text())
+            change = transitions.acted(record, "instantiate", now_text())
             if change.record is not None:
                 change.record.succeeds = order.group
             return change
@@ -352,7 +352,7 @@ class Lifecycle:
 def _accepted(document: dict[str, Any], group: GroupName) -> Accepted:
     """What does not hold together is no fault of the request that begins the group."""
     try:
-        return documents.application(document, group)
+        return validate.application(document, group)
     except Refused as refusal:
         raise Refused(msgspec.structs.replace(refusal.problem, status=409)) from None
 

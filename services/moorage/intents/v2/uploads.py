@@ -9,11 +9,11 @@ import tarfile
 import zlib
 from typing import Any, NamedTuple
 
-from moorage.model import texts
 from moorage.model.problems import Refused, Violation, invalid
+from moorage.parsing import yaml_json
 
-from .. import rules
-from ..pods import reporter
+from ..core import validation_rules
+from ..core.pod_templates import reporter
 
 MAX_UNPACKED = 4 << 20
 MAX_FILES = 1000
@@ -54,7 +54,9 @@ def manifests(data: bytes | str, path: str) -> list[dict[str, Any]]:
         if one is not None:
             found += one if isinstance(one, list) else [one]
     errors: list[Violation] = []
-    objects = rules.manifests([one if isinstance(one, dict) else {} for one in found], path, reporter(errors))
+    objects = validation_rules.manifests(
+        [one if isinstance(one, dict) else {} for one in found], path, reporter(errors)
+    )
     if errors:
         raise Refused(invalid(errors))
     if not objects:
@@ -98,7 +100,7 @@ def _mapping(data: bytes, path: str) -> dict[str, Any]:
 
 def documents(data: bytes | str, path: str) -> list[Any]:
     try:
-        return texts.yaml_of(data, MAX_UNPACKED)
+        return yaml_json.yaml_of(data, MAX_UNPACKED)
     except Refused as wrong:
         raise refused(wrong.problem.code, wrong.problem.detail[:300], path) from None
 

@@ -1,0 +1,67 @@
+"""`moorage describe`: one object with what belongs to it, for reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..exit_codes import DONE
+from ..gateway_client import Client, group_path
+from ..output import Project, StateDir, amounts, yes_no
+from ..resource_types import resolve
+from ..terminal import as_yaml, out, table
+from .completion import KindName, ObjectName
+from .why import summary, why_text
+
+
+def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "", state: StateDir = None) -> int:
+    """Describe one object: its fields, why it is so, and what happened to it last."""
+    if "/" in kind and not name:
+        kind, _, name = kind.partition("/")
+    found = resolve(kind)
+    client = Client.find(state)
+    if not name:
+        from ..exit_codes import USAGE, Failure
+
+        raise Failure(f"which {kind}? give its name", USAGE)
+    item: dict[str, Any] = client.get(found.one(name, project))
+    if found.name == "clusters":
+        _cluster(client, item)
+    elif found.name in ("groups", "applications"):
+        group = item["group"] if found.name == "groups" else item["status"]["group"]
+        _group(client, group, item if found.name == "groups" else item["status"])
+    else:
+        out(as_yaml(item))
+    return DONE
+
+
+def _group(client: Client, group: str, item: dict[str, Any]) -> None:
+    out(why_text(client.get(group_path(group, "why"))))
+    rows = [[k, item[k]] for k in ("created", "labels", "intents") if item.get(k)]
+    if rows:
+        out(table(["", ""], [["  " + k, _plain(v)] for k, v in rows], heading=False))
+    events = client.get(group_path(group, "story"))["items"][-10:]
+    if events:
+        out("  last events")
+        rows = [["   ", e["time"][11:19], e["subject"].split(".", 2)[2].rsplit(".", 4)[0], summary(e)] for e in events]
+        out(table(["", "", "", ""], rows, heading=False))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _cluster(client: Client, item: dict[str, Any]) -> None:
+    out(f"{item['id']}  {item['state']}  seq {item['seq']}")
+    out(f"  labels       {_plain(item.get('labels') or {}) or '-'}")
+    out(f"  allocatable  {amounts(item.get('allocatable')) or '-'}")
+    out(f"  free         {amounts(item.get('free')) or '-'}")
+    nodes = client.items("/v1/nodes", cluster=item["id"], limit="500")
+    rows = [
+        ["  " + n["name"], yes_no(n["usable"]), amounts(n.get("free")), amounts(n.get("allocatable"))] for n in nodes
+    ]
+    out(table(["  NODE", "USABLE", "FREE", "ALLOCATABLE"], rows))
+    if item.get("claims"):
+        claims = [["  " + c["id"], c["group"], c["app"], c["object"]] for c in item["claims"]]
+        out(table(["  CLAIM", "GROUP", "APP", "OBJECT"], claims))

@@ -1,0 +1,115 @@
+"""`moorage events` and `moorage subjects`: what is said in the mesh, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ..exit_codes import DONE
+from ..gateway_client import Client
+from ..output import Format, StateDir, show
+from ..terminal import as_yaml, out, table
+from .why import summary
+
+
+def events(
+    *,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
+    subject: str = "moorage.events.>",
+    limit: int | None = None,
+    output: Format = "table",
+    state: StateDir = None,
+) -> int:
+    """Show the last events, and with -f those that come.
+
+    Parameters
+    ----------
+    follow
+        Go on until Ctrl-C.
+    subject
+        Only on these subjects, with NATS wildcards; messages that could not be read are kept on moorage.rejected.>.
+    limit
+        How many of the past: 100, and before those that come, as a table, 10; for programs none unless asked.
+    """
+    client = Client.find(state)
+    if not follow:
+        items = _past(client, subject, 100 if limit is None else limit)
+        if output in ("json", "yaml"):
+            return show({"items": items}, output)
+        if output == "name":
+            out("\n".join(e["id"] for e in items))
+        else:
+            out(table(["TIME", "WHAT", "ID", "SUMMARY"], [_row(e) for e in items]))
+        return DONE
+    tabular = output in ("table", "wide")
+    before = limit if limit is not None else 10 if tabular else 0
+    if tabular:
+        out("TIME          WHAT  " + ("ID  " if output == "wide" else "") + "SUMMARY")
+    shown: set[str] | None = None
+    for event in client.events(subject, until=None):
+        if shown is None:  # the stream stands: what is kept from here on comes twice, and nothing never
+            past = _past(client, subject, before) if before > 0 else []
+            shown = {one["id"] for one in past}
+            for one in past:
+                _print(one, output)
+        if event is not None and event["id"] not in shown:
+            _print(event, output)
+    return DONE
+
+
+def _past(client: Client, subject: str, limit: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/v1/events", subject=subject, follow="false", limit=str(limit))["items"]
+    return found
+
+
+def _row(event: dict[str, Any]) -> list[str]:
+    return [
+        event["time"][11:23],
+        event["subject"].removeprefix("moorage.events.").removeprefix("moorage."),
+        event["id"],
+        summary(event),
+    ]
+
+
+def _print(event: dict[str, Any], output: str) -> None:
+    if output == "json":
+        import json
+
+        out(json.dumps(event, ensure_ascii=False))  # one per line: to be read by programs as it comes
+    elif output == "yaml":
+        out(as_yaml(event) + "\n---")
+    elif output == "name":
+        out(event["id"])
+    else:
+        moment, what, ident, words = _row(event)
+        out(
+            f"{moment}  {what}  {words}".rstrip()
+            if output == "table"
+            else f"{moment}  {what}  {ident}  {words}".rstrip()
+        )
+
+
+def subjects(*, output: Format = "table") -> int:
+    """Print the table of subjects: payloads, who may say and who may hear them. Needs no running mesh."""
+    from moorage.bus.subjects import TABLE
+
+    items = [
+        {
+            "subject": row.pattern,
+            "payload": row.payload,
+            "request": row.request,
+            "publish": list(row.says),
+            "subscribe": list(row.hears),
+            "about": row.about,
+        }
+        for row in TABLE
+    ]
+    if output in ("json", "yaml"):
+        return show({"items": items}, output)
+    if output == "name":
+        out("\n".join(row.pattern for row in TABLE))
+        return DONE
+    rows = [[r.pattern, r.payload, ",".join(r.says), ",".join(r.hears), r.about] for r in TABLE]
+    out(table(["SUBJECT", "PAYLOAD", "SAID BY", "HEARD BY", "ABOUT"], rows))
+    return DONE

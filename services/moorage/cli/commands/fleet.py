@@ -1,0 +1,137 @@
+"""`moorage fleet`: simulated clusters, run by themselves, applied to a running mesh, and made to misbehave."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from ..documents import read_fleet
+from ..durations import seconds
+from ..exit_codes import DONE, USAGE, Failure, of_status
+from ..gateway_client import Client, path, problem_text
+from ..names import cluster_parts
+from ..output import Format, StateDir, show
+from ..terminal import counted, note, out
+from .completion import Cluster
+
+app = App(name="fleet", help="Simulated clusters: run, apply, make them misbehave.")
+
+
+@app.default
+def overview(*, output: Format = "table", state: StateDir = None) -> int:
+    """Show all clusters of the fleet."""
+    from .get import get
+
+    return get("clusters", output=output, state=state)
+
+
+@app.command(name=["list", "get"])
+def list_(*, output: Format = "table", state: StateDir = None) -> int:
+    """Show all clusters of the fleet."""
+    return overview(output=output, state=state)
+
+
+@app.command
+def apply(
+    file: Annotated[str, Parameter(help="A fleet file, or - for stdin.")] = "",
+    /,
+    *,
+    filename: Annotated[str, Parameter(name=["--filename", "-f"])] = "",
+    timeout: str = "120s",
+    output: Format = "table",
+    state: StateDir = None,
+) -> int:
+    """Make the simulated fleet of the running mesh equal to a file; back when the inventory has it.
+
+    Parameters
+    ----------
+    timeout
+        How long to wait for the inventory.
+    """
+    source = file or filename
+    if not source:
+        raise Failure("which fleet file?", USAGE)
+    from ..up.bootstrap import apply_fleet
+
+    answer = apply_fleet(Client.find(state), read_fleet(source), seconds(timeout))
+    if output in ("json", "yaml"):
+        return show(answer, output)
+    out(
+        "\n".join(f"cluster/{c}" for c in answer["clusters"])
+        if output == "name"
+        else counted(len(answer["clusters"]), "cluster")
+    )
+    return DONE
+
+
+@app.command
+def fault(
+    cluster: Cluster,
+    fault: Literal["silent", "slow", "refuse", "lose-pods", "replay"],
+    /,
+    *,
+    for_: Annotated[str, Parameter(name="--for", help="How long; without it, until the fleet is applied again.")] = "",
+    state: StateDir = None,
+) -> int:
+    """Make a simulated cluster misbehave: silent, slow, refuse, lose-pods or replay."""
+    body: dict[str, Any] = {"fault": fault}
+    if for_:
+        body["seconds"] = seconds(for_)
+    Client.find(state).call("POST", path("sim", "clusters", *cluster_parts(cluster), "fault"), body=body)
+    out(f"cluster {cluster}: {fault}" + (f" for {for_}" if for_ else ""))
+    return DONE
+
+
+@app.command
+def sim(
+    file: Path | None = None,
+    /,
+    *,
+    clusters: int = 0,
+    nodes: int = 20,
+    seed: int = 1,
+    state: StateDir = None,
+) -> int:
+    """Run simulated clusters in the foreground, from a file or generated, against a running mesh.
+
+    Clusters that others simulate are refused: all of them, and it ends with 4. When it ends its clusters leave the fleet,
+    but for those where groups have claims.
+
+    With MOORAGE_CLUSTER it has the rights of this cluster's agent and no others; the file has this one cluster.
+
+    Parameters
+    ----------
+    file
+        A fleet file.
+    clusters
+        Instead of a file: how many generated clusters.
+    nodes
+        Nodes of each generated cluster.
+    seed
+        The same seed makes the same clusters.
+    """
+    if (file is None) == (clusters <= 0):
+        raise Failure("give either a fleet FILE or --clusters N", USAGE)
+    from ..state_dir import State, state_dir
+    from ..workers import serve, settle
+    from .run import settings_for
+
+    body = read_fleet(str(file)).body if file is not None else None
+    settings = settings_for("sim", State(state_dir(state)))
+    from msgspec import to_builtins
+
+    from moorage.model.problems import Refused
+    from moorage.sim.worker import simulate
+    from moorage.telemetry import configure
+
+    settle("sim")
+    cluster = os.environ.get("MOORAGE_CLUSTER", "")
+    simulated = simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster, say=note)
+    try:
+        return serve(simulated, configure("sim"))
+    except Refused as wrong:
+        problem = wrong.problem
+        raise Failure(problem_text(to_builtins(problem)), of_status(problem.status)) from wrong

@@ -1,0 +1,57 @@
+"""`moorage run`: one worker by itself, or a file with controllers of one's own, against a running mesh."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..exit_codes import UNREACHABLE, USAGE, Failure
+from ..output import StateDir
+from ..state_dir import State, state_dir
+from ..workers import WORKERS, run_worker
+
+if TYPE_CHECKING:
+    from moorage.bus import Settings
+
+
+def run(worker: str, /, *, state: StateDir = None) -> int:
+    """Run one worker, or path/to/file.py with controllers, until Ctrl-C.
+
+    MOORAGE_NATS_URL, MOORAGE_NATS_SEED and MOORAGE_REDIS_URL say where; without them, the mesh on this machine.
+
+    Parameters
+    ----------
+    worker
+        intents, inventory, hpa, labels, affinity, merger, patcher, sim, gateway, or a Python file.
+    """
+    if worker not in WORKERS and not os.path.isfile(worker):
+        raise Failure(f"{worker!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
+    return run_worker(worker, settings_for(worker, State(state_dir(state))))
+
+
+def settings_for(worker: str, state: State) -> Settings:
+    from moorage.bus import Settings
+
+    if os.environ.get("MOORAGE_NATS_URL"):
+        return Settings.from_env()
+    endpoint = state.read_endpoint()
+    if endpoint is None:
+        raise Failure(
+            f"no mesh runs here (there is no {state.endpoint}); start one with `moorage up`, or set MOORAGE_NATS_URL, "
+            "MOORAGE_NATS_SEED and MOORAGE_REDIS_URL",
+            UNREACHABLE,
+        )
+    if worker == "gateway":
+        os.environ.setdefault("MOORAGE_TOKEN", endpoint["token"])
+    return Settings(endpoint["nats"], _seed(worker, state, endpoint), endpoint["redis"])
+
+
+def _seed(worker: str, state: State, endpoint: dict[str, Any]) -> str:
+    """A worker's own key, a stranger's for files: never more rights than `up` would give it."""
+    if worker not in WORKERS and worker != "admin":
+        return str(endpoint.get("controllerSeed", ""))
+    try:
+        return str(json.loads(state.secrets.read_bytes())["seeds"][worker])
+    except (OSError, ValueError, KeyError):
+        return str(endpoint.get("natsSeed", ""))

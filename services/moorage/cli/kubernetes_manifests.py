@@ -1,0 +1,244 @@
+"""The workers as Kubernetes runs them. `ops/kubernetes` has the same as plain manifests; both are made here:
+
+    python -m moorage.cli.kubernetes_manifests ops/kubernetes
+
+Workers never speak to Kubernetes: their service account has no rights and no token. Each sees its own keys only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .workers import WORKERS
+
+Object = dict[str, Any]
+NAMESPACE = "moorage"
+IMAGE, NATS, REDIS = "moorage", "nats:2.12-alpine", "redis:7-alpine"
+USER = 65532
+METRICS = 9464
+#: Of inventory and patcher the second one stands by; simulated clusters are for who wants them.
+REPLICAS = {"inventory": 2, "patcher": 2, "merger": 2, "hpa": 2, "labels": 2, "affinity": 2, "gateway": 2, "sim": 0}
+MEMORY = {"gateway": "1Gi", "merger": "1Gi", "inventory": "1Gi", "sim": "2Gi"}
+#: What each user finds in its directory of `moorage bus config`.
+FILES = {"nats": ("nats.conf", "users.conf"), "redis": ("redis.conf",), "gateway": ("nats.nk", "redis.url", "token")}
+_OWN = ("nats.nk", "redis.url")
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": f"moorage-{name}", "app.kubernetes.io/part-of": "moorage"}
+
+
+def _object(api: str, kind: str, name: str, of: str = "", **rest: Any) -> Object:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": _labels(of or name)}, **rest}
+
+
+def _container(name: str, image: str, args: list[str], memory: str = "512Mi", **rest: Any) -> Object:
+    return {
+        "name": name,
+        "image": image,
+        "args": args,
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": memory}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "keys", "mountPath": "/run/moorage", "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        **rest,
+    }
+
+
+def _pod(of: str, keys: str, container: Object, **rest: Any) -> Object:
+    spec = {
+        "serviceAccountName": "moorage",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "keys", "secret": {"secretName": f"moorage-{keys}", "defaultMode": 0o440}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+        ],
+        **rest,
+    }
+    return {"metadata": {"labels": _labels(of)}, "spec": spec}
+
+
+def _environment(**more: str) -> list[Object]:
+    found = {
+        "MOORAGE_NATS_URL": "nats://nats:4222",
+        "MOORAGE_NATS_SEED_FILE": "/run/moorage/nats.nk",
+        "MOORAGE_REDIS_URL_FILE": "/run/moorage/redis.url",
+        "MOORAGE_METRICS": f"0.0.0.0:{METRICS}",
+        "OPENBLAS_NUM_THREADS": "1",
+        **more,
+    }
+    return [{"name": name, "value": value} for name, value in found.items()]
+
+
+def worker(kind: str) -> Object:
+    ports = [{"name": "metrics", "containerPort": METRICS}]
+    more: dict[str, str] = {}
+    if kind == "gateway":
+        ports.append({"name": "http", "containerPort": 7070})
+        more = {"MOORAGE_HTTP": "0.0.0.0:7070", "MOORAGE_TOKEN_FILE": "/run/moorage/token"}
+    container = _container(
+        kind,
+        IMAGE,
+        ["run", kind],
+        MEMORY.get(kind, "512Mi"),
+        env=_environment(**more),
+        ports=ports,
+        livenessProbe={"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
+        readinessProbe={"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 5},
+    )
+    replicas = REPLICAS.get(kind, 1)
+    spec: Object = {
+        "replicas": replicas,
+        "selector": {"matchLabels": _labels(kind)},
+        "template": _pod(kind, kind, container),
+    }
+    return _object("apps/v1", "Deployment", kind, spec=spec)
+
+
+def provision() -> Object:
+    """Makes the streams; idempotent, and tried again until the broker is there."""
+    container = _container("provision", IMAGE, ["bus", "provision"], env=_environment())
+    pod = _pod("provision", "admin", container, restartPolicy="OnFailure")
+    return _object("batch/v1", "Job", "provision", spec={"backoffLimit": 20, "template": pod})
+
+
+def nats() -> Object:
+    container = _container(
+        "nats",
+        NATS,
+        ["-c", "/run/moorage/nats.conf"],
+        "1Gi",
+        ports=[{"name": "nats", "containerPort": 4222}],
+        livenessProbe={"tcpSocket": {"port": "nats"}, "periodSeconds": 10, "failureThreshold": 6},
+        readinessProbe={"tcpSocket": {"port": "nats"}, "periodSeconds": 5},
+    )
+    container["volumeMounts"].append({"name": "store", "mountPath": "/var/lib/moorage/nats"})
+    claim = {
+        "metadata": {"name": "store"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}},
+    }
+    spec = {
+        "serviceName": "nats",
+        "replicas": 1,
+        "selector": {"matchLabels": _labels("nats")},
+        "template": _pod("nats", "nats", container),
+        "volumeClaimTemplates": [claim],
+    }
+    return _object("apps/v1", "StatefulSet", "nats", spec=spec)
+
+
+def redis() -> Object:
+    """Nothing in it needs to be kept: inventory writes it again."""
+    probe = {"tcpSocket": {"port": "redis"}, "periodSeconds": 5}
+    container = _container(
+        "redis",
+        REDIS,
+        ["redis-server", "/run/moorage/redis.conf"],
+        "1Gi",
+        ports=[{"name": "redis", "containerPort": 6379}],
+        livenessProbe={**probe, "failureThreshold": 6},
+        readinessProbe=probe,
+    )
+    spec = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": _labels("redis")},
+        "template": _pod("redis", "redis", container),
+    }
+    return _object("apps/v1", "Deployment", "redis", spec=spec)
+
+
+def _service(name: str, port: str, number: int) -> Object:
+    ports = [{"name": port, "port": number, "targetPort": port}]
+    return _object("v1", "Service", name, spec={"selector": _labels(name), "ports": ports})
+
+
+def _reached(name: str, port: str, *, by_all: bool = False) -> Object:
+    """Who may open connections to it: the mesh's own pods, or everybody."""
+    ours = [{"podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "moorage"}}}]
+    rule: Object = {"ports": [{"port": port}]} | ({} if by_all else {"from": ours})
+    spec = {"podSelector": {"matchLabels": _labels(name)}, "policyTypes": ["Ingress"], "ingress": [rule]}
+    return _object("networking.k8s.io/v1", "NetworkPolicy", name, spec=spec)
+
+
+def _budget(kind: str) -> Object:
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(kind)}}
+    return _object("policy/v1", "PodDisruptionBudget", kind, spec=spec)
+
+
+def mesh() -> dict[str, list[Object]]:
+    """File → its objects."""
+    namespace = _object("v1", "Namespace", NAMESPACE, "mesh")
+    namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
+    account = _object("v1", "ServiceAccount", "moorage", "mesh", automountServiceAccountToken=False)
+    return {
+        "namespace.yaml": [namespace, account],
+        "brokers.yaml": [
+            nats(),
+            _service("nats", "nats", 4222),
+            _reached("nats", "nats", by_all=True),
+            redis(),
+            _service("redis", "redis", 6379),
+            _reached("redis", "redis"),
+            provision(),
+        ],
+        "workers.yaml": [
+            *map(worker, WORKERS),
+            _service("gateway", "http", 7070),
+            *(_budget(kind) for kind in WORKERS if REPLICAS.get(kind, 1) > 1),
+        ],
+    }
+
+
+def kustomization(resources: Iterable[str]) -> Object:
+    users = ("nats", "redis", "admin", *WORKERS)
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": NAMESPACE,
+        "resources": list(resources),
+        "images": [{"name": IMAGE, "newName": "registry.example.com/moorage", "newTag": "0.1.0"}],
+        "secretGenerator": [
+            {"name": f"moorage-{user}", "files": [f"keys/{user}/{file}" for file in FILES.get(user, _OWN)]}
+            for user in users
+        ],
+    }
+
+
+def files() -> dict[str, str]:
+    """The files of `ops/kubernetes`."""
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def dumped(objects: list[Object]) -> str:
+        return yaml.dump_all(objects, Dumper=Plain, sort_keys=False, width=120)
+
+    made = mesh()
+    return {name: dumped(objects) for name, objects in made.items()} | {
+        "kustomization.yaml": dumped([kustomization(made)])
+    }
+
+
+if __name__ == "__main__":
+    for file, text in files().items():
+        (Path(sys.argv[1]) / file).write_text(text)

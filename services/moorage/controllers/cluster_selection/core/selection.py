@@ -1,0 +1,129 @@
+"""Generic placement: the clusters that the terms select, as a filter or as several sets with counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from moorage.candidates import Mask, pack
+from moorage.fleet import Fleet
+from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
+from moorage.model.documents import PlacementIntentSpec, PlacementSet, Term
+from moorage.model.reasons import Reason
+from moorage.sdk import Allowed, allow, deny
+from moorage.sdk.answers import answer
+from moorage.selectors import placed
+
+NAME = "labels"
+KIND = "PlacementIntent"
+SAMPLES = 5
+
+_decoder = msgspec.json.Decoder(PlacementIntentSpec)
+
+
+@lru_cache(4096)
+def _spec(raw: bytes) -> PlacementIntentSpec:
+    return _decoder.decode(raw)
+
+
+def decide(ask: Ask, fleet: Fleet) -> Answer:
+    """Filters of one app narrow each other; its sets stand side by side, each within the filters."""
+    specs = [_spec(bytes(intent.spec)) for intent in ask.intents if intent.kind == KIND]
+    filtered: dict[str, Allowed] = {}
+    counted: dict[str, AppAnswer] = {}
+    for app in ask.apps:
+        mine = [spec for spec in specs if spec.app == app.name]
+        if not mine:
+            filtered[app.name] = deny()
+            continue
+        filters = [spec for spec in mine if spec.all_of or spec.any_of]
+        sets = [one for spec in mine for one in spec.sets]
+        allowed = fleet.known.copy()
+        for spec in filters:
+            allowed &= placed(spec.all_of, spec.any_of, fleet)
+        if sets:
+            counted[app.name] = _counted(ask, fleet, app.name, allowed, sets)
+        else:
+            reasons = _excluded(ask, fleet, app.name, allowed, filters)
+            filtered[app.name] = allow(allowed, reasons=reasons)
+    whole = answer(filtered, ask, fleet, NAME)
+    whole.apps.update(counted)
+    return whole
+
+
+def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[PlacementSet]) -> AppAnswer:
+    found = AppAnswer()
+    union = np.zeros(fleet.size, np.bool_)
+    masks = [placed(one.all_of, one.any_of, fleet) & within for one in sets]
+    # What is taken whole anyway is not asked for again by "every one of them".
+    taken = np.zeros(fleet.size, np.bool_)
+    for one, mask in zip(sets, masks, strict=True):
+        if one.count and np.count_nonzero(mask) == one.count:
+            taken |= mask
+    for one, mask in zip(sets, masks, strict=True):
+        union |= mask
+        if one.count == 0 and mask.any():
+            mask, taken = mask & ~taken, taken | mask
+            if not mask.any():
+                continue
+        found.groups.append(CandidateGroup(mode="allow", clusters=pack(mask), count=one.count))
+        have = int(np.count_nonzero(mask))
+        if have < max(1, one.count):
+            found.reasons.append(
+                Reason(
+                    code="NotEnoughClusters",
+                    message=f"the placement {_described([one])} selects {have} clusters",
+                    app=app,
+                    needed=str(max(1, one.count)),
+                    free=str(have),
+                    samples=fleet.clusters.named(mask, SAMPLES),
+                    by=NAME,
+                )
+            )
+    found.reasons += _excluded(ask, fleet, app, union, sets)
+    return found
+
+
+def _excluded(
+    ask: Ask, fleet: Fleet, app: str, allowed: Mask, wanted: Sequence[PlacementSet | PlacementIntentSpec]
+) -> list[Reason]:
+    out = fleet.known & ~allowed
+    if not out.any() or not (ask.explain or not allowed.any()):
+        return []
+    return [
+        Reason(
+            code="PlacementExcludes",
+            message=f"not selected by the placement {_described(wanted)}",
+            app=app,
+            clusters=int(np.count_nonzero(out)),
+            samples=fleet.clusters.named(out, SAMPLES),
+            by=NAME,
+        )
+    ]
+
+
+def _described(wanted: Iterable[PlacementSet | PlacementIntentSpec]) -> str:
+    """The terms as one reads them: `region=eu and (lab/edge-1 or provider lab)`."""
+    texts = list(dict.fromkeys(_both(one.all_of, one.any_of) for one in wanted))
+    return "; ".join(texts)
+
+
+def _both(all_of: Sequence[Term], any_of: Sequence[Term]) -> str:
+    parts = [_term(term) for term in all_of]
+    if any_of:
+        parts.append("(" + " or ".join(_term(term) for term in any_of) + ")")
+    return " and ".join(parts) or "of every cluster"
+
+
+def _term(term: Term) -> str:
+    parts = [f"{key}={value}" for key, value in term.label.items()]
+    if term.provider:
+        parts.append(f"provider {term.provider}")
+    if term.cluster:
+        parts.append(term.cluster)
+    if term.all_of or term.any_of:
+        parts.append(_both(term.all_of, term.any_of))
+    return " and ".join(parts) or "nothing"

@@ -1,0 +1,60 @@
+"""Requests from the gateway to workers: an answer, or their problem as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.bus import Bus, NoAnswer
+from moorage.model.problems import Problem, Refused
+
+from .responses import encode, unavailable
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+#: Who answers on which subjects, in words for those who wait in vain.
+_WHO = {"intents": "the intent store", "merger": "the merger", "patcher": "the patcher", "sim": "the simulator"}
+
+
+class _Head(msgspec.Struct):
+    problem: Problem | None = None
+
+
+_head = msgspec.json.Decoder(_Head).decode
+
+
+#: After so long a question is asked once more: mostly because who had it is dead.
+PATIENCE = 1.0
+
+
+async def call(
+    bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0, again: Any = None, patience: float = PATIENCE
+) -> dict[str, Any]:
+    return _decode(await fetch(bus, subject, payload, timeout=timeout, again=again, patience=patience))
+
+
+async def fetch(
+    bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0, again: Any = None, patience: float = PATIENCE
+) -> bytes:
+    """Raises Refused with the worker's problem, or one of our own where nobody answered: then a write may or may not
+    have happened, and says so. `again`: what is asked after a while without an answer; to do it twice must be as good
+    as once."""
+    data = payload if isinstance(payload, bytes) else encode(payload)
+    repeat = None if again is None else (patience, again if isinstance(again, bytes) else encode(again))
+    try:
+        reply = await bus.request(subject, data, timeout=timeout, again=repeat)
+        problem = _head(reply).problem
+        if repeat is not None and problem is not None and problem.code == "Ending":
+            reply = await bus.request(subject, repeat[1], timeout=timeout)
+            problem = _head(reply).problem
+    except NoAnswer as error:
+        area = subject.split(".")[1]
+        who = _WHO.get(area, area)
+        text = str(error)
+        sure = "nobody listens" in text
+        detail = f"{who} does not answer" + ("" if sure else " in time; whether it was done is not known, ask again")
+        raise Refused(unavailable(f"{detail}; `moorage check` tells what is missing")) from error
+    if problem is not None:
+        raise Refused(problem)
+    return reply

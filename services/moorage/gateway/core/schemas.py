@@ -1,0 +1,300 @@
+"""What answers look like, as types: the OpenAPI document is made from these and from the model, and tests hold every
+answer against it."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from moorage.model.attempts import Why
+from moorage.model.auth import Role
+from moorage.model.base import Model
+from moorage.model.candidates import Conflict
+from moorage.model.claims import IntentRef
+from moorage.model.controllers import Policy
+from moorage.model.documents import Application, IntentDocument
+from moorage.model.groups import Phase, State
+from moorage.model.problems import Problem
+from moorage.model.reasons import Warn
+from moorage.model.reports import Taint
+
+T = TypeVar("T")
+
+
+class Page(Model, Generic[T], kw_only=True):
+    """`continue` is there where more is: it goes into the next request's parameter of that name."""
+
+    items: list[T]
+    next: str = msgspec.field(name="continue", default="")
+
+
+class AppItem(Model, kw_only=True):
+    replicas: int
+    clusters: list[str] = []
+
+
+class GroupItem(Model, kw_only=True):
+    group: str
+    revision: int
+    state: State
+    phase: Phase
+    apps: dict[str, AppItem]
+    pending_revision: int = 0  # a newer one that is not decided, or does not fit
+    pending_phase: Phase | None = None
+    silent: list[str] = []  # clusters of it that do not report
+    decision: str = ""
+    labels: dict[str, str] = {}
+    intents: list[str] = []
+    created: str = ""
+
+
+class ApplicationItem(Application, kw_only=True):
+    """As it was given, with its status; `apply` takes it again and leaves the status out."""
+
+    status: GroupItem
+
+
+class ClusterClaim(Model, kw_only=True):
+    id: str
+    group: str
+    app: str
+    object: str
+    withdrawn: bool
+
+
+class ClusterItem(Model, kw_only=True):
+    """With `view=name` only `id` and `state`."""
+
+    id: str
+    state: Literal["Ready", "Stale", "Cordoned"]
+    seq: int = 0
+    labels: dict[str, str] = {}
+    nodes: int = 0
+    allocatable: dict[str, str] = {}
+    free: dict[str, str] = {}
+    claims: list[ClusterClaim] = []
+
+
+class ClusterEdit(Model, kw_only=True, forbid_unknown_fields=True):
+    cordoned: bool | None = None
+    labels: dict[str, str] | None = None
+
+
+class ClusterEdited(Model, kw_only=True):
+    id: str
+
+
+class NodeItem(Model, kw_only=True):
+    name: str
+    cluster: str
+    usable: bool
+    labels: dict[str, str]
+    taints: list[Taint]
+    allocatable: dict[str, str]
+    free: dict[str, str]
+
+
+class SlotItem(Model, kw_only=True):
+    node: str = ""
+    count: int
+    resources: dict[str, str] = {}
+
+
+class ClaimItem(Model, kw_only=True):
+    id: str
+    decision: str
+    intent: IntentRef
+    tenant: str
+    slots: list[SlotItem]
+    app: str = ""
+    object: str = ""
+    cluster: str = ""
+
+
+class DecisionItem(Model, kw_only=True):
+    id: str
+    group: str
+    revision: int
+    seq: int
+    claims: list[ClaimItem]
+    epoch: str = ""
+    scores: dict[str, float] = {}
+
+
+class CandidateSet(Model, kw_only=True):
+    """`more`: how many there are beside those named."""
+
+    count: int
+    mode: Literal["allow", "deny"]
+    clusters: list[str]
+    more: int = 0
+
+
+class CandidatesOf(Model, kw_only=True):
+    name: str
+    outcome: Literal["answered", "timeout", "error"]
+    took_ms: float
+    apps: dict[str, list[CandidateSet]]
+    conflicts: list[Conflict] = []
+    error: str = ""
+
+
+class Candidates(Model, kw_only=True):
+    group: str
+    revision: int
+    epoch: str
+    merged: dict[str, list[CandidateSet]]
+    controllers: list[CandidatesOf]
+    decision: str = ""
+
+
+class ControllerItem(Model, kw_only=True):
+    name: str
+    deadline_ms: float
+    policy: Policy
+    weight: float
+    placement: bool
+    actions: bool
+    kinds: dict[str, dict[str, Any]]
+
+
+class ControllerEdit(Model, kw_only=True, forbid_unknown_fields=True):
+    """What is given is set; one that is not there is made. `remove`: it is forgotten, settings and all."""
+
+    name: str | None = None
+    deadline_ms: float | None = None
+    policy: Policy | None = None
+    weight: float | None = None
+    placement: bool | None = None
+    actions: bool | None = None
+    remove: bool = False
+
+
+class Misbehaviour(Model, kw_only=True, forbid_unknown_fields=True):
+    """`seconds`: for how long; else until another one."""
+
+    fault: Literal["silent", "slow", "refuse", "lose-pods", "replay"]
+    seconds: float | None = None
+
+
+class EventItem(Model, kw_only=True):
+    id: str
+    cause: str
+    time: str
+    subject: str
+    data: Any
+    traceparent: str = ""  # where it is part of a trace
+
+
+class Applied(Model, kw_only=True):
+    """One document's answer; with `dryRun` also what would become of it."""
+
+    accepted: bool
+    name: str = ""
+    group: str = ""
+    revision: int = 0
+    outcome: str = ""
+    state: str = ""
+    warnings: list[Warn] = []
+    dry_run: bool = False
+    why: Why | None = None
+    problem: Problem | None = None
+
+
+class AppliedAll(Model, kw_only=True):
+    """Of several documents, in their order."""
+
+    items: list[Applied]
+
+
+class WhyAll(Model, kw_only=True):
+    items: list[Why]
+
+
+class Acted(Model, kw_only=True):
+    group: str
+    accepted: bool = True
+    revision: int = 0
+    state: str = ""
+    outcome: str = ""
+
+
+class Leaving(Model, kw_only=True):
+    group: str
+    phase: Literal["Terminating"]
+
+
+class ActBody(Model, kw_only=True):
+    """`rollback` and `migrate` say where to."""
+
+    revision: int | None = None
+    target: str | None = None
+
+
+class WorkerHealth(Model, kw_only=True):
+    kind: str
+    id: str
+    version: str
+    pid: str
+    ok: bool
+    missing: str
+
+
+class ControllerHealth(Model, kw_only=True):
+    name: str
+    policy: Policy
+    answers: bool
+
+
+class Away(Model, kw_only=True):
+    """A group with claims on clusters that do not report, or are gone from the fleet."""
+
+    group: str
+    stale: list[str]
+    gone: list[str]
+
+
+class Health(Model, kw_only=True):
+    """`stale` and `away` name a hundred at most."""
+
+    expected: list[str]
+    workers: list[WorkerHealth]
+    controllers: list[ControllerHealth]
+    stale: list[str]
+    stale_count: int
+    away: list[Away]
+    away_count: int
+
+
+class SubjectRow(Model, kw_only=True):
+    subject: str
+    payload: str
+    request: bool
+    publish: list[str]
+    subscribe: list[str]
+    about: str
+
+
+class TokenItem(Model, kw_only=True):
+    name: str
+    role: Role
+    projects: list[str]
+    created: str = ""
+    expires: str = ""
+    by: str = ""
+
+
+class TokenMade(TokenItem, kw_only=True):
+    """The only time that the token itself is told."""
+
+    token: str
+
+
+class Me(Model, kw_only=True):
+    name: str
+    role: Role
+    projects: list[str]
+
+
+Document = Application | IntentDocument

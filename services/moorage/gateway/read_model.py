@@ -1,0 +1,302 @@
+"""The read model: groups, registry and status mirrored, the ledger and the fleet followed, the last attempts heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, Settings, subjects
+from moorage.fleet import Fleet, Follower
+from moorage.ledger import Capacity, Changes, Ledger, LedgerFollower, open_ledger
+from moorage.model.attempts import Attempt
+from moorage.model.claims import Commit
+from moorage.model.controllers import Controller
+from moorage.model.desired import DesiredRecord, GroupStatus
+from moorage.model.events import Event
+from moorage.model.groups import GroupRecord
+from moorage.model.names import GroupName, group_tokens, untoken
+from moorage.model.phases import ENDED
+from moorage.model.v2_resources import Path, Shown, Tree, path_of
+
+from .core.explain import Known
+from .core.redaction import shown_body, shown_record
+
+log = structlog.get_logger("gateway")
+
+_status = msgspec.json.Decoder(GroupStatus).decode
+_controller = msgspec.json.Decoder(Controller).decode
+_attempt = msgspec.json.Decoder(Attempt).decode
+_event = msgspec.json.Decoder(Event).decode
+_shown = msgspec.json.Decoder(Shown).decode
+_document = msgspec.json.Decoder(dict[str, Any]).decode
+
+#: Events that carry an Attempt; the patcher's phases are in the status.
+_TRIES = ("placed", "pending", "failed")
+
+
+class _Lazy:
+    """Raw until somebody asks: most records are never looked at between two of their changes."""
+
+    __slots__ = ("raw", "revision", "value")
+
+    def __init__(self, raw: bytes, revision: int) -> None:
+        self.raw = raw
+        self.revision = revision
+        self.value: Any = None
+
+    def get(self, decode: Callable[[bytes], Any]) -> Any:
+        if self.value is None:
+            self.value = decode(self.raw)
+        return self.value
+
+
+class View:
+    def __init__(self, bus: Bus, settings: Settings) -> None:
+        self.bus = bus
+        self.fleet = Fleet()
+        self.follower = Follower(settings.redis_url, self.fleet)
+        self.controllers: dict[str, Controller] = {}
+        self.documents: dict[str, dict[str, Any]] = {}  # KIND.project.name tokens → as given
+        self.document_revisions: dict[str, int] = {}  # the same keys
+        self.resources = Tree()  # /v2, bodies undecoded
+        self._groups: dict[str, _Lazy] = {}
+        self._statuses: dict[str, _Lazy] = {}
+        self._attempts: dict[str, _Lazy] = {}
+        self._seqs: dict[str, tuple[str, int]] = {}  # group → its newest decision, and where that stands in the log
+        self._moved = asyncio.Event()
+        self._log: LedgerFollower | None = None
+        self._capacity: Capacity | None = None
+        self.changed: list[Callable[[str], None]] = []  # told the group that changed
+        self.labelled: list[Callable[[Path], None]] = []  # told what changed below cluster-providers
+
+    # --- following -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        bus = self.bus
+        await bus.subscribe("moorage.events.decisions.>", self._heard, max_bytes=MAX_PAYLOAD)
+        await bus.bucket("moorage-controllers").mirror(self._registry)
+        await bus.bucket("moorage-documents").mirror(self._documents)
+        await bus.bucket("moorage-resources").mirror(self._resource)
+        await bus.bucket("moorage-status").mirror(self._status)
+        await bus.bucket("moorage-groups").mirror(self._group)
+        self._log = await open_ledger(bus)
+        self._log.on_fold.append(self._folded)
+        self._log.on_reload.append(self._reloaded)
+        self._capacity = Capacity(self.fleet, self._log.ledger)
+        bus.spawn(self._recall())
+        bus.spawn(self._follow_fleet())
+
+    async def _follow_fleet(self) -> None:
+        """Not waited for: groups can be shown and documents accepted while Redis is away."""
+        await self.follower.start()
+
+    async def stop(self) -> None:
+        await self.follower.stop()
+        if self._log is not None:
+            await self._log.stop()
+
+    @property
+    def ledger(self) -> Ledger:
+        assert self._log is not None
+        return self._log.ledger
+
+    def missing(self) -> list[str]:
+        return [] if self.follower.healthy else ["the fleet in Redis"]
+
+    def _group(self, key: str, value: bytes | None, revision: int) -> None:
+        group = str(GroupName.from_tokens(key))
+        if value is None:
+            self._groups.pop(group, None)
+            self._attempts.pop(group, None)
+            self._seqs.pop(group, None)
+        else:
+            self._groups[group] = _Lazy(value, revision)
+        self._tell(group)
+
+    def _status(self, key: str, value: bytes | None, revision: int) -> None:
+        group = str(GroupName.from_tokens(key))
+        if value is None:
+            self._statuses.pop(group, None)
+        else:
+            self._statuses[group] = _Lazy(value, revision)
+        self._tell(group)
+
+    def _registry(self, key: str, value: bytes | None, revision: int) -> None:
+        if value is None:
+            self.controllers.pop(untoken(key), None)
+        else:
+            controller = _controller(value)
+            self.controllers[controller.name] = controller
+
+    def _documents(self, key: str, value: bytes | None, revision: int) -> None:
+        if value is None:
+            self.documents.pop(key, None)
+            self.document_revisions.pop(key, None)
+        else:
+            self.documents[key] = _document(value)
+            self.document_revisions[key] = revision
+        self._stir()
+
+    def _resource(self, key: str, value: bytes | None, revision: int) -> None:
+        path = path_of(key)
+        if value is None:
+            self.resources.drop(path, revision, mirrored=True)
+        else:
+            self.put_resource(path, bytes(_shown(value).body), revision)
+        self.tell_resource(path)
+
+    def put_resource(self, path: Path, body: bytes, revision: int) -> bytes:
+        """What of it may be shown."""
+        shown = shown_body(path, body)
+        self.resources.put(path, shown, revision)
+        return shown
+
+    def tell_resource(self, path: Path) -> None:
+        if path[0] == "cluster-providers":
+            for callback in self.labelled:
+                callback(path)
+
+    def _heard(self, subject: str, data: bytes) -> None:
+        phase, _, tokens = subject.removeprefix("moorage.events.decisions.").partition(".")
+        group = str(GroupName.from_tokens(tokens))
+        if phase in _TRIES:
+            self._attempts[group] = _Lazy(data, 0)
+        self._tell(group)
+
+    def _folded(self, commit: Commit, changes: Changes) -> None:
+        for decision in commit.decisions:
+            if decision.id not in changes.refused:
+                self._seqs[decision.group] = decision.id, changes.seq
+        if self._capacity is not None:
+            self._capacity.folded(changes)
+        for group in changes.groups:
+            self._tell(group)
+
+    def _reloaded(self, ledger: Ledger) -> None:
+        if self._capacity is not None:
+            self._capacity.reload(ledger)
+        for group in self._groups:
+            self._tell(group)
+
+    def _stir(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _tell(self, group: str) -> None:
+        self._stir()
+        for callback in self.changed:
+            callback(group)
+
+    async def _recall(self) -> None:
+        """After a start: why groups wait was said before we listened, and stands in the log of events."""
+        events = self.bus.log("MOORAGE_EVENTS")
+        for group in list(self._groups):
+            known = self.known(group)
+            if known is None or known.record.state != "Instantiated" or known.attempt is not None:
+                continue
+            if known.decision is not None and known.decision.revision >= known.record.revision:
+                continue
+            said: list[bytes] = []
+            for phase in ("pending", "failed"):
+                with contextlib.suppress(NoAnswer):
+                    if found := await events.latest(subjects.decision_event(phase, group)):
+                        said.append(found)
+            if said and group not in self._attempts:
+                self._attempts[group] = _Lazy(max(said, key=lambda raw: _event(raw).time), 0)
+                self._tell(group)
+
+    # --- asking --------------------------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> list[str]:
+        return sorted(self._groups)
+
+    def record(self, group: str) -> GroupRecord | None:
+        found = self._groups.get(group)
+        return None if found is None else found.get(shown_record)
+
+    def revision_of(self, group: str) -> int:
+        """Of its record in the bucket: it grows with every change of document or state."""
+        found = self._groups.get(group)
+        return 0 if found is None else found.revision
+
+    def known(self, group: str) -> Known | None:
+        record = self.record(group)
+        if record is None:
+            return None
+        status = self._statuses.get(group)
+        ended = record.state in ENDED
+        return Known(
+            record,
+            self.ledger.standing.get(group),
+            self.ledger.leaving(group, record.revision) if ended else self.ledger.counting(group),
+            self._attempt(group),
+            None if status is None else status.get(_status),
+            self._places(group),
+        )
+
+    def _places(self, group: str) -> dict[str, float | None]:
+        """While the fleet is not followed nobody is silent: then it is we who do not hear."""
+        fleet, ledger = self.fleet, self.ledger
+        found: dict[str, float | None] = {}
+        for ident in ledger.by_group.get(group, ()):
+            cluster = ledger.claims[ident].claim.cluster
+            if cluster not in found:
+                cid = fleet.ids.get(cluster, fleet.size)
+                stale = cid < fleet.size and bool(fleet.known[cid]) and fleet.state(cid) == "Stale"
+                found[cluster] = max(0.0, time.time() - fleet.as_of(cid)) if stale and self.follower.healthy else None
+        return found
+
+    def _attempt(self, group: str) -> Attempt | None:
+        found = self._attempts.get(group)
+        if found is None:
+            return None
+        try:
+            attempt: Attempt = found.get(lambda raw: _attempt(_event(raw).data))
+        except msgspec.DecodeError as error:
+            log.error("an attempt that cannot be read is passed over", group=group, error=str(error))
+            del self._attempts[group]
+            return None
+        return attempt
+
+    async def seq_of(self, group: str, decision: str) -> int:
+        """Where a decision stands in the log; of one from before a snapshot, the patcher remembers."""
+        known = self._seqs.get(group)
+        if known is not None and known[0] == decision:
+            return known[1]
+        entry = await self.bus.bucket("moorage-desired").get(group_tokens(group))
+        desired = None if entry is None else msgspec.json.decode(entry.value, type=DesiredRecord)
+        if desired is None or desired.decision != decision:
+            return 0
+        self._seqs[group] = decision, desired.seq or desired.version
+        return self._seqs[group][1]
+
+    async def caught_up(self, group: str, within: float = 1.0) -> None:
+        """Until a write that was acknowledged is seen here too, so that who wrote can read it."""
+        with contextlib.suppress(NoAnswer, TimeoutError):
+            entry = await self.bus.bucket("moorage-groups").get(group_tokens(group))
+            async with asyncio.timeout(within):
+                while not self._has(group, None if entry is None else entry.revision):
+                    await self._moved.wait()
+
+    async def caught_up_document(self, key: str, within: float = 1.0) -> None:
+        """The same of an intent of its own."""
+        with contextlib.suppress(NoAnswer, TimeoutError):
+            entry = await self.bus.bucket("moorage-documents").get(key)
+            async with asyncio.timeout(within):
+                while entry is not None and self.document_revisions.get(key, 0) < entry.revision:
+                    await self._moved.wait()
+                while entry is None and key in self.document_revisions:
+                    await self._moved.wait()
+
+    def _has(self, group: str, revision: int | None) -> bool:
+        have = self._groups.get(group)
+        if revision is None:
+            return have is None
+        return have is not None and have.revision >= revision

@@ -1,0 +1,25 @@
+"""Where a trace begins, and what log lines about a request name."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from moorage.telemetry import HANDLED, Handled, tracing
+
+from .audit import id_of
+from .route import Handler
+
+
+@web.middleware
+async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Requests that may change something begin a trace, others only go on with one."""
+    HANDLED.set(Handled(f"{request.method} {request.path}", id=id_of(request)))  # the context is this connection's own
+    if not tracing.on() or (request.method in ("GET", "HEAD") and tracing.HEADER not in request.headers):
+        return await handler(request)
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else ""
+    about = {"http.request.method": request.method, "http.route": route, "url.path": request.path}
+    with tracing.began(f"{request.method} {route}".strip(), request.headers, **about) as span:
+        response = await handler(request)
+        span.set_attribute("http.response.status_code", response.status)
+        return response

@@ -1,0 +1,158 @@
+"""GET of resources and collections."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import yaml
+from aiohttp import web
+
+from moorage.model.problems import Problem, Refused, not_found
+from moorage.model.redaction import hidden
+from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, PROJECT, Kind, Path, Resource, key_of
+
+from ..authorization import who_of
+from ..middleware import gateway_of
+from ..responses import answer, encode, limit_of, start_of, token_of
+from .resources import Resources
+
+RESOURCES = web.AppKey("resources", Resources)
+_stored = msgspec.json.Decoder(Resource).decode
+
+
+def resources_of(request: web.Request) -> Resources:
+    return request.app[RESOURCES]
+
+
+def field(part: str) -> str:
+    """`{app-intent}` as a route calls it."""
+    return part[1:-1].replace("-", "_")
+
+
+def path_in(request: web.Request, pattern: Path) -> Path:
+    info = request.match_info
+    return tuple(info[field(part)] if part.startswith("{") else part for part in pattern)
+
+
+async def one(request: web.Request, kind: Kind) -> web.StreamResponse:
+    path = path_in(request, kind.path)
+    resources = resources_of(request)
+    body = resources.body(path)
+    if body is None:
+        raise Refused(not_found("/".join(path)))
+    if kind.upload and "octet-stream" in request.headers.get("Accept", ""):
+        return await _file(request, path)
+    response = answer(body)
+    seq = resources.seq(path)
+    if seq is not None:
+        response.headers["ETag"] = f'"{seq}"'
+    return response
+
+
+async def _file(request: web.Request, path: Path) -> web.StreamResponse:
+    """What was uploaded: a chart as it came, manifests as YAML. What is secret is not given back."""
+    entry = await gateway_of(request).bus.bucket("moorage-resources").get(key_of(path))
+    found = _stored(entry.value) if entry is not None else None
+    if found is not None and found.chart:
+        return web.Response(body=base64.b64decode(found.chart), content_type="application/octet-stream")
+    if found is not None and found.objects:
+        text = yaml.dump_all(hidden(found.objects), Dumper=yaml.CSafeDumper, sort_keys=False)
+        return web.Response(body=text.encode(), content_type="application/octet-stream")
+    if found is not None and found.values:
+        return web.Response(body=encode(found.values), content_type="application/octet-stream")
+    raise Refused(not_found(f"a file of {'/'.join(path)}"))
+
+
+async def members(request: web.Request, kind: Kind) -> web.StreamResponse:
+    collection = path_in(request, kind.collection)
+    resources = resources_of(request)
+    parent = kind.parent(collection)
+    if parent and not resources.exists(parent):
+        raise Refused(not_found("/".join(parent)))
+    paths = resources.members(collection)
+    if kind is PROJECT:
+        who = who_of(request)
+        paths = [p for p in paths if who.sees(p[-1])]
+    if kind is CLUSTER:
+        if label := request.query.get("label"):
+            wanted = [p for p in paths if resources.body((*p, "labels", label)) is not None]
+            return answer([p[-1] for p in wanted])
+        if request.query.get("withLabels", "").lower() == "true":
+            return answer([_with_labels(resources, p) for p in paths])
+    return _page(request, resources, paths)
+
+
+def _with_labels(resources: Resources, path: Path) -> dict[str, Any]:
+    labels = [{"clusterLabel": p[-1]} for p in resources.members((*path, "labels"))]
+    return {**resources.body(path), "labels": labels}
+
+
+async def versions(request: web.Request) -> web.StreamResponse:
+    """All versions of one composite app."""
+    info = request.match_info
+    resources = resources_of(request)
+    collection = ("projects", info["project"], COMPOSITE_APP.segment)
+    paths = resources.members_of_app(collection, info["app"])
+    if not paths:
+        raise Refused(not_found("/".join((*collection, info["app"]))))
+    return _page(request, resources, paths)
+
+
+def _page(request: web.Request, resources: Resources, paths: list[Path]) -> web.StreamResponse:
+    """Arrays, as these clients expect; with `limit` a part of one, and where the next begins in the header `Link`."""
+    more = ""
+    if "limit" in request.query or "continue" in request.query:
+        after = tuple(start_of(request).split("\0")) if request.query.get("continue") else ()
+        left = [p for p in paths if p > after]
+        paths = left[: limit_of(request)]
+        if len(left) > len(paths):
+            more = token_of("\0".join(paths[-1]))
+    response = answer([body for path in paths if (body := resources.body(path)) is not None])
+    if more:
+        response.headers["Link"] = f'<{request.rel_url.update_query({"continue": more})}>; rel="next"'
+    return response
+
+
+async def cluster_status(request: web.Request) -> web.StreamResponse:
+    path = path_in(request, CLUSTER.path)
+    fleet = gateway_of(request).view.fleet
+    if not resources_of(request).exists(path):
+        raise Refused(not_found("/".join(path)))
+    cid = fleet.ids.get(f"{path[1]}/{path[3]}")
+    known = cid is not None and cid < fleet.size and bool(fleet.known[cid])
+    state = fleet.state(cid) if known and cid is not None else "Registered"
+    connectivity = "available" if state in ("Ready", "Cordoned") else "unavailable"
+    return answer(
+        {"name": path[3], "clusterProvider": path[1], "cluster": path[3], "connectivity": connectivity, "state": state}
+    )
+
+
+async def pairs(request: web.Request, kind: Kind) -> web.StreamResponse:
+    """Key-value pairs; with `key` only the value that it has."""
+    key = request.query.get("key")
+    if key is None:
+        return await one(request, kind)
+    path = path_in(request, kind.path)
+    body = resources_of(request).body(path)
+    if body is None:
+        raise Refused(not_found("/".join(path)))
+    for pair in body.get("spec", {}).get("kv", []):
+        if key in pair:
+            return answer({"value": pair[key]})
+    raise Refused(not_found(f"the key {key} of {'/'.join(path)}"))
+
+
+async def elsewhere(request: web.Request) -> web.StreamResponse:
+    what = request.match_info["elsewhere"]
+    if any(word in what for word in _NETWORK):
+        detail = f"{what}: networks (ncm, ovn, sfc) are not part of this; use what the clusters bring"
+        raise Refused(
+            Problem(title="Networks are not supported", status=501, code="NetworksUnsupported", detail=detail)
+        )
+    detail = f"{what} is not supported"
+    raise Refused(Problem(title="Not supported", status=501, code="Unsupported", detail=detail))
+
+
+_NETWORK = ("network", "traffic", "sfc", "ovn", "apply", "terminate")

@@ -1,0 +1,255 @@
+"""From the resources of a deployment intent group to the one document it is: an Application with its manifests, consumers
+and sets of clusters. From there on a group is a group, whoever described it and however."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from moorage.model import v2_bodies
+from moorage.model.documents import API_VERSION
+from moorage.model.names import GroupName
+from moorage.model.problems import Problem, Refused, Violation
+from moorage.model.reasons import Warn
+from moorage.model.v2_resources import Path, Resource, Tree, group_path
+
+from .v2_normalize import label_of, plain
+
+Render = Callable[[str, bytes, dict[str, Any], dict[str, Any]], Awaitable[list[dict[str, Any]]]]
+_B = TypeVar("_B", bound=msgspec.Struct)
+#: What the group's map of intents calls those that place by name and label.
+_PLACEMENT = "genericplacementintent"
+
+
+class Composed(NamedTuple):
+    document: dict[str, Any]
+    warnings: tuple[Warn, ...]
+
+
+class _Parts:
+    """The resources of one group, decoded, and what does not hold together among them."""
+
+    def __init__(self, tree: Tree, group: GroupName) -> None:
+        self.tree = tree
+        self.root = group_path(str(group))
+        self.app_root = self.root[:5]
+        self.errors: list[Violation] = []
+        self.warnings: list[Warn] = []
+        self.apps = [path[-1] for path in tree.members((*self.app_root, "apps"))]
+
+    def resource(self, path: Path) -> Resource | None:
+        held = self.tree.get(path)
+        return None if held is None else held.value
+
+    def body(self, path: Path, kind: type[_B]) -> _B:
+        held = self.tree.get(path)
+        assert held is not None
+        return msgspec.json.decode(held.value.body, type=kind)
+
+    def each(self, collection: Path, kind: type[_B]) -> list[tuple[str, _B]]:
+        return [(path[-1], self.body(path, kind)) for path in self.tree.members(collection)]
+
+    def known_app(self, app: str, where: str) -> bool:
+        if app in self.apps:
+            return True
+        have = ", ".join(self.apps) or "none"
+        message = f"there is no app {app!r} in the composite app; there are {have}"
+        self.errors.append(Violation(path=where, code="UnknownApp", message=message))
+        return False
+
+
+async def compose(tree: Tree, group: GroupName, render: Render) -> Composed:
+    """Raises Refused (409) with everything that does not hold together."""
+    parts = _Parts(tree, group)
+    spec = parts.body(parts.root, v2_bodies.Group).spec
+    if not parts.apps:
+        message = "the composite app has no apps; add them with their manifests first"
+        parts.errors.append(Violation(path="apps", code="Required", message=message))
+    consumers = _consumers(parts)
+    sets = _sets(parts)
+    overrides: dict[str, dict[str, Any]] = {}
+    for i, one in enumerate(spec.override_values):
+        if parts.known_app(one.app, f"spec.overrideValues[{i}].app"):
+            overrides.setdefault(one.app, {}).update(one.values)
+    values = _values(parts, spec.composite_profile)
+    if parts.errors:
+        first = parts.errors[0]
+        raise Refused(
+            Problem(
+                title="The group does not hold together",
+                status=409,
+                code=first.code,
+                detail=f"{first.path}: {first.message}",
+                errors=parts.errors,
+            )
+        )
+    apps = []
+    for name in parts.apps:
+        app: dict[str, Any] = {"name": name, "manifests": await _manifests(parts, name, values, overrides, render)}
+        if name in sets:
+            app["placement"] = {"sets": sets[name]}
+        if name in consumers:
+            app["consumers"] = consumers[name]
+        apps.append(app)
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": "Application",
+        "metadata": {"name": group.app, "project": group.project},
+        "spec": {"apps": apps},
+    }
+    return Composed(document, tuple(parts.warnings))
+
+
+# --- manifests -------------------------------------------------------------------------------------------------------
+
+
+def _values(parts: _Parts, profile: str) -> dict[str, dict[str, Any]]:
+    """What the group's profiles say, by app."""
+    if not profile:
+        return {}
+    root = (*parts.app_root, "composite-profiles", profile)
+    if parts.tree.get(root) is None:
+        charts = [name for name in parts.apps if _chart(parts, name)]
+        message = f"there is no composite profile {profile!r}"
+        if charts:
+            message += f", and {', '.join(charts)} would be rendered without its values"
+            parts.errors.append(Violation(path="spec.compositeProfile", code="UnknownProfile", message=message))
+        else:
+            parts.warnings.append(Warn(code="UnknownProfile", message=message))
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for path in parts.tree.members((*root, "profiles")):
+        resource = parts.resource(path)
+        assert resource is not None
+        app = parts.body(path, v2_bodies.OfApp).spec.app
+        if parts.known_app(app, f"composite-profiles/{profile}/profiles/{path[-1]}: spec.app"):
+            found.setdefault(app, {}).update(resource.values)
+    return found
+
+
+def _chart(parts: _Parts, app: str) -> str:
+    resource = parts.resource((*parts.app_root, "apps", app))
+    return resource.chart if resource is not None else ""
+
+
+async def _manifests(
+    parts: _Parts,
+    app: str,
+    values: dict[str, dict[str, Any]],
+    overrides: dict[str, dict[str, Any]],
+    render: Render,
+) -> list[dict[str, Any]]:
+    resource = parts.resource((*parts.app_root, "apps", app))
+    assert resource is not None
+    if resource.chart:
+        return await render(app, base64.b64decode(resource.chart), values.get(app, {}), overrides.get(app, {}))
+    if values.get(app) or overrides.get(app):
+        message = f"app {app} has plain manifests; values of profiles and of the group are for charts"
+        parts.warnings.append(Warn(code="ValuesUnused", message=message))
+    return resource.objects
+
+
+# --- hardware --------------------------------------------------------------------------------------------------------
+
+
+def _consumers(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    root = (*parts.root, "hpa-intents")
+    for intent, of in parts.each(root, v2_bodies.OfApp):
+        if not parts.known_app(of.spec.app, f"hpa-intents/{intent}: spec.app"):
+            continue
+        below = (*root, intent, "hpa-resource-consumers")
+        for name, consumer in parts.each(below, v2_bodies.Consumer):
+            needs = [
+                _need(n, r.spec) for n, r in parts.each((*below, name, "resource-requirements"), v2_bodies.Requirement)
+            ]
+            spec = consumer.spec
+            one: dict[str, Any] = {
+                "name": name,
+                "object": {"apiVersion": spec.api_version, "kind": spec.kind, "name": spec.name},
+                "needs": needs,
+            }
+            if spec.container:
+                one["container"] = spec.container
+            if spec.replicas is not None:
+                one["replicas"] = spec.replicas
+            found.setdefault(of.spec.app, []).append(one)
+    return found
+
+
+def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:
+    need: dict[str, Any] = {"name": name, "mandatory": spec.mandatory}
+    if spec.weight is not msgspec.UNSET:
+        need["weight"] = spec.weight
+    resource = spec.resource
+    if spec.allocatable:
+        need["resource"] = resource.name
+        need |= {k: v for k in ("requests", "limits") if (v := getattr(resource, k)) is not None}
+        if resource.units:
+            need["units"] = resource.units
+    else:
+        need |= {"label": resource.key, "value": resource.value}
+    return need
+
+
+# --- clusters --------------------------------------------------------------------------------------------------------
+
+
+def _sets(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
+    """By app. Of `allOf`, a name is that cluster and a label every cluster that has it; of `anyOf`, any one."""
+    root = (*parts.root, "generic-placement-intents")
+    named: set[str] = set()
+    for map_name, body in parts.each((*parts.root, "intents"), v2_bodies.Intents):
+        for key, value in body.spec.intent.items():
+            if plain(key) == _PLACEMENT:
+                named.add(value)
+                if parts.tree.get((*root, value)) is None:
+                    message = f"there is no generic placement intent {value!r}"
+                    at = f"intents/{map_name}: spec.intent.{key}"
+                    parts.errors.append(Violation(path=at, code="UnknownIntent", message=message))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in parts.tree.members(root):
+        if named and path[-1] not in named:
+            continue
+        for name, intent in parts.each((*path, "app-intents"), v2_bodies.AppIntent):
+            where = f"generic-placement-intents/{path[-1]}/app-intents/{name}: spec.app"
+            if parts.known_app(intent.spec.app, where):
+                found.setdefault(intent.spec.app, []).extend(_of(intent.spec.intent))
+    return found
+
+
+def _of(terms: v2_bodies.ClusterTerms) -> list[dict[str, Any]]:
+    sets: list[dict[str, Any]] = []
+    for term in terms.all_of:
+        if term.all_of:
+            sets += _of(v2_bodies.ClusterTerms(all_of=term.all_of))
+        if term.any_of:
+            sets.append({"count": 1, "anyOf": [_term(t) for t in term.any_of]})
+        if term.cluster:
+            sets.append({"count": 1, "allOf": [_term(term)]})
+        elif term.cluster_label:
+            sets.append({"count": 0, "allOf": [_term(term)]})
+    if terms.any_of:
+        sets.append({"count": 1, "anyOf": [_term(t) for t in terms.any_of]})
+    return sets
+
+
+def _term(term: v2_bodies.ClusterTerm) -> dict[str, Any]:
+    if term.cluster:
+        return {"cluster": f"{term.cluster_provider}/{term.cluster}"}
+    if term.all_of or term.any_of:
+        nested: list[dict[str, Any]] = []
+        if term.all_of:
+            nested.append({"allOf": [_term(t) for t in term.all_of]})
+        if term.any_of:
+            nested.append({"anyOf": [_term(t) for t in term.any_of]})
+        return nested[0] if len(nested) == 1 else {"allOf": nested}
+    key, value = label_of(term.cluster_label)
+    # A label that is only a name has no value; in fleets that label by other means it is "true".
+    labels = (
+        [{"label": {key: value}}] if "=" in term.cluster_label else [{"label": {key: ""}}, {"label": {key: "true"}}]
+    )
+    return {"allOf": [{"provider": term.cluster_provider}, {"anyOf": labels}]}

@@ -1,0 +1,1 @@
+"""The pure core: functions and classes without I/O, clock or randomness."""

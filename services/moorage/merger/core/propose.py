@@ -1,0 +1,354 @@
+"""Deciding, pure: a revision, the merged answers, fleet and ledger in; a decision or the reasons against it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.candidates import Choice, Merged, Nogood, Room, choose, merge
+from moorage.fit import Assigned, Scarce, Unassigned, assign, scarcest, unsupported
+from moorage.fleet import Fleet
+from moorage.ledger import Ledger, before, kept_slots
+from moorage.model.claims import Claim, Decision, IntentRef, Slot, claim_id
+from moorage.model.groups import Revision
+from moorage.model.reasons import Reason, Warn
+from moorage.model.shapes import EXCLUSIVE, Shape
+from moorage.parsing import show
+
+from .responses import Gathered
+
+#: Clusters tried with an exact assignment before a decision gives up: each failure costs about as much as a decision.
+TRIES = 32
+
+
+@dataclass(slots=True)
+class Refusal:
+    """Why not. `final`: only changed documents help."""
+
+    reasons: list[Reason]
+    final: bool = False
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A decision that fits now; all that is told of it stands in it."""
+
+    decision: Decision
+
+
+class Names:
+    """Clusters in the order of their names; sorted again only when there are other clusters."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, int, int] = (-1, -1, -1)
+        self._ranks: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def ranks(self, fleet: Fleet) -> NDArray[np.int64]:
+        key = (fleet.resets, fleet.membership, len(fleet.ids))
+        if key != self._key:
+            order = np.array(sorted(range(fleet.size), key=fleet.names.__getitem__), dtype=np.intp)
+            ranks = np.empty(fleet.size, dtype=np.int64)
+            ranks[order] = np.arange(fleet.size)
+            self._key, self._ranks = key, ranks
+        return self._ranks
+
+
+def room_of(record: Revision, fleet: Fleet) -> Room:
+    """Sums per cluster of what is asked. Where nothing reports exclusive cores they have no sum that means anything."""
+    asked = {r: None for app in record.apps for s in app.shapes for r, need in s.resources.items() if need > 0}
+    asked.pop(EXCLUSIVE, None)
+    needs = np.zeros((len(record.apps), len(asked)), dtype=np.float64)
+    free = np.zeros((len(asked), fleet.size), dtype=np.float64)
+    whole = np.zeros((len(asked), fleet.size), dtype=np.float64)
+    for row, resource in enumerate(asked):
+        free[row], whole[row] = fleet.sums(resource)
+        for number, app in enumerate(record.apps):
+            # How many nodes a pod per node means differs from cluster to cluster.
+            needs[number, row] = sum(s.resources.get(resource, 0) * s.count for s in app.shapes if not s.per_node)
+    return Room(free, whole, needs)
+
+
+class _Assigner:
+    """Exact assignments of the apps that share a cluster, each tried once."""
+
+    def __init__(self, record: Revision, fleet: Fleet, ledger: Ledger) -> None:
+        self.record, self.fleet, self.ledger = record, fleet, ledger
+        self.stands = bool(ledger.by_group.get(record.group))
+        self.done: dict[tuple[int, frozenset[int]], list[tuple[int, Shape, list[Slot]]]] = {}
+        self.failures: dict[Nogood, tuple[Unassigned, str]] = {}
+
+    def fits(self, cid: int, apps: frozenset[int]) -> bool:
+        key = (cid, apps)
+        if key in self.done:
+            return True
+        cluster = self.fleet.names[cid]
+        asked: list[tuple[int, Shape, list[Slot]]] = []
+        kept: list[Slot]
+        shapes: list[Shape] = []
+        of: list[int] = []
+        for number in sorted(apps):
+            app = self.record.apps[number]
+            for shape in app.shapes:
+                kept, missing = [], shape.count
+                if self.stands:
+                    kept, missing = kept_slots(self.record.group, app.name, shape, cluster, self.ledger)
+                asked.append((number, shape, kept))
+                if missing or (shape.per_node and not kept):
+                    shapes.append(shape if missing == shape.count else msgspec.structs.replace(shape, count=missing))
+                    of.append(len(asked) - 1)
+        if shapes:
+            found = assign(self.fleet, self.fleet.rows_of(cid), shapes)
+            if isinstance(found, Unassigned):
+                number, shape, _ = asked[of[found.shape]]
+                alone = found.code not in ("PackingFails", "SearchBound")
+                failed = frozenset((number,)) if alone else apps
+                self.failures[cid, failed] = (found, shape.object)
+                return False
+            self._add(asked, of, found)
+        self.done[key] = asked
+        return True
+
+    @staticmethod
+    def _add(asked: list[tuple[int, Shape, list[Slot]]], of: list[int], found: Assigned) -> None:
+        for index, slots in zip(of, found.slots, strict=True):
+            number, shape, kept = asked[index]
+            asked[index] = (number, shape, [*kept, *slots])
+
+    def _scarcest(self, cid: int, apps: frozenset[int]) -> Scarce | None:
+        here = np.zeros(self.fleet.size, np.bool_)
+        here[cid] = True
+        return scarcest(self.fleet, [s for a in apps for s in self.record.apps[a].shapes], here)
+
+    def reasons(self) -> list[Reason]:
+        """One per code, app, object and resource, with the best numbers and a few of the clusters."""
+        merged: dict[tuple[str, str, str, str], Reason] = {}
+        best: dict[tuple[str, str, str, str], int] = {}
+        for (cid, apps), (why, obj) in self.failures.items():
+            app = " ".join(self.record.apps[a].name for a in sorted(apps))
+            key = (why.code, app, obj, why.resource)
+            known = merged.get(key)
+            if known is None:
+                known = merged[key] = Reason(
+                    code=why.code, app=app, consumer=obj, need=why.resource, by="merger", message=why.message
+                )
+                best[key] = -1
+            known.clusters += 1
+            if len(known.samples) < 3:
+                known.samples.append(self.fleet.names[cid])
+            if why.needed and why.best > best[key]:
+                best[key] = why.best
+                known.needed, known.free = show(why.resource, why.needed), show(why.resource, max(0, why.best))
+            elif not known.needed and (scarce := self._scarcest(cid, apps)) is not None:
+                more = scarce.shown()
+                known.need, known.needed, known.free = more["need"], more["needed"], more["free"]
+                known.message = f"{app} needs {known.needed} {known.need} in one cluster, which has {known.free} free"
+                known.message += scarce.caveat
+        return list(merged.values())
+
+
+def propose(
+    record: Revision,
+    got: Gathered,
+    fleet: Fleet,
+    ledger: Ledger,
+    names: Names,
+    decision: str,
+) -> Proposal | Refusal:
+    """The best choice whose pods all have a place, or why there is none."""
+    odd = [
+        Reason(code="Unsupported", app=app.name, consumer=shape.object, message=why, by="merger")
+        for app in record.apps
+        for shape in app.shapes
+        if (why := unsupported(shape))
+    ]
+    # Documents that contradict themselves: no answer of a controller would change that.
+    odd += [
+        Reason(code=warning.code, message=warning.message, by="intents")
+        for warning in record.warnings
+        if warning.code == "ReplicasConflict"
+    ]
+    if odd:
+        return Refusal(odd, final=True)
+    if got.missing:
+        return Refusal(list(got.missing))
+    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, got.voices)
+    if merged.clashes:
+        return Refusal([_clash(record, clash.app, clash.counts) for clash in merged.clashes], final=True)
+    known = before(record, fleet, ledger)
+    ranks = names.ranks(fleet)
+    room = room_of(record, fleet)
+    assigner = _Assigner(record, fleet, ledger)
+    for _ in range(TRIES):
+        chosen = choose(merged, room, ranks, stay=known.stay, held=known.held, nogoods=assigner.failures)
+        if not isinstance(chosen, Choice):
+            break
+        together: dict[int, set[int]] = {}
+        for number, clusters in enumerate(chosen.clusters):
+            for cid in clusters:
+                together.setdefault(cid, set()).add(number)
+        places = [(cid, frozenset(apps)) for cid, apps in together.items()]
+        # All of them, not only up to the first failure: each is a reason, and saves a round.
+        fitting = [assigner.fits(cid, apps) for cid, apps in places]
+        if all(fitting):
+            return _proposal(record, merged, chosen, places, assigner, fleet, got, decision)
+    else:
+        bound = Reason(code="SearchBound", by="merger", message=f"{TRIES} choices did not fit together")
+        return Refusal([bound, *assigner.reasons()])
+    if chosen.cut:
+        bound = Reason(code="SearchBound", by="merger", message="no choice of clusters was found within the bounds")
+        return Refusal([bound, *assigner.reasons()])
+    return Refusal(_why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner))
+
+
+def _proposal(
+    record: Revision,
+    merged: Merged,
+    chosen: Choice,
+    places: list[tuple[int, frozenset[int]]],
+    assigner: _Assigner,
+    fleet: Fleet,
+    got: Gathered,
+    ident: str,
+) -> Proposal:
+    intent = IntentRef(kind="Application", name=record.group, revision=record.revision)
+    claims: list[Claim] = []
+    for cid, apps in places:
+        cluster = fleet.names[cid]
+        for number, shape, slots in assigner.done[cid, apps]:
+            name = record.apps[number].name
+            claims.append(
+                Claim(
+                    id=claim_id(record.group, name, shape.object, cluster, shape.template),
+                    decision=ident,
+                    intent=intent,
+                    tenant=record.tenant,
+                    slots=slots,
+                    app=name,
+                    object=shape.object,
+                    cluster=cluster,
+                )
+            )
+        # Apps without pods take no room, but the log has to say where they are.
+        claims += [
+            Claim(
+                id=claim_id(record.group, app.name, "", cluster, ""),
+                decision=ident,
+                intent=intent,
+                tenant=record.tenant,
+                slots=[],
+                app=app.name,
+                cluster=cluster,
+            )
+            for app in map(record.apps.__getitem__, sorted(apps))
+            if not app.shapes
+        ]
+    warnings = list(dict.fromkeys([*record.warnings, *got.warnings]))
+    for number, count in merged.left_out.items():
+        text = f"{record.apps[number].name}: {count} clusters that should all take it are not allowed by others"
+        warnings.append(Warn(code="ClustersLeftOut", message=text))
+    apps_by_name = [app.name for app in record.apps]
+    decision = Decision(
+        id=ident,
+        group=record.group,
+        revision=record.revision,
+        claims=claims,
+        epoch=str(fleet.epoch),
+        # Of those who scored: that others had nothing to say about an app makes its place no worse.
+        scores={
+            apps_by_name[app]: round(min(1.0, chosen.scores[app] / share), 6) for app, share in merged.scored.items()
+        },
+        replicas=dict(zip(apps_by_name, merged.replicas, strict=True)),
+        controllers=got.asked,
+        warnings=warnings,
+    )
+    return Proposal(decision)
+
+
+def _clash(record: Revision, app: int, counts: dict[str, int]) -> Reason:
+    said = ", ".join(f"{name} {count}" for name, count in counts.items())
+    message = f"wanted numbers of clusters: {said}"
+    return Reason(code="ReplicasConflict", app=record.apps[app].name, message=message, by="merger")
+
+
+def _why_no_choice(
+    record: Revision,
+    merged: Merged,
+    room: Room,
+    ranks: NDArray[np.int64],
+    short: dict[int, int],
+    fleet: Fleet,
+    assigner: _Assigner,
+) -> list[Reason]:
+    found: list[Reason] = []
+    known = int(np.count_nonzero(fleet.known))
+    if not known:
+        found.append(Reason(code="NoClusters", by="merger"))
+    for state, code in (("Stale", "ClusterStale"), ("Cordoned", "ClusterCordoned")):
+        lost = [c for c in np.flatnonzero(fleet.known & ~fleet.usable_clusters).tolist() if fleet.state(c) == state]
+        if lost:
+            found.append(Reason(code=code, clusters=len(lost), samples=[fleet.names[c] for c in lost[:3]], by="merger"))
+    for number, have in short.items():
+        app, wanted = record.apps[number].name, merged.replicas[number]
+        allowed = int(np.count_nonzero(merged.masks[number]))
+        message = f"{allowed} of {known} clusters are left after all answers"
+        if have < allowed:
+            message += f", {have} have room for all its pods"
+        found.append(
+            Reason(
+                code="NotEnoughClusters",
+                app=app,
+                clusters=known - have,
+                needed=str(wanted),
+                free=str(have),
+                by="merger",
+                message=message,
+            )
+        )
+    found += assigner.reasons()
+    if not short:
+        found.append(_binding(record, merged, _what_binds(merged, room, ranks)))
+    return found
+
+
+def _binding(record: Revision, merged: Merged, code: str) -> Reason:
+    """Each app has clusters enough for itself; which rule leaves none for all of them."""
+    names = [app.name for app in record.apps]
+    allowed = [int(np.count_nonzero(mask)) for mask in merged.masks]
+
+    def may(app: int) -> str:
+        return f"{names[app]} ({merged.replicas[app]} of {allowed[app]} clusters)"
+
+    said: list[str] = []
+    if code == "AffinityConflict":
+        for pairs, word in ((merged.apart, "share none"), (merged.together, "run on the same")):
+            said += [f"{may(a)} and {may(b)} are to {word}" for a, b in sorted(pairs)]
+    elif code == "NotEnoughClusters":
+        said = [
+            f"the sets of {may(app)} have too few clusters of their own"
+            for app, sets in enumerate(merged.groups)
+            if sets
+        ]
+    else:
+        for (a, b), where in sorted(merged.conflicts.items(), key=lambda item: item[0]):
+            both = merged.masks[a] & merged.masks[b]
+            count = f"{np.count_nonzero(where & both)} of the {np.count_nonzero(both)} that both may take"
+            said.append(f"{may(a)} and {may(b)} do not fit together on {count}")
+        said = said or [f"no choice takes {', '.join(map(may, range(len(names))))} at once"]
+    return Reason(code=code, by="merger", app=" ".join(names), message="; ".join(said))
+
+
+def _what_binds(merged: Merged, room: Room, ranks: NDArray[np.int64]) -> str:
+    """The first thing whose absence would leave a choice."""
+    loose = Merged(merged.replicas, merged.masks, merged.scores, merged.groups, merged.conflicts)
+    if (merged.apart or merged.together) and isinstance(choose(loose, room, ranks), Choice):
+        return "AffinityConflict"
+    looser = Merged(merged.replicas, merged.masks, merged.scores, merged.groups)
+    if merged.conflicts and isinstance(choose(looser, room, ranks), Choice):
+        return "AppsConflict"
+    free = Merged(merged.replicas, merged.masks, merged.scores, [[] for _ in merged.groups])
+    if any(merged.groups) and isinstance(choose(free, room, ranks), Choice):
+        return "NotEnoughClusters"
+    return "PackingFails"

@@ -1,0 +1,57 @@
+"""What is counted of decisions. Children are bound once: a decision costs a few additions."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from moorage.model.attempts import Attempt
+from moorage.telemetry import ACTIVE, SECONDS, Figure
+
+if TYPE_CHECKING:
+    from .worker import Started
+
+
+class Figures:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        decisions = Counter(
+            "moorage_decisions",
+            "Tries to decide a group: placed, pending, failed, or dropped (decided or withdrawn by others meanwhile)",
+            ["outcome"],
+            registry=registry,
+        )
+        self._outcomes = {one: decisions.labels(one).inc for one in ("placed", "pending", "failed", "dropped")}
+        steps = Histogram(
+            "moorage_deciding_duration_seconds",
+            "Time of one step of a try: ask (all controllers), propose (choose and assign), commit (in the log)",
+            ["step"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self.asked = steps.labels("ask").observe
+        self.proposed = steps.labels("propose").observe
+        self.committed = steps.labels("commit").observe
+        self.decided = Histogram(
+            "moorage_decision_duration_seconds", "Time of a try", registry=registry, buckets=SECONDS
+        ).observe
+
+    def outcome(self, attempt: Attempt | None) -> None:
+        self._outcomes["dropped" if attempt is None else attempt.phase.lower()]()
+
+
+def state(started: Started) -> Iterable[Figure]:
+    """What is counted when somebody collects it."""
+    yield Figure(*ACTIVE, float(bool(started.pending)))
+    waiting = started.pending[0].waiting.groups.values() if started.pending else ()
+    reasons = Tally(
+        one.attempt.reasons[0].code if one.attempt is not None and one.attempt.reasons else "Undecided"
+        for one in waiting
+    )
+    yield Figure("moorage_pending_groups", "Groups that wait, by the first reason", reasons, "reason")
+    conflicts = started.decider.committer.conflicts
+    yield Figure(
+        "moorage_ledger_conflicts_total", "Commits that others came before, and that were checked again", conflicts
+    )

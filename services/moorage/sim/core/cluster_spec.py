@@ -1,0 +1,164 @@
+"""What a simulated cluster is made of. Kinds of node are shared by all nodes of that kind in the whole fleet; a node by
+itself is only a number until something runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from moorage.model.reports import Taint
+from moorage.model.shapes import PODS
+from moorage.parsing import amount, show
+
+HOSTNAME = "kubernetes.io/hostname"
+_NOT_READY = "node.kubernetes.io/not-ready"
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+
+encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class NodeKind:
+    """All that nodes of one kind have in common, and its JSON, made once."""
+
+    def __init__(
+        self,
+        *,
+        allocatable: dict[str, str],
+        labels: dict[str, str] | None = None,
+        taints: tuple[Taint, ...] = (),
+        ready: bool = True,
+        unschedulable: bool = False,
+        policy: str = "",
+        exclusive: int = 0,
+        extras: dict[str, list[dict[str, Any]]] | None = None,
+    ) -> None:
+        self.labels = labels or {}
+        self.taints = taints
+        self.ready = ready
+        self.unschedulable = unschedulable
+        self.policy = policy
+        self.exclusive = exclusive
+        self.extras = {key: value for key, value in (extras or {}).items() if value}
+        self.texts = {PODS: "110", **allocatable}
+        self.amounts = {name: amount(name, text, False) for name, text in self.texts.items()}
+
+    def _all(self) -> tuple[Any, ...]:
+        return (
+            self.labels, self.taints, self.ready, self.unschedulable,
+            self.policy, self.exclusive, self.extras, self.amounts,
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, NodeKind) and self._all() == other._all())
+
+    def __hash__(self) -> int:
+        return hash((self.ready, self.policy, len(self.labels), *self.amounts.values()))
+
+    @cached_property
+    def repels(self) -> tuple[Taint, ...]:
+        """The taints that keep pods away, with those that Kubernetes puts on nodes in such a state."""
+        added = []
+        if not self.ready:
+            added += [Taint(key=_NOT_READY, effect="NoSchedule"), Taint(key=_NOT_READY, effect="NoExecute")]
+        if self.unschedulable:
+            added.append(Taint(key=_UNSCHEDULABLE, effect="NoSchedule"))
+        return (*self.taints, *added)
+
+    @cached_property
+    def _json(self) -> tuple[bytes, bytes]:
+        """What follows the host name in the labels, up to their end; and all fields that never change."""
+        labels = {key: value for key, value in self.labels.items() if key != HOSTNAME}
+        fixed: dict[str, Any] = {"allocatable": self.texts, "capacity": self.texts, **self.extras}
+        if self.taints:
+            fixed["taints"] = self.taints
+        if not self.ready:
+            fixed["ready"] = False
+        if self.unschedulable:
+            fixed["unschedulable"] = True
+        return b"," + encode(labels)[1:] if labels else b"}", encode(fixed)[1:-1]
+
+    def row(self, cluster: str, name: str, used: dict[str, int], pods: int, cores: int) -> bytes:
+        """The node as it stands in a report; `cores` are taken exclusively."""
+        labels, fixed = self._json
+        own = encode(self.labels.get(HOSTNAME, name))
+        requested = encode({key: show(key, value) for key, value in used.items() if value and key != PODS})
+        manager = b""
+        if self.policy:
+            manager = b',"cpuManager":{"policy":%b,"exclusiveFree":%d}' % (
+                encode(self.policy),
+                max(0, self.exclusive - cores),
+            )
+        return b'{"name":%b,"uid":%b,"labels":{"kubernetes.io/hostname":%b%b,%b,"requested":%b,"podCount":%d%b}' % (
+            encode(name), encode(f"{cluster}/{name}"), own, labels, fixed, requested, pods, manager,
+        )  # fmt: skip
+
+
+class Run(NamedTuple):
+    """`copies` nodes of a kind. `own`: their names start with the cluster's, so that no two of the fleet are equal."""
+
+    kind: NodeKind
+    name: str
+    copies: int = 1
+    own: bool = False
+    numbered: bool = False
+
+
+class ClusterSpec(NamedTuple):
+    """A cluster as its document has it. `seed`: its nodes are in use already, each a little differently."""
+
+    id: str  # provider/name
+    runs: tuple[Run, ...]
+    labels: dict[str, str] = {}
+    pods: tuple[dict[str, Any], ...] = ()
+    apply_delay: float = 0.0
+    ready_delay: float = 0.0
+    seed: int = 0
+
+    @property
+    def size(self) -> int:
+        return sum(run.copies for run in self.runs)
+
+    def nodes(self) -> Iterator[tuple[str, NodeKind]]:
+        short = self.id.partition("/")[2]
+        for run in self.runs:
+            base = f"{short}-{run.name}" if run.own else run.name
+            if not run.numbered:
+                yield base, run.kind
+                continue
+            for i in range(run.copies):
+                yield f"{base}-{i}", run.kind
+
+
+_MASK = (1 << 64) - 1
+
+
+def mixed(*parts: int) -> int:
+    """A number that looks random and is the same every time (splitmix64): usage needs no memory."""
+    state = 0
+    for part in parts:
+        state = (state ^ part) * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+def usage(kind: NodeKind, seed: int, number: int) -> tuple[dict[str, int], int]:
+    """What strangers' pods request on a node, and how many they are: a fifth is idle, a few are full."""
+    if not seed:
+        return {}, 0
+    roll = mixed(seed, number)
+    share = 0 if roll % 5 == 0 else min(1000, roll // 7 % 1100)
+    used = {}
+    for position, (name, have) in enumerate(kind.amounts.items()):
+        if name == PODS:
+            continue
+        if name in ("cpu", "memory", "ephemeral-storage"):
+            grain = 50 if name == "cpu" else 1 << 20
+            used[name] = have * share // 1000 // grain * grain
+        else:
+            used[name] = mixed(seed, number, position) % (have + 1) if share else 0
+    return used, min(kind.amounts[PODS], share * 40 // 1000)

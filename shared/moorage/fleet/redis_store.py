@@ -1,0 +1,223 @@
+"""How the fleet stands in Redis (6.2): a snapshot per cluster, the dictionary, a counter, and one stream of changes.
+
+Keys carry the generation, and a change's place in the stream is its epoch, `generation-counter`: who wrote what is never
+a question, a repeated write is refused by Redis itself, and a reader sees a gap at a glance. `current` names the generation
+that is whole and is to be read, and the counter at which it was written whole; it is written last and is gone when Redis
+lost its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from moorage.model.reports import Taint
+
+from . import delta
+from .delta import Epoch, Patch
+from .fleet import Fleet
+from .writer import Flush, Writer
+
+PREFIX = "moorage:fleet"
+CURRENT = f"{PREFIX}:current"
+STREAM = f"{PREFIX}:stream"
+#: Changes kept for readers who were away for a moment; who was away longer loads snapshots.
+STREAM_LENGTH = 2000
+CHUNK = 256
+FAILURES = (RedisError, OSError, asyncio.TimeoutError)
+
+_labels = msgspec.msgpack.Decoder(dict[str, str])
+_taints = msgspec.msgpack.Decoder(list[Taint])
+
+
+class Changed(Exception):
+    """The generation that was being read is not current any more."""
+
+
+class Superseded(Exception):
+    """A newer generation has written here; this one must not any more."""
+
+
+def still_wanted() -> None:
+    """redis-py sometimes swallows a cancellation that arrives while it closes something; a loop that goes on must ask."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def key(generation: int, what: str) -> str:
+    return f"{PREFIX}:{generation}:{what}"
+
+
+class Store:
+    def __init__(self, url: str, *, timeout: float = 5.0) -> None:
+        # No hidden retries: who calls knows whether a write may be repeated.
+        self.redis: Redis = Redis.from_url(
+            url, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+        )
+
+    async def close(self) -> None:
+        with contextlib.suppress(*FAILURES):
+            await self.redis.aclose()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    async def current(self) -> Epoch:
+        """Generation 0: nothing whole is there."""
+        return _current(await self.redis.get(CURRENT))
+
+    async def counter(self, generation: int) -> int:
+        return int(await self.redis.get(key(generation, "counter")) or 0)
+
+    async def read(self, current: Epoch) -> Fleet:
+        """The whole fleet as of at least the counter in its epoch; raises `Changed` if it is written anew meanwhile."""
+        generation = current.generation
+        counter = await self.counter(generation)
+        ids = await self.redis.hkeys(key(generation, "clusters"))
+        fleet = Fleet()
+        found: list[Patch] = []
+        for at in range(0, len(ids), CHUNK):
+            chunk: Any = await self.redis.hmget(key(generation, "clusters"), ids[at : at + CHUNK])
+            found.append(delta.merge([delta.decode(data) for data in chunk if data is not None]))
+        # After the snapshots: so every number they name is in it.
+        labels: Any = await self.redis.hgetall(key(generation, "labels"))
+        taints: Any = await self.redis.hgetall(key(generation, "taints"))
+        if await self.current() != current:
+            raise Changed
+        fleet.apply(_dictionary(labels, taints))
+        for patch in found:
+            fleet.apply(patch)
+            await asyncio.sleep(0)
+        fleet.epoch = Epoch(generation, counter)
+        return fleet
+
+    async def told(self, generation: int) -> list[bytes]:
+        """How the newest changes of state are told, as they were given to `write`."""
+        found: Any = await self.redis.hvals(key(generation, "told"))
+        return list(found)
+
+    async def changes(self, after: Epoch, block_ms: int | None) -> list[tuple[Epoch, bytes]]:
+        at = f"{after.generation}-{after.counter}"
+        answer: Any = await self.redis.xread({STREAM: at}, count=64, block=block_ms)
+        return [(_epoch(id), fields[b"p"]) for _, entries in answer or () for id, fields in entries]
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    async def write(self, generation: int, flush: Flush, told: Mapping[int, bytes] | None = None) -> Epoch:
+        """Snapshots, dictionary entries, counter and change, all or nothing; says what is current there. A failure leaves
+        open whether it happened: the counter tells. `told`: how changes of state in it are told, by cluster."""
+        clusters = key(generation, "clusters")
+        async with self.redis.pipeline(transaction=True) as pipe:
+            present = {str(cid): data for cid, data in flush.snapshots.items() if data is not None}
+            gone = [str(cid) for cid, data in flush.snapshots.items() if data is None]
+            _fill(pipe, generation, present, flush.labels, flush.taints)
+            if gone:
+                pipe.hdel(clusters, *gone)
+                pipe.hdel(key(generation, "told"), *gone)
+            if told:
+                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in told.items()})
+            pipe.set(key(generation, "counter"), flush.counter)
+            self._add(pipe, Epoch(generation, flush.counter), flush.patch)
+            pipe.get(CURRENT)
+            answers = await pipe.execute()
+        return _current(answers[-1])
+
+    async def rewrite(
+        self, generation: int, counter: int, writer: Writer, told: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Everything from memory, `current` last. What changes meanwhile is pending in the writer and comes after."""
+        if (await self.last()).generation > generation:
+            raise Superseded
+        sent = len(writer.fleet.label_sets), len(writer.fleet.taint_sets)
+        if (await self.current()).generation == generation:  # nobody may read while it is half written
+            await self.redis.delete(CURRENT)
+        fresh = [key(generation, what) for what in ("clusters", "labels", "taints", "counter", "told")]
+        await self.redis.unlink(*fresh)
+        fleet = writer.fleet
+        ids = [cid for cid in range(fleet.size) if fleet.known[cid]]
+        for at in range(0, len(ids), CHUNK):
+            snapshots = {
+                str(cid): writer.snapshot(cid, generation, counter) for cid in ids[at : at + CHUNK] if fleet.known[cid]
+            }
+            async with self.redis.pipeline(transaction=True) as pipe:
+                _fill(pipe, generation, snapshots, {}, {})
+                await pipe.execute()
+        gone = [str(cid) for cid in ids if not fleet.known[cid]]
+        labels, taints = writer.dictionary()
+        async with self.redis.pipeline(transaction=True) as pipe:
+            _fill(pipe, generation, {}, labels, taints)
+            if gone:
+                pipe.hdel(key(generation, "clusters"), *gone)
+            if told:
+                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in told.items()})
+            pipe.set(key(generation, "counter"), counter)
+            self._add(pipe, Epoch(generation, counter), delta.encode(Patch(generation, counter)))
+            pipe.set(CURRENT, f"{generation}-{counter}")
+            await pipe.execute()
+        writer.sent(*sent)
+        old = [k async for k in self.redis.scan_iter(match=f"{PREFIX}:*:*", count=1000)]
+        old = [k for k in old if k.decode() not in fresh]
+        if old:
+            await self.redis.unlink(*old)
+
+    async def last(self) -> Epoch:
+        """Of the newest change in the stream."""
+        newest: Any = await self.redis.xrevrange(STREAM, count=1)
+        return _epoch(newest[0][0]) if newest else Epoch(0, 0)
+
+    async def intact(self, generation: int, counter: int, clusters: int | None) -> bool:
+        """Whether Redis still has what was written; it may have been emptied or have come back older."""
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.get(CURRENT)
+            pipe.get(key(generation, "counter"))
+            pipe.hlen(key(generation, "clusters"))
+            current, count, there = await pipe.execute()
+        if _current(current).generation != generation or int(count or 0) != counter:
+            return False
+        return clusters is None or there == clusters
+
+    def _add(self, pipe: Any, epoch: Epoch, patch: bytes) -> None:
+        place = f"{epoch.generation}-{epoch.counter}"
+        pipe.xadd(STREAM, {"p": patch}, id=place, maxlen=STREAM_LENGTH, approximate=True)
+
+
+def _fill(
+    pipe: Any, generation: int, clusters: Mapping[str, bytes], labels: Mapping[int, bytes], taints: Mapping[int, bytes]
+) -> None:
+    if clusters:
+        pipe.hset(key(generation, "clusters"), mapping=dict(clusters))
+    if labels:
+        pipe.hset(key(generation, "labels"), mapping={str(n): data for n, data in labels.items()})
+    if taints:
+        pipe.hset(key(generation, "taints"), mapping={str(n): data for n, data in taints.items()})
+
+
+def _dictionary(labels: Mapping[bytes, bytes], taints: Mapping[bytes, bytes]) -> Patch:
+    """Entries in the order of their numbers; a hole is an entry nobody names."""
+    try:
+        sets = {int(n): _labels.decode(data) for n, data in labels.items()}
+        tolerated = {int(n): _taints.decode(data) for n, data in taints.items()}
+    except (msgspec.DecodeError, ValueError) as error:
+        raise delta.Malformed(str(error)) from error
+    return Patch(
+        labels_from=1,
+        label_sets=[sets.get(n, {}) for n in range(1, max(sets, default=0) + 1)],
+        taints_from=1,
+        taint_sets=[tolerated.get(n, []) for n in range(1, max(tolerated, default=0) + 1)],
+    )
+
+
+def _current(value: Any) -> Epoch:
+    return _epoch(value) if value else Epoch(0, 0)
+
+
+def _epoch(id: bytes) -> Epoch:
+    generation, _, counter = id.decode().partition("-")
+    return Epoch(int(generation), int(counter))

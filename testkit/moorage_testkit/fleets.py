@@ -1,0 +1,73 @@
+"""Fleets for tests, in memory, made the way inventory makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moorage.fleet import HOSTNAME, Fleet, Writer, row
+from moorage.fleet.delta import CORDONED, STALE
+from moorage.model.reports import CpuManager, NodeReport, Taint
+
+
+def node(
+    name: str = "",
+    *,
+    labels: Mapping[str, str] | None = None,
+    taints: Sequence[Taint] = (),
+    ready: bool = True,
+    unschedulable: bool = False,
+    requested: Mapping[str, str] | None = None,
+    pod_count: int = 0,
+    exclusive: int | None = None,
+    policy: str = "static",
+    hostname: bool = True,
+    resources: Mapping[str, str] | None = None,
+    **amounts: str,
+) -> NodeReport:
+    """A node as its agent reports it: `node(cpu="8", memory="32Gi", resources={"nvidia.com/gpu": "2"})`; 110 pods unless
+    given, a hostname label unless not wanted. Without a name it gets `n-0`, `n-1`, … in its cluster."""
+    found = NodeReport(
+        name=name,
+        labels=dict(labels or {}),
+        taints=list(taints),
+        ready=ready,
+        unschedulable=unschedulable,
+        allocatable={"pods": "110", **amounts, **(resources or {})},
+        requested=dict(requested or {}),
+        pod_count=pod_count,
+        cpu_manager=None if exclusive is None else CpuManager(policy=policy, exclusive_free=exclusive),
+    )
+    if hostname:
+        found.labels.setdefault(HOSTNAME, name)
+    return found
+
+
+def writer_of(
+    clusters: Mapping[str, Sequence[NodeReport]],
+    *,
+    labels: Mapping[str, dict[str, str]] | None = None,
+    stale: Sequence[str] = (),
+    cordoned: Sequence[str] = (),
+) -> Writer:
+    """The writing side, for tests that go on changing rows. Malformed nodes are refused here."""
+    writer = Writer()
+    for cid, (name, nodes) in enumerate(clusters.items()):
+        rows = []
+        for i, report in enumerate(nodes):
+            if not report.name:
+                report.name = f"n-{i}"
+                if report.labels.get(HOSTNAME) == "":
+                    report.labels[HOSTNAME] = report.name
+            made, problem = row(report)
+            if problem:
+                raise ValueError(problem)
+            rows.append(made)
+        state = (STALE if name in stale else 0) | (CORDONED if name in cordoned else 0)
+        writer.put(cid, name, rows, whole=True, labels=dict((labels or {}).get(name, {})), state=state, as_of=1.0)
+    return writer
+
+
+def fleet_of(clusters: Mapping[str, Sequence[NodeReport]], **options: Any) -> Fleet:
+    """`fleet_of({"lab/edge-1": [node(cpu="8", memory="32Gi")]}, labels={"lab/edge-1": {"region": "eu"}})`"""
+    return writer_of(clusters, **options).fleet

@@ -1,0 +1,145 @@
+"""What must hold of every decision log, whatever happened while it was written: asserted after every test of a mesh."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from moorage.bus import Bus, Settings
+from moorage.fleet import Fleet
+from moorage.fleet.redis_store import FAILURES, Changed, Store
+from moorage.ledger import LOG, Ledger, decode_commit, read_snapshot
+from moorage.model.claims import Commit
+
+#: Cluster → node → resource → what claims may add up to there.
+Room = Mapping[str, Mapping[str, Mapping[str, int]]]
+#: Of what nobody can say how much there is.
+ENDLESS = 1 << 62
+
+
+async def read_log(bus: Bus) -> tuple[Ledger, list[tuple[int, Commit]]]:
+    """The newest snapshot and every commit after it, as any reader would get them."""
+    ledger = await read_snapshot(bus)
+    log = bus.log(LOG)
+    first, last = max(ledger.seq + 1, await log.first()), await log.last()
+    found: dict[int, bytes] = {}
+    if first <= last:
+        tail = await log.follow(first, found.__setitem__)
+        await tail.stop()
+    missing = [seq for seq in range(first, last + 1) if seq not in found]
+    if missing:
+        raise AssertionError(f"the log has no message {missing[0]}")
+    return ledger, [(seq, _commit(found[seq])) for seq in range(first, last + 1)]
+
+
+def _commit(data: bytes) -> Commit:
+    """What cannot be read folds to nothing, for everybody."""
+    try:
+        return decode_commit(data)
+    except msgspec.DecodeError:
+        return Commit()
+
+
+def violations(
+    commits: Iterable[tuple[int, Commit]], room: Room, ledger: Ledger | None = None, unknown: int = 0
+) -> list[str]:
+    """Every place and moment at which the log claims more than there is, names a commit twice, or decides a group twice
+    in one commit. Counts every slot in full: more strict than what free capacity is reckoned with. `unknown`: how much
+    there is of what the room does not name."""
+    ledger = ledger or Ledger()
+    found: list[str] = []
+    seen: set[str] = set(ledger.commits)
+    taken: dict[tuple[str, str, str], int] = {}
+    counted: dict[str, list[tuple[tuple[str, str, str], int]]] = {}
+
+    def recount(ident: str) -> set[tuple[str, str, str]]:
+        touched: set[tuple[str, str, str]] = set()
+        for key, amount in counted.pop(ident, ()):
+            taken[key] -= amount
+        held = ledger.claims.get(ident)
+        if held is None:
+            return touched
+        mine = [
+            ((held.claim.cluster, slot.node, name), amount * slot.count)
+            for slot in held.claim.slots
+            for name, amount in slot.resources.items()
+        ]
+        for key, amount in mine:
+            taken[key] = taken.get(key, 0) + amount
+            touched.add(key)
+        counted[ident] = mine
+        return touched
+
+    def beyond(touched: Iterable[tuple[str, str, str]], when: str) -> None:
+        for cluster, node, name in sorted(touched):
+            there = room.get(cluster, {}).get(node, {}).get(name, unknown)
+            if taken[cluster, node, name] > there:
+                found.append(f"{when}: {cluster} {node} has {there} {name}, claimed are {taken[cluster, node, name]}")
+
+    beyond({key for ident in ledger.claims for key in recount(ident)}, f"up to {ledger.seq}")
+    for seq, commit in commits:
+        if commit.id and commit.id in seen:
+            found.append(f"{seq}: commit {commit.id} is in the log twice")
+        seen.add(commit.id)
+        groups = [decision.group for decision in commit.decisions]
+        if len(groups) != len(set(groups)):
+            found.append(f"{seq}: a group is decided twice in one commit")
+        changes = ledger.fold(seq, commit)
+        touched: set[tuple[str, str, str]] = set()
+        for ident in changes.claims:
+            touched |= recount(ident)
+        beyond(touched, str(seq))
+    return found
+
+
+def room_in(fleet: Fleet) -> Room:
+    """What every node can take."""
+    columns = {name: column for name in fleet.resources if (column := fleet.allocatable(name)) is not None}
+    return {
+        cluster: {
+            fleet.node_name(row): {name: int(column[row]) for name, column in columns.items()}
+            for row in map(int, fleet.rows_of(cid))
+        }
+        for cluster, cid in fleet.ids.items()
+    }
+
+
+async def room_now(redis_url: str, seconds: float = 20) -> Room:
+    """Of the clusters that are known just now, as everybody reads them. That nobody can say is an error, too."""
+    store, last = Store(redis_url), ""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    if (current := await store.current()).generation:
+                        return room_in(await store.read(current))
+                except (Changed, *FAILURES) as error:
+                    last = repr(error)
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"what there is cannot be read, so nothing can be checked ({last})") from None
+    finally:
+        await store.close()
+
+
+async def wrong_since(before: Room, settings: Settings) -> list[str]:
+    """Of a mesh that is at work: where its log claims more than a node that is known has, or had before."""
+    room: dict[str, dict[str, dict[str, int]]] = {}
+    for seen in (before, await room_now(settings.redis_url)):
+        for cluster, nodes in seen.items():
+            for node, amounts in nodes.items():
+                most = room.setdefault(cluster, {}).setdefault(node, {})
+                most.update({name: max(amount, most.get(name, 0)) for name, amount in amounts.items()})
+    bus = await Bus.connect(settings, worker="admin")
+    try:
+        ledger, commits = await read_log(bus)
+    finally:
+        await bus.close()
+    return violations(commits, room, ledger, unknown=ENDLESS)
+
+
+def counting_pods(ledger: Ledger) -> int:
+    """Pods that standing decisions have places for."""
+    return sum(s.count for d in ledger.standing.values() for c in d.claims for s in c.slots)

@@ -1,0 +1,138 @@
+"""A whole mesh for a test: `moorage up` with a state directory of its own, and a client on its bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from moorage.bus import Settings
+
+from .invariants import Room, room_now, wrong_since
+from .resource import Scoped
+
+T = TypeVar("T")
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Of a process that was told to end. One that does not is killed, and that is an error."""
+    try:
+        process.wait(seconds)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """In a loop of its own: who stops a mesh may be in one, or in none."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()
+
+
+class Mesh(Scoped):
+    """Every worker a process of its own, NATS and Redis real, as a user starts them."""
+
+    def __init__(self, *options: str, state: Path | None = None) -> None:
+        self.environment: dict[str, str] = {}  # besides our own
+        self.state = state or Path(tempfile.mkdtemp(prefix="moorage-mesh-"))
+        self._own = state is None
+        self._options = options
+        self.process: subprocess.Popen[bytes] | None = None
+        self.endpoint: dict[str, Any] = {}
+        self.checked = True  # what it decided, when it is stopped; not where a test leaves it half dead
+        self._room: Room = {}
+
+    def start(self, seconds: float = 60) -> float:
+        """Until it says ready; returns how long that took."""
+        started = time.monotonic()
+        command = [sys.executable, "-m", "moorage.cli", "up", "--state", str(self.state), "--http", "127.0.0.1:0"]
+        with (self.state / "up.out").open("wb") as out:
+            command += self._options
+            env = {**os.environ, **self.environment}
+            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
+        while True:
+            if b"\nready " in b"\n" + self.output():
+                break
+            if self.process.poll() is not None or time.monotonic() - started > seconds:
+                raise RuntimeError(f"the mesh did not become ready:\n{self.output().decode()[-4000:]}")
+            time.sleep(0.02)
+        took = time.monotonic() - started
+        self.read_endpoint()
+        if self.checked:
+            self._room = _apart(lambda: room_now(self.settings.redis_url))
+        return took
+
+    def read_endpoint(self) -> None:
+        self.endpoint = msgspec.json.decode((self.state / "endpoint.json").read_bytes())
+
+    def output(self) -> bytes:
+        return (self.state / "up.out").read_bytes()
+
+    def pids(self, worker: str) -> list[int]:
+        self.read_endpoint()
+        found: list[int] = self.endpoint["pids"].get(worker, [])
+        return found
+
+    def kill(self, worker: str) -> None:
+        for pid in self.pids(worker):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.endpoint["nats"], self.endpoint["natsSeed"], self.endpoint["redis"])
+
+    def http(self, path: str, body: Any = None, *, method: str = "") -> Any:
+        request = urllib.request.Request(
+            self.endpoint["http"].rstrip("/") + path,
+            method=method or ("GET" if body is None else "POST"),
+            data=None if body is None else msgspec.json.encode(body),
+            headers={"Authorization": f"Bearer {self.endpoint['token']}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            found = response.read()
+        return msgspec.json.decode(found) if found else None
+
+    def run(
+        self, *arguments: str, data: bytes | None = None, seconds: float = 60
+    ) -> subprocess.CompletedProcess[bytes]:
+        """The command line against this mesh."""
+        env = {**os.environ, **self.environment, "MOORAGE_STATE": str(self.state)}
+        command = [sys.executable, "-m", "moorage.cli", *arguments]
+        return subprocess.run(command, input=data, env=env, capture_output=True, timeout=seconds, check=False)
+
+    async def arun(self, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        return await asyncio.to_thread(lambda: self.run(*arguments, data=data))
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        try:
+            if self.checked and self.process.poll() is None:
+                self.read_endpoint()
+                assert _apart(lambda: wrong_since(self._room, self.settings)) == []
+        finally:
+            self.process.terminate()
+            ended(self.process, 15)
+            self.process = None
+
+    def remove(self) -> None:
+        try:
+            self.stop()
+        finally:
+            if self._own:
+                shutil.rmtree(self.state, ignore_errors=True)
