@@ -10,10 +10,10 @@ from pathlib import Path
 
 from .control_plane import ControlPlane
 from .mesh import Mesh, ended
-from .resource import Scoped
+from .resource import Resource
 
 
-class AgentProcess(Scoped):
+class AgentProcess(Resource):
     """`moorage agent` with a kubeconfig: the administrator's, or another."""
 
     def __init__(self, mesh: Mesh, plane: ControlPlane, *options: str, kubeconfig: Path | None = None) -> None:

@@ -13,7 +13,7 @@ from moorage.fit import Rows
 from moorage.fleet import Fleet
 from moorage.model.reports import Taint
 from moorage.model.shapes import OptionalNeed, Requirement, Shape, Toleration
-from moorage.selectors import matches, tolerated
+from moorage.selectors import selector_matches, tolerated
 
 from .fleets import node
 
@@ -94,7 +94,7 @@ def labels_of(rows: Rows, row: int) -> dict[str, str]:
 def may(rows: Rows, row: int, s: Shape) -> bool:
     return (
         bool(rows.usable[row])
-        and matches(s.terms, labels_of(rows, row))
+        and selector_matches(s.terms, labels_of(rows, row))
         and tolerated(rows.taint_sets[rows.taintset[row]], s.tolerations)
     )
 

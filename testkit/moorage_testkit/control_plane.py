@@ -23,7 +23,7 @@ import msgspec
 
 from .kube_assets import find, kwok
 from .kwok_stages import STAGES
-from .resource import Scoped
+from .resource import Resource
 from .servers import free_port
 
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +42,7 @@ def _start(command: list[str], out: IO[bytes], directory: Path) -> subprocess.Po
     return subprocess.Popen(command, stdout=out, stderr=out, cwd=directory, preexec_fn=_die_with_parent)  # noqa: PLW1509
 
 
-class ControlPlane(Scoped):
+class ControlPlane(Resource):
     """One cluster. Whoever holds `kubeconfig` is its administrator; service accounts work."""
 
     def __init__(self, name: str = "test", *, scheduler: bool = True) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moorage.fleet import HOSTNAME, Fleet, Writer, row
+from moorage.fleet import HOSTNAME, Fleet, FleetWriter, normalize_node
 from moorage.fleet.delta import CORDONED, STALE
 from moorage.model.reports import CpuManager, NodeReport, Taint
 
@@ -49,9 +49,9 @@ def writer_of(
     labels: Mapping[str, dict[str, str]] | None = None,
     stale: Sequence[str] = (),
     cordoned: Sequence[str] = (),
-) -> Writer:
+) -> FleetWriter:
     """The writing side, for tests that go on changing rows. Malformed nodes are refused here."""
-    writer = Writer()
+    writer = FleetWriter()
     for cid, (name, nodes) in enumerate(clusters.items()):
         rows = []
         for i, report in enumerate(nodes):
@@ -59,7 +59,7 @@ def writer_of(
                 report.name = f"n-{i}"
                 if report.labels.get(HOSTNAME) == "":
                     report.labels[HOSTNAME] = report.name
-            made, problem = row(report)
+            made, problem = normalize_node(report)
             if problem:
                 raise ValueError(problem)
             rows.append(made)

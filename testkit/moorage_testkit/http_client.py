@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from .mesh import Mesh
 
 
-class Answered(NamedTuple):
+class Response(NamedTuple):
     status: int
     body: Any
     headers: dict[str, str]
@@ -23,7 +23,7 @@ class Answered(NamedTuple):
         return str(self.body.get("code")) if isinstance(self.body, dict) else ""
 
 
-class Rest:
+class HttpClient:
     def __init__(self, mesh: Mesh, prefix: str = "/v2") -> None:
         self.mesh, self.prefix = mesh, prefix
 
@@ -36,7 +36,7 @@ class Rest:
         token: str | None = None,
         kind: str = "application/json",
         **headers: str,
-    ) -> Answered:
+    ) -> Response:
         """`body`: bytes as they are, anything else as JSON. `token`: "" sends none."""
         address = urlsplit(self.mesh.endpoint["http"])
         conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=60)
@@ -54,14 +54,14 @@ class Rest:
                 found[key.lower()] = f"{found[key.lower()]}, {value}" if key.lower() in found else value
         finally:
             conn.close()
-        return Answered(reply.status, json.loads(raw) if "json" in found.get("content-type", "") else raw, found)
+        return Response(reply.status, json.loads(raw) if "json" in found.get("content-type", "") else raw, found)
 
     def must(self, status: int, method: str, path: str, body: Any = None, **more: Any) -> Any:
         answered = self(method, path, body, **more)
         assert answered.status == status, f"{method} {path}: {answered.status} {answered.body}"
         return answered.body
 
-    def upload(self, method: str, path: str, body: Any, file: bytes, name: str = "file") -> Answered:
+    def upload(self, method: str, path: str, body: Any, file: bytes, name: str = "file") -> Response:
         """A multipart request as these clients send it."""
         boundary = "moorage-boundary"
         parts = (

@@ -9,7 +9,7 @@ import msgspec
 
 from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet
-from moorage.fleet.redis_store import FAILURES, Changed, Store
+from moorage.fleet.redis_store import FAILURES, Changed, FleetStore
 from moorage.ledger import LOG, Ledger, decode_commit, read_snapshot
 from moorage.model.claims import Commit
 
@@ -108,7 +108,7 @@ def room_in(fleet: Fleet) -> Room:
 
 async def room_now(redis_url: str, seconds: float = 20) -> Room:
     """Of the clusters that are known just now, as everybody reads them. That nobody can say is an error, too."""
-    store, last = Store(redis_url), ""
+    store, last = FleetStore(redis_url), ""
     try:
         async with asyncio.timeout(seconds):
             while True:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from moorage.bus import Bus, Incoming, subjects
-from moorage.fleet import Fleet, Writer
+from moorage.fleet import Fleet, FleetWriter
 from moorage.ledger import Ledger, LedgerFollower, keep_capacity, open_ledger
 from moorage.model.attempts import Attempt
 from moorage.model.candidates import Answer, Ask
@@ -69,7 +69,7 @@ def revision(name: str, *apps: ShapedApp, number: int = 1, at: str = "") -> Revi
     return Revision(group=group(name), revision=number, tenant="default", apps=every, instantiated=at)
 
 
-class Site:
+class MergerHarness:
     """Mergers and hpa in one process, each with a connection, a fleet and a ledger of its own; reports reach them all."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Site:
     ) -> None:
         self.nats, self.bus, self.clusters = nats, bus, clusters
         self._start, self._hpa = start, hpa
-        self.writers: list[Writer] = []
+        self.writers: list[FleetWriter] = []
         self.buses: list[Bus] = []
         self.mergers: list[Started] = []
         self.events: list[Event] = []
@@ -120,7 +120,7 @@ class Site:
         await self.bus.bucket("moorage-controllers").put(token(name), msgspec.json.encode(registered))
         await until(lambda: all(m.decider.controllers.get(name) == registered for m in self.mergers))
 
-    def report(self, cluster: str, change: Callable[[Writer, int], Any]) -> None:
+    def report(self, cluster: str, change: Callable[[FleetWriter, int], Any]) -> None:
         for writer in self.writers:
             change(writer, writer.fleet.ids[cluster])
 

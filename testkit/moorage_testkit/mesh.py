@@ -22,7 +22,7 @@ import msgspec
 from moorage.bus import Settings
 
 from .invariants import Room, room_now, wrong_since
-from .resource import Scoped
+from .resource import Resource
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def _apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return thread.submit(lambda: asyncio.run(work())).result()
 
 
-class Mesh(Scoped):
+class Mesh(Resource):
     """Every worker a process of its own, NATS and Redis real, as a user starts them."""
 
     def __init__(self, *options: str, state: Path | None = None) -> None:

@@ -95,7 +95,7 @@ async def eventually(condition: Callable[[], Awaitable[object]], seconds: float,
         raise AssertionError(f"not within {seconds:g} s: {what} (last: {last!r})") from None
 
 
-class Driver:
+class MeshClient:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.acknowledged: dict[str, int] = {}  # group → revision that was said to be stored

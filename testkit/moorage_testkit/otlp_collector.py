@@ -22,7 +22,7 @@ class Span(NamedTuple):
     attributes: dict[str, str]
 
 
-class Collector:
+class OtlpCollector:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         outer = self

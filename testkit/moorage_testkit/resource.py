@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Self
 
 
-class Scoped(ABC):
+class Resource(ABC):
     @abstractmethod
     def start(self) -> Any: ...
 

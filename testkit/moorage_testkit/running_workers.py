@@ -9,7 +9,7 @@ from typing import Any
 
 
 @asynccontextmanager
-async def at_work(*mains: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def running_workers(*mains: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
     tasks = [asyncio.create_task(main) for main in mains]
     try:
         yield tasks

@@ -7,7 +7,7 @@ import contextlib
 from typing import Self
 
 
-class FaultProxy:
+class TcpProxy:
     """Between one client and a server on this machine. `partition()` holds every byte in both directions while TCP stays
     up, as a network does that drops packets; new connections are taken and hear nothing. `heal()` lets it all go on."""
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 from moorage.bus import Bus
-from moorage.fleet import Fleet, Follower
+from moorage.fleet import Fleet, FleetFollower
 from moorage_testkit.mesh import Mesh
 
 from .harness import Figure, Floor, beside, percentiles
@@ -29,7 +29,7 @@ async def fleet(mesh: Mesh, clusters: int, nodes: int = NODES) -> AsyncIterator[
         stderr=asyncio.subprocess.DEVNULL,
     )
     seen = Fleet()
-    follower = Follower(mesh.settings.redis_url, seen)
+    follower = FleetFollower(mesh.settings.redis_url, seen)
     try:
         await follower.start()
         end = time.monotonic() + 60 + clusters / 50

@@ -13,8 +13,8 @@ import msgspec
 import psutil
 
 from moorage.bus import Bus, Settings
-from moorage.fleet import Fleet, Follower
-from moorage.kube import Api, Kinds, Unreachable, apply, connect
+from moorage.fleet import Fleet, FleetFollower
+from moorage.kube import Api, ApiDiscovery, Unreachable, apply, connect
 from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane, control_planes
 from moorage_testkit.kube_assets import find
@@ -72,7 +72,7 @@ async def seen(times: int = 100) -> Figure:
             await nodes_known(mesh, plane, 10)
             await account(plane)
             fleet = Fleet()
-            follower = Follower(mesh.settings.redis_url, fleet)
+            follower = FleetFollower(mesh.settings.redis_url, fleet)
             await follower.start()
             changed = asyncio.Event()
             fleet.on_change.append(lambda _: changed.set())
@@ -165,7 +165,7 @@ async def applied(times: int = 30) -> Figure:
             decided.setdefault(subject.split(".")[5], time.perf_counter())
 
         await bus.subscribe("moorage.events.decisions.placed.>", placed)
-        kinds = [await Kinds(api).find("apps/v1", "StatefulSet") for api in apis]
+        kinds = [await ApiDiscovery(api).find("apps/v1", "StatefulSet") for api in apis]
         try:
             for i in range(times):
                 start = time.perf_counter()

@@ -9,8 +9,8 @@ import msgspec
 
 from moorage.bus import Bus, subjects
 from moorage.bus.connection import encode
-from moorage.fleet import Fleet, Follower
-from moorage.fleet.fleet import Change
+from moorage.fleet import Fleet, FleetFollower
+from moorage.fleet.fleet import FleetChange
 from moorage.model.reports import NodeReport, Report
 from moorage_testkit.mesh import Mesh
 
@@ -37,10 +37,10 @@ def _full(cluster: int) -> bytes:
     return encode(Report(session=f"s{cluster}", seq=1, kind="full", nodes=[_node(cluster, n) for n in range(NODES)]))
 
 
-async def _watch(mesh: Mesh) -> tuple[Bus, Fleet, Follower]:
+async def _watch(mesh: Mesh) -> tuple[Bus, Fleet, FleetFollower]:
     bus = await Bus.connect(mesh.settings, worker="admin")
     fleet = Fleet()
-    follower = Follower(mesh.settings.redis_url, fleet)
+    follower = FleetFollower(mesh.settings.redis_url, fleet)
     await follower.start()
     return bus, fleet, follower
 
@@ -100,7 +100,7 @@ async def changes(clusters: int = 500, rate: int = 200, seconds: int = 10) -> Fi
         sent: dict[int, float] = {}
         samples: list[float] = []
 
-        def changed(change: Change) -> None:
+        def changed(change: FleetChange) -> None:
             now = time.perf_counter()
             for cid in change.clusters:
                 at = sent.pop(int(cid), None)

@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 
 from moorage.sdk import changed
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually
+from moorage_testkit.mesh_client import MeshClient, application, eventually
 from moorage_testkit.polling import until
 
 EXAMPLE = Path(__file__).parent / "examples" / "only_eu.py"
@@ -51,8 +51,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 @pytest_asyncio.fixture
-async def driver(mesh: Mesh) -> AsyncIterator[Driver]:
-    async with Driver(mesh) as found:
+async def driver(mesh: Mesh) -> AsyncIterator[MeshClient]:
+    async with MeshClient(mesh) as found:
         yield found
 
 
@@ -77,17 +77,17 @@ async def plain(mesh: Mesh) -> AsyncIterator[Client]:
         await nc.close()
 
 
-async def names(driver: Driver) -> set[str]:
+async def names(driver: MeshClient) -> set[str]:
     return {item["name"] for item in (await driver.http("/v1/controllers"))["items"]}
 
 
-async def simulate(driver: Driver) -> tuple[list[str], dict[str, dict[str, Any]]]:
+async def simulate(driver: MeshClient) -> tuple[list[str], dict[str, dict[str, Any]]]:
     why = await driver.http("/v1/simulate", application("question"))
     clusters: list[str] = why["apps"]["web"].get("clusters", [])
     return clusters, {c["name"]: c for c in why["controllers"]}
 
 
-async def until_asked(driver: Driver, name: str) -> None:
+async def until_asked(driver: MeshClient, name: str) -> None:
     async def asked() -> bool:
         return (await simulate(driver))[1].get(name, {}).get("outcome") == "answered"
 
@@ -102,7 +102,7 @@ def test_the_example_is_the_one_that_the_readme_shows() -> None:
     assert code == [line for line in EXAMPLE.read_text().splitlines() if line]
 
 
-async def test_the_example_is_asked_and_leaves(mesh: Mesh, driver: Driver) -> None:
+async def test_the_example_is_asked_and_leaves(mesh: Mesh, driver: MeshClient) -> None:
     clusters, _ = await simulate(driver)
     assert clusters[0].startswith("lab/us-")
     with running(mesh, EXAMPLE) as process:
@@ -128,7 +128,7 @@ async def test_the_example_is_asked_and_leaves(mesh: Mesh, driver: Driver) -> No
     assert "only-eu" not in controllers and clusters[0].startswith("lab/us-")
 
 
-async def test_the_example_killed_stays_and_times_out(mesh: Mesh, driver: Driver) -> None:
+async def test_the_example_killed_stays_and_times_out(mesh: Mesh, driver: MeshClient) -> None:
     with running(mesh, EXAMPLE) as process:
         await until_asked(driver, "only-eu")
         process.kill()
@@ -182,7 +182,7 @@ async def watch():
 
 
 async def test_what_it_refused_is_decided_when_it_says_that_it_changed(
-    mesh: Mesh, driver: Driver, tmp_path: Path
+    mesh: Mesh, driver: MeshClient, tmp_path: Path
 ) -> None:
     high = tmp_path / "high"
     file = tmp_path / "tide.py"
@@ -204,7 +204,7 @@ async def test_only_who_runs_a_controller_says_that_it_changed() -> None:
         await changed("nobody")
 
 
-async def test_a_controller_in_plain_nats(mesh: Mesh, driver: Driver) -> None:
+async def test_a_controller_in_plain_nats(mesh: Mesh, driver: MeshClient) -> None:
     asks: list[dict[str, Any]] = []
     async with plain(mesh) as nc:
 

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from moorage.gateway.core.openapi import document
 from moorage.gateway.routes import V1
 from moorage.gateway.v2.routes import table
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 ROUTES = (*V1, *table())
@@ -63,7 +63,7 @@ def described() -> Iterator[Mesh]:
 
 
 def test_it_is_served_to_everybody_and_the_same(described: Mesh) -> None:
-    rest = Rest(described, "")
+    rest = HttpClient(described, "")
     answered = rest("GET", "/openapi.json", token="")
     assert answered.status == 200 and answered.body["openapi"] == "3.1.0"
     assert answered.body["paths"] == DOCUMENT["paths"]
@@ -71,7 +71,7 @@ def test_it_is_served_to_everybody_and_the_same(described: Mesh) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere(described: Mesh) -> None:
-    answered = Rest(described, "")("GET", "/docs", token="")
+    answered = HttpClient(described, "")("GET", "/docs", token="")
     page = answered.body.decode()
     assert answered.status == 200 and answered.headers["content-type"].startswith("text/html")
     assert not re.findall(r"""(?:src|href)=(?!["']data:)|https?://|@import|url\(""", page)
@@ -99,7 +99,7 @@ def test_the_document_is_well_formed() -> None:
 def test_what_is_there_is_as_described(described: Mesh, label: str) -> None:
     """Reading what the example has."""
     operation = OPERATIONS[label]
-    rest = Rest(described, "")
+    rest = HttpClient(described, "")
     names = dict(REAL)
     if "/v1/decisions/" in label:
         names["id"] = rest("GET", "/v1/decisions").body["items"][0]["id"]
@@ -117,7 +117,7 @@ def test_what_is_there_is_as_described(described: Mesh, label: str) -> None:
         assert response.status_code == 200, response.text
 
 
-def _node(rest: Rest) -> tuple[str, str, str]:
+def _node(rest: HttpClient) -> tuple[str, str, str]:
     node = rest("GET", "/v1/nodes?limit=1").body["items"][0]
     provider, cluster = node["cluster"].split("/")
     return provider, cluster, node["name"]

@@ -19,9 +19,9 @@ from redis.retry import Retry
 
 from moorage.bus.permissions import KINDS, OBJECT_READS, OBJECT_WRITES, READS, STREAMS, WRITES, for_agent
 from moorage.bus.subjects import BUCKETS, BUILTIN_CONTROLLERS, LEDGER_COMMIT, LOGS, OBJECTS, TABLE, Subject
-from moorage.cli.state_dir import State
+from moorage.cli.state_dir import StateDirectory
 from moorage.cli.up.brokers import redis_server, redis_url, write_redis_conf
-from moorage.cli.up.credentials import Secrets
+from moorage.cli.up.credentials import Credentials
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer, free_port, wait_for_port
 
@@ -253,9 +253,9 @@ def commands(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A Redis as `moorage up` configures it, and a client per user."""
-    state = State(tmp_path_factory.mktemp("redis"))
+    state = StateDirectory(tmp_path_factory.mktemp("redis"))
     state.make()
-    secrets, port = Secrets.open(state, KINDS), free_port()
+    secrets, port = Credentials.open(state, KINDS), free_port()
     write_redis_conf(state, port, secrets)
     with (state.logs / "redis.log").open("ab") as out:
         process = subprocess.Popen([redis_server(), str(state.redis_conf)], stdout=out, stderr=out)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 from .conftest import EXAMPLE
@@ -157,7 +157,7 @@ def manifests() -> dict[str, list[dict[str, Any]]]:
     return {app["name"]: app["manifests"] for app in document["spec"]["apps"]}
 
 
-def prepare(rest: Rest, project: str, version: str = "v1.0", group: str = "my-dig1") -> str:
+def prepare(rest: HttpClient, project: str, version: str = "v1.0", group: str = "my-dig1") -> str:
     """Everything but the hardware intents; the group's path."""
     if rest("GET", f"/projects/{project}").status == 404:
         rest.must(201, "POST", "/projects", {"metadata": {"name": project}})
@@ -172,28 +172,28 @@ def prepare(rest: Rest, project: str, version: str = "v1.0", group: str = "my-di
     return f"{groups}/{group}"
 
 
-def describe(rest: Rest, path: str) -> None:
+def describe(rest: HttpClient, path: str) -> None:
     for post in POSTS:
         rest.must(201, "POST", f"{path}/hpa-intents{post['to']}", post["body"])
 
 
-def begin(rest: Rest, path: str, phase: str = "Running") -> dict[str, Any]:
+def begin(rest: HttpClient, path: str, phase: str = "Running") -> dict[str, Any]:
     rest.must(202, "POST", path + "/approve")
     rest.must(202, "POST", path + "/instantiate")
     return phase_of(rest, path, phase)
 
 
-def phase_of(rest: Rest, path: str, phase: str) -> dict[str, Any]:
+def phase_of(rest: HttpClient, path: str, phase: str) -> dict[str, Any]:
     found: dict[str, Any] = rest.until(path + "/status", lambda s: s["phase"] == phase)
     return found
 
 
-def end(rest: Rest, path: str) -> None:
+def end(rest: HttpClient, path: str) -> None:
     rest.must(202, "POST", path + "/terminate")
     phase_of(rest, path, "Terminated")
 
 
-def applied(rest: Rest, path: str, kind: str, name: str) -> tuple[str, dict[str, Any]]:
+def applied(rest: HttpClient, path: str, kind: str, name: str) -> tuple[str, dict[str, Any]]:
     """Where an object runs, and as what."""
     status = rest.must(200, "GET", f"{path}/status?output=detail&resource={name}")
     for app in status["apps"]:
@@ -210,12 +210,12 @@ def container(detail: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(params=["/v2", ""], ids=["v2", "bare"])
-def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> Rest:
-    return Rest(fleet_mesh, request.param)
+def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
+    return HttpClient(fleet_mesh, request.param)
 
 
 @pytest.fixture
-def example(rest: Rest, request: pytest.FixtureRequest) -> Iterator[tuple[Rest, str]]:
+def example(rest: HttpClient, request: pytest.FixtureRequest) -> Iterator[tuple[HttpClient, str]]:
     project = f"p-{abs(hash(request.node.name)) % 10**8}"
     path = prepare(rest, project)
     describe(rest, path)
@@ -224,7 +224,7 @@ def example(rest: Rest, request: pytest.FixtureRequest) -> Iterator[tuple[Rest, 
         end(rest, path)
 
 
-def test_thirteen_bodies_make_a_group_that_runs_where_the_hardware_is(example: tuple[Rest, str]) -> None:
+def test_thirteen_bodies_make_a_group_that_runs_where_the_hardware_is(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     assert len(POSTS) == 13
     found = rest.must(200, "GET", path + "/hpa-intents/fwall-hpa-intent")
@@ -276,12 +276,12 @@ def test_thirteen_bodies_make_a_group_that_runs_where_the_hardware_is(example: t
     assert container(detail) == {"requests": {"intel.com/qat": "1"}, "limits": {"intel.com/qat": "1"}}
     _, detail = applied(rest, path, "Deployment", "api-server")
     assert container(detail) == {"requests": {"cpu": "1", "memory": "200M"}, "limits": {"cpu": "2"}}
-    (decision,) = Rest(rest.mesh, "/v1").must(200, "GET", f"/decisions?group={status['group']}")["items"]
+    (decision,) = HttpClient(rest.mesh, "/v1").must(200, "GET", f"/decisions?group={status['group']}")["items"]
     (core,) = [c for c in decision["claims"] if c["object"] == "StatefulSet/core-fwall"]
     assert [slot["resources"]["moorage.dev/exclusive-cpu"] for slot in core["slots"]] == ["4"]
 
 
-def test_without_a_gpu_it_runs_without_one(example: tuple[Rest, str]) -> None:
+def test_without_a_gpu_it_runs_without_one(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     other = prepare(rest, path.split("/")[2] + "-b")
     describe(rest, other)
@@ -295,7 +295,7 @@ def test_without_a_gpu_it_runs_without_one(example: tuple[Rest, str]) -> None:
         end(rest, other)
 
 
-def test_an_edit_changes_nothing_until_update(example: tuple[Rest, str]) -> None:
+def test_an_edit_changes_nothing_until_update(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     first = begin(rest, path)
     need = f"{path}/hpa-intents/analytics-hpa-intent/hpa-resource-consumers/ai-model/resource-requirements"
@@ -320,7 +320,7 @@ def test_an_edit_changes_nothing_until_update(example: tuple[Rest, str]) -> None
     assert rest("POST", path + "/rollback", {}).status == 400
 
 
-def test_every_step_names_the_wrong_state_and_may_be_repeated(example: tuple[Rest, str]) -> None:
+def test_every_step_names_the_wrong_state_and_may_be_repeated(example: tuple[HttpClient, str]) -> None:
     rest, path = example
 
     def refused(*verbs: str, state: str) -> None:
@@ -371,9 +371,9 @@ def test_every_step_names_the_wrong_state_and_may_be_repeated(example: tuple[Res
     ]
 
 
-def test_terminated_at_once_nothing_is_left(example: tuple[Rest, str]) -> None:
+def test_terminated_at_once_nothing_is_left(example: tuple[HttpClient, str]) -> None:
     rest, path = example
-    v1 = Rest(rest.mesh, "/v1")
+    v1 = HttpClient(rest.mesh, "/v1")
     rest.must(202, "POST", path + "/approve")
     for _ in range(5):
         rest.must(202, "POST", path + "/instantiate")
@@ -385,7 +385,7 @@ def test_terminated_at_once_nothing_is_left(example: tuple[Rest, str]) -> None:
         assert [c for c in claims if c["group"] == group] == []
 
 
-def test_another_group_takes_its_place(example: tuple[Rest, str]) -> None:
+def test_another_group_takes_its_place(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     project = path.split("/")[2]
     begin(rest, path)
@@ -404,7 +404,7 @@ def test_another_group_takes_its_place(example: tuple[Rest, str]) -> None:
     end(rest, target)
 
 
-def test_status_in_all_its_forms(example: tuple[Rest, str]) -> None:
+def test_status_in_all_its_forms(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     begin(rest, path)
     summary = rest.must(200, "GET", path + "/status?output=summary")
@@ -426,7 +426,7 @@ def test_status_in_all_its_forms(example: tuple[Rest, str]) -> None:
     assert names["apps"] == [{"name": "analytics"}, {"name": "fwall"}]
 
 
-def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: Rest) -> None:
+def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: HttpClient) -> None:
     path = prepare(rest, f"broken{'-bare' if not rest.prefix else ''}")
     describe(rest, path)
     consumers = path + "/hpa-intents/fwall-hpa-intent/hpa-resource-consumers"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 from .test_v2_example import manifests
@@ -210,7 +210,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_applied_in_order_and_deleted_in_reverse(fleet_mesh: Mesh, files: Path) -> None:
-    rest = Rest(fleet_mesh)
+    rest = HttpClient(fleet_mesh)
 
     def run(verb: str, code: int = 0) -> list[str]:
         done: subprocess.CompletedProcess[bytes] = fleet_mesh.run(

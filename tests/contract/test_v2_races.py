@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moorage.model.v2_resources import KINDS
-from moorage_testkit.http_client import Answered, Rest
+from moorage_testkit.http_client import HttpClient, Response
 from moorage_testkit.mesh import Mesh
 
 from .test_v2_routes import body, make, name_of, parent_of, url
@@ -21,14 +21,14 @@ CONSUMER = next(k for k in KINDS if k.segment == "hpa-resource-consumers")
 
 
 @pytest.fixture
-def rest(fleet_mesh: Mesh) -> Rest:
-    return Rest(fleet_mesh)
+def rest(fleet_mesh: Mesh) -> HttpClient:
+    return HttpClient(fleet_mesh)
 
 
-def at_once(*actions: Callable[[], Answered]) -> list[Answered]:
+def at_once(*actions: Callable[[], Response]) -> list[Response]:
     """All begin together."""
     start = threading.Barrier(len(actions))
-    found: list[Answered | None] = [None] * len(actions)
+    found: list[Response | None] = [None] * len(actions)
 
     def run(number: int) -> None:
         start.wait(10)
@@ -42,11 +42,11 @@ def at_once(*actions: Callable[[], Answered]) -> list[Answered]:
     return [one for one in found if one is not None]
 
 
-def statuses(answers: list[Answered]) -> Counter[int]:
+def statuses(answers: list[Response]) -> Counter[int]:
     return Counter(answer.status for answer in answers)
 
 
-def test_one_makes_it(rest: Rest) -> None:
+def test_one_makes_it(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(5):
         given = body(INTENT, name_of(INTENT))
@@ -54,12 +54,12 @@ def test_one_makes_it(rest: Rest) -> None:
         assert statuses(answers) == {201: 1, 409: 5}
 
 
-def test_one_changes_the_version_it_saw(rest: Rest) -> None:
+def test_one_changes_the_version_it_saw(rest: HttpClient) -> None:
     path = make(rest, INTENT, parent_of(rest, INTENT))
     for turn in range(5):
         tag = rest("GET", url(path)).headers["etag"]
 
-        def change(number: int, tag: str = tag, turn: int = turn) -> Answered:
+        def change(number: int, tag: str = tag, turn: int = turn) -> Response:
             given = body(INTENT, path[-1])
             given["metadata"]["description"] = f"{turn} {number}"
             return rest("PUT", url(path), given, If_Match=tag)
@@ -70,7 +70,7 @@ def test_one_changes_the_version_it_saw(rest: Rest) -> None:
         assert rest.must(200, "GET", url(path)) == won.body
 
 
-def test_one_removes_it(rest: Rest) -> None:
+def test_one_removes_it(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(5):
         path = make(rest, INTENT, parent)
@@ -80,7 +80,7 @@ def test_one_removes_it(rest: Rest) -> None:
         assert rest("GET", url(path)).status == 404
 
 
-def test_changed_or_removed_never_both(rest: Rest) -> None:
+def test_changed_or_removed_never_both(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(8):
         path = make(rest, INTENT, parent)
@@ -93,7 +93,7 @@ def test_changed_or_removed_never_both(rest: Rest) -> None:
         assert rest("GET", url(path)).status == (200 if put.status == 200 else 404)
 
 
-def test_no_child_without_its_parent(rest: Rest) -> None:
+def test_no_child_without_its_parent(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(8):
         path = make(rest, INTENT, parent)
@@ -105,8 +105,8 @@ def test_no_child_without_its_parent(rest: Rest) -> None:
         assert (made.status, gone.status) in {(201, 409), (404, 204), (409, 204)}, (made, gone)
 
 
-def test_a_group_that_somebody_changes_is_not_deleted_unseen(rest: Rest) -> None:
-    v1 = Rest(rest.mesh, "/v1")
+def test_a_group_that_somebody_changes_is_not_deleted_unseen(rest: HttpClient) -> None:
+    v1 = HttpClient(rest.mesh, "/v1")
     manifest: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {}}
 
     def document(number: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_a_group_that_somebody_changes_is_not_deleted_unseen(rest: Rest) -> None
     v1("DELETE", "/applications/races/torn")
 
 
-def test_steps_of_one_group_follow_each_other(rest: Rest) -> None:
+def test_steps_of_one_group_follow_each_other(rest: HttpClient) -> None:
     group = make(rest, GROUP, parent_of(rest, GROUP))
     app = {
         "metadata": {"name": "a"},

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from moorage.model.v2_resources import CHILDREN, COMPOSITE_APP, KINDS, Kind
+from moorage.model.v2_resources import CHILDREN, COMPOSITE_APP, KINDS, ResourceKind
 from moorage.model.v2_resources import Path as At
-from moorage_testkit.http_client import Answered, Rest
+from moorage_testkit.http_client import HttpClient, Response
 from moorage_testkit.mesh import Mesh
 
 _numbers = itertools.count()
 
 
-def params(kinds: Iterable[Kind]) -> list[Any]:
+def params(kinds: Iterable[ResourceKind]) -> list[Any]:
     return [pytest.param(kind, id="-".join(p for p in kind.path if not p.startswith("{"))) for kind in kinds]
 
 
@@ -26,7 +26,7 @@ INNER = params(kind for kind in KINDS if kind.parent(kind.path))
 OUTER = params(kind for kind in KINDS if CHILDREN[kind.path])
 
 
-def body(kind: Kind, name: str) -> dict[str, Any]:
+def body(kind: ResourceKind, name: str) -> dict[str, Any]:
     """A right one, in the form it is answered in."""
     specs: dict[str, dict[str, Any]] = {
         "composite-apps": {"compositeAppVersion": "v1.0"},
@@ -52,7 +52,7 @@ def body(kind: Kind, name: str) -> dict[str, Any]:
     return {"metadata": metadata} if spec is None else {"metadata": metadata, "spec": spec}
 
 
-def name_of(kind: Kind) -> str:
+def name_of(kind: ResourceKind) -> str:
     return f"{kind.segment[:12].strip('-')}-{next(_numbers)}"
 
 
@@ -60,14 +60,14 @@ def url(path: At) -> str:
     return "/" + "/".join(path)
 
 
-def make(rest: Rest, kind: Kind, parent: At, name: str = "") -> At:
+def make(rest: HttpClient, kind: ResourceKind, parent: At, name: str = "") -> At:
     name = name or name_of(kind)
     rest.must(201, "POST", url((*parent, kind.segment)), body(kind, name))
     own = (name, "v1.0") if kind is COMPOSITE_APP else (name,)
     return (*parent, kind.segment, *own)
 
 
-def parent_of(rest: Rest, kind: Kind) -> At:
+def parent_of(rest: HttpClient, kind: ResourceKind) -> At:
     """Made with all that is above it."""
     wanted = kind.parent(kind.path)
     if not wanted:
@@ -76,12 +76,12 @@ def parent_of(rest: Rest, kind: Kind) -> At:
     return make(rest, above, parent_of(rest, above))
 
 
-def missing(kind: Kind, parent: At) -> At:
+def missing(kind: ResourceKind, parent: At) -> At:
     """A path like the parent's that is not there."""
     return (*parent[:-1], "nobody")
 
 
-def problem(answered: Answered, status: int, code: str) -> list[dict[str, str]]:
+def problem(answered: Response, status: int, code: str) -> list[dict[str, str]]:
     assert answered.status == status, answered
     assert answered.headers["content-type"] == "application/problem+json"
     assert answered.body["status"] == status
@@ -91,12 +91,12 @@ def problem(answered: Answered, status: int, code: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(params=["/v2", ""], ids=["v2", "bare"])
-def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> Rest:
-    return Rest(fleet_mesh, request.param)
+def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
+    return HttpClient(fleet_mesh, request.param)
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_made_read_changed_and_removed(rest: Rest, kind: Kind) -> None:
+def test_made_read_changed_and_removed(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     collection = url((*parent, kind.segment))
     if parent:
@@ -130,7 +130,7 @@ def test_made_read_changed_and_removed(rest: Rest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", INNER)
-def test_without_its_parent(rest: Rest, kind: Kind) -> None:
+def test_without_its_parent(rest: HttpClient, kind: ResourceKind) -> None:
     parent = missing(kind, parent_of(rest, kind))
     collection = url((*parent, kind.segment))
     for method, path, given in (
@@ -143,7 +143,7 @@ def test_without_its_parent(rest: Rest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_bodies_that_are_none(rest: Rest, kind: Kind) -> None:
+def test_bodies_that_are_none(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     collection = url((*parent, kind.segment))
     problem(rest("POST", collection, b""), 400, "Empty")
@@ -167,7 +167,7 @@ def test_bodies_that_are_none(rest: Rest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", OUTER)
-def test_what_has_children_stays_as_it_is(rest: Rest, kind: Kind) -> None:
+def test_what_has_children_stays_as_it_is(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     path = make(rest, kind, parent)
     free = make(rest, kind, parent)
@@ -185,7 +185,7 @@ def test_what_has_children_stays_as_it_is(rest: Rest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", INNER)
-def test_a_collection_goes_as_a_whole(rest: Rest, kind: Kind) -> None:
+def test_a_collection_goes_as_a_whole(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     made = [make(rest, kind, parent) for _ in range(3)]
     collection = url((*parent, kind.segment))
@@ -197,7 +197,7 @@ def test_a_collection_goes_as_a_whole(rest: Rest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_nothing_without_a_token(rest: Rest, kind: Kind) -> None:
+def test_nothing_without_a_token(rest: HttpClient, kind: ResourceKind) -> None:
     collection = url(tuple("x" if p.startswith("{") else p for p in kind.collection))
     one = collection + "/x" * kind.names
     for method, path in itertools.product(("GET", "POST", "PUT", "DELETE"), (collection, one)):
@@ -205,7 +205,7 @@ def test_nothing_without_a_token(rest: Rest, kind: Kind) -> None:
         problem(rest(method, path, token="wrong"), 401, "Unauthorized")
 
 
-def test_lists_in_parts(rest: Rest) -> None:
+def test_lists_in_parts(rest: HttpClient) -> None:
     project = make(rest, KINDS[0], ())
     for number in range(5):
         make(rest, COMPOSITE_APP, project, f"app-{number}")
@@ -232,18 +232,18 @@ def test_lists_in_parts(rest: Rest) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_networks_are_out_of_scope_in_so_many_words(rest: Rest, method: str, path: str) -> None:
+def test_networks_are_out_of_scope_in_so_many_words(rest: HttpClient, method: str, path: str) -> None:
     answered = rest(method, path, {} if method == "POST" else None)
     problem(answered, 501, "NetworksUnsupported")
     assert "network" in answered.body["detail"]
 
 
-def test_what_is_nowhere_is_not_found(rest: Rest) -> None:
+def test_what_is_nowhere_is_not_found(rest: HttpClient) -> None:
     problem(rest("GET", "/nonsense"), 404, "NotFound")
     problem(rest("GET", "/projects/x/nonsense"), 404, "NotFound")
 
 
-def test_verbs_and_status_of_nobody(rest: Rest) -> None:
+def test_verbs_and_status_of_nobody(rest: HttpClient) -> None:
     project = make(rest, KINDS[0], ())
     app = make(rest, COMPOSITE_APP, project)
     nobody = url((*app, "deployment-intent-groups", "nobody"))

@@ -10,9 +10,9 @@ import pytest
 
 from moorage.gateway.route import Route
 from moorage.gateway.v2.routes import table
-from moorage.model.v2_resources import CHILDREN, COMPOSITE_APP, KINDS, Kind
+from moorage.model.v2_resources import CHILDREN, COMPOSITE_APP, KINDS, ResourceKind
 from moorage.model.v2_resources import Path as At
-from moorage_testkit.http_client import Answered, Rest
+from moorage_testkit.http_client import HttpClient, Response
 from moorage_testkit.mesh import Mesh
 
 from .test_v2_routes import body, make, name_of, parent_of, problem, url
@@ -30,7 +30,7 @@ def shape(path: str) -> tuple[str, ...]:
     return tuple("" if part.startswith("{") else part for part in path.removeprefix("/v2/").split("/"))
 
 
-def of(row: Route) -> tuple[Kind, str]:
+def of(row: Route) -> tuple[ResourceKind, str]:
     """The kind that a row is about, and how: one, many, or what is done with one."""
     parts = shape(row.path)
     for kind in KINDS:
@@ -76,7 +76,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def tokens(fleet_mesh: Mesh) -> Iterator[dict[str, str]]:
-    rest = Rest(fleet_mesh, "/v1")
+    rest = HttpClient(fleet_mesh, "/v1")
     made = {}
     wanted: dict[str, dict[str, Any]] = {
         "table-viewer": {"role": "viewer"},
@@ -91,8 +91,8 @@ def tokens(fleet_mesh: Mesh) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(params=["/v2", ""], ids=["v2", "bare"])
-def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> Rest:
-    return Rest(fleet_mesh, request.param)
+def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
+    return HttpClient(fleet_mesh, request.param)
 
 
 def at(row: Route, names: At) -> str:
@@ -107,7 +107,7 @@ def names_in(path: At) -> At:
     )
 
 
-def _kind(path: At) -> Kind:
+def _kind(path: At) -> ResourceKind:
     return next(
         kind
         for kind in KINDS
@@ -116,11 +116,11 @@ def _kind(path: At) -> Kind:
     )
 
 
-def one_of(rest: Rest, kind: Kind) -> At:
+def one_of(rest: HttpClient, kind: ResourceKind) -> At:
     return make(rest, kind, parent_of(rest, kind))
 
 
-def group(rest: Rest, *verbs: str, parent: At | None = None) -> At:
+def group(rest: HttpClient, *verbs: str, parent: At | None = None) -> At:
     """A group of one app without pods that went these steps."""
     kind = next(k for k in KINDS if k.segment == "deployment-intent-groups")
     path = make(rest, kind, parent or parent_of(rest, kind))
@@ -141,7 +141,7 @@ BEFORE = {
 }
 
 
-def prepared(rest: Rest, kind: Kind, how: str) -> tuple[At, Any]:
+def prepared(rest: HttpClient, kind: ResourceKind, how: str) -> tuple[At, Any]:
     """What a step is about, and what it is told."""
     if kind.segment != "deployment-intent-groups":
         return one_of(rest, kind), None
@@ -154,7 +154,7 @@ def prepared(rest: Rest, kind: Kind, how: str) -> tuple[At, Any]:
     return path, None
 
 
-def ok(rest: Rest, row: Route) -> Answered:
+def ok(rest: HttpClient, row: Route) -> Response:
     kind, how = of(row)
     if how == "many":
         parent = parent_of(rest, kind)
@@ -173,7 +173,7 @@ def ok(rest: Rest, row: Route) -> Answered:
 
 
 @pytest.mark.parametrize(("row", "column"), CASES)
-def test_each_route_in_each_case(rest: Rest, tokens: dict[str, str], row: Route, column: str) -> None:
+def test_each_route_in_each_case(rest: HttpClient, tokens: dict[str, str], row: Route, column: str) -> None:
     kind, how = of(row)
     nowhere = at(row, tuple("nowhere" for _ in _NAME.findall(row.path)))
     given = body(kind, "nowhere") if row.method in ("POST", "PUT") and how in ("one", "many") else None

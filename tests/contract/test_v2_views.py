@@ -18,7 +18,7 @@ import yaml
 
 from moorage.bus import Bus
 from moorage.model.controllers import Controller
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 from .conftest import EXAMPLE
@@ -26,12 +26,12 @@ from .test_v2_example import begin, describe, end, manifests, phase_of, prepare
 
 
 @pytest.fixture
-def rest(fleet_mesh: Mesh) -> Rest:
-    return Rest(fleet_mesh)
+def rest(fleet_mesh: Mesh) -> HttpClient:
+    return HttpClient(fleet_mesh)
 
 
-def test_an_application_is_seen_in_the_same_form(fleet_mesh: Mesh, rest: Rest) -> None:
-    v1 = Rest(fleet_mesh, "/v1")
+def test_an_application_is_seen_in_the_same_form(fleet_mesh: Mesh, rest: HttpClient) -> None:
+    v1 = HttpClient(fleet_mesh, "/v1")
     document = yaml.safe_load((EXAMPLE / "application.yaml").read_text())
     document["metadata"] = {"name": "seen", "project": "elsewhere"}
     v1.must(200, "POST", "/apply", document)
@@ -60,8 +60,8 @@ def test_an_application_is_seen_in_the_same_form(fleet_mesh: Mesh, rest: Rest) -
     end(rest, group)
 
 
-def test_its_groups_are_groups_to_everybody(fleet_mesh: Mesh, rest: Rest) -> None:
-    v1 = Rest(fleet_mesh, "/v1")
+def test_its_groups_are_groups_to_everybody(fleet_mesh: Mesh, rest: HttpClient) -> None:
+    v1 = HttpClient(fleet_mesh, "/v1")
     path = prepare(rest, "both")
     describe(rest, path)
     group = "/groups/both/my-capp1/v1.0/my-dig1"
@@ -87,19 +87,19 @@ def test_its_groups_are_groups_to_everybody(fleet_mesh: Mesh, rest: Rest) -> Non
     v1("DELETE", "/applications/both/one")
 
 
-def test_a_group_of_resources_is_not_overwritten_by_a_document(fleet_mesh: Mesh, rest: Rest) -> None:
+def test_a_group_of_resources_is_not_overwritten_by_a_document(fleet_mesh: Mesh, rest: HttpClient) -> None:
     prepare(rest, "taken", "v1", "default")
     document = {
         "kind": "Application",
         "metadata": {"name": "my-capp1", "project": "taken"},
         "spec": {"apps": [{"name": "a", "manifests": manifests()["fwall"]}]},
     }
-    refused = Rest(fleet_mesh, "/v1")("POST", "/apply", document)
+    refused = HttpClient(fleet_mesh, "/v1")("POST", "/apply", document)
     assert (refused.status, refused.code) == (409, "Conflict"), refused
 
 
-def test_clusters_of_the_fleet_may_be_labelled(fleet_mesh: Mesh, rest: Rest) -> None:
-    v1 = Rest(fleet_mesh, "/v1")
+def test_clusters_of_the_fleet_may_be_labelled(fleet_mesh: Mesh, rest: HttpClient) -> None:
+    v1 = HttpClient(fleet_mesh, "/v1")
     where = "/cluster-providers/telco/clusters/pop-2"
     assert rest.must(200, "GET", where) == {"metadata": {"name": "pop-2"}}
     labels = [one["clusterLabel"] for one in rest.must(200, "GET", where + "/labels")]
@@ -152,7 +152,7 @@ def test_clusters_of_the_fleet_may_be_labelled(fleet_mesh: Mesh, rest: Rest) -> 
         ({"anyOf": [{"clusterProvider": "telco", "clusterLabel": "site=austin"}]}, {"core-1"}),
     ],
 )
-def test_placement_by_name_and_label(rest: Rest, intent: dict[str, Any], clusters: set[str]) -> None:
+def test_placement_by_name_and_label(rest: HttpClient, intent: dict[str, Any], clusters: set[str]) -> None:
     project = f"place-{abs(hash(json.dumps(intent))) % 10**8}"
     rest.must(201, "POST", "/projects", {"metadata": {"name": project}})
     root = f"/projects/{project}/composite-apps"
@@ -187,7 +187,7 @@ CHART = {
 }
 
 
-def test_apps_as_files(rest: Rest) -> None:
+def test_apps_as_files(rest: HttpClient) -> None:
     rest.must(201, "POST", "/projects", {"metadata": {"name": "uploads"}})
     root = "/projects/uploads/composite-apps"
     rest.must(201, "POST", root, {"metadata": {"name": "ca"}, "spec": {"compositeAppVersion": "v1"}})
@@ -252,7 +252,7 @@ def test_charts_are_rendered_with_values_of_profiles_and_of_the_group(tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{helm.parent}{os.pathsep}{os.environ['PATH']}")
         with Mesh("--fleet", str(EXAMPLE / "fleet.yaml")) as mesh:
-            rest = Rest(mesh)
+            rest = HttpClient(mesh)
             rest.must(201, "POST", "/projects", {"metadata": {"name": "charts"}})
             root = "/projects/charts/composite-apps"
             rest.must(201, "POST", root, {"metadata": {"name": "ca"}, "spec": {"compositeAppVersion": "v1"}})
@@ -287,7 +287,7 @@ def test_charts_are_rendered_with_values_of_profiles_and_of_the_group(tmp_path: 
             assert "too many" in refused.body["detail"]
 
 
-def test_unknown_fields_are_left_out_and_told(rest: Rest) -> None:
+def test_unknown_fields_are_left_out_and_told(rest: HttpClient) -> None:
     body = {"metadata": {"name": "warned", "colour": "blue"}, "extra": 1}
     made = rest("POST", "/projects", body)
     assert (made.status, made.body) == (201, {"metadata": {"name": "warned"}})
@@ -295,13 +295,13 @@ def test_unknown_fields_are_left_out_and_told(rest: Rest) -> None:
     assert made.headers["warning"].startswith("299 ")
 
 
-def test_bodies_in_yaml(rest: Rest) -> None:
+def test_bodies_in_yaml(rest: HttpClient) -> None:
     text = b"metadata:\n  name: written-in-yaml\n  description: as the design has them\n"
     made = rest("POST", "/projects", text, kind="application/yaml")
     assert made.status == 201, made
 
 
-def test_priorities_of_controllers_reach_those_that_are_asked(rest: Rest) -> None:
+def test_priorities_of_controllers_reach_those_that_are_asked(rest: HttpClient) -> None:
     """Kept for all; those of controllers that are registered here break ties."""
     made = rest("POST", "/controllers", {"metadata": {"name": "labels"}, "spec": {"priority": 7}})
     assert made.status == 201 and "warning" not in made.headers
@@ -315,7 +315,7 @@ def test_priorities_of_controllers_reach_those_that_are_asked(rest: Rest) -> Non
     assert rest("DELETE", "/controllers/theirs").status == 204
 
 
-def priority(rest: Rest, name: str) -> int:
+def priority(rest: HttpClient, name: str) -> int:
     async def read() -> int:
         bus = await Bus.connect(rest.mesh.settings, worker="admin")
         entry = await bus.bucket("moorage-controllers").get(name)

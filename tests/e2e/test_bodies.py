@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from moorage.bus import Bus, subjects
 from moorage.parsing import yaml_json
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 YAML = "application/yaml"
@@ -33,8 +33,8 @@ BOMBS = {
 
 
 @pytest.fixture
-def rest(example: Mesh) -> Rest:
-    return Rest(example, "")
+def rest(example: Mesh) -> HttpClient:
+    return HttpClient(example, "")
 
 
 @pytest_asyncio.fixture
@@ -49,7 +49,7 @@ def memory(mesh: Mesh) -> int:
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-async def test_a_small_text_stays_small(example: Mesh, rest: Rest, bus: Bus, bomb: str) -> None:
+async def test_a_small_text_stays_small(example: Mesh, rest: HttpClient, bus: Bus, bomb: str) -> None:
     text = BOMBS[bomb].encode()
     before, pids = memory(example), example.pids("gateway") + example.pids("intents")
     routes = ["/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate", "/v1/sim/clusters", "/v2/projects"]
@@ -85,7 +85,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("what", SAME)
-async def test_both_entrances_say_the_same(rest: Rest, bus: Bus, what: str) -> None:
+async def test_both_entrances_say_the_same(rest: HttpClient, bus: Bus, what: str) -> None:
     problem = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, SAME[what]))["problem"]
     for path in ("/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate"):
         answered = rest("POST", path, SAME[what], kind=YAML)
@@ -93,7 +93,7 @@ async def test_both_entrances_say_the_same(rest: Rest, bus: Bus, what: str) -> N
         assert answered.headers["content-type"] == "application/problem+json"
 
 
-def test_who_may_not_is_not_read(rest: Rest) -> None:
+def test_who_may_not_is_not_read(rest: HttpClient) -> None:
     token = rest.must(201, "POST", "/v1/tokens", {"name": "only-reads", "role": "viewer"})["token"]
     try:
         answered = rest("POST", "/v1/apply", b"{", token=token)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 INTENTS = "/v1/events?subject=moorage.events.intents.*.stream.%3E"
@@ -50,7 +50,7 @@ def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, bytes]]:
 
 
 def test_a_stream_goes_on_where_it_was(example: Mesh) -> None:
-    rest = Rest(example, "")
+    rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("s"))
     with listening(example, INTENTS) as events:
         rest.must(200, "POST", "/v1/apply", document("s", 1))
@@ -82,7 +82,7 @@ def _when_back(mesh: Mesh, path: str) -> Iterator[Iterator[dict[str, bytes]]]:
 
 
 def test_nothing_is_told_twice_or_left_out_while_others_write(example: Mesh) -> None:
-    rest = Rest(example, "")
+    rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("busy"))
     path = "/v1/events?subject=moorage.events.intents.*.stream.busy.%3E"
 
@@ -109,7 +109,7 @@ def test_nothing_is_told_twice_or_left_out_while_others_write(example: Mesh) -> 
 
 
 def test_events_as_cloudevents(example: Mesh) -> None:
-    rest = Rest(example, "")
+    rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("cloudy"))
     path = "/v1/events?follow=false&subject=moorage.events.intents.accepted.stream.cloudy.%3E"
     plain = rest("GET", path).body["items"][-1]
@@ -136,7 +136,7 @@ def test_events_as_cloudevents(example: Mesh) -> None:
 
 
 def test_what_changed_since_is_not_overwritten(example: Mesh) -> None:
-    rest = Rest(example, "")
+    rest = HttpClient(example, "")
     url = "/v1/applications/stream/tagged"
     assert rest("POST", "/v1/apply", document("tagged"), If_Match="*").status == 412, "there is none yet"
     rest.must(200, "POST", "/v1/apply", document("tagged"))
@@ -158,7 +158,7 @@ def test_what_changed_since_is_not_overwritten(example: Mesh) -> None:
 
 
 def test_of_many_who_change_the_same_version_one_wins(example: Mesh) -> None:
-    rest = Rest(example, "")
+    rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("raced"))
     tag = rest("GET", "/v1/applications/stream/raced").headers["etag"]
     answers: list[int] = []
@@ -175,7 +175,7 @@ def test_of_many_who_change_the_same_version_one_wins(example: Mesh) -> None:
 
 
 def test_intents_have_versions_too(example: Mesh) -> None:
-    rest = Rest(example, "")
+    rest = HttpClient(example, "")
     intent: dict[str, Any] = {
         "kind": "PlacementIntent",
         "metadata": {"name": "there", "project": "stream"},

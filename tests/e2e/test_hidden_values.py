@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 VALUE = "correct-horse-battery-staple"
@@ -41,7 +41,7 @@ def clean(text: Any) -> None:
 
 
 def test_of_an_application(example: Mesh) -> None:
-    rest = Rest(example, "")
+    rest = HttpClient(example, "")
     clean(rest.must(200, "POST", "/v1/apply", document()))
     group = "/v1/groups/hidden/keeper/v1/default"
     rest.until(group, lambda found: found["phase"] == "Running")
@@ -81,7 +81,7 @@ def test_of_an_application(example: Mesh) -> None:
 
 @pytest.mark.parametrize("how", ["objects", "text", "file"])
 def test_of_an_app_and_a_cluster(example: Mesh, how: str) -> None:
-    rest = Rest(example, "/v2")
+    rest = HttpClient(example, "/v2")
     project = f"hidden-{how}"
     rest.must(201, "POST", "/projects", {"metadata": {"name": project}})
     body = {"metadata": {"name": "shop"}, "spec": {"compositeAppVersion": "v1"}}
@@ -122,10 +122,10 @@ def test_of_an_app_and_a_cluster(example: Mesh, how: str) -> None:
 
 
 def test_not_in_what_is_kept_of_bad_messages_nor_in_any_log(example: Mesh) -> None:
-    rest = Rest(example, "/v2")
+    rest = HttpClient(example, "/v2")
     broken = json.dumps(document(also=CODED)).encode()[:-3]
     assert rest("POST", "/projects", broken).status == 400
-    assert Rest(example, "/v1")("POST", "/apply", broken).status == 400
+    assert HttpClient(example, "/v1")("POST", "/apply", broken).status == 400
     logs = b"".join(path.read_bytes() for path in Path(example.state).rglob("*.log"))
     assert logs
     clean(logs)

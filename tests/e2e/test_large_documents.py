@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from moorage.bus import subjects
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, problem_of
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, problem_of
 
 TAKEN = 768 << 10
 
@@ -29,8 +29,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 @pytest_asyncio.fixture
-async def driver(mesh: Mesh) -> AsyncIterator[Driver]:
-    async with Driver(mesh) as found:
+async def driver(mesh: Mesh) -> AsyncIterator[MeshClient]:
+    async with MeshClient(mesh) as found:
         yield found
 
 
@@ -46,7 +46,7 @@ def large(name: str, size: int, objects: int = 1, clusters: int = 1) -> dict[str
 
 
 @pytest.mark.parametrize("objects", [1, 40])
-async def test_hundreds_of_kilobytes_run(mesh: Mesh, driver: Driver, objects: int) -> None:
+async def test_hundreds_of_kilobytes_run(mesh: Mesh, driver: MeshClient, objects: int) -> None:
     name = f"bulky-{objects}"
     document = large(name, TAKEN - 2048, objects, clusters=2)
     assert TAKEN - 8192 < len(msgspec.json.encode(document)) <= TAKEN
@@ -68,7 +68,7 @@ async def test_hundreds_of_kilobytes_run(mesh: Mesh, driver: Driver, objects: in
 
 @pytest.mark.parametrize("size", [TAKEN + 4096, (1 << 20) - 1024, (1 << 20) + 4096, 5 << 20, 12 << 20])
 async def test_what_is_larger_is_refused_with_the_numbers(
-    mesh: Mesh, driver: Driver, tmp_path: Path, size: int
+    mesh: Mesh, driver: MeshClient, tmp_path: Path, size: int
 ) -> None:
     document = large("huge", size, 10)
     data = msgspec.json.encode(document)

@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import moorage.cli
 from moorage.bus import new_id
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.otlp_collector import Collector, Span
+from moorage_testkit.otlp_collector import OtlpCollector, Span
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Path(moorage.cli.__file__).parent / "example"
@@ -32,13 +32,13 @@ Scraped = dict[str, dict[str, Metric]]  # worker → family → it
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with Collector() as collector:
+def collector() -> Iterator[OtlpCollector]:
+    with OtlpCollector() as collector:
         yield collector
 
 
 @pytest.fixture(scope="module")
-def mesh(collector: Collector) -> Iterator[Mesh]:
+def mesh(collector: OtlpCollector) -> Iterator[Mesh]:
     """With traces, and some load."""
     mesh = Mesh("--fleet", str(EXAMPLE / "fleet.yaml"))
     mesh.environment |= collector.env
@@ -111,9 +111,9 @@ def value(family: Metric, sample: str, **labels: str) -> float:
 # --- traces
 
 
-def test_one_trace_leads_from_the_request_to_the_pods(mesh: Mesh, collector: Collector) -> None:
+def test_one_trace_leads_from_the_request_to_the_pods(mesh: Mesh, collector: OtlpCollector) -> None:
     trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    rest = Rest(mesh, "/v1")
+    rest = HttpClient(mesh, "/v1")
     document = yaml.safe_load((EXAMPLE / "application.yaml").read_text())
     answered = rest("POST", "/apply", document, traceparent=f"00-{trace}-{caller}-01")
     assert answered.status == 200, answered
@@ -149,9 +149,9 @@ def paths(spans: dict[str, Span], caller: str) -> list[list[str]]:
     return [path(span) for span in spans.values()]
 
 
-def test_one_trace_leads_from_the_end_to_the_pods(mesh: Mesh, collector: Collector) -> None:
+def test_one_trace_leads_from_the_end_to_the_pods(mesh: Mesh, collector: OtlpCollector) -> None:
     trace, caller = new_trace(), "4" * 16
-    rest = Rest(mesh, "/v1")
+    rest = HttpClient(mesh, "/v1")
     group = rest("POST", "/apply", application("ends")).body["group"]
     until(lambda: any(g["group"] == group and g["phase"] == "Running" for g in items(mesh)), "it runs")
     answered = rest("POST", f"/groups/{group}/terminate", {}, traceparent=f"00-{trace}-{caller}-01")
@@ -164,7 +164,7 @@ def test_one_trace_leads_from_the_end_to_the_pods(mesh: Mesh, collector: Collect
 
 def test_events_carry_the_trace(mesh: Mesh) -> None:
     trace = new_trace()
-    answered = Rest(mesh, "/v1")("POST", "/apply", application("traced"), traceparent=f"00-{trace}-{'1' * 16}-01")
+    answered = HttpClient(mesh, "/v1")("POST", "/apply", application("traced"), traceparent=f"00-{trace}-{'1' * 16}-01")
     assert answered.status == 200, answered
     until(
         lambda: any(g["group"].startswith("default/traced/") and g["phase"] == "Running" for g in items(mesh)),
@@ -337,10 +337,10 @@ def test_log_lines_are_data_without_secrets(mesh: Mesh) -> None:
 # --- what changes the mesh comes last
 
 
-def test_what_has_to_wait_goes_on_with_its_trace(mesh: Mesh, collector: Collector) -> None:
+def test_what_has_to_wait_goes_on_with_its_trace(mesh: Mesh, collector: OtlpCollector) -> None:
     """No cluster has room; then one does."""
     trace, caller = new_trace(), "2" * 16
-    rest = Rest(mesh, "/v1")
+    rest = HttpClient(mesh, "/v1")
     document = application("waits", cpu="900")
     assert rest("POST", "/apply", document, traceparent=f"00-{trace}-{caller}-01").status == 200
     until(lambda: any(path[-1] == "merger propose" for path in paths(collector.of(trace), caller)), "it was tried")

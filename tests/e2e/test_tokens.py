@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 import nats
 import pytest
 
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 Answered = tuple[int, dict[str, str], Any]
 
 
 def ask(mesh: Mesh, method: str, path: str, body: bytes | None = None, *, token: str | None = None) -> Answered:
-    answered = Rest(mesh, "")(method, path, body, token=token)
+    answered = HttpClient(mesh, "")(method, path, body, token=token)
     return answered.status, answered.headers, answered.body
 
 

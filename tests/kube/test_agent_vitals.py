@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 from moorage_testkit.control_plane import ControlPlane
-from moorage_testkit.otlp_collector import Collector
+from moorage_testkit.otlp_collector import OtlpCollector
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer, free_port
 
@@ -43,7 +43,7 @@ async def test_probes_metrics_and_the_end_of_a_trace(plane: ControlPlane, mesh: 
             while wanted not in await said(path):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
 
-    with Collector() as collector:
+    with OtlpCollector() as collector:
         env = os.environ | collector.env
         env |= {"MOORAGE_NATS_URL": nats.url, "MOORAGE_CLUSTER": "lab/edge-1", "MOORAGE_METRICS": f"127.0.0.1:{port}"}
         command = [sys.executable, "-m", "moorage.cli", "agent", "--kubeconfig", str(plane.kubeconfig)]

@@ -259,13 +259,13 @@ def _gone(mesh: Mesh, cluster: str) -> bool:
 
 
 def test_a_revoked_agent_is_cut_off_within_two_seconds(mesh: Mesh, tmp_path: Path) -> None:
-    from moorage.cli.state_dir import State
+    from moorage.cli.state_dir import StateDirectory
     from moorage.cli.up.agent_users import ask
 
     async def cut() -> float:
         import nats
 
-        seed = await asyncio.to_thread(ask, State(mesh.state), "add", "lab/other")
+        seed = await asyncio.to_thread(ask, StateDirectory(mesh.state), "add", "lab/other")
         cut_off = asyncio.Event()
 
         async def lost() -> None:
@@ -283,7 +283,7 @@ def test_a_revoked_agent_is_cut_off_within_two_seconds(mesh: Mesh, tmp_path: Pat
             error_cb=quiet,
         )
         started = time.monotonic()
-        await asyncio.to_thread(ask, State(mesh.state), "revoke", "lab/other")
+        await asyncio.to_thread(ask, StateDirectory(mesh.state), "revoke", "lab/other")
         async with asyncio.timeout(5):
             await cut_off.wait()
         took = time.monotonic() - started

@@ -14,7 +14,7 @@ import pytest
 
 from moorage_testkit.agent_process import AgentProcess
 from moorage_testkit.control_plane import ControlPlane
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 from .fleet import (  # noqa: F401 - fixtures
@@ -157,13 +157,13 @@ def test_an_update_in_place_keeps_pods_running(fleet: Fleet) -> None:
 
 
 @pytest.fixture
-def rest(mesh: Mesh) -> Iterator[Rest]:
-    rest = Rest(mesh)
+def rest(mesh: Mesh) -> Iterator[HttpClient]:
+    rest = HttpClient(mesh)
     rest.must(201, "POST", "/projects", {"metadata": {"name": "movers"}})
     yield rest
 
 
-def composed(rest: Rest, version: str, group: str, name: str, cluster: str, *, hold: bool = False) -> str:
+def composed(rest: HttpClient, version: str, group: str, name: str, cluster: str, *, hold: bool = False) -> str:
     """A composite application with one app, its group approved; names of objects are the version's own."""
     import json
 
@@ -199,7 +199,7 @@ def composed(rest: Rest, version: str, group: str, name: str, cluster: str, *, h
     return path
 
 
-def test_a_migration_across_clusters(fleet: Fleet, rest: Rest) -> None:
+def test_a_migration_across_clusters(fleet: Fleet, rest: HttpClient) -> None:
     """Another group takes the place: the old one ends when the new one runs, and not before."""
     _, (edge, other, _) = fleet
     old = composed(rest, "v1", "one", "web-one", "lab/edge-1")

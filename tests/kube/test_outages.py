@@ -13,7 +13,7 @@ from moorage_testkit.api_proxy import ApiProxy
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
-from moorage_testkit.tcp_proxy import FaultProxy
+from moorage_testkit.tcp_proxy import TcpProxy
 
 from .conftest import Mesh, Start, settled
 from .test_agent import CLUSTER, clean, config, config_path, there  # noqa: F401 - the fixture is for all tests here
@@ -120,7 +120,7 @@ async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
 ) -> None:
     """Its API server answers it, the mesh does not; the one that stands by has both."""
     monkeypatch.setattr(leader_election, "PATIENCE", 2.0)
-    async with FaultProxy(nats.port) as proxy:
+    async with TcpProxy(nats.port) as proxy:
         first = agents(plane, settings=Settings(proxy.url))
         await until(lambda: bool(mesh.nodes), 20)
         agents(plane)
@@ -148,7 +148,7 @@ async def test_agents_that_are_all_cut_off_stay_as_they_are(
 ) -> None:
     """Nobody could do better, so the lease stays where it is, and what was applied is kept."""
     monkeypatch.setattr(leader_election, "PATIENCE", 1.0)
-    async with FaultProxy(nats.port) as proxy:
+    async with TcpProxy(nats.port) as proxy:
         for _ in range(2):
             agents(plane, settings=Settings(proxy.url))
         await until(lambda: bool(mesh.nodes), 20)

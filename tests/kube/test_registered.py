@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moorage_testkit.control_plane import ControlPlane
-from moorage_testkit.http_client import Rest
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 
@@ -25,7 +25,7 @@ def test_registered_with_a_kubeconfig_it_is_in_the_fleet_and_runs_things(planes:
         },
     }
     with Mesh() as mesh:
-        rest, v1 = Rest(mesh, "/v2"), Rest(mesh, "/v1")
+        rest, v1 = HttpClient(mesh, "/v2"), HttpClient(mesh, "/v1")
         rest.must(201, "POST", "/cluster-providers", {"metadata": {"name": "site"}})
         clusters = "/cluster-providers/site/clusters"
         kubeconfig = Path(plane.kubeconfig).read_bytes()

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, Incoming, subjects
-from moorage.controllers.hardware.core.answers import Hpa
+from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.merger import wait_loop
 from moorage.merger.decider import GRACE
 from moorage.merger.worker import start
@@ -18,7 +18,7 @@ from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.groups import Decide
 from moorage.model.reasons import Reason
 from moorage_testkit.fleets import node
-from moorage_testkit.merger_harness import Clusters, Site, revision
+from moorage_testkit.merger_harness import Clusters, MergerHarness, revision
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -28,8 +28,8 @@ def clusters() -> Clusters:
 
 
 @pytest_asyncio.fixture
-async def site(nats: NatsServer, bus: Bus) -> AsyncIterator[Site]:
-    found = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+async def site(nats: NatsServer, bus: Bus) -> AsyncIterator[MergerHarness]:
+    found = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
     try:
         await found.open(1)
         await found.hpa()
@@ -60,12 +60,12 @@ class Memory:
         return only("lab/c-1")
 
 
-async def outcome(site: Site, number: int, name: str = "shop") -> str:
+async def outcome(site: MergerHarness, number: int, name: str = "shop") -> str:
     tried = await site.simulate(revision(name, number=number))
     return {one.name: one.outcome for one in tried.controllers}["memory"]
 
 
-async def test_an_answer_about_another_revision_is_not_used_again(site: Site) -> None:
+async def test_an_answer_about_another_revision_is_not_used_again(site: MergerHarness) -> None:
     memory = Memory()
     await site.controller("memory", memory.answer, policy="stale-ok", deadline_ms=100)
     assert await outcome(site, 1) == "answered"
@@ -75,7 +75,7 @@ async def test_an_answer_about_another_revision_is_not_used_again(site: Site) ->
     assert await outcome(site, 1, "another") == "timeout"
 
 
-async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: Site) -> None:
+async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: MergerHarness) -> None:
     """Most of the deadline is gone by then: another one took its time over the first question."""
     deadline = 0.4
     explained: list[str] = []
@@ -106,7 +106,9 @@ async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: S
     assert min(took) <= deadline + GRACE + 0.05, took
 
 
-async def test_what_waits_is_asked_about_again_now_and_then(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_asked_about_again_now_and_then(
+    site: MergerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where nobody says that anything has changed."""
     monkeypatch.setattr(wait_loop, "SWEEP", 0.3)
     allowed: list[str] = []

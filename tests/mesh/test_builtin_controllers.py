@@ -11,14 +11,14 @@ import msgspec
 import pytest_asyncio
 
 from moorage.bus import Bus, NoAnswer, subjects
-from moorage.candidates.decode import read_answer
+from moorage.candidates.decode import decode_answer
 from moorage.cli.workers import load
 from moorage.model.base import Model
 from moorage.model.candidates import Answer, Ask
 from moorage.model.reports import Report
 from moorage.model.shapes import Intent, Shape, ShapedApp
 from moorage_testkit.fleets import node
-from moorage_testkit.running_workers import at_work
+from moorage_testkit.running_workers import running_workers
 from moorage_testkit.servers import NatsServer, RedisServer
 
 CLUSTERS = ["lab/large", "lab/small"]
@@ -30,7 +30,7 @@ async def controllers(secure_nats: NatsServer, redis: RedisServer) -> AsyncItera
     await bus.provision()
     kinds = ("intents", "inventory", "hpa", "labels", "affinity")
     try:
-        async with at_work(*(load(kind)(secure_nats.settings(kind, redis.url)) for kind in kinds)) as workers:
+        async with running_workers(*(load(kind)(secure_nats.settings(kind, redis.url)) for kind in kinds)) as workers:
             for name, cpu in zip(CLUSTERS, ("8", "2"), strict=True):
                 report = Report(session="s", seq=1, kind="full", nodes=[node("n-0", cpu=cpu, memory="8Gi")], as_of=1)
                 await asked(bus, subjects.reports(name, "agent"), report, workers)
@@ -60,7 +60,7 @@ async def allowed(bus: Bus, name: str, ask: Ask) -> set[int]:
     """Ids that the controller allows, once it has seen both clusters."""
     answer = msgspec.convert(await asked(bus, subjects.candidates(name), ask), Answer)
     assert not answer.error, answer.error
-    mask = read_answer(answer, ["a"], {}, len(CLUSTERS)).apps[0].allowed
+    mask = decode_answer(answer, ["a"], {}, len(CLUSTERS)).apps[0].allowed
     return set(range(len(CLUSTERS))) if mask is None else {i for i in range(len(CLUSTERS)) if mask[i]}
 
 

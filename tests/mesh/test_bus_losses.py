@@ -12,7 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from moorage.bus import Bus, Lease, ordered_consumer
-from moorage.bus.ordered_consumer import Tail
+from moorage.bus.ordered_consumer import OrderedConsumer
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -22,15 +22,15 @@ class Lossy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lost: bytes) -> None:
         self.lost = list(lost)
-        received = Tail._received
+        received = OrderedConsumer._received
 
-        async def lossy(self_: Tail, msg: Msg) -> None:
+        async def lossy(self_: OrderedConsumer, msg: Msg) -> None:
             if msg.data in self.lost:
                 self.lost.remove(msg.data)
             else:
                 await received(self_, msg)
 
-        monkeypatch.setattr(Tail, "_received", lossy)
+        monkeypatch.setattr(OrderedConsumer, "_received", lossy)
 
 
 async def appended(bus: Bus, numbers: range) -> None:
@@ -114,9 +114,9 @@ def challenged(nats: NatsServer, told: Callable[[int], None]) -> threading.Threa
 
 async def test_a_holder_that_slept_is_not_sure_although_it_does_not_know_yet(nats: NatsServer, bus: Bus) -> None:
     lease = Lease(bus, "x", ttl=0.6)
-    assert not lease.sure
+    assert not lease.is_certain
     await lease.hold()
-    assert lease.sure
+    assert lease.is_certain
     taken: list[int] = []
     thread = challenged(nats, taken.append)
     end = time.monotonic() + 10
@@ -124,10 +124,10 @@ async def test_a_holder_that_slept_is_not_sure_although_it_does_not_know_yet(nat
         time.sleep(0.02)  # noqa: ASYNC251 - the whole process of the holder stands still
     assert taken and taken[0] > lease.generation
     assert lease.generation and not lease.lost.is_set(), "nobody has told it"
-    assert not lease.sure
+    assert not lease.is_certain
     async with asyncio.timeout(3):
         await lease.lost.wait()
-    assert not lease.sure
+    assert not lease.is_certain
     thread.join()
 
 
@@ -135,8 +135,8 @@ async def test_a_holder_is_unsure_before_anybody_else_may_be_one(bus: Bus) -> No
     """Of its time it leaves a quarter to whoever has asked it just before."""
     lease = Lease(bus, "x", ttl=0.8)
     await lease.hold()
-    assert lease.sure
+    assert lease.is_certain
     time.sleep(0.75 * 0.8)  # noqa: ASYNC251
-    assert lease.generation and not lease.sure
+    assert lease.generation and not lease.is_certain
     await lease.release()
-    assert not lease.sure
+    assert not lease.is_certain

@@ -22,9 +22,9 @@ from redis.exceptions import ResponseError
 
 from moorage.bus import Bus, NoAnswer, Settings, subjects
 from moorage.bus.stores import Bucket
-from moorage.fleet import Epoch, Fleet, Follower, Writer
-from moorage.fleet.delta import Patch, encode
-from moorage.fleet.redis_store import CURRENT, STREAM, Store
+from moorage.fleet import Epoch, Fleet, FleetFollower, FleetWriter
+from moorage.fleet.delta import FleetDelta, encode
+from moorage.fleet.redis_store import CURRENT, STREAM, FleetStore
 from moorage.inventory.core.cluster_ids import ClusterRecord
 from moorage.inventory.worker import main
 from moorage.model.events import Event
@@ -45,7 +45,7 @@ class Site:
         self.bus, self.settings = bus, settings
         self.tasks: list[asyncio.Task[None]] = []
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.followers: list[Follower] = []
+        self.followers: list[FleetFollower] = []
         self.events: list[Event] = []
         self.seqs: dict[str, int] = {}
         self.session = itertools.count()
@@ -68,7 +68,7 @@ class Site:
 
     async def follow(self) -> Fleet:
         fleet = Fleet()
-        follower = Follower(self.settings.redis_url, fleet)
+        follower = FleetFollower(self.settings.redis_url, fleet)
         self.followers.append(follower)
         await asyncio.wait_for(follower.start(), 20)
         return fleet
@@ -267,7 +267,7 @@ async def test_redis_comes_back_with_an_older_memory(site: Site, redis: RedisSer
         await pipe.execute()
 
     async def loaded() -> bool:
-        store, late = Store(redis.url), Fleet()
+        store, late = FleetStore(redis.url), Fleet()
         try:
             current = await store.current()
             late = await store.read(current) if current.generation else late
@@ -567,9 +567,9 @@ async def test_what_a_broker_lost_of_events_is_said_again_once(site: Site, nats:
 
 
 async def test_a_follower_that_finds_a_gap_or_nonsense_loads_whole(redis: RedisServer) -> None:
-    writer, store, fleet = writer_of({"p/a": nodes()}), Store(redis.url), Fleet()
+    writer, store, fleet = writer_of({"p/a": nodes()}), FleetStore(redis.url), Fleet()
     await store.rewrite(1, 1, writer)
-    follower = Follower(redis.url, fleet)
+    follower = FleetFollower(redis.url, fleet)
     await follower.start()
     assert (follower.loads, fleet.ids) == (1, {"p/a": 0})
 
@@ -635,9 +635,9 @@ async def test_labels_that_change_all_the_time_are_forgotten(site: Site) -> None
 
 async def test_a_follower_believes_the_newer_of_two_generations(redis: RedisServer) -> None:
     old, new = writer_of({"p/a": nodes(cpu="1")}), writer_of({"p/a": nodes(cpu="2")})
-    store, fleet = Store(redis.url), Fleet()
+    store, fleet = FleetStore(redis.url), Fleet()
     await store.rewrite(1, 1, old)
-    follower = Follower(redis.url, fleet)
+    follower = FleetFollower(redis.url, fleet)
     await follower.start()
     await store.rewrite(2, 1, new)
     await until(lambda: fleet.epoch.generation == 2)
@@ -660,13 +660,13 @@ async def test_a_follower_believes_the_newer_of_two_generations(redis: RedisServ
 
 
 async def test_a_follower_starts_before_there_is_a_fleet(redis: RedisServer) -> None:
-    fleet, store = Fleet(), Store(redis.url)
-    follower = Follower(redis.url, fleet)
+    fleet, store = Fleet(), FleetStore(redis.url)
+    follower = FleetFollower(redis.url, fleet)
     starting = asyncio.create_task(follower.start())
-    await store.redis.xadd(STREAM, {"p": encode(Patch(1, 1))}, id="1-1")
+    await store.redis.xadd(STREAM, {"p": encode(FleetDelta(1, 1))}, id="1-1")
     done, _ = await asyncio.wait({starting}, timeout=0.5)
     assert not done, "half a fleet is none"
-    await store.rewrite(1, 2, Writer())
+    await store.rewrite(1, 2, FleetWriter())
     await asyncio.wait_for(starting, 5)
     assert follower.healthy
     await follower.stop()

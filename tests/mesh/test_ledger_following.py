@@ -11,21 +11,21 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus
-from moorage.controllers.hardware.core.answers import Hpa
+from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.ledger import LOG, LedgerLost, open_ledger, read_snapshot, write_snapshot
 from moorage.ledger.follower import SNAPSHOTS
 from moorage.merger import wait_loop
 from moorage.merger.worker import start
 from moorage.model.claims import Commit, Release, Withdrawal
-from moorage_testkit.committers import Party, pod_on
+from moorage_testkit.committers import TestCommitter, pod_on
 from moorage_testkit.fleets import node
 from moorage_testkit.invariants import read_log
-from moorage_testkit.merger_harness import Clusters, Site, group, revision
+from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision
 from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
-Join = Callable[[], Awaitable[Party]]
+Join = Callable[[], Awaitable[TestCommitter]]
 
 
 def clusters() -> Clusters:
@@ -35,10 +35,10 @@ def clusters() -> Clusters:
 @pytest_asyncio.fixture
 async def join(nats: NatsServer, bus: Bus) -> AsyncIterator[Join]:
     """Another one that reads and writes the log."""
-    joined: list[Party] = []
+    joined: list[TestCommitter] = []
 
-    async def one() -> Party:
-        joined.append(await Party(nats, clusters).open())
+    async def one() -> TestCommitter:
+        joined.append(await TestCommitter(nats, clusters).open())
         return joined[-1]
 
     yield one
@@ -46,12 +46,12 @@ async def join(nats: NatsServer, bus: Bus) -> AsyncIterator[Join]:
         await party.bus.close()
 
 
-async def filled(party: Party, names: str) -> None:
+async def filled(party: TestCommitter, names: str) -> None:
     for i, name in enumerate(names):
         await party.commit(pod_on(name, f"lab/c-{i % 4}", f"n-{i // 4 % 2}"))
 
 
-def same(one: Party, other: Party) -> bool:
+def same(one: TestCommitter, other: TestCommitter) -> bool:
     mine, others = one.follower.ledger, other.follower.ledger
     known = mine.seq == others.seq and mine.claims == others.claims and mine.standing == others.standing
     return known and one.free == other.free
@@ -129,7 +129,7 @@ async def test_a_merger_that_starts_late_has_the_snapshot_and_the_rest_of_the_lo
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait_loop, "SNAPSHOT_EVERY", 3)
-    site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+    site = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
     try:
         await site.open(1)
         await site.hpa()

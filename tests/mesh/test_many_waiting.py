@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from moorage.bus import Bus, Incoming, subjects
-from moorage.controllers.hardware.core.answers import Hpa
-from moorage.fleet import row
+from moorage.controllers.hardware.core.answers import HardwareAnswers
+from moorage.fleet import normalize_node
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import ShapedApp
 from moorage_testkit.fleets import node
-from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -31,10 +31,10 @@ def clusters() -> Clusters:
 
 
 @asynccontextmanager
-async def opened(nats: NatsServer, bus: Bus, only: str = "") -> AsyncIterator[tuple[Site, list[str]]]:
+async def opened(nats: NatsServer, bus: Bus, only: str = "") -> AsyncIterator[tuple[MergerHarness, list[str]]]:
     """Half of the shapes are of their own."""
     asked: list[str] = []
-    site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+    site = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
     try:
         await site.open(1)
         await site.hpa()
@@ -63,20 +63,20 @@ def pinned_to(cluster: str) -> Callable[[Incoming], Awaitable[Answer]]:
     return answer
 
 
-def waiting(site: Site) -> int:
+def waiting(site: MergerHarness) -> int:
     (merger,) = site.mergers
     return sum(w.attempt is not None for p in merger.pending for w in p.waiting.groups.values())
 
 
-def has(site: Site, cluster: str, *nodes: NodeReport) -> None:
+def has(site: MergerHarness, cluster: str, *nodes: NodeReport) -> None:
     rows = []
     for number, one in enumerate(nodes):
         one.name = f"n-{number}"
-        rows.append(row(one)[0])
+        rows.append(normalize_node(one)[0])
     site.report(cluster, lambda writer, cid: writer.put(cid, cluster, rows, whole=True))
 
 
-async def rounds(site: Site, seconds: float) -> None:
+async def rounds(site: MergerHarness, seconds: float) -> None:
     """Long enough for the merger to have looked at what changed."""
     await asyncio.sleep(seconds)
     await until(lambda: bool(site.mergers[0].pending))

@@ -12,8 +12,8 @@ import pytest
 
 from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
-from moorage.controllers.hardware.core.answers import Hpa
-from moorage.fleet import row
+from moorage.controllers.hardware.core.answers import HardwareAnswers
+from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE, decode
 from moorage.ledger import newest_snapshot
 from moorage.merger import wait_loop
@@ -21,12 +21,12 @@ from moorage.merger.concurrency import AT_ONCE
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
-from moorage.model.desired import Removed
+from moorage.model.desired import ClaimsRemoved
 from moorage.model.groups import Decide, Stored, Withdraw
 from moorage.model.shapes import Shape, ShapedApp
 from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.invariants import counting_pods, read_log
-from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -36,8 +36,10 @@ Opener = Callable[..., Any]
 @pytest.fixture
 def site(nats: NatsServer, bus: Bus) -> Opener:
     @asynccontextmanager
-    async def opened(clusters: Callable[[], Clusters], mergers: int = 1, *, hpa: bool = True) -> AsyncIterator[Site]:
-        site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+    async def opened(
+        clusters: Callable[[], Clusters], mergers: int = 1, *, hpa: bool = True
+    ) -> AsyncIterator[MergerHarness]:
+        site = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
         try:
             await site.open(mergers)
             if hpa:
@@ -83,7 +85,7 @@ async def test_what_does_not_fit_says_why_and_is_placed_when_room_comes(site: Op
         await until(lambda: group("big") not in s.ledger.standing)
         assert len(s.ledger.claims) == 3
         claim = next(c for c in s.ledger.claims.values() if c.claim.cluster == "lab/c-1")
-        removed = Removed(claims=[claim.claim.id], cluster="lab/c-1", as_of=5.0)
+        removed = ClaimsRemoved(claims=[claim.claim.id], cluster="lab/c-1", as_of=5.0)
         await s.bus.publish(subjects.MERGER_REMOVED, removed)
         await asyncio.sleep(0.2)
         assert claim.claim.id in s.ledger.claims, "no later report yet"
@@ -468,12 +470,12 @@ async def test_a_silent_controller_does_not_cost_each_group_its_deadline(site: O
         assert asyncio.get_running_loop().time() - started < 5
 
 
-def put(site: Site, cid: int, name: str, **more: Any) -> None:
+def put(site: MergerHarness, cid: int, name: str, **more: Any) -> None:
     for writer in site.writers:
-        writer.put(cid, name, [row(node("n-0", cpu="4"))[0]], **more)
+        writer.put(cid, name, [normalize_node(node("n-0", cpu="4"))[0]], **more)
 
 
-async def waits(site: Site, name: str) -> None:
+async def waits(site: MergerHarness, name: str) -> None:
     """Refused, and nothing is tried again: who looks after it knows all that there is."""
 
     def refused() -> bool:
@@ -530,7 +532,7 @@ async def test_everything_that_waits_is_tried_now_and_then(site: Opener, monkeyp
         assert group("shop") not in s.ledger.standing
         monkeypatch.setattr(wait_loop, "SWEEP", 1.5)
         s.report("lab/c-2", lambda w, cid: w.hear(cid, 9.0))
-        await s.bus.publish(subjects.MERGER_REMOVED, Removed(claims=[], cluster="lab/c-2"))  # wakes, helps nobody
+        await s.bus.publish(subjects.MERGER_REMOVED, ClaimsRemoved(claims=[], cluster="lab/c-2"))  # wakes, helps nobody
         await s.attempt("shop", "Placed", 5)
 
 
@@ -552,7 +554,9 @@ async def test_changes_that_come_together_are_one_round(site: Opener, monkeypatc
         s.mergers[0].decider.decide = counted
         began = asyncio.get_running_loop().time()
         for i in range(6):
-            s.report("lab/c-0", lambda w, cid, i=i: w.put(cid, "lab/c-0", [row(node(f"more-{i}", cpu="4"))[0]]))
+            s.report(
+                "lab/c-0", lambda w, cid, i=i: w.put(cid, "lab/c-0", [normalize_node(node(f"more-{i}", cpu="4"))[0]])
+            )
             await asyncio.sleep(0.01)
         await asyncio.sleep(1.5)
         assert len(tried) == 1 and tried[0] - began >= 0.5
@@ -591,7 +595,7 @@ async def test_another_merger_takes_over_what_waits(site: Opener) -> None:
         await s.buses[holder].close()
         del s.mergers[holder]
         await until(lambda: bool(s.mergers[0].pending), 15)
-        made, _ = row(node("n-9", cpu="2"))
+        made, _ = normalize_node(node("n-9", cpu="2"))
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", [made]))
         await s.attempt("second", "Placed")
         # n-9 is not in the fleet the checker knows.

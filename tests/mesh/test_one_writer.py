@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from moorage.bus import Bus
-from moorage.bus.fenced_bucket import Owned, Superseded
+from moorage.bus.fenced_bucket import FencedBucket, Superseded
 
 
 def value(generation: int, what: str = "") -> bytes:
@@ -19,7 +19,7 @@ async def stands(bus: Bus) -> bytes | None:
 
 
 async def test_the_older_one_gives_way(bus: Bus) -> None:
-    older, newer = (Owned(bus.bucket("moorage-desired"), generation) for generation in (3, 7))
+    older, newer = (FencedBucket(bus.bucket("moorage-desired"), generation) for generation in (3, 7))
     await older.put("k", value(3))
     entry = await bus.bucket("moorage-desired").get("k")
     assert entry is not None
@@ -32,10 +32,10 @@ async def test_the_older_one_gives_way(bus: Bus) -> None:
 
 
 async def test_the_newer_one_overwrites_what_the_older_one_wrote_last(bus: Bus) -> None:
-    older, newer = (Owned(bus.bucket("moorage-desired"), generation) for generation in (3, 7))
+    older, newer = (FencedBucket(bus.bucket("moorage-desired"), generation) for generation in (3, 7))
     await older.put("k", value(3))
     await newer.put("k", value(7))  # it was not there when it looked
-    older, newer = (Owned(bus.bucket("moorage-desired"), generation) for generation in (8, 9))
+    older, newer = (FencedBucket(bus.bucket("moorage-desired"), generation) for generation in (8, 9))
     await older.put("k", value(8))
     await newer.delete("k")  # never seen, so not ours to take away
     assert await stands(bus) == value(8)
@@ -49,7 +49,7 @@ async def test_the_newer_one_overwrites_what_the_older_one_wrote_last(bus: Bus) 
 
 async def test_what_the_broker_lost_is_noticed(bus: Bus) -> None:
     bucket = bus.bucket("moorage-desired")
-    mine = Owned(bucket, 3)
+    mine = FencedBucket(bucket, 3)
     await mine.put("k", value(3))
     before = await bucket.get("k")
     assert before is not None and not mine.differs("k", before.revision)

@@ -20,17 +20,17 @@ from moorage.bus.connection import Incoming
 from moorage.ledger import LedgerFollower, open_ledger
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
 from moorage.model.controllers import Controller
-from moorage.model.desired import ActionAnswer, ActionAsk, Contribution, DiffReply, GroupStatus, Removed
+from moorage.model.desired import ActionAnswer, ActionAsk, ClaimsRemoved, Contribution, DiffReply, GroupStatus
 from moorage.model.events import Event
 from moorage.model.groups import GroupRecord, Revision, State
 from moorage.model.names import group_tokens
 from moorage.model.reports import Report, ReportReply
 from moorage.model.shapes import ShapedApp
-from moorage.patcher.agent_api import Agents
-from moorage.patcher.group_queue import Desk
+from moorage.patcher.agent_api import AgentApi
+from moorage.patcher.group_queue import GroupQueue
 from moorage.sim.core.fleet_documents import decode, expand
-from moorage.sim.core.simulator import Core
-from moorage.sim.worker import Simulator
+from moorage.sim.core.simulator import Simulator
+from moorage.sim.worker import SimulatorWorker
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -55,7 +55,7 @@ class World:
         self.nats, self.bus = nats, bus
         self.process: subprocess.Popen[bytes] | None = None
         self.follower: LedgerFollower
-        self.sim: Simulator
+        self.sim: SimulatorWorker
         self.events: list[tuple[str, str]] = []
         self.statuses: dict[str, GroupStatus] = {}
         self.live: dict[str, dict[str, str]] = {}  # pod → claim, per cluster
@@ -68,7 +68,7 @@ class World:
         await bus.subscribe(subjects.MERGER_REMOVED, self._removed)
         await bus.bucket("moorage-status").mirror(self._status)
         self.follower = await open_ledger(bus)
-        self.sim = Simulator(bus, Core(new_id()))
+        self.sim = SimulatorWorker(bus, Simulator(new_id()))
         await self.sim.start()
         document = {"clusters": [{"name": "c", "provider": "lab", "count": clusters, "nodes": [NODE]}]}
         await self.sim.fill(expand(decode(document)))
@@ -104,7 +104,7 @@ class World:
             self.statuses[status.group] = status
 
     def _removed(self, _subject: str, data: bytes) -> None:
-        removed = msgspec.json.decode(data, type=Removed)
+        removed = msgspec.json.decode(data, type=ClaimsRemoved)
         if self.releasing:
             assert not set(removed.claims) & set(self.live[removed.cluster].values()), "confirmed while pods run"
             self.bus.spawn(self.commit(Commit(id=new_id(), releases=[Release(claims=removed.claims)])))
@@ -363,8 +363,8 @@ async def test_who_may_have_been_replaced_answers_no_agent(world: World) -> None
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     confirm = {"group": G, "app": "front", "version": 99, "objects": []}
     lease = SimpleNamespace(sure=True)
-    desk = Desk(world.bus.bucket("moorage-revisions"))
-    agents = Agents(world.bus, desk, world.follower, 1, 0, lambda: lease.sure)
+    desk = GroupQueue(world.bus.bucket("moorage-revisions"))
+    agents = AgentApi(world.bus, desk, world.follower, 1, 0, lambda: lease.sure)
     saying = Incoming("moorage.desired.confirm.lab.c-0", msgspec.json.encode(confirm), "")
     asking = Incoming("moorage.desired.get.lab.c-0", b"{}", "")
     lease.sure = False

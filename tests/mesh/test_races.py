@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from moorage.bus import Bus, Conflict, NoAnswer, Settings, subjects
-from moorage.controllers.hardware.core.answers import Hpa
-from moorage.fleet.redis_store import Store
+from moorage.controllers.hardware.core.answers import HardwareAnswers
+from moorage.fleet.redis_store import FleetStore
 from moorage.ledger import (
     Changes,
     Committed,
@@ -33,17 +33,17 @@ from moorage.merger.worker import start
 from moorage.model.claims import Commit, Decision, Reassign, Release, Withdrawal
 from moorage.model.groups import Decide
 from moorage.model.shapes import ShapedApp
-from moorage_testkit.committers import Party, at_the_log, pod_on
+from moorage_testkit.committers import TestCommitter, at_the_log, pod_on
 from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.invariants import counting_pods, read_log, violations
-from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer, RedisServer
 
 
 @asynccontextmanager
-async def opened(nats: NatsServer, bus: Bus, nodes: int, mergers: int) -> AsyncIterator[Site]:
-    site = Site(nats, bus, lambda: scarce(nodes), start, lambda fleet: Hpa(fleet).answer)
+async def opened(nats: NatsServer, bus: Bus, nodes: int, mergers: int) -> AsyncIterator[MergerHarness]:
+    site = MergerHarness(nats, bus, lambda: scarce(nodes), start, lambda fleet: HardwareAnswers(fleet).answer)
     try:
         await site.open(mergers)
         await site.hpa()
@@ -91,7 +91,7 @@ async def test_groups_of_all_sizes_never_share_room(nats: NatsServer, bus: Bus, 
         for record in rng.sample(records, 10):
             await s.store(record, "Terminated")
             await s.bus.publish(subjects.GROUPS_WITHDRAW, b'{"group":"%s","revision":1}' % record.group.encode())
-        await until(lambda: sum(1 for r in records if s.ledger.ended.get(r.group)) >= 1, 10)
+        await until(lambda: sum(1 for r in records if s.ledger.ended_revisions.get(r.group)) >= 1, 10)
 
 
 # -- committers -------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ async def test_who_lost_a_place_is_decided_anew_in_its_turn(nats: NatsServer, bu
 
 
 async def test_batches_are_bounded_and_too_large_ones_refused(nats: NatsServer, bus: Bus) -> None:
-    party = await Party(nats, scarce).open()
+    party = await TestCommitter(nats, scarce).open()
     many = [Withdrawal(group=group(f"g{i}"), revision=1) for i in range(100)]
     results = await asyncio.gather(*(party.committer.commit(w) for w in many))
     assert all(isinstance(r, Committed) for r in results)
@@ -175,7 +175,7 @@ async def test_who_won_over_others_lets_them_have_their_turn(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "PAUSE", 0.3)
-    first, second = [await Party(nats, scarce).open() for _ in range(2)]
+    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
 
     async def two_batches(start: int) -> float:
         loop = asyncio.get_running_loop()
@@ -203,7 +203,7 @@ async def test_who_won_over_others_lets_them_have_their_turn(
 class Forgetful:
     """The log, but acknowledgements get lost: some after the message stood, some before it was sent."""
 
-    def __init__(self, party: Party, lose: list[str]) -> None:
+    def __init__(self, party: TestCommitter, lose: list[str]) -> None:
         self._log, self._lose = party.committer._log, lose
 
     async def append(self, data: bytes, *, expected: int) -> int:
@@ -223,7 +223,7 @@ class Forgetful:
     "lose", [["acknowledgement"], ["message"], ["message", "acknowledgement"], ["acknowledgement", "message"]]
 )
 async def test_a_lost_acknowledgement_is_settled_by_looking(nats: NatsServer, bus: Bus, lose: list[str]) -> None:
-    party = await Party(nats, scarce).open()
+    party = await TestCommitter(nats, scarce).open()
     party.committer._log = Forgetful(party, lose)  # type: ignore[assignment]
     result = await party.commit(pod_on("once"))
     assert isinstance(result, Committed)
@@ -236,7 +236,7 @@ async def test_a_lost_acknowledgement_is_settled_by_looking(nats: NatsServer, bu
 
 
 async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus) -> None:
-    parties = [await Party(nats, scarce).open() for _ in range(2)]
+    parties = [await TestCommitter(nats, scarce).open() for _ in range(2)]
     await parties[0].committer.commit(Withdrawal(group=group("gone"), revision=1))
     result = await parties[1].commit(pod_on("gone"))
     assert isinstance(result, Dropped) or group("gone") not in parties[1].follower.ledger.standing
@@ -250,7 +250,7 @@ async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus)
 async def test_a_claim_that_is_kept_may_lose_its_room_before_the_decision_that_keeps_it(
     nats: NatsServer, bus: Bus, how: str
 ) -> None:
-    first, second = [await Party(nats, scarce).open() for _ in range(2)]
+    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
     await first.commit(pod_on("kept", cpu=2000))
     again = pod_on("kept", cpu=2000, number=2, ident="again")
     if how == "released":
@@ -275,7 +275,7 @@ async def test_a_claim_that_is_kept_may_lose_its_room_before_the_decision_that_k
 async def test_what_is_withdrawn_in_the_same_commit_is_not_said_to_stand(
     nats: NatsServer, bus: Bus, withdrawal: str
 ) -> None:
-    party = await Party(nats, scarce).open()
+    party = await TestCommitter(nats, scarce).open()
     entries: list[Decision | Withdrawal] = [
         pod_on("gone"),
         Withdrawal(group=group("gone"), revision=1),
@@ -300,7 +300,7 @@ async def test_where_pods_went_and_what_is_decided_for_them_are_not_said_in_one_
     nats: NatsServer, bus: Bus
 ) -> None:
     """Where they went is where the pods of before are; the decision may be of more."""
-    party = await Party(nats, scarce).open()
+    party = await TestCommitter(nats, scarce).open()
     await party.commit(pod_on("g"))
     moved = Reassign(claim="claim-g", slots=pod_on("g", at="n-1").claims[0].slots)
     more = pod_on("g", cpu=1500, number=2, ident="more")
@@ -318,7 +318,7 @@ async def test_where_pods_went_and_what_is_decided_for_them_are_not_said_in_one_
 
 async def test_a_commit_that_was_settled_is_named_by_its_own_number(nats: NatsServer, bus: Bus) -> None:
     """Others append while it is settled whether it stands."""
-    first, second = [await Party(nats, scarce).open() for _ in range(2)]
+    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
     settle = first.committer._settle
 
     async def others_meanwhile(ident: str, expected: int) -> bool:
@@ -335,13 +335,13 @@ async def test_a_commit_that_was_settled_is_named_by_its_own_number(nats: NatsSe
 
 
 async def test_a_reader_begins_with_the_snapshot_and_survives_a_purge(nats: NatsServer, bus: Bus) -> None:
-    party, reader = await Party(nats, scarce).open(), await Party(nats, scarce).open()
+    party, reader = await TestCommitter(nats, scarce).open(), await TestCommitter(nats, scarce).open()
     for i in range(6):
         await party.commit(pod_on(f"g{i}", f"lab/c-{i % 4}", f"n-{i // 4}"))
         await write_snapshot(bus, party.follower.ledger)
     assert await bus.log("MOORAGE_LEDGER").first() == 6, "what comes before the second-newest snapshot is purged"
     assert len([n for n in await bus.objects("moorage-snapshots").names() if n.startswith("ledger-")]) == 2
-    late = await Party(nats, scarce).open()
+    late = await TestCommitter(nats, scarce).open()
     assert late.follower.ledger.claims == party.follower.ledger.claims
     await until(lambda: reader.follower.ledger.seq == 6)
     await late.commit(pod_on("more", "lab/c-3", "n-1"))
@@ -356,7 +356,7 @@ async def test_a_reader_begins_with_the_snapshot_and_survives_a_purge(nats: Nats
         await p.bus.close()
 
 
-async def two_snapshots(party: Party) -> list[str]:
+async def two_snapshots(party: TestCommitter) -> list[str]:
     for i in range(2):
         await party.commit(pod_on(f"g{i}"))
         await write_snapshot(party.bus, party.follower.ledger)
@@ -383,12 +383,12 @@ async def test_a_snapshot_that_cannot_be_read_is_passed_over(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(follower, "PATIENCE", 0.5)
-    party = await Party(nats, scarce).open()
+    party = await TestCommitter(nats, scarce).open()
     older, newest = await two_snapshots(party)
     assert await newest_snapshot(bus) == 2
     await damage(bus, newest, how)
     assert (await read_snapshot(bus)).seq == 1
-    late = await Party(nats, scarce).open()
+    late = await TestCommitter(nats, scarce).open()
     assert late.follower.ledger.claims == party.follower.ledger.claims
     # Where none is left and the log begins later, nothing is made up, and who must act is told how.
     await damage(bus, older, how)
@@ -409,7 +409,7 @@ async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) ->
         if any(d.id == "too much" for d in commit.decisions):
             raise KeyError("too much")
 
-    writer, *others = [await Party(nats, scarce).open() for _ in range(3)]
+    writer, *others = [await TestCommitter(nats, scarce).open() for _ in range(3)]
     for party in others:
         party.follower.on_fold.insert(0, cannot)
     reader, committer = others
@@ -428,7 +428,7 @@ async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) ->
 
 
 async def test_who_was_told_half_of_a_ledger_ends(nats: NatsServer, bus: Bus) -> None:
-    party = await Party(nats, scarce).open()
+    party = await TestCommitter(nats, scarce).open()
 
     def cannot(_ledger: Ledger) -> None:
         raise KeyError("told in part")
@@ -441,7 +441,7 @@ async def test_who_was_told_half_of_a_ledger_ends(nats: NatsServer, bus: Bus) ->
 
 
 async def test_nothing_is_committed_onto_what_was_folded_in_part(nats: NatsServer, bus: Bus) -> None:
-    first, second = [await Party(nats, scarce).open() for _ in range(2)]
+    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
 
     def cannot(_commit: Commit, _changes: Changes) -> None:
         raise KeyError("told in part")
@@ -495,10 +495,10 @@ async def test_mergers_killed_and_the_broker_restarted_in_the_middle(
     """Whatever dies when: in the end exactly what fits is placed, and the log holds together."""
     settings = Settings(nats.url, "", redis.url)
     writer = writer_of(scarce(6))
-    store = Store(redis.url)
+    store = FleetStore(redis.url)
     await store.rewrite(1, 1, writer)
     records = [revision(f"g{i}", at=f"{i:03}") for i in range(60)]
-    site = Site(nats, bus, lambda: scarce(6), start, lambda fleet: Hpa(fleet).answer)
+    site = MergerHarness(nats, bus, lambda: scarce(6), start, lambda fleet: HardwareAnswers(fleet).answer)
     hpa = await Bus.connect(nats.settings(), worker="hpa")
     try:
         site.buses.append(hpa)

@@ -8,14 +8,14 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, subjects
-from moorage.controllers.hardware.core.answers import Hpa
+from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.merger.worker import start
 from moorage.model.claims import Claim
-from moorage.model.desired import Removed
+from moorage.model.desired import ClaimsRemoved
 from moorage.model.groups import Withdraw
 from moorage.model.shapes import ShapedApp
 from moorage_testkit.fleets import node
-from moorage_testkit.merger_harness import Clusters, Site, group, revision, shape
+from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -29,7 +29,7 @@ def clusters() -> Clusters:
 class Ended:
     """A group that ran on three clusters and has ended; nothing of it is released yet."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: MergerHarness) -> None:
         self.site = site
         self.claims: dict[str, Claim] = {}
         self._last = 100.0
@@ -46,7 +46,7 @@ class Ended:
         await until(lambda: group("shop") not in s.ledger.standing)
 
     async def confirmed(self, claim: Claim, by: str, as_of: float, gone: bool = False) -> None:
-        removed = Removed(claims=[claim.id], cluster=by, as_of=as_of, gone=gone)
+        removed = ClaimsRemoved(claims=[claim.id], cluster=by, as_of=as_of, gone=gone)
         await self.site.bus.publish(subjects.MERGER_REMOVED, removed)
 
     def reported(self, cluster: str, as_of: float, pods: dict[str, dict[str, int]]) -> None:
@@ -69,7 +69,7 @@ class Ended:
 
 @pytest_asyncio.fixture
 async def ended(nats: NatsServer, bus: Bus) -> AsyncIterator[Ended]:
-    site = Site(nats, bus, clusters, start, lambda fleet: Hpa(fleet).answer)
+    site = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
     try:
         await site.open(1)
         await site.hpa()

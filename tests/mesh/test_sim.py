@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, NoAnswer, subjects
-from moorage.fleet import Fleet, Follower
+from moorage.fleet import Fleet, FleetFollower
 from moorage.model.events import Event
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer, RedisServer
@@ -73,7 +73,7 @@ async def world(nats: NatsServer, redis: RedisServer, bus: Bus) -> AsyncIterator
     # Both serve before anything is asked of them.
     for kind in ("inventory", "sim"):
         await _ready(bus, kind)
-    follower = Follower(redis.url, made.fleet)
+    follower = FleetFollower(redis.url, made.fleet)
     await follower.start()
     yield made
     await follower.stop()

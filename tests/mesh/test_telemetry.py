@@ -23,7 +23,7 @@ import structlog
 
 from moorage.bus import Bus, Incoming
 from moorage.model.problems import Refused, not_found
-from moorage.telemetry import HANDLED, Vitals, configure, handling, listen, shown, tracing, url_of
+from moorage.telemetry import HANDLED, ProcessHealth, configure, handling, listen, serve_health, tracing, url_of
 from moorage.telemetry.health import CURRENT
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer, RedisServer, free_port
@@ -95,10 +95,10 @@ async def _provision(nats: NatsServer) -> None:
 
 
 async def test_an_endpoint_answers_probes_only() -> None:
-    vitals = Vitals("merger")
+    vitals = ProcessHealth("merger")
     sock = listen("127.0.0.1:0")
     base = url_of(sock).removesuffix("/metrics")
-    async with shown(vitals, sock):
+    async with serve_health(vitals, sock):
         port = sock.getsockname()[1]
         assert await asyncio.to_thread(ready, port) == (503, "missing: NATS")
         vitals.waits_for = "the log"

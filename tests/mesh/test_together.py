@@ -20,7 +20,7 @@ from moorage.model.shapes import ShapedApp
 from moorage.sdk import Allowed, Declared, allow, run
 from moorage.sdk.runtime import AT_ONCE
 from moorage_testkit.polling import until
-from moorage_testkit.running_workers import at_work
+from moorage_testkit.running_workers import running_workers
 from moorage_testkit.servers import NatsServer, RedisServer
 
 NAME = "odd"
@@ -71,7 +71,7 @@ async def bus(secure_nats: NatsServer, redis: RedisServer, odd: Odd) -> AsyncIte
     mains = [load(kind)(secure_nats.settings(kind, redis.url)) for kind in ("intents", "inventory")]
     merger = await Bus.connect(secure_nats.settings("merger"), worker="merger")
     try:
-        async with at_work(*mains, run(secure_nats.settings("controller", redis.url), [one])):
+        async with running_workers(*mains, run(secure_nats.settings("controller", redis.url), [one])):
             await until(lambda: token(NAME) in known, seconds=20)
             assert known[token(NAME)].together
             yield merger

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver
+from moorage_testkit.mesh_client import MeshClient
 
 MakeMesh = Callable[..., Mesh]
 
@@ -41,7 +41,7 @@ def make_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeMesh]:
 
 
 @pytest_asyncio.fixture
-async def driver(mesh: Mesh) -> AsyncIterator[Driver]:
+async def driver(mesh: Mesh) -> AsyncIterator[MeshClient]:
     """Of the module's mesh."""
-    async with Driver(mesh) as found:
+    async with MeshClient(mesh) as found:
         yield found

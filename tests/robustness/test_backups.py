@@ -22,7 +22,7 @@ from moorage.cli.commands.backup import LEASES, STREAMS, taken
 from moorage.ledger import open_ledger
 from moorage.model.names import group_tokens
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, room
 from moorage_testkit.servers import NatsServer
 
 from .conftest import MakeMesh
@@ -37,7 +37,7 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
 
 
 @pytest.fixture
-async def clean(driver: Driver) -> AsyncIterator[Driver]:
+async def clean(driver: MeshClient) -> AsyncIterator[MeshClient]:
     yield driver
     names = [name.split("/")[1] for name in await driver.phases()]
     if names:
@@ -54,7 +54,7 @@ def restored(file: Path | str, state: Path, data: bytes | None = None) -> subpro
     return Mesh(state=state).run("restore", str(file), data=data)
 
 
-async def everything(driver: Driver) -> dict[str, Any]:
+async def everything(driver: MeshClient) -> dict[str, Any]:
     """What people see, without what only says how long ago."""
     seen: dict[str, Any] = {}
     for path in ("applications", "groups", "decisions", "controllers", "tokens"):
@@ -67,7 +67,7 @@ async def everything(driver: Driver) -> dict[str, Any]:
     return seen
 
 
-async def test_an_empty_place_becomes_the_same_mesh(clean: Driver, mesh: Mesh, tmp_path: Path) -> None:
+async def test_an_empty_place_becomes_the_same_mesh(clean: MeshClient, mesh: Mesh, tmp_path: Path) -> None:
     driver = clean
     for name in ("stays", "changes", "ends"):
         await driver.apply(application(name))
@@ -99,7 +99,7 @@ async def test_an_empty_place_becomes_the_same_mesh(clean: Driver, mesh: Mesh, t
     try:
         await asyncio.to_thread(again.start)
         assert again.endpoint["token"] == mesh.endpoint["token"], "who had the token goes on"
-        async with Driver(again) as driver:
+        async with MeshClient(again) as driver:
             for name in ("stays", "changes", "large"):
                 await driver.until_phase(name, "Running", seconds=40)
             await driver.until_phase("waits", "Pending")
@@ -124,7 +124,7 @@ async def test_an_empty_place_becomes_the_same_mesh(clean: Driver, mesh: Mesh, t
 
 
 async def test_whatever_happens_while_it_is_written(
-    clean: Driver, mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clean: MeshClient, mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After one stream or another a group comes and runs, and another one goes. In what is restored every claim has its
     group, and nothing was decided about what is not there."""
@@ -273,7 +273,7 @@ async def test_clusters_that_lived_on_become_what_the_backup_says(tmp_path: Path
         clusters = subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: ASYNC220
     again = Mesh(state=tmp_path / "again")
     try:
-        async with Driver(first) as driver:
+        async with MeshClient(first) as driver:
             await eventually(lambda: free_cpu(driver, CPU * CLUSTERS), 20, "the clusters are there")
             await driver.apply(application("stays", pods=2))
             await driver.until_phase("stays", "Running")
@@ -290,7 +290,7 @@ async def test_clusters_that_lived_on_become_what_the_backup_says(tmp_path: Path
         assert (await asyncio.to_thread(restored, file, again.state)).returncode == 0
         await asyncio.to_thread(again.start)
         assert again.endpoint["nats"] == first.endpoint["nats"], "agents were told this address"
-        async with Driver(again) as driver:
+        async with MeshClient(again) as driver:
             await eventually(
                 lambda: free_cpu(driver, CPU * CLUSTERS - 2), 40, "what came later is gone from the clusters"
             )
@@ -308,7 +308,7 @@ async def test_clusters_that_lived_on_become_what_the_backup_says(tmp_path: Path
         await asyncio.to_thread(again.stop)
 
 
-async def free_cpu(driver: Driver, cores: int) -> bool:
+async def free_cpu(driver: MeshClient, cores: int) -> bool:
     """As the mesh sees it: after claims, and after all pods that its clusters report."""
     found = (await driver.http("/v1/clusters"))["items"]
     ready = [one for one in found if one["state"] == "Ready"]

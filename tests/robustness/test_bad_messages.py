@@ -14,7 +14,7 @@ import pytest
 from moorage.bus import Bus, NoAnswer
 from moorage.bus.subjects import TABLE, Subject
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet
 
 from .conftest import MakeMesh
 
@@ -109,14 +109,16 @@ async def kept(bus: Bus, subject: str, since: int) -> list[str]:
     return found
 
 
-async def works(driver: Driver, name: str) -> None:
+async def works(driver: MeshClient, name: str) -> None:
     await driver.apply(application(name))
     await driver.until_phase(name, "Running")
     await driver.delete([name])
 
 
 @pytest.mark.parametrize(("row", "subject"), REQUESTS)
-async def test_every_request_refuses_junk_with_a_code_and_keeps_it(driver: Driver, row: Subject, subject: str) -> None:
+async def test_every_request_refuses_junk_with_a_code_and_keeps_it(
+    driver: MeshClient, row: Subject, subject: str
+) -> None:
     since = await driver.bus.log("MOORAGE_REJECTED").last()
     refusals: dict[str, str] = {}
     for what, junk in {**UNREADABLE, "wrong types": WRONG, "too much": b'"' + b"x" * TOO_MUCH + b'"'}.items():
@@ -137,7 +139,7 @@ async def test_every_request_refuses_junk_with_a_code_and_keeps_it(driver: Drive
 
 
 @pytest.mark.parametrize("subject", HINTS)
-async def test_hints_that_cannot_be_read_change_nothing(mesh: Mesh, driver: Driver, subject: str) -> None:
+async def test_hints_that_cannot_be_read_change_nothing(mesh: Mesh, driver: MeshClient, subject: str) -> None:
     pids = mesh.endpoint["pids"]
     since = await driver.bus.log("MOORAGE_REJECTED").last()
     for junk in (*UNREADABLE.values(), WRONG, b"", b"x" * TOO_MUCH):
@@ -155,7 +157,7 @@ async def test_hints_that_cannot_be_read_change_nothing(mesh: Mesh, driver: Driv
     assert mesh.endpoint["pids"] == pids
 
 
-async def test_afterwards_all_of_them_work(mesh: Mesh, driver: Driver) -> None:
+async def test_afterwards_all_of_them_work(mesh: Mesh, driver: MeshClient) -> None:
     """In the end, after all of the above and once more all of it at once."""
     pids = mesh.endpoint["pids"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from moorage.bus.subjects import BUCKETS
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, fleet
+from moorage_testkit.mesh_client import MeshClient, application, fleet
 
 from .conftest import MakeMesh
 
@@ -37,14 +37,14 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(fleet(2, 4))
 
 
-async def works(driver: Driver, name: str) -> None:
+async def works(driver: MeshClient, name: str) -> None:
     await driver.apply(application(name))
     await driver.until_phase(name, "Running", seconds=30)
     await driver.delete([name])
 
 
 @pytest.mark.parametrize("bucket", [bucket for bucket in BUCKETS if bucket not in BESIDE])
-async def test_a_record_that_cannot_be_read_stands_in_nobodys_way(mesh: Mesh, driver: Driver, bucket: str) -> None:
+async def test_a_record_that_cannot_be_read_stands_in_nobodys_way(mesh: Mesh, driver: MeshClient, bucket: str) -> None:
     name = bucket.removeprefix("moorage-")
     mesh.read_endpoint()
     pids = mesh.endpoint["pids"]

@@ -17,7 +17,7 @@ import redis as redis_client
 from moorage.bus import subjects
 from moorage_testkit.invariants import counting_pods
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, room
 from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
@@ -100,7 +100,7 @@ def strike(mesh: Mesh, fault: Fault) -> None:
 
 
 @asynccontextmanager
-async def struck(driver: Driver, faults: list[Fault]) -> AsyncIterator[None]:
+async def struck(driver: MeshClient, faults: list[Fault]) -> AsyncIterator[None]:
     """Each fault comes at its point; the block ends when all have come."""
     async with AsyncExitStack() as stack:
         came = [
@@ -119,18 +119,18 @@ def all_run(mesh: Mesh) -> bool:
     return all(mesh.endpoint["pids"].values())
 
 
-async def settled(driver: Driver) -> bool:
+async def settled(driver: MeshClient) -> bool:
     """Exactly as many run as fit; all others wait."""
     phases = list((await driver.phases()).values())
     return phases.count("Running") == FIT and phases.count("Pending") == GROUPS - FIT
 
 
-async def pods(driver: Driver) -> int:
+async def pods(driver: MeshClient) -> int:
     return sum(item["pods"] for item in (await driver.ask(subjects.SIM_LIST, {}))["items"])
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_killed_at_any_point_the_end_is_the_same(mesh: Mesh, driver: Driver, case: str) -> None:
+async def test_killed_at_any_point_the_end_is_the_same(mesh: Mesh, driver: MeshClient, case: str) -> None:
     placing, leaving = CASES[case]
     # Names of their own: what one case leaves behind must not help or hide another's.
     names = [f"k{list(CASES).index(case)}-{i}" for i in range(GROUPS)]

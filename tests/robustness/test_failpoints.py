@@ -20,7 +20,7 @@ from moorage.model.claims import Claim, Commit, Decision, IntentRef
 from moorage_testkit.failpoints import Failpoints
 from moorage_testkit.invariants import counting_pods
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, room
 from moorage_testkit.servers import NatsServer
 
 from .conftest import MakeMesh
@@ -78,12 +78,12 @@ async def died(failpoints: Failpoints, points: list[str]) -> None:
     await eventually(all_of_them, 20, f"somebody comes to {points}")
 
 
-async def settled(driver: Driver) -> bool:
+async def settled(driver: MeshClient) -> bool:
     phases = Counter((await driver.phases()).values())
     return phases == {"Running": CLUSTERS + 1, "Pending": GROUPS - CLUSTERS}
 
 
-async def untold(driver: Driver, gone: list[str], left: str, labels: dict[str, str]) -> list[str]:
+async def untold(driver: MeshClient, gone: list[str], left: str, labels: dict[str, str]) -> list[str]:
     """What stands, or stands no longer, and was not said, or more than once."""
     said = await events(driver.bus)
     ids = Counter(event["id"] for event in said)
@@ -114,7 +114,7 @@ async def untold(driver: Driver, gone: list[str], left: str, labels: dict[str, s
 
 
 async def all_is_told(
-    driver: Driver, gone: list[str] | None = None, left: str = "", labels: dict[str, str] | None = None
+    driver: MeshClient, gone: list[str] | None = None, left: str = "", labels: dict[str, str] | None = None
 ) -> None:
     last: list[str] = []
 
@@ -131,7 +131,7 @@ async def all_is_told(
 
 @pytest.mark.parametrize("case", CASES)
 async def test_killed_between_two_steps_nothing_is_lost_and_nothing_twice(
-    mesh: Mesh, driver: Driver, failpoints: Failpoints, case: str
+    mesh: Mesh, driver: MeshClient, failpoints: Failpoints, case: str
 ) -> None:
     placing, changing, leaving = CASES[case]
     names = [f"f{list(CASES).index(case)}-{i}" for i in range(GROUPS)]

@@ -20,7 +20,7 @@ from moorage.bus import subjects
 from moorage.model.desired import Confirm
 from moorage.model.reports import PodReport, Report
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, problem_of, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, problem_of, room
 from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
@@ -34,22 +34,22 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(FLEET)
 
 
-async def fault(driver: Driver, cluster: str, what: str, seconds: float = FOR_EVER) -> None:
+async def fault(driver: MeshClient, cluster: str, what: str, seconds: float = FOR_EVER) -> None:
     answer = await driver.ask(subjects.SIM_FAULT, {"cluster": cluster, "fault": what, "seconds": seconds})
     assert answer.get("accepted"), answer
 
 
-async def heal(driver: Driver) -> None:
+async def heal(driver: MeshClient) -> None:
     answer = await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20)
     assert answer.get("accepted"), answer
 
 
-async def act(driver: Driver, name: str, verb: str, **more: Any) -> dict[str, Any]:
+async def act(driver: MeshClient, name: str, verb: str, **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = await driver.http(f"/v1/groups/{group(name)}/{verb}", more)
     return found
 
 
-async def nothing_left(driver: Driver) -> None:
+async def nothing_left(driver: MeshClient) -> None:
     async def empty() -> bool:
         listed = await driver.ask(subjects.SIM_LIST, {})
         return not driver.ledger.claims and sum(row["pods"] for row in listed["items"]) == 0
@@ -93,7 +93,7 @@ class Pods:
 
 
 @asynccontextmanager
-async def watched(driver: Driver, fresh: str = "") -> AsyncIterator[Pods]:
+async def watched(driver: MeshClient, fresh: str = "") -> AsyncIterator[Pods]:
     pods = Pods(fresh)
     subscriptions = [
         await driver.bus.subscribe("moorage.reports.>", pods.heard),
@@ -107,7 +107,7 @@ async def watched(driver: Driver, fresh: str = "") -> AsyncIterator[Pods]:
 
 
 @pytest.mark.parametrize("what", ["silent", "slow", "refuse", "lose-pods"])
-async def test_a_whole_life_on_a_cluster_that_misbehaves(driver: Driver, what: str) -> None:
+async def test_a_whole_life_on_a_cluster_that_misbehaves(driver: MeshClient, what: str) -> None:
     name, here = f"life-{what}", "lab/c-0"
     await driver.apply(application(name, pods=2, on=here))
     await driver.until_phase(name, "Running")
@@ -131,7 +131,7 @@ async def test_a_whole_life_on_a_cluster_that_misbehaves(driver: Driver, what: s
     await nothing_left(driver)
 
 
-async def test_terminated_at_any_moment_nothing_is_left(driver: Driver) -> None:
+async def test_terminated_at_any_moment_nothing_is_left(driver: MeshClient) -> None:
     """A decision may be under way, be committed just now, or be carried out already."""
     chance = random.Random(7)
 
@@ -154,7 +154,7 @@ async def test_terminated_at_any_moment_nothing_is_left(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("image", ["i", "j"], ids=["moved", "moved and changed"])
-async def test_what_moves_is_there_before_it_goes(driver: Driver, image: str) -> None:
+async def test_what_moves_is_there_before_it_goes(driver: MeshClient, image: str) -> None:
     async with watched(driver, "c-2") as pods:
         await heal(driver)
         await driver.apply(application("mover", pods=2, on="lab/c-1"))
@@ -169,7 +169,7 @@ async def test_what_moves_is_there_before_it_goes(driver: Driver, image: str) ->
     await nothing_left(driver)
 
 
-async def test_what_changes_in_place_is_there_all_the_time(driver: Driver) -> None:
+async def test_what_changes_in_place_is_there_all_the_time(driver: MeshClient) -> None:
     async with watched(driver) as pods:
         await driver.apply(application("roller", pods=3, on="lab/c-3"))
         await driver.until_phase("roller", "Running")
@@ -206,7 +206,7 @@ def resources(version: str, where: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-async def test_a_group_that_is_replaced_ends_when_the_other_one_runs(driver: Driver) -> None:
+async def test_a_group_that_is_replaced_ends_when_the_other_one_runs(driver: MeshClient) -> None:
     await driver.http("/v2/projects", {"metadata": {"name": "lives"}})
     for version, where in (("v1", "c-1"), ("v2", "c-2")):
         for path, body in resources(version, where):
@@ -225,7 +225,7 @@ async def test_a_group_that_is_replaced_ends_when_the_other_one_runs(driver: Dri
     await nothing_left(driver)
 
 
-async def test_what_is_deleted_goes_whoever_dies(driver: Driver) -> None:
+async def test_what_is_deleted_goes_whoever_dies(driver: MeshClient) -> None:
     """The cluster is silent, so it lasts; gateway and intent store die meanwhile, and nobody asks a second time."""
     mesh, here = driver.mesh, "lab/c-4"
     await driver.apply(application("leaver", on=here))
@@ -243,7 +243,7 @@ async def test_what_is_deleted_goes_whoever_dies(driver: Driver) -> None:
     await nothing_left(driver)
 
 
-async def test_who_wants_it_again_keeps_it(driver: Driver) -> None:
+async def test_who_wants_it_again_keeps_it(driver: MeshClient) -> None:
     here = "lab/c-4"
     await driver.apply(application("returner", on=here))
     await driver.until_phase("returner", "Running")
@@ -258,7 +258,7 @@ async def test_who_wants_it_again_keeps_it(driver: Driver) -> None:
     await nothing_left(driver)
 
 
-async def test_who_dies_with_a_request_in_hand_is_not_waited_for(driver: Driver) -> None:
+async def test_who_dies_with_a_request_in_hand_is_not_waited_for(driver: MeshClient) -> None:
     mesh = driver.mesh
     await driver.apply(application("held"))
     pids = mesh.pids("intents")

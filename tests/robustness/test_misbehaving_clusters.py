@@ -10,7 +10,7 @@ import pytest
 
 from moorage.bus import subjects
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, room
 
 from .conftest import MakeMesh
 
@@ -24,23 +24,23 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(FLEET)
 
 
-async def fault(driver: Driver, cluster: str, what: str, seconds: float = FOR_EVER) -> None:
+async def fault(driver: MeshClient, cluster: str, what: str, seconds: float = FOR_EVER) -> None:
     asked = {"cluster": cluster, "fault": what, "seconds": seconds}
     answer = await driver.ask(subjects.SIM_FAULT, asked)
     assert answer.get("accepted"), answer
 
 
-async def heal(driver: Driver) -> None:
+async def heal(driver: MeshClient) -> None:
     answer = await driver.ask(subjects.SIM_APPLY, FLEET, timeout=20)
     assert answer.get("accepted"), answer
 
 
-async def cluster(driver: Driver, ident: str) -> dict[str, Any]:
+async def cluster(driver: MeshClient, ident: str) -> dict[str, Any]:
     found: dict[str, Any] = await driver.http(f"/v1/clusters/{ident}")
     return found
 
 
-async def until_state(driver: Driver, ident: str, state: str) -> None:
+async def until_state(driver: MeshClient, ident: str, state: str) -> None:
     async def reached() -> bool:
         said: str = (await cluster(driver, ident))["state"]
         return said == state
@@ -48,7 +48,7 @@ async def until_state(driver: Driver, ident: str, state: str) -> None:
     await eventually(reached, 20, f"{ident} is {state}")
 
 
-async def why(driver: Driver, name: str, code: str) -> dict[str, Any]:
+async def why(driver: MeshClient, name: str, code: str) -> dict[str, Any]:
     """The first reason with this code, once there is one."""
     found: list[dict[str, Any]] = []
 
@@ -60,7 +60,7 @@ async def why(driver: Driver, name: str, code: str) -> dict[str, Any]:
     return found[0]
 
 
-async def ended(driver: Driver, *names: str) -> None:
+async def ended(driver: MeshClient, *names: str) -> None:
     await driver.delete(names)
 
     async def free() -> bool:
@@ -71,7 +71,7 @@ async def ended(driver: Driver, *names: str) -> None:
     assert await driver.violations(room(FLEET)) == []
 
 
-async def test_a_silent_cluster_keeps_its_claims_and_gets_nothing_new(driver: Driver) -> None:
+async def test_a_silent_cluster_keeps_its_claims_and_gets_nothing_new(driver: MeshClient) -> None:
     here = "lab/c-0"
     await driver.apply(application("before", on=here))
     await driver.until_phase("before", "Running")
@@ -96,7 +96,7 @@ async def test_a_silent_cluster_keeps_its_claims_and_gets_nothing_new(driver: Dr
     await ended(driver, "before", "during", "anywhere")
 
 
-async def test_a_slow_cluster_gets_there(driver: Driver) -> None:
+async def test_a_slow_cluster_gets_there(driver: MeshClient) -> None:
     here = "lab/c-1"
     await fault(driver, here, "slow")
     await driver.apply(application("slow", on=here))
@@ -108,7 +108,7 @@ async def test_a_slow_cluster_gets_there(driver: Driver) -> None:
     await ended(driver, "slow")
 
 
-async def test_a_cluster_that_refuses_degrades_the_group_until_it_takes_it(driver: Driver) -> None:
+async def test_a_cluster_that_refuses_degrades_the_group_until_it_takes_it(driver: MeshClient) -> None:
     here = "lab/c-2"
     await fault(driver, here, "refuse")
     await driver.apply(application("refused", on=here))
@@ -121,7 +121,7 @@ async def test_a_cluster_that_refuses_degrades_the_group_until_it_takes_it(drive
     await ended(driver, "refused")
 
 
-async def test_lost_pods_degrade_and_their_room_stays_claimed(driver: Driver) -> None:
+async def test_lost_pods_degrade_and_their_room_stays_claimed(driver: MeshClient) -> None:
     here = "lab/c-3"
     await driver.apply(application("lost", pods=8, on=here))
     await driver.until_phase("lost", "Running")
@@ -138,7 +138,7 @@ async def test_lost_pods_degrade_and_their_room_stays_claimed(driver: Driver) ->
     await ended(driver, "greedy")
 
 
-async def test_old_reports_change_nothing(driver: Driver) -> None:
+async def test_old_reports_change_nothing(driver: MeshClient) -> None:
     """A cluster that is full says again and again how it was when it was empty."""
     here = "lab/c-4"
     await driver.apply(application("full", pods=8, on=here))
@@ -173,7 +173,7 @@ async def test_old_reports_change_nothing(driver: Driver) -> None:
     await ended(driver, "tempted")
 
 
-async def test_all_of_it_at_once_ends_well(driver: Driver) -> None:
+async def test_all_of_it_at_once_ends_well(driver: MeshClient) -> None:
     names = [f"all-{i}" for i in range(20)]
     for number, what in enumerate(("silent", "slow", "refuse", "replay")):
         await fault(driver, f"lab/c-{number}", what, 4)

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 
 from moorage.bus import subjects
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group
 from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
@@ -56,7 +56,7 @@ def allowing(cluster: str) -> bytes:
 class Odd:
     """A controller over plain NATS that does as it is told; or, to be stopped, a process of its own."""
 
-    def __init__(self, driver: Driver, behaviour: str) -> None:
+    def __init__(self, driver: MeshClient, behaviour: str) -> None:
         self._driver, self._behaviour = driver, behaviour
         self._late: set[asyncio.Task[None]] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,7 +114,7 @@ class Odd:
 
 
 @asynccontextmanager
-async def odd(driver: Driver, behaviour: str, policy: str, file: Path) -> AsyncIterator[Odd]:
+async def odd(driver: MeshClient, behaviour: str, policy: str, file: Path) -> AsyncIterator[Odd]:
     one = Odd(driver, behaviour)
     await one.start(file)
     wanted = {"name": "odd", "deadlineMs": DEADLINE * 1000, "policy": policy}
@@ -126,13 +126,13 @@ async def odd(driver: Driver, behaviour: str, policy: str, file: Path) -> AsyncI
         await driver.ask(subjects.CONTROLLERS_SET, {"name": "odd", "remove": True})
 
 
-async def simulate(driver: Driver, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+async def simulate(driver: MeshClient, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """All of the answer, and what it says of the odd one."""
     why = await driver.http("/v1/simulate", application(name))
     return why, next((c for c in why["controllers"] if c["name"] == "odd"), {})
 
 
-async def decided_in(driver: Driver, name: str) -> float:
+async def decided_in(driver: MeshClient, name: str) -> float:
     """Seconds from the question on the bus to the event of the decision, both as one reader of the bus sees them."""
     loop = asyncio.get_running_loop()
     asked: list[float] = []
@@ -162,7 +162,7 @@ async def decided_in(driver: Driver, name: str) -> float:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("behaviour", OUTCOMES)
 async def test_a_bad_controller_is_named_and_not_waited_for(
-    driver: Driver, tmp_path: Path, behaviour: str, policy: str
+    driver: MeshClient, tmp_path: Path, behaviour: str, policy: str
 ) -> None:
     name = f"{behaviour}-{policy}".replace(" ", "-")
     outcome = OUTCOMES[behaviour]
@@ -213,7 +213,7 @@ async def test_a_bad_controller_is_named_and_not_waited_for(
     await driver.delete(f"{name}-{i}" for i in range(len(times)))
 
 
-async def test_a_required_built_in_that_is_stopped_is_waited_for(mesh: Mesh, driver: Driver) -> None:
+async def test_a_required_built_in_that_is_stopped_is_waited_for(mesh: Mesh, driver: MeshClient) -> None:
     (pid,) = mesh.pids("hpa")
     os.kill(pid, signal.SIGSTOP)
     try:

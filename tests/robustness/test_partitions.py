@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, room
 from moorage_testkit.polling import until
-from moorage_testkit.tcp_proxy import FaultProxy
+from moorage_testkit.tcp_proxy import TcpProxy
 
 from .conftest import MakeMesh
 
@@ -46,7 +46,7 @@ def worker(mesh: Mesh, kind: str, url: str) -> Iterator[subprocess.Popen[bytes]]
         process.wait()
 
 
-async def there(driver: Driver, kind: str) -> dict[int, str]:
+async def there(driver: MeshClient, kind: str) -> dict[int, str]:
     """Process ids of all of a kind that answer on the bus, and the part that each says it has."""
     inbox = driver.bus.nc.new_inbox()
     found: dict[int, str] = {}
@@ -63,10 +63,10 @@ async def there(driver: Driver, kind: str) -> dict[int, str]:
 
 
 @asynccontextmanager
-async def proxied(driver: Driver, kind: str) -> AsyncIterator[tuple[FaultProxy, subprocess.Popen[bytes]]]:
+async def proxied(driver: MeshClient, kind: str) -> AsyncIterator[tuple[TcpProxy, subprocess.Popen[bytes]]]:
     port = urlsplit(driver.mesh.settings.nats_url).port
     assert port is not None
-    async with FaultProxy(port) as proxy:
+    async with TcpProxy(port) as proxy:
         with worker(driver.mesh, kind, proxy.url) as process:
 
             async def answers() -> bool:
@@ -76,24 +76,24 @@ async def proxied(driver: Driver, kind: str) -> AsyncIterator[tuple[FaultProxy, 
             yield proxy, process
 
 
-async def running(driver: Driver) -> int:
+async def running(driver: MeshClient) -> int:
     return list((await driver.phases()).values()).count("Running")
 
 
-async def exactly_what_fits(driver: Driver, names: list[str]) -> None:
+async def exactly_what_fits(driver: MeshClient, names: list[str]) -> None:
     async def settled() -> bool:
         return await running(driver) == FIT and len(driver.ledger.standing) == FIT
 
     await eventually(settled, 30, f"{FIT} of {len(names)} run")
 
 
-async def finished(driver: Driver, names: list[str]) -> None:
+async def finished(driver: MeshClient, names: list[str]) -> None:
     await driver.delete(names)
     await until(lambda: not driver.ledger.claims, 20, "no claim is left")
     assert await driver.violations(room(FLEET)) == []
 
 
-async def test_a_merger_in_a_half_open_partition(driver: Driver) -> None:
+async def test_a_merger_in_a_half_open_partition(driver: MeshClient) -> None:
     """NATS goes on giving it hints that it never hears; whoever looks after what waits decides those groups."""
     names = [f"merger-{i}" for i in range(FIT + 6)]
     async with proxied(driver, "merger") as (proxy, process):
@@ -117,7 +117,7 @@ async def test_a_merger_in_a_half_open_partition(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("kind", ["patcher", "inventory"])
-async def test_an_active_one_in_a_half_open_partition_is_replaced(mesh: Mesh, driver: Driver, kind: str) -> None:
+async def test_an_active_one_in_a_half_open_partition_is_replaced(mesh: Mesh, driver: MeshClient, kind: str) -> None:
     """Of these one is active. The proxied one becomes it, is cut off, and another takes over; healed, it steps back."""
     names = [f"{kind}-{i}" for i in range(4)]
     async with proxied(driver, kind) as (proxy, process):
@@ -156,7 +156,7 @@ async def test_an_active_one_in_a_half_open_partition_is_replaced(mesh: Mesh, dr
         await finished(driver, names)
 
 
-async def test_a_required_controller_in_a_half_open_partition(mesh: Mesh, driver: Driver) -> None:
+async def test_a_required_controller_in_a_half_open_partition(mesh: Mesh, driver: MeshClient) -> None:
     """hpa alone, behind the proxy: nothing is decided meanwhile, and all of it once it is back."""
     names = [f"hpa-{i}" for i in range(FIT + 2)]
     async with proxied(driver, "hpa") as (proxy, process):

@@ -10,7 +10,7 @@ from pathlib import Path
 from moorage.bus import subjects
 from moorage_testkit.invariants import counting_pods
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, room
 from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
@@ -40,7 +40,7 @@ async def kill_everything(mesh: Mesh) -> None:
 
 async def test_what_was_acknowledged_is_found_again(make_mesh: MakeMesh, tmp_path: Path) -> None:
     mesh = make_mesh(FLEET, state=tmp_path)
-    async with Driver(mesh) as driver:
+    async with MeshClient(mesh) as driver:
         for name in ("stays", "changes", "ends"):
             await driver.apply(application(name))
             await driver.until_phase(name, "Running")
@@ -59,7 +59,7 @@ async def test_what_was_acknowledged_is_found_again(make_mesh: MakeMesh, tmp_pat
     again = Mesh(state=tmp_path)
     try:
         await asyncio.to_thread(again.start)
-        async with Driver(again) as driver:
+        async with MeshClient(again) as driver:
             groups = {item["group"]: item for item in (await driver.http("/v1/groups"))["items"]}
             assert {g: item.get("pendingRevision", item["revision"]) for g, item in groups.items()} == acknowledged
             assert groups[group("ends")]["state"] == "Terminated"

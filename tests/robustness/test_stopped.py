@@ -19,7 +19,7 @@ from moorage.model.names import group_tokens
 from moorage_testkit.failpoints import Failpoints
 from moorage_testkit.invariants import counting_pods
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import Driver, application, eventually, fleet, group, room
+from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, room
 from moorage_testkit.polling import until
 
 from .conftest import MakeMesh
@@ -49,7 +49,7 @@ async def stopped(pid: int) -> AsyncIterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def states(driver: Driver, worker: str) -> dict[int, dict[str, Any]]:
+async def states(driver: MeshClient, worker: str) -> dict[int, dict[str, Any]]:
     """What each process of a kind says of itself."""
     found: dict[int, dict[str, Any]] = {}
 
@@ -65,7 +65,7 @@ async def states(driver: Driver, worker: str) -> dict[int, dict[str, Any]]:
     return found
 
 
-async def active(driver: Driver, worker: str) -> int:
+async def active(driver: MeshClient, worker: str) -> int:
     """The one that holds the lease."""
     holders: list[int] = []
 
@@ -78,11 +78,11 @@ async def active(driver: Driver, worker: str) -> int:
     return holders[0]
 
 
-async def running(driver: Driver, count: int) -> bool:
+async def running(driver: MeshClient, count: int) -> bool:
     return Counter((await driver.phases()).values())["Running"] == count
 
 
-async def cleared(driver: Driver, names: list[str]) -> None:
+async def cleared(driver: MeshClient, names: list[str]) -> None:
     await driver.delete(names)
 
     async def nothing_left() -> bool:
@@ -92,7 +92,7 @@ async def cleared(driver: Driver, names: list[str]) -> None:
     assert await driver.violations(room(FLEET)) == []
 
 
-async def test_the_merger_that_looks_after_what_waits(mesh: Mesh, driver: Driver) -> None:
+async def test_the_merger_that_looks_after_what_waits(mesh: Mesh, driver: MeshClient) -> None:
     names = [f"waits-{i}" for i in range(CLUSTERS + 2)]
     await asyncio.gather(*(driver.apply(application(name)) for name in names))
     await eventually(lambda: running(driver, CLUSTERS), 20, "as many run as fit")
@@ -113,13 +113,13 @@ async def test_the_merger_that_looks_after_what_waits(mesh: Mesh, driver: Driver
     await cleared(driver, [n for n in (*names, *more) if n not in placed])
 
 
-async def active_without(driver: Driver, one: int) -> int:
+async def active_without(driver: MeshClient, one: int) -> int:
     said = {pid: s for pid, s in (await states(driver, "merger")).items() if pid != one}
     return next(pid for pid, s in said.items() if "waiting" in s)
 
 
 @pytest.mark.parametrize("point", ["merger.answered", "merger.committed"])
-async def test_a_merger_between_two_steps(mesh: Mesh, driver: Driver, failpoints: Failpoints, point: str) -> None:
+async def test_a_merger_between_two_steps(mesh: Mesh, driver: MeshClient, failpoints: Failpoints, point: str) -> None:
     """It wakes up with a proposal for room that others have taken since."""
     failpoints.arm(point, how="STOP")
     first = f"first-{point[7:9]}"
@@ -140,7 +140,7 @@ async def test_a_merger_between_two_steps(mesh: Mesh, driver: Driver, failpoints
     await cleared(driver, [first, *others])
 
 
-async def test_the_active_inventory(mesh: Mesh, driver: Driver) -> None:
+async def test_the_active_inventory(mesh: Mesh, driver: MeshClient) -> None:
     """The fleet changes while it sleeps; it brings nothing back when it wakes up, and gives no number a second time."""
     one = await active(driver, "inventory")
     new = [{**FLEET["clusters"][0], "name": f"new-{i}"} for i in range(3)]
@@ -177,13 +177,13 @@ async def test_the_active_inventory(mesh: Mesh, driver: Driver) -> None:
     await eventually(left, 30, "those that went are gone")
 
 
-async def known(driver: Driver, clusters: list[dict[str, Any]]) -> bool:
+async def known(driver: MeshClient, clusters: list[dict[str, Any]]) -> bool:
     there = {c["id"]: c["state"] for c in (await driver.http("/v1/clusters"))["items"]}
     return all(there.get(f"lab/{c['name']}") == "Ready" for c in clusters)
 
 
 @pytest.mark.parametrize("point", ["patcher.asked", "patcher.concluded"])
-async def test_the_active_patcher(mesh: Mesh, driver: Driver, failpoints: Failpoints, point: str) -> None:
+async def test_the_active_patcher(mesh: Mesh, driver: MeshClient, failpoints: Failpoints, point: str) -> None:
     """It is stopped in the middle of its work on a group, which has another revision when it wakes up."""
     one = await active(driver, "patcher")
     name = f"patched-{point[8:10]}"
@@ -209,7 +209,7 @@ async def test_the_active_patcher(mesh: Mesh, driver: Driver, failpoints: Failpo
     await cleared(driver, [name])
 
 
-async def test_an_intent_store_with_half_of_the_requests(mesh: Mesh, driver: Driver) -> None:
+async def test_an_intent_store_with_half_of_the_requests(mesh: Mesh, driver: MeshClient) -> None:
     """Requests go to either; who asked the one that is stopped asks again and is answered by the other."""
     one = mesh.pids("intents")[0]
     names = [f"asked-{i}" for i in range(CLUSTERS)]
@@ -222,18 +222,18 @@ async def test_an_intent_store_with_half_of_the_requests(mesh: Mesh, driver: Dri
     await cleared(driver, names)
 
 
-async def waits_for(driver: Driver, name: str, kind: str) -> bool:
+async def waits_for(driver: MeshClient, name: str, kind: str) -> bool:
     return ("ControllerTimeout", kind) in {
         (r["code"], r.get("by")) for r in (await driver.why(name)).get("reasons", ())
     }
 
 
-async def silent(driver: Driver) -> bool:
+async def silent(driver: MeshClient) -> bool:
     return {c["state"] for c in (await driver.http("/v1/clusters"))["items"]} == {"Stale"}
 
 
 @pytest.mark.parametrize("kind", ["gateway", "redis", "labels", "affinity", "sim", "nats"])
-async def test_whoever_of_them_stands_still_for_a_while(mesh: Mesh, driver: Driver, kind: str) -> None:
+async def test_whoever_of_them_stands_still_for_a_while(mesh: Mesh, driver: MeshClient, kind: str) -> None:
     """There is only one of each. What is acknowledged meanwhile is decided, by then or when it wakes up, and only once."""
     (pid,) = mesh.pids(kind)
     before = [f"{kind}-before-{i}" for i in range(2)]

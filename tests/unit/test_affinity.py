@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from moorage.candidates.decode import Rule, read_answer
+from moorage.candidates.decode import AffinityRule, decode_answer
 from moorage.controllers.affinity.core.rules import decide
 from moorage.model.candidates import Ask
 from moorage.model.shapes import Intent, ShapedApp
 from moorage_testkit.fleets import fleet_of
 
 
-def rules(*specs: list[dict[str, Any]]) -> list[Rule]:
+def rules(*specs: list[dict[str, Any]]) -> list[AffinityRule]:
     intents = [
         Intent(kind="AffinityIntent", name=str(i), spec=msgspec.Raw(msgspec.json.encode({"group": "g", "rules": spec})))
         for i, spec in enumerate(specs)
@@ -24,7 +24,7 @@ def rules(*specs: list[dict[str, Any]]) -> list[Rule]:
     answer = decide(asked, fleet)
     again = decide(asked, fleet)
     assert again.rules == answer.rules, "an answer must not grow with the asks before it"
-    opinion = read_answer(answer, ["a", "b", "c"], fleet.ids, fleet.size)
+    opinion = decode_answer(answer, ["a", "b", "c"], fleet.ids, fleet.size)
     assert all(app.allowed is None for app in opinion.apps.values())
     assert len(opinion.apps) == 3
     return opinion.rules
@@ -36,13 +36,13 @@ def test_without_rules_nothing_is_said() -> None:
 
 def test_every_pair_is_a_rule() -> None:
     assert sorted(rules([{"together": ["a", "b", "c"]}])) == [
-        Rule((0, 1), False, True),
-        Rule((0, 2), False, True),
-        Rule((1, 2), False, True),
+        AffinityRule((0, 1), False, True),
+        AffinityRule((0, 2), False, True),
+        AffinityRule((1, 2), False, True),
     ]
-    assert rules([{"apart": ["c", "a"], "mandatory": False}]) == [Rule((0, 2), True, False)]
+    assert rules([{"apart": ["c", "a"], "mandatory": False}]) == [AffinityRule((0, 2), True, False)]
 
 
 def test_rules_of_all_intents_count() -> None:
     found = rules([{"together": ["a", "b"]}], [{"apart": ["b", "c"]}])
-    assert found == [Rule((0, 1), False, True), Rule((1, 2), True, True)]
+    assert found == [AffinityRule((0, 1), False, True), AffinityRule((1, 2), True, True)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.agent.core import kube_types
-from moorage.agent.core.cluster_state import View
+from moorage.agent.core.cluster_state import ClusterState
 from moorage.agent.core.pod_requests import exclusive_cores, requests
 from moorage.agent.reporting import cut
 from moorage.kube.reflector import Key
@@ -56,12 +56,12 @@ def node_of(name: str, **extra: Any) -> kube_types.Node:
     return kube_types.node(encoded(body))
 
 
-def put(view: View, *pods: kube_types.Pod) -> None:
+def put(view: ClusterState, *pods: kube_types.Pod) -> None:
     for pod in pods:
         view.put_pod(Key("default", pod.metadata.name), pod)
 
 
-def rows(view: View, *, full: bool = False) -> dict[str, NodeReport]:
+def rows(view: ClusterState, *, full: bool = False) -> dict[str, NodeReport]:
     taken = view.full() if full else view.changed()
     return {r.name: r for r in (msgspec.json.decode(row, type=NodeReport) for row in taken.nodes)}
 
@@ -97,7 +97,7 @@ def test_only_whole_guaranteed_cores_are_exclusive() -> None:
 
 def test_nulls_are_nothing() -> None:
     body = b'{"metadata":{"name":"n","labels":null},"spec":{"taints":null},"status":{"allocatable":null,"conditions":null}}'
-    view = View()
+    view = ClusterState()
     view.put_node(Key("", "n"), kube_types.node(body))
     assert rows(view)["n"].ready is False
 
@@ -116,7 +116,7 @@ def test_nulls_are_nothing() -> None:
 )
 def test_sums_are_those_of_what_is_there(steps: list[tuple[int, str, str, str]]) -> None:
     """After any history, incremental sums equal those of a view that saw only the end."""
-    view = View()
+    view = ClusterState()
     for name in ("n1", "n2"):
         view.put_node(Key("", name), node_of(name))
     alive: dict[str, kube_types.Pod] = {}
@@ -130,7 +130,7 @@ def test_sums_are_those_of_what_is_there(steps: list[tuple[int, str, str, str]])
             alive[uid] = pod_of(uid, node, cpu=cpu, phase=what, claim="c" if number % 2 else "")
             put(view, alive[uid])
         known |= rows(view)
-    fresh = View()
+    fresh = ClusterState()
     for name in ("n1", "n2"):
         fresh.put_node(Key("", name), node_of(name))
     put(fresh, *alive.values())
@@ -138,7 +138,7 @@ def test_sums_are_those_of_what_is_there(steps: list[tuple[int, str, str, str]])
 
 
 def test_what_did_not_change_is_not_told_again() -> None:
-    view = View()
+    view = ClusterState()
     view.put_node(Key("", "n"), node_of("n"))
     assert list(rows(view)) == ["n"]
     heartbeat = {"type": "Ready", "status": "True", "lastHeartbeatTime": "later"}
@@ -156,7 +156,7 @@ def test_what_did_not_change_is_not_told_again() -> None:
 
 
 def test_a_claims_pod_says_where_it_is_and_what_is_wrong() -> None:
-    view = View()
+    view = ClusterState()
     status = {
         "containerStatuses": [
             {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
@@ -171,7 +171,7 @@ def test_a_claims_pod_says_where_it_is_and_what_is_wrong() -> None:
 
 
 def test_zones_and_whole_cores_come_from_the_nodes_topology() -> None:
-    view = View()
+    view = ClusterState()
     view.put_node(Key("", "n"), node_of("n"))
     zones = [{"name": "node-0", "type": "Node", "resources": [{"name": "cpu", "available": "4"}]}]
     body = {"metadata": {"name": "n"}, "zones": zones, "attributes": [{"name": "cpuManagerPolicy", "value": "static"}]}
@@ -183,7 +183,7 @@ def test_zones_and_whole_cores_come_from_the_nodes_topology() -> None:
 
 
 def test_parts_stay_below_their_size_and_lose_nothing() -> None:
-    view = View()
+    view = ClusterState()
     label = {"x": "y" * 3000}
     for i in range(400):
         view.put_node(Key("", f"n{i}"), node_of(f"n{i}", metadata={"labels": label}))
@@ -195,7 +195,7 @@ def test_parts_stay_below_their_size_and_lose_nothing() -> None:
 
 
 def test_what_is_gone_is_cut_like_what_is_there() -> None:
-    view = View()
+    view = ClusterState()
     uids = [f"{i:08}-aaaa-4bbb-8ccc-ddddeeeeffff" for i in range(30_000)]
     names = [f"node-{i}-" + "x" * 200 for i in range(3000)]
     for name in names:

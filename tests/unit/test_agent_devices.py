@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.agent.core import kube_types
-from moorage.agent.core.cluster_state import View
+from moorage.agent.core.cluster_state import ClusterState
 from moorage.kube.reflector import Key
 from moorage.model.reports import NodeReport
 
@@ -18,13 +18,13 @@ def encoded(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
-def put_node(view: View, name: str, **labels: str) -> None:
+def put_node(view: ClusterState, name: str, **labels: str) -> None:
     body = {"metadata": {"name": name, "uid": name, "labels": labels}, "spec": {}, "status": {}}
     view.put_node(Key("", name), kube_types.node(encoded(body)))
 
 
 def put_slice(
-    view: View, name: str, *devices: str | dict[str, Any], generation: int = 1, count: int = 1, pool: str = "pool", **spec: Any
+    view: ClusterState, name: str, *devices: str | dict[str, Any], generation: int = 1, count: int = 1, pool: str = "pool", **spec: Any
 ) -> None:  # fmt: skip
     listed = [d if isinstance(d, dict) else {"name": d} for d in devices]
     body = {
@@ -39,7 +39,7 @@ def put_slice(
 class Told:
     """What somebody knows who gets every change."""
 
-    def __init__(self, view: View, *nodes: str) -> None:
+    def __init__(self, view: ClusterState, *nodes: str) -> None:
         self.view = view
         self.rows: dict[str, NodeReport] = {}
         for name in nodes:
@@ -53,7 +53,7 @@ class Told:
 
 
 def test_a_device_has_its_attributes_and_capacity() -> None:
-    told = Told(View(), "n")
+    told = Told(ClusterState(), "n")
     device = {
         "name": "gpu-0",
         "attributes": {"model": {"string": "x"}, "fw": {"version": "1.2.0"}, "mig": {"bool": True}, "cc": {"int": 9}},
@@ -76,7 +76,7 @@ def test_a_device_has_its_attributes_and_capacity() -> None:
 
 
 def test_only_the_newest_generation_counts_and_only_when_it_is_whole() -> None:
-    told = Told(View(), "n")
+    told = Told(ClusterState(), "n")
     put_slice(told.view, "old", "gpu-0", nodeName="n")
     assert told.names() == {"n": ["gpu-0"]}
     put_slice(told.view, "new-a", "gpu-0", "gpu-1", generation=2, count=2, nodeName="n")
@@ -90,7 +90,7 @@ def test_only_the_newest_generation_counts_and_only_when_it_is_whole() -> None:
 
 
 def test_a_pool_over_several_nodes_is_whole_or_not_for_all_of_them() -> None:
-    told = Told(View(), "a", "b")
+    told = Told(ClusterState(), "a", "b")
     put_slice(told.view, "s-a", "d0", count=2, nodeName="a")
     assert told.names() == {}
     put_slice(told.view, "s-b", "d1", count=2, nodeName="b")
@@ -100,7 +100,7 @@ def test_a_pool_over_several_nodes_is_whole_or_not_for_all_of_them() -> None:
 
 
 def test_devices_of_several_nodes_stand_at_each_of_them() -> None:
-    told = Told(View())
+    told = Told(ClusterState())
     put_node(told.view, "a", rack="r1")
     put_node(told.view, "b", rack="r2")
     put_slice(told.view, "net", "nic", pool="net", allNodes=True)
@@ -115,7 +115,7 @@ def test_devices_of_several_nodes_stand_at_each_of_them() -> None:
 
 
 def test_each_device_may_say_for_itself_where_it_is() -> None:
-    told = Told(View(), "a", "b")
+    told = Told(ClusterState(), "a", "b")
     by_name = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["b"]}]}]}
     put_slice(
         told.view,
@@ -142,7 +142,7 @@ _steps = st.tuples(
 @given(st.lists(_steps, max_size=12))
 def test_changes_add_up_to_what_is_there(steps: list[tuple[str, str, int, int, str]]) -> None:
     """Whatever comes and goes in whatever order: who heard every change knows what one who came later is told in full."""
-    told, there = Told(View(), "a", "b"), dict[str, tuple[str, int, int, str]]()
+    told, there = Told(ClusterState(), "a", "b"), dict[str, tuple[str, int, int, str]]()
     for name, where, generation, count, pool in steps:
         if where:
             place: dict[str, Any] = {"allNodes": True} if where == "all" else {"nodeName": where}
@@ -152,7 +152,7 @@ def test_changes_add_up_to_what_is_there(steps: list[tuple[str, str, int, int, s
             told.view.drop_slice(Key("", name), "")
             there.pop(name, None)
         known = told.names()
-        late = Told(View(), "a", "b")
+        late = Told(ClusterState(), "a", "b")
         for one, (at, number, many, of) in there.items():
             place = {"allNodes": True} if at == "all" else {"nodeName": at}
             put_slice(late.view, one, f"d-{one}", generation=number, count=many, pool=of, **place)

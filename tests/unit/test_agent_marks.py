@@ -8,24 +8,24 @@ import pytest
 
 from moorage.agent.app_records import APP_LABEL, OWNER, Ref, label_of, names
 from moorage.agent.context import lost_of
-from moorage.agent.fenced_configmap import Sheet
-from moorage.agent.ownership import MARK, Content, Marks
-from moorage.kube import Kind
+from moorage.agent.fenced_configmap import FencedConfigMap
+from moorage.agent.ownership import MARK, OwnershipContent, OwnershipRegistry
+from moorage.kube import ApiResource
 
 GROUP, APP = "p/shop/v1/default", "web"
-SERVICE = Kind("v1", "Service", "services", True, True)
-KNATIVE = Kind("serving.knative.dev/v1", "Service", "services", True, True)
-SCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", True, True)
-ROLE = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", False, True)
+SERVICE = ApiResource("v1", "Service", "services", True, True)
+KNATIVE = ApiResource("serving.knative.dev/v1", "Service", "services", True, True)
+SCALER = ApiResource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", True, True)
+ROLE = ApiResource("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", False, True)
 
 
-def marks(name: str = "one") -> Marks:
-    made = Marks.__new__(Marks)
-    made._sheet = Sheet("marks", Content(id=name))
+def marks(name: str = "one") -> OwnershipRegistry:
+    made = OwnershipRegistry.__new__(OwnershipRegistry)
+    made._sheet = FencedConfigMap("marks", OwnershipContent(id=name))
     return made
 
 
-def made(kind: Kind, name: str, namespace: str = "", *, by: Marks | None = None) -> dict[str, Any]:
+def made(kind: ApiResource, name: str, namespace: str = "", *, by: OwnershipRegistry | None = None) -> dict[str, Any]:
     mark = (by or marks()).of(kind, namespace or "default", name)
     meta = {"name": name, "labels": {APP_LABEL: label_of(GROUP, APP)}, "annotations": {OWNER: f"{GROUP} {APP}", MARK: mark}}  # fmt: skip
     return {"metadata": {**meta, **({"namespace": namespace} if namespace else {})}}

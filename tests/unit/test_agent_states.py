@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.agent.core.readiness import standing
+from moorage.agent.core.readiness import readiness_of
 
 
 def obj(
@@ -89,5 +89,5 @@ ROLLED = {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 3, "readyRe
     ],
 )
 def test_standing(given: dict[str, Any], state: str, words: str) -> None:
-    found = standing(given)
+    found = readiness_of(given)
     assert (found.state, words in found.message) == (state, True), found

@@ -10,27 +10,27 @@ import pytest
 
 from moorage.bus.permissions import KINDS, for_user
 from moorage.cli.commands.bus import config
-from moorage.cli.state_dir import State
+from moorage.cli.state_dir import StateDirectory
 from moorage.cli.up import brokers, command
-from moorage.cli.up.credentials import Secrets, public_key
+from moorage.cli.up.credentials import Credentials, public_key
 from moorage.cli.up.launch import Options
 from moorage.gateway import worker as gateway
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> State:
-    made = State(tmp_path / "state")
+def state(tmp_path: Path) -> StateDirectory:
+    made = StateDirectory(tmp_path / "state")
     made.make()
     return made
 
 
-def told(state: State) -> dict[str, object]:
+def told(state: StateDirectory) -> dict[str, object]:
     found: dict[str, object] = json.loads(state.nats_conf.read_text())
     return found
 
 
-def test_what_nats_acknowledges_is_on_disk(state: State) -> None:
-    brokers.write_nats_conf(state, "127.0.0.1:4222", Secrets.open(state, KINDS), for_user)
+def test_what_nats_acknowledges_is_on_disk(state: StateDirectory) -> None:
+    brokers.write_nats_conf(state, "127.0.0.1:4222", Credentials.open(state, KINDS), for_user)
     assert told(state)["jetstream"] == {"store_dir": str(state.nats_store), "sync_interval": "always"}
 
 
@@ -41,8 +41,8 @@ def test_a_broker_of_ones_own_is_told_the_same(tmp_path: Path) -> None:
     assert 'http: "127.0.0.1:8222"' in lines, "the monitor's port needs no key"
 
 
-def test_nats_lets_in_only_whom_it_is_told_to(state: State) -> None:
-    secrets = Secrets.open(state, KINDS)
+def test_nats_lets_in_only_whom_it_is_told_to(state: StateDirectory) -> None:
+    secrets = Credentials.open(state, KINDS)
     secrets.agents["lab/edge"] = secrets.seeds["sim"]
     brokers.write_nats_conf(state, "127.0.0.1:4222", secrets, for_user)
     conf = told(state)
@@ -54,8 +54,8 @@ def test_nats_lets_in_only_whom_it_is_told_to(state: State) -> None:
     assert all(user["permissions"] for user in users["users"])
 
 
-def test_redis_is_heard_by_this_machine_alone_and_keeps_nothing(state: State) -> None:
-    brokers.write_redis_conf(state, 6379, Secrets.open(state, KINDS))
+def test_redis_is_heard_by_this_machine_alone_and_keeps_nothing(state: StateDirectory) -> None:
+    brokers.write_redis_conf(state, 6379, Credentials.open(state, KINDS))
     lines = state.redis_conf.read_text().splitlines()
     assert [line for line in lines if line.startswith(("bind", "protected-mode"))] == ["bind 127.0.0.1"]
     assert {'save ""', "appendonly no"} <= set(lines)
@@ -75,8 +75,8 @@ def test_a_port_alone_is_this_machines() -> None:
 
 
 @pytest.mark.parametrize("what", ["nats_conf", "redis_conf", "secrets"])
-def test_what_holds_keys_is_read_by_its_owner_alone(state: State, what: str) -> None:
-    secrets = Secrets.open(state, KINDS)
+def test_what_holds_keys_is_read_by_its_owner_alone(state: StateDirectory, what: str) -> None:
+    secrets = Credentials.open(state, KINDS)
     brokers.write_nats_conf(state, "127.0.0.1:4222", secrets, for_user)
     brokers.write_redis_conf(state, 6379, secrets)
     assert getattr(state, what).stat().st_mode & 0o777 == 0o600

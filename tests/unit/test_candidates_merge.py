@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.candidates import Choice, Mask, Merged, Room, Voice, choose, merge, read_answer
+from moorage.candidates import (
+    Choice,
+    FreeCapacity,
+    Mask,
+    PlacementProblem,
+    WeightedAnswer,
+    choose,
+    decode_answer,
+    merge,
+)
 from moorage.merger.core.responses import ranked
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
 
@@ -22,18 +31,18 @@ def some(*numbers: int) -> list[str]:
     return [f"lab/c-{n}" for n in numbers]
 
 
-def voice(name: str, answer: Answer, weight: float = 1) -> Voice:
-    return Voice(name, weight, read_answer(answer, APPS, IDS, 6))
+def voice(name: str, answer: Answer, weight: float = 1) -> WeightedAnswer:
+    return WeightedAnswer(name, weight, decode_answer(answer, APPS, IDS, 6))
 
 
 def says(
     name: str, *groups: tuple[int | None, str, list[str]], weight: float = 1, app: str = "a", **more: Any
-) -> Voice:
+) -> WeightedAnswer:
     sets = [CandidateGroup(count=count, mode=mode, clusters=clusters) for count, mode, clusters in groups]  # type: ignore[arg-type]
     return voice(name, Answer(apps={app: AppAnswer(groups=sets, **more)}), weight)
 
 
-def merged(*voices: Voice, replicas: tuple[int, ...] = (1, 1, 1)) -> Merged:
+def merged(*voices: WeightedAnswer, replicas: tuple[int, ...] = (1, 1, 1)) -> PlacementProblem:
     return merge(replicas, np.ones(6, dtype=np.bool_), voices)
 
 
@@ -41,8 +50,8 @@ def which(mask: Mask) -> list[int]:
     return [int(i) for i in np.flatnonzero(mask)]
 
 
-def chosen(question: Merged) -> list[list[int]]:
-    room = Room(np.zeros((0, 6)), np.zeros((0, 6)), np.zeros((3, 0)))
+def chosen(question: PlacementProblem) -> list[list[int]]:
+    room = FreeCapacity(np.zeros((0, 6)), np.zeros((0, 6)), np.zeros((3, 0)))
     got = choose(question, room, np.arange(6, dtype=np.int64))
     assert isinstance(got, Choice)
     return [sorted(clusters) for clusters in got.clusters]
@@ -77,13 +86,13 @@ def test_every_one_of_them() -> None:
 
 def test_counts_of_two_that_differ_clash_and_equal_ones_do_not() -> None:
     got = merged(says("x", (2, "allow", some(0, 1))), says("y", (3, "deny", [])))
-    assert [(c.app, c.counts) for c in got.clashes] == [(0, {"x": 2, "y": 3, "the application": 1})]
+    assert [(c.app, c.counts) for c in got.count_mismatches] == [(0, {"x": 2, "y": 3, "the application": 1})]
     got = merged(says("x", (2, "allow", some(0, 1))))
-    assert [c.counts for c in got.clashes] == [{"x": 2, "the application": 1}]
+    assert [c.counts for c in got.count_mismatches] == [{"x": 2, "the application": 1}]
     got = merged(
         says("x", (2, "allow", some(0, 1))), says("y", (1, "allow", some(0)), (1, "allow", some(1))), replicas=(2, 1, 1)
     )
-    assert not got.clashes
+    assert not got.count_mismatches
     assert chosen(got)[0] == [0, 1]
 
 
@@ -135,7 +144,7 @@ def test_conflicts_of_several_add_up_and_irrelevant_ones_go() -> None:
 )
 def test_nonsense_is_refused(answer: Answer) -> None:
     with pytest.raises(ValueError, match=r"."):
-        read_answer(answer, APPS, IDS, 6)
+        decode_answer(answer, APPS, IDS, 6)
 
 
 @given(
@@ -157,7 +166,7 @@ def test_nonsense_is_refused(answer: Answer) -> None:
 def test_junk_is_refused_or_read_never_worse(junk: Any) -> None:
     try:
         answer = msgspec.json.decode(msgspec.json.encode(junk), type=Answer)
-        read_answer(answer, APPS, IDS, 6)
+        decode_answer(answer, APPS, IDS, 6)
     except (msgspec.DecodeError, ValueError):
         pass
 

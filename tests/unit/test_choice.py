@@ -13,15 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.candidates import Choice, Group, Mask, Merged, NoChoice, Room, choose, disjoint, feasibility
-from moorage.candidates.dynamic_program import Tally
-from moorage.candidates.feasibility import Classes
-from moorage.candidates.local_search import improved
+from moorage.candidates import (
+    Choice,
+    CountedGroup,
+    FreeCapacity,
+    Mask,
+    NoChoice,
+    PlacementProblem,
+    choose,
+    disjoint_sets,
+    feasibility,
+)
+from moorage.candidates.dynamic_program import DynamicProgram
+from moorage.candidates.feasibility import ClusterClasses
+from moorage.candidates.local_search import improve
 from moorage.candidates.lp_relaxation import Undecided
-from moorage.candidates.objective import Worth
+from moorage.candidates.objective import Objective
 
 
-def seated(groups: list[list[Group]], clusters: tuple[int, ...]) -> bool:
+def seated(groups: list[list[CountedGroup]], clusters: tuple[int, ...]) -> bool:
     """Every controller's groups can be filled with these clusters: by trying every order."""
     for one in groups:
         seats = [g for g in one for _ in range(g.wanted)]
@@ -34,8 +44,8 @@ def seated(groups: list[list[Group]], clusters: tuple[int, ...]) -> bool:
 
 @dataclass
 class Question:
-    merged: Merged
-    room: Room
+    merged: PlacementProblem
+    room: FreeCapacity
     nogoods: list[tuple[int, frozenset[int]]]
     stay: list[Mask | None]
     held: list[Mask | None]
@@ -128,9 +138,9 @@ class Question:
         ranks = np.arange(self.merged.masks[0].size, dtype=np.int64)
         return choose(self.merged, self.room, ranks, stay=self.stay, held=self.held, nogoods=self.nogoods, steps=steps)
 
-    def known(self) -> Worth:
+    def known(self) -> Objective:
         ranks = np.arange(self.merged.masks[0].size, dtype=np.int64)
-        return Worth(self.merged, self.room, ranks, self.stay, self.held, self.nogoods)
+        return Objective(self.merged, self.room, ranks, self.stay, self.held, self.nogoods)
 
 
 @st.composite
@@ -145,7 +155,7 @@ def questions(
     level = st.lists(st.sampled_from([0.0, 0.2, 0.4, 1.0]), min_size=size, max_size=size).map(np.array)
     pairs = list(combinations(range(apps), 2))
     pair = st.sampled_from(pairs) if pairs else st.nothing()
-    merged = Merged(
+    merged = PlacementProblem(
         replicas=[draw(st.integers(1, replicas)) for _ in range(apps)],
         masks=[draw(likely) for _ in range(apps)],
         scores=[draw(st.none() | level) for _ in range(apps)],
@@ -160,10 +170,10 @@ def questions(
             for _ in range(draw(st.integers(0, 2))):
                 first = draw(st.integers(1, merged.replicas[app]))
                 counts = [first, *[1] * (merged.replicas[app] - first)]
-                merged.groups[app].append([Group(count, draw(likely)) for count in counts])
+                merged.groups[app].append([CountedGroup(count, draw(likely)) for count in counts])
     asked = draw(st.integers(0, 2))
     figure = st.lists(st.integers(0, 12) | st.integers(6, 12), min_size=size, max_size=size)
-    room = Room(
+    room = FreeCapacity(
         free=np.array([draw(figure) for _ in range(asked)], dtype=np.float64).reshape(asked, size),
         allocatable=np.full((asked, size), 12.0),
         needs=np.array(
@@ -215,7 +225,7 @@ def test_with_more_apps_and_replicas(question: Question) -> None:
 @given(larger | larger_grouped)
 def test_counting_up_alone_finds_the_best(question: Question) -> None:
     known = question.known()
-    got = Tally(known, known.sets()).best()
+    got = DynamicProgram(known, known.candidate_pools()).best()
     assert (None if got is None else question.worth(got)) == question.best()
 
 
@@ -223,7 +233,7 @@ def test_counting_up_alone_finds_the_best(question: Question) -> None:
 @given(larger | larger_grouped)
 def test_classes_alone_know_whether_there_is_a_choice(question: Question) -> None:
     known = question.known()
-    got = Classes(known, known.sets()).fill(10_000)
+    got = ClusterClasses(known, known.candidate_pools()).solve(10_000)
     assert not isinstance(got, Undecided)
     if got is None:
         assert question.best() is None
@@ -237,7 +247,7 @@ def test_branching_alone_knows_it_too(question: Question) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(feasibility, "_OTHERS", ())
         known = question.known()
-        got = Classes(known, known.sets()).fill(10_000)
+        got = ClusterClasses(known, known.candidate_pools()).solve(10_000)
     assert not isinstance(got, Undecided)
     assert (got is None) == (question.best() is None)
 
@@ -246,11 +256,11 @@ def test_branching_alone_knows_it_too(question: Question) -> None:
 @given(larger | larger_grouped)
 def test_exchanging_makes_it_better_and_keeps_it_valid(question: Question) -> None:
     known = question.known()
-    sets = known.sets()
-    got = Classes(known, sets).fill(10_000)
+    sets = known.candidate_pools()
+    got = ClusterClasses(known, sets).solve(10_000)
     if isinstance(got, list):
         before = question.worth(got)
-        value, better = improved(known, sets, got, 5_000)
+        value, better = improve(known, sets, got, 5_000)
         assert question.worth(better) == value
         assert before is not None
         assert value >= before
@@ -267,16 +277,16 @@ def test_cut_off_it_is_never_wrong(question: Question, steps: int) -> None:
         assert question.best() is None
 
 
-def plain(size: int, replicas: list[int], resources: int = 3, seed: int = 1) -> tuple[Merged, Room]:
+def plain(size: int, replicas: list[int], resources: int = 3, seed: int = 1) -> tuple[PlacementProblem, FreeCapacity]:
     rng = np.random.default_rng(seed)
-    merged = Merged(
+    merged = PlacementProblem(
         replicas=replicas,
         masks=[rng.random(size) < 0.5 for _ in replicas],
         scores=[np.floor(rng.random(size) * 3) / 3 for _ in replicas],
         groups=[[] for _ in replicas],
     )
     whole = rng.integers(50, 100, (resources, size)).astype(np.float64)
-    return merged, Room(
+    return merged, FreeCapacity(
         np.floor(whole * rng.random((resources, size))), whole, np.full((len(replicas), resources), 2.0)
     )
 
@@ -314,7 +324,7 @@ def test_of_equals_the_first_app_goes_to_the_first_cluster() -> None:
     room.free[:], room.allocatable[:] = 50, 100
     question = Question(merged, room, [], [None] * 3, [None] * 3)
     known = question.known()
-    assert Tally(known, known.sets()).best() == [[0], [1, 2], [3]]
+    assert DynamicProgram(known, known.candidate_pools()).best() == [[0], [1, 2], [3]]
     got = question.choose()
     assert isinstance(got, Choice)
     assert got.clusters == [[0], [1, 2], [3]]
@@ -327,7 +337,7 @@ def test_exchanging_leaves_apart_who_must_be_apart() -> None:
     merged.apart.add((0, 1))
     question = Question(merged, room, [], [None] * 2, [None] * 2)
     known = question.known()
-    value, better = improved(known, known.sets(), [[2], [1]], 5_000)
+    value, better = improve(known, known.candidate_pools(), [[2], [1]], 5_000)
     assert better == [[1], [0]]
     assert value == question.best()
 
@@ -370,6 +380,6 @@ def test_eight_apps_and_many_classes_are_decided_in_time() -> None:
 def test_disjoint_sets_are_disjoint_where_it_matters() -> None:
     merged, _ = plain(40, [1, 3])
     merged.conflicts[0, 1] = np.random.default_rng(3).random(40) < 0.6
-    a, b = disjoint(merged)
+    a, b = disjoint_sets(merged)
     assert not np.any(a & b & merged.conflicts[0, 1])
     assert np.array_equal(a | b, merged.masks[0] | merged.masks[1])

@@ -10,31 +10,33 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from moorage.candidates import Choice, Group, Mask, Merged, NoChoice, Room, choose, feasibility
-from moorage.candidates.dynamic_program import Tally
-from moorage.candidates.feasibility import Classes
+from moorage.candidates import Choice, CountedGroup, FreeCapacity, Mask, NoChoice, PlacementProblem, choose, feasibility
+from moorage.candidates.dynamic_program import DynamicProgram
+from moorage.candidates.feasibility import ClusterClasses
 from moorage.candidates.lp_relaxation import Undecided
-from moorage.candidates.objective import Worth
+from moorage.candidates.objective import Objective
 
 RING = [*pairwise(range(5)), (0, 4)]
 
 
-def asked(masks: Sequence[Mask], replicas: Sequence[int], free: Sequence[float] | None = None) -> tuple[Merged, Room]:
+def asked(
+    masks: Sequence[Mask], replicas: Sequence[int], free: Sequence[float] | None = None
+) -> tuple[PlacementProblem, FreeCapacity]:
     apps, size = len(masks), masks[0].size
-    merged = Merged(list(replicas), list(masks), [None] * apps, [[] for _ in range(apps)])
+    merged = PlacementProblem(list(replicas), list(masks), [None] * apps, [[] for _ in range(apps)])
     figures = np.array([free if free is not None else [50.0] * size])
-    return merged, Room(figures, np.full((1, size), 100.0), np.full((apps, 1), 2.0))
+    return merged, FreeCapacity(figures, np.full((1, size), 100.0), np.full((apps, 1), 2.0))
 
 
 def everywhere(apps: int, size: int) -> list[Mask]:
     return [np.ones(size, dtype=np.bool_) for _ in range(apps)]
 
 
-def ask(merged: Merged, room: Room) -> Choice | NoChoice:
+def ask(merged: PlacementProblem, room: FreeCapacity) -> Choice | NoChoice:
     return choose(merged, room, np.arange(merged.masks[0].size, dtype=np.int64))
 
 
-def valid(merged: Merged, got: Choice | NoChoice) -> Choice:
+def valid(merged: PlacementProblem, got: Choice | NoChoice) -> Choice:
     assert isinstance(got, Choice)
     for app, clusters in enumerate(got.clusters):
         assert len(set(clusters)) == len(clusters) == merged.replicas[app]
@@ -149,7 +151,7 @@ def test_what_fits_in_fractions_only_has_no_choice(replicas: int) -> None:
         valid(merged, ask(merged, room))
 
 
-def full(rng: np.random.Generator) -> tuple[Merged, Room]:
+def full(rng: np.random.Generator) -> tuple[PlacementProblem, FreeCapacity]:
     """Few classes of several clusters, filled with what fits, and sometimes one more is wanted than that."""
     apps, kinds, each = int(rng.integers(3, 6)), int(rng.integers(1, 4)), int(rng.integers(2, 6))
     of = np.arange(kinds * each) % kinds
@@ -176,10 +178,10 @@ def test_branching_on_classes_of_several_agrees_with_counting_up(
     for _ in range(150):
         merged, room = full(rng)
         nothing = [None] * len(merged.masks)
-        worth = Worth(merged, room, np.arange(merged.masks[0].size, dtype=np.int64), nothing, nothing, [])
-        found = Classes(worth, worth.sets()).fill(10_000)
+        worth = Objective(merged, room, np.arange(merged.masks[0].size, dtype=np.int64), nothing, nothing, [])
+        found = ClusterClasses(worth, worth.candidate_pools()).solve(10_000)
         assert not isinstance(found, Undecided)
-        assert (found is None) == (Tally(worth, worth.sets()).best() is None)
+        assert (found is None) == (DynamicProgram(worth, worth.candidate_pools()).best() is None)
         answers.append(found is None)
     assert 20 < sum(answers) < 130
 
@@ -189,12 +191,12 @@ def test_counted_groups_of_many_apps_with_many_replicas() -> None:
     merged, room = asked(everywhere(6, 200), [30] * 6)
     merged.apart |= set(combinations(range(6), 2))
     for app in range(6):
-        merged.groups[app].append([Group(16, halves), Group(14, ~halves)])
+        merged.groups[app].append([CountedGroup(16, halves), CountedGroup(14, ~halves)])
     with seconds(20):
         got = valid(merged, ask(merged, room))
     assert [int(halves[clusters].sum()) for clusters in got.clusters] == [16] * 6
     for app in range(6):  # 102 of the first hundred
-        merged.groups[app] = [[Group(17, halves), Group(13, ~halves)]]
+        merged.groups[app] = [[CountedGroup(17, halves), CountedGroup(13, ~halves)]]
     with seconds(20):
         none_for_certain(ask(merged, room))
 

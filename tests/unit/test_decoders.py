@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from moorage.bus import Reply
-from moorage.fleet import Writer
+from moorage.fleet import FleetWriter
 from moorage.inventory.core.cluster_ids import ClusterRecord
-from moorage.inventory.core.fleet_state import Inventory
+from moorage.inventory.core.fleet_state import FleetState
 from moorage.inventory.worker import ClusterEdit
 from moorage.ledger import Ledger, decode_commit
-from moorage.merger.core.responses import Heard, gather, reasons
+from moorage.merger.core.responses import Replies, gather, reasons
 from moorage.model.attempts import Attempt
 from moorage.model.base import Message
 from moorage.model.candidates import Answer, Answers, Ask, Asks
@@ -27,6 +27,7 @@ from moorage.model.desired import (
     ActionAnswer,
     ActionAsk,
     AppStatus,
+    ClaimsRemoved,
     Confirm,
     DesiredAsk,
     DesiredRecord,
@@ -34,7 +35,6 @@ from moorage.model.desired import (
     DiffAsk,
     DiffReply,
     GroupStatus,
-    Removed,
 )
 from moorage.model.events import Event
 from moorage.model.groups import Decide, GroupRecord, Revision, Stored, Withdraw
@@ -68,7 +68,7 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
     GroupRecord,
     GroupStatus,
     Register,
-    Removed,
+    ClaimsRemoved,
     Report,
     ReportReply,
     Revision,
@@ -180,7 +180,7 @@ def test_what_is_nested_too_deeply_is_refused(model: type[msgspec.Struct], depth
 @QUICK
 def test_reports_that_make_no_sense(reports: list[Any]) -> None:
     """An agent says what it likes; the rows of others stay as they are."""
-    core = Inventory(Writer(), 1)
+    core = FleetState(FleetWriter(), 1)
     list(core.begin({}, 0.0))
     good = Report(session="s", seq=0, kind="full", nodes=[], labels={"a": "b"})
     for cluster in ("lab/good", "lab/odd"):
@@ -209,7 +209,9 @@ def test_commits_that_make_no_sense_fold_the_same_everywhere(commits: list[Any])
             commit = Commit()
         one.fold(seq, commit)
         other.fold(seq, msgspec.json.decode(msgspec.json.encode(commit), type=Commit))
-    assert one.standing == other.standing and one.claims == other.claims and one.ended == other.ended
+    assert (
+        one.standing == other.standing and one.claims == other.claims and one.ended_revisions == other.ended_revisions
+    )
     assert one.by_cluster == other.by_cluster and one.by_group == other.by_group
     restored = Ledger.decode(one.encode())
     assert restored.seq == one.seq == len(commits) and restored.standing == one.standing
@@ -221,7 +223,7 @@ def test_answers_that_make_no_sense(value: Any, policy: Any) -> None:
     fleet = fleet_of({"lab/edge-1": [node(cpu="4")], "lab/edge-2": [node(cpu="4")]})
     for data in (msgspec.json.encode(value), msgspec.json.encode(value)[:-1]):
         replies = {"odd": Reply("answered", data, 1.0)}
-        got = gather(Heard(["a", "b"], [Controller(name="odd", policy=policy)], replies, {"odd": data}), fleet)
+        got = gather(Replies(["a", "b"], [Controller(name="odd", policy=policy)], replies, {"odd": data}), fleet)
         (asked,) = got.asked
         assert asked.outcome in ("answered", "error")
         assert bool(got.missing) == (policy == "required" and asked.outcome == "error")

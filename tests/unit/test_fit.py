@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.fit import Assigned, Rooms, Unassigned, assign, still_fits, unsupported
+from moorage.fit import Assigned, FitCache, Unassigned, assign, still_fits, unsupported_reason
 from moorage.fit.packing import Bound, Problem, greedy, search, weights_of
 from moorage.fleet import Fleet
 from moorage.model.reports import NodeReport
@@ -29,8 +29,8 @@ from moorage_testkit.brute_force import (
 from moorage_testkit.fleets import fleet_of, node, writer_of
 
 
-def check_room(fleet: Fleet, rooms: Rooms, s: Shape) -> None:
-    room = rooms.of(s)
+def check_room(fleet: Fleet, rooms: FitCache, s: Shape) -> None:
+    room = rooms.get(s)
     for cid in range(fleet.size):
         where = rows_in(fleet, cid)
         if not s.count and not s.per_node:
@@ -58,13 +58,13 @@ def test_what_one_node_cannot_give_together_is_not_met_together() -> None:
         OptionalNeed(consumer="c", name=GPU, weight=6, resources={GPU: 1}),
     ]
     s = shape(resources={"cpu": 1000}, optional=wishes)
-    assert [met.tolist() for met in Rooms(fleet).of(s).met] == [[False, True], [True, True]]
+    assert [met.tolist() for met in FitCache(fleet).get(s).met] == [[False, True], [True, True]]
 
 
 @given(st.lists(clusters, min_size=1, max_size=3), shapes)
 def test_room_is_what_enumeration_finds(fleet_nodes: list[list[NodeReport]], s: Shape) -> None:
     fleet = fleet_of({f"lab/{i}": many for i, many in enumerate(fleet_nodes)})
-    check_room(fleet, Rooms(fleet), s)
+    check_room(fleet, FitCache(fleet), s)
 
 
 @given(
@@ -76,17 +76,17 @@ def test_room_is_what_enumeration_finds(fleet_nodes: list[list[NodeReport]], s: 
 def test_kept_rooms_follow_changes(
     first: list[list[NodeReport]], asked: list[Shape], changes: list[tuple[int, list[NodeReport]]]
 ) -> None:
-    from moorage.fleet import row
+    from moorage.fleet import normalize_node
 
     writer = writer_of({f"lab/{i}": many for i, many in enumerate(first)})
     fleet = writer.fleet
-    rooms = Rooms(fleet, keep=2)
+    rooms = FitCache(fleet, keep=2)
     for s in asked:
         check_room(fleet, rooms, s)
     for cid, many in changes:
         for number, report in enumerate(many):
             report.name = report.labels["kubernetes.io/hostname"] = f"n-{number}"
-        writer.put(cid, f"lab/{cid}", [row(report)[0] for report in many], whole=True, as_of=2.0)
+        writer.put(cid, f"lab/{cid}", [normalize_node(report)[0] for report in many], whole=True, as_of=2.0)
         places = rows_in(fleet, cid)
         if places:
             fleet.take(places[0], {"cpu": 1000, "pods": 1})
@@ -96,14 +96,14 @@ def test_kept_rooms_follow_changes(
 
 def test_an_unchanged_room_is_the_same_object_and_read_only() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4")], "lab/b": [node(cpu="1")]})
-    rooms, s = Rooms(fleet), shape(resources={"cpu": 2000})
-    room = rooms.of(s)
+    rooms, s = FitCache(fleet), shape(resources={"cpu": 2000})
+    room = rooms.get(s)
     assert room.fits.tolist() == [True, False]
-    assert rooms.of(s) is room
+    assert rooms.get(s) is room
     with pytest.raises(ValueError):
         room.fits[0] = False
     fleet.take(0, {"cpu": 3000})
-    assert rooms.of(s).fits.tolist() == [False, False]
+    assert rooms.get(s).fits.tolist() == [False, False]
     assert room.fits.tolist() == [True, False], "who holds an old answer keeps it as it was"
 
 
@@ -209,9 +209,9 @@ def test_kinds_that_come_later_are_refused_not_ignored() -> None:
     for_later: tuple[dict[str, Any], ...] = ({"devices": [{}]}, {"request_groups": [{}]}, {"machine": "m"})
     for fields in for_later:
         asked = shape(**fields)
-        assert unsupported(asked)
-        assert not Rooms(fleet).of(asked).fits.any()
-    assert unsupported(shape()) is None
+        assert unsupported_reason(asked)
+        assert not FitCache(fleet).get(asked).fits.any()
+    assert unsupported_reason(shape()) is None
 
 
 @given(
@@ -265,4 +265,4 @@ def test_names_select_nodes_of_a_large_fleet_too(key: str, operator: str) -> Non
     fleet = fleet_of(
         {f"lab/{i}": [node(f"n-{i * j}", cpu="4", hostname=i % 2 == 0) for j in (1, 10)] for i in range(1, 90)}
     )
-    check_room(fleet, Rooms(fleet), shape(terms=[[Requirement(key=key, operator=operator, values=("n-2", "n-70"))]]))
+    check_room(fleet, FitCache(fleet), shape(terms=[[Requirement(key=key, operator=operator, values=("n-2", "n-70"))]]))

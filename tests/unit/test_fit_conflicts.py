@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.fit import Pairs, Rooms, conflicts
+from moorage.fit import ConflictCache, FitCache, conflicts
 from moorage.fleet import Fleet
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape
@@ -67,14 +67,14 @@ def test_pods_on_every_node_leave_less_for_others() -> None:
 
 def test_pairs_follow_changes() -> None:
     fleet = fleet_of({f"lab/{i}": [node(cpu="4")] for i in range(8)})
-    rooms, pairs = Rooms(fleet), Pairs(fleet)
+    rooms, pairs = FitCache(fleet), ConflictCache(fleet)
     a, b = [shape("Deployment/a", resources={"cpu": 1000})], [shape("Deployment/b", resources={"cpu": 2000})]
 
     def now() -> list[int]:
-        both = rooms.of(a[0]).fits & rooms.of(b[0]).fits
-        found = pairs.of(a, b, both)
+        both = rooms.get(a[0]).fits & rooms.get(b[0]).fits
+        found = pairs.get(a, b, both)
         assert (found == conflicts(fleet, a, b, both)).all()
-        assert pairs.of(a, b, both) is found
+        assert pairs.get(a, b, both) is found
         return [int(cid) for cid in np.flatnonzero(found)]
 
     assert now() == []

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.fit import Rooms, explain
+from moorage.fit import FitCache, explain
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Requirement, Shape
 from moorage_testkit.brute_force import GPU, TAINT, clusters, may, rows_in, shape, shapes
@@ -16,7 +16,7 @@ from moorage_testkit.fleets import fleet_of, node
 @given(st.lists(clusters, min_size=1, max_size=4), shapes)
 def test_each_refused_cluster_has_exactly_one_reason(many: list[list[NodeReport]], s: Shape) -> None:
     fleet = fleet_of({f"lab/{i}": nodes for i, nodes in enumerate(many)})
-    refused = fleet.known & ~Rooms(fleet).of(s).fits
+    refused = fleet.known & ~FitCache(fleet).get(s).fits
     figures = explain(fleet, s, refused)
     if s.count or s.per_node:
         assert (sum((f.clusters.astype(int) for f in figures), np.zeros(fleet.size, int)) == refused).all()

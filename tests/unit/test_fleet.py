@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.fleet import BOUNDLESS, CORDONED, STALE, Change, Fleet, Row, Writer
+from moorage.fleet import BOUNDLESS, CORDONED, STALE, Fleet, FleetChange, FleetWriter, NodeRow
 from moorage.fleet.delta import HOST, READY, UNSCHEDULABLE, decode
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
@@ -20,7 +20,7 @@ TAINT = (Taint(key="k", effect="NoSchedule"),)
 
 amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "gpu"]), st.integers(0, 100), max_size=3)
 rows = st.builds(
-    Row,
+    NodeRow,
     name=st.sampled_from(NODES),
     flags=st.sampled_from([READY, READY | HOST, READY | UNSCHEDULABLE, 0]),
     labels=st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), max_size=2),
@@ -54,11 +54,13 @@ steps = st.one_of(
 
 class Reference:
     def __init__(self) -> None:
-        self.rows: dict[int, dict[str, Row]] = {}
+        self.rows: dict[int, dict[str, NodeRow]] = {}
         self.states: dict[int, int] = {}
         self.claims: dict[int, dict[str, dict[str, int]]] = {}
 
-    def put(self, cid: int, rows: list[Row], whole: bool, gone: list[str], claims: dict[str, dict[str, int]]) -> None:
+    def put(
+        self, cid: int, rows: list[NodeRow], whole: bool, gone: list[str], claims: dict[str, dict[str, int]]
+    ) -> None:
         mine = self.rows.setdefault(cid, {})
         self.states.setdefault(cid, 0)
         if whole:
@@ -72,10 +74,10 @@ class Reference:
         for claim in [claim for claim, nodes in held.items() if not nodes]:
             del held[claim]
 
-    def usable(self, cid: int, row: Row) -> bool:
+    def usable(self, cid: int, row: NodeRow) -> bool:
         return row.flags & ~HOST == READY and self.states[cid] == 0
 
-    def exclusive(self, cid: int, row: Row) -> int:
+    def exclusive(self, cid: int, row: NodeRow) -> int:
         if row.exclusive >= 0:
             return row.exclusive
         return 0 if any(other.exclusive >= 0 for other in self.rows[cid].values()) else BOUNDLESS
@@ -126,7 +128,7 @@ def assert_equal(fleet: Fleet, reference: Reference) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=14))
 def test_a_fleet_its_follower_and_a_loaded_one_are_what_was_put(script: list[Any]) -> None:
-    writer, follower, reference = Writer(), Fleet(), Reference()
+    writer, follower, reference = FleetWriter(), Fleet(), Reference()
     snapshots: dict[int, bytes] = {}
     counter = 0
     sums_asked = False
@@ -173,7 +175,7 @@ def test_a_fleet_its_follower_and_a_loaded_one_are_what_was_put(script: list[Any
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(puts, st.sampled_from(NODES), st.integers(-5, 5)), max_size=8))
 def test_what_is_claimed_stays_with_its_node_until_the_node_goes(script: list[Any]) -> None:
-    writer, claimed = Writer(), dict[tuple[int, str], int]()
+    writer, claimed = FleetWriter(), dict[tuple[int, str], int]()
     fleet = writer.fleet
     for (_, cid, rows, whole, _, _), name, amount in script:
         writer.put(cid, f"p/c{cid}", rows, whole=whole)
@@ -215,10 +217,10 @@ def test_a_row_improves_when_it_may_take_what_it_could_not(
     before: dict[str, Any], after: dict[str, Any], better: bool
 ) -> None:
     first = fleet_of({"p/a": [node("n", cpu="8", **before), node("m", cpu="8", exclusive=0)]})
-    writer = Writer(first)
+    writer = FleetWriter(first)
     first.free(EXCLUSIVE)
     tick = first.tick
-    second = Writer(fleet_of({"p/a": [node("n", cpu="8", **after)]})).row(0, "n")
+    second = FleetWriter(fleet_of({"p/a": [node("n", cpu="8", **after)]})).row(0, "n")
     assert second is not None
     assert writer.put(0, "p/a", [second])
     found = first.improved_since(tick)
@@ -247,7 +249,7 @@ def test_a_cluster_that_comes_back_improves_its_usable_rows() -> None:
 def test_a_replaced_fleet_says_so_and_ticks_go_on() -> None:
     fleet = fleet_of({"p/a": [node("n", cpu="8")]})
     fleet.take(0, {"cpu": 1})
-    seen: list[Change] = []
+    seen: list[FleetChange] = []
     fleet.on_change.append(seen.append)
     tick = fleet.tick
     view = fleet.clusters
@@ -279,7 +281,7 @@ def test_clusters_by_label_provider_and_name() -> None:
 
 
 def test_label_sets_that_no_cluster_has_are_forgotten() -> None:
-    writer = Writer()
+    writer = FleetWriter()
     clusters = writer.fleet.clusters
     for cid in range(3):
         writer.put(cid, f"p/c{cid}", labels={"n": str(cid), "x": "y"})
@@ -327,7 +329,7 @@ def test_freed_blocks_are_used_again() -> None:
         for cid in range(50):
             writer.drop(cid)
         for cid in range(50):
-            made = [Row(f"m{i}", READY, {}, (), {"cpu": 1}, {}) for i in range(20)]
+            made = [NodeRow(f"m{i}", READY, {}, (), {"cpu": 1}, {}) for i in range(20)]
             writer.put(cid, f"p/c{cid}", made, whole=True)
     assert writer.fleet.n == rows
     assert int(writer.fleet.usable.sum()) == 1000

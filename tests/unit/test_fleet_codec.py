@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.fleet import Fleet, Malformed, Writer
-from moorage.fleet.delta import ClusterPart, Patch, decode, encode, merge
+from moorage.fleet import Fleet, FleetWriter, Malformed
+from moorage.fleet.delta import ClusterDelta, FleetDelta, decode, encode, merge
 from moorage_testkit.fleets import node, writer_of
 
 
-def _writer() -> Writer:
+def _writer() -> FleetWriter:
     nodes = [node(cpu="8", memory="32Gi", labels={"zone": f"z{i % 2}"}, exclusive=i) for i in range(3)]
     return writer_of({"p/a": nodes, "p/b": [node(cpu="1")]}, labels={"p/a": {"region": "eu"}})
 
@@ -46,20 +46,20 @@ def test_a_damaged_patch_is_refused_or_applied_never_half(at: int, byte: int, cu
 @pytest.mark.parametrize(
     "patch",
     [
-        Patch(clusters=[ClusterPart(id=-1, name="p/a")]),
-        Patch(clusters=[ClusterPart(id=1 << 40, name="p/a")]),
-        Patch(clusters=[ClusterPart(id=0, name="p/a", state=8)]),
-        Patch(clusters=[ClusterPart(id=0, name="p/a", version=1 << 63)]),
-        Patch(clusters=[ClusterPart(id=0, name="p/a", rows=2, names="n")]),
-        Patch(clusters=[ClusterPart(id=0, name="p/a", rows=2, names="n\0n")], flags=b"\1"),
-        Patch(clusters=[ClusterPart(id=0, name="p/a", rows=1, names="n")], flags=b"\1"),
-        Patch(flags=b"\1"),
-        Patch(heard=bytes(4)),
-        Patch(heard=b"\xff\xff\xff\xff", heard_at=bytes(8)),
-        Patch(labels_from=-1, label_sets=[{}]),
+        FleetDelta(clusters=[ClusterDelta(id=-1, name="p/a")]),
+        FleetDelta(clusters=[ClusterDelta(id=1 << 40, name="p/a")]),
+        FleetDelta(clusters=[ClusterDelta(id=0, name="p/a", state=8)]),
+        FleetDelta(clusters=[ClusterDelta(id=0, name="p/a", version=1 << 63)]),
+        FleetDelta(clusters=[ClusterDelta(id=0, name="p/a", rows=2, names="n")]),
+        FleetDelta(clusters=[ClusterDelta(id=0, name="p/a", rows=2, names="n\0n")], flags=b"\1"),
+        FleetDelta(clusters=[ClusterDelta(id=0, name="p/a", rows=1, names="n")], flags=b"\1"),
+        FleetDelta(flags=b"\1"),
+        FleetDelta(heard=bytes(4)),
+        FleetDelta(heard=b"\xff\xff\xff\xff", heard_at=bytes(8)),
+        FleetDelta(labels_from=-1, label_sets=[{}]),
     ],
 )
-def test_columns_that_do_not_fit_their_header_are_refused(patch: Patch) -> None:
+def test_columns_that_do_not_fit_their_header_are_refused(patch: FleetDelta) -> None:
     with pytest.raises(Malformed):
         decode(encode(patch))
 

@@ -9,12 +9,12 @@ import pytest
 
 from moorage.bus import Reply
 from moorage.candidates import pack
-from moorage.controllers.hardware.core.answers import Hpa
-from moorage.fleet import Fleet, Writer, row
+from moorage.controllers.hardware.core.answers import HardwareAnswers
+from moorage.fleet import Fleet, FleetWriter, normalize_node
 from moorage.fleet.delta import Epoch, decode
 from moorage.ledger import Ledger
-from moorage.merger.core.propose import Names, Proposal, propose
-from moorage.merger.core.responses import Heard, current, gather, reasons
+from moorage.merger.core.propose import NameOrder, Proposal, propose
+from moorage.merger.core.responses import Replies, current, gather, reasons
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup
 from moorage.model.controllers import Controller, Policy
 from moorage.model.reasons import Reason
@@ -27,25 +27,25 @@ RECORD = revision("shop", ShapedApp(name="a", shapes=[shape()]))
 
 def grown(*joined: list[str]) -> Fleet:
     """A follower's fleet, which clusters joined in these epochs."""
-    writer, fleet = Writer(), Fleet()
+    writer, fleet = FleetWriter(), Fleet()
     for counter, names in enumerate(joined, 1):
         for name in names:
-            made, _ = row(node("n-0", cpu=str(4 * counter)))
+            made, _ = normalize_node(node("n-0", cpu=str(4 * counter)))
             writer.put(writer.fleet.size, name, [made], whole=True, labels={})
         patch = decode(writer.flush(1, counter).patch)
         fleet.apply(patch)
     return fleet
 
 
-def heard(answer: Answer, epoch: str, policy: Policy = "required", outcome: str = "answered") -> Heard:
+def heard(answer: Answer, epoch: str, policy: Policy = "required", outcome: str = "answered") -> Replies:
     answer.epoch = epoch
     data = msgspec.json.encode(answer)
     reply = Reply(outcome, data if outcome == "answered" else b"", 1.0)
-    return Heard(["a"], [Controller(name="mine", policy=policy)], {"mine": reply}, {"mine": data})
+    return Replies(["a"], [Controller(name="mine", policy=policy)], {"mine": reply}, {"mine": data})
 
 
-def chosen(one: Heard, fleet: Fleet) -> list[str]:
-    found = propose(RECORD, gather(one, fleet), fleet, Ledger(), Names(), "d")
+def chosen(one: Replies, fleet: Fleet) -> list[str]:
+    found = propose(RECORD, gather(one, fleet), fleet, Ledger(), NameOrder(), "d")
     return [claim.cluster for claim in found.decision.claims] if isinstance(found, Proposal) else []
 
 
@@ -93,7 +93,7 @@ def test_answers_are_read_again_when_the_fleet_has_grown() -> None:
     got = gather(heard(says("allow", small, "lab/a"), "1.1"), small)
     larger = grown(["lab/a"], ["lab/b", "lab/c"])
     assert current(got, small) is got
-    found = propose(RECORD, current(got, larger), larger, Ledger(), Names(), "d")
+    found = propose(RECORD, current(got, larger), larger, Ledger(), NameOrder(), "d")
     assert isinstance(found, Proposal)
     assert [claim.cluster for claim in found.decision.claims] == ["lab/a"]
 
@@ -109,13 +109,13 @@ def test_who_excludes_without_a_word_is_named() -> None:
 
 def refused(fleet: Fleet, *apps: ShapedApp, rules: list[AppsRule] | None = None) -> list[Reason]:
     record = revision("shop", *apps)
-    answer = Hpa(fleet).answer(
+    answer = HardwareAnswers(fleet).answer(
         Ask(group=record.group, revision=1, budget_ms=500, epoch="", tenant="", apps=record.apps)
     )
     answer.rules = rules or []
     reply = Reply("answered", msgspec.json.encode(answer), 1.0)
-    one = Heard([app.name for app in apps], [Controller(name="hpa")], {"hpa": reply}, {})
-    found = propose(record, gather(one, fleet), fleet, Ledger(), Names(), "d")
+    one = Replies([app.name for app in apps], [Controller(name="hpa")], {"hpa": reply}, {})
+    found = propose(record, gather(one, fleet), fleet, Ledger(), NameOrder(), "d")
     assert not isinstance(found, Proposal)
     return found.reasons
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.candidates.decode import Opinion, read_answer
-from moorage.controllers.hardware.core.answers import Hpa
+from moorage.candidates.decode import DecodedAnswer, decode_answer
+from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask
 from moorage.model.reports import NodeReport
@@ -23,8 +23,8 @@ def ask_for(apps: dict[str, list[Shape]], **fields: Any) -> Ask:
     return Ask(group="p/a/v1/g", revision=1, budget_ms=500, epoch="1.1", tenant="p", apps=shaped, **fields)
 
 
-def read(answer: Answer, fleet: Fleet) -> Opinion:
-    return read_answer(answer, list(answer.apps), fleet.ids, fleet.size)
+def read(answer: Answer, fleet: Fleet) -> DecodedAnswer:
+    return decode_answer(answer, list(answer.apps), fleet.ids, fleet.size)
 
 
 def allowed(answer: Answer, fleet: Fleet, app: str) -> list[str]:
@@ -49,7 +49,7 @@ def test_sets_scores_and_conflicts() -> None:
     ]
     fwall = shape("StatefulSet/fwall", resources={"cpu": 4000}, optional=wishes)
     other = shape("Deployment/other", resources={"cpu": 2000})
-    answer = Hpa(fleet).answer(ask_for({"fwall": [fwall], "other": [other]}))
+    answer = HardwareAnswers(fleet).answer(ask_for({"fwall": [fwall], "other": [other]}))
     assert allowed(answer, fleet, "fwall") == ["lab/large", "lab/medium", "lab/tight"]
     assert allowed(answer, fleet, "other") == ["lab/large", "lab/medium", "lab/tight", "lab/small"]
     opinion = read(answer, fleet)
@@ -68,7 +68,7 @@ def test_a_device_that_two_objects_want_counts_once() -> None:
     )
     wish = [OptionalNeed(consumer="c", name=GPU, weight=5, resources={GPU: 1})]
     apps = [shape(f"Deployment/{name}", resources={"cpu": 1000}, optional=wish) for name in "wv"]
-    scores = read(Hpa(fleet).answer(ask_for({"a": apps})), fleet).apps[0].scores
+    scores = read(HardwareAnswers(fleet).answer(ask_for({"a": apps})), fleet).apps[0].scores
     assert scores is not None
     assert scores.tolist() == [7 / 15, 1]
 
@@ -79,7 +79,7 @@ def test_where_apps_run_already_nothing_stands_between_them_whoever_asked_before
         "a": [shape("Deployment/a", resources={"cpu": 2500})],
         "b": [shape("Deployment/b", resources={"cpu": 2400})],
     }
-    hpa = Hpa(fleet)
+    hpa = HardwareAnswers(fleet)
     for held, free in (({}, {"lab/h", "lab/i", "lab/j"}), ({"a": ["lab/h"], "b": ["lab/h"]}, {"lab/i", "lab/j"})):
         opinion = read(hpa.answer(ask_for(apps, held=held)), fleet)
         assert {pair: set(fleet.clusters.named(where)) for pair, where in opinion.conflicts.items()} == {(0, 1): free}
@@ -110,7 +110,7 @@ def test_reasons_have_numbers_and_whose_need_it_was() -> None:
         needs=needs,
         count=2,
     )
-    answer = Hpa(fleet).answer(ask_for({"fwall": [core]}))
+    answer = HardwareAnswers(fleet).answer(ask_for({"fwall": [core]}))
     assert allowed(answer, fleet, "fwall") == []
     found = {
         (r.code, r.consumer, r.need): (r.clusters, r.needed, r.free, r.samples) for r in answer.apps["fwall"].reasons
@@ -132,7 +132,7 @@ def test_reasons_of_what_is_refused_elsewhere_when_somebody_asks() -> None:
         "a": [shape("Deployment/a", resources={"cpu": 3000})],
         "b": [shape("Deployment/b", resources={"cpu": 2000})],
     }
-    answer = Hpa(fleet).answer(ask_for(apps, explain=True))
+    answer = HardwareAnswers(fleet).answer(ask_for(apps, explain=True))
     reasons = [(r.code, r.app, r.samples, r.needed, r.free) for app in answer.apps.values() for r in app.reasons]
     assert reasons == [
         ("ResourceShort", "a", ["lab/b"], "3", "1"),
@@ -144,7 +144,7 @@ def test_reasons_of_what_is_refused_elsewhere_when_somebody_asks() -> None:
 def test_an_app_whose_own_objects_do_not_fit_together() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4")], "lab/b": [node(cpu="6")]})
     many = [shape("Deployment/x", resources={"cpu": 3000}), shape("Deployment/y", resources={"cpu": 3000})]
-    answer = Hpa(fleet).answer(ask_for({"a": many}, explain=True))
+    answer = HardwareAnswers(fleet).answer(ask_for({"a": many}, explain=True))
     assert allowed(answer, fleet, "a") == ["lab/b"]
     (reason,) = answer.apps["a"].reasons
     assert (reason.code, reason.samples, reason.needed, reason.free) == ("PackingFails", ["lab/a"], "6", "4")
@@ -160,7 +160,7 @@ def test_cores_that_nobody_reports_as_exclusive_are_a_warning() -> None:
             "lab/none": [node(cpu="8", exclusive=8, policy="none")],
         }
     )
-    hpa = Hpa(fleet)
+    hpa = HardwareAnswers(fleet)
     answer = hpa.answer(ask_for({"a": [shape(resources={"cpu": 2000, EXCLUSIVE: 2})]}))
     assert allowed(answer, fleet, "a") == ["lab/silent", "lab/static"]
     assert [w.code for w in answer.warnings] == ["ExclusiveCoresUnknown"]
@@ -169,17 +169,19 @@ def test_cores_that_nobody_reports_as_exclusive_are_a_warning() -> None:
 
 def test_without_pods_or_clusters_nothing_is_objected_to() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="1")]})
-    answer = Hpa(fleet).answer(ask_for({"a": [], "b": []}))
+    answer = HardwareAnswers(fleet).answer(ask_for({"a": [], "b": []}))
     assert [app.groups[0].mode for app in answer.apps.values()] == ["deny", "deny"]
     assert allowed(answer, fleet, "a") == ["lab/a"]
     empty = Fleet()
-    nothing = Hpa(empty).answer(ask_for({"a": [shape()], "b": [shape("Deployment/b"), shape("Deployment/c")]}))
+    nothing = HardwareAnswers(empty).answer(
+        ask_for({"a": [shape()], "b": [shape("Deployment/b"), shape("Deployment/c")]})
+    )
     assert [[r.code for r in app.reasons] for app in nothing.apps.values()] == [["NoClusters"], ["NoClusters"]]
 
 
 def test_what_nothing_can_decide_is_refused() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="1")]})
-    answer = Hpa(fleet).answer(ask_for({"a": [shape(machine="big")]}))
+    answer = HardwareAnswers(fleet).answer(ask_for({"a": [shape(machine="big")]}))
     assert allowed(answer, fleet, "a") == []
     assert [r.code for r in answer.apps["a"].reasons] == ["Unsupported"]
 
@@ -195,7 +197,7 @@ def test_answers_are_necessary_and_reasons_complete(
 ) -> None:
     fleet = fleet_of({f"lab/{i}": nodes for i, nodes in enumerate(many)})
     ask = ask_for({str(i): lot for i, lot in enumerate(apps)}, explain=explain)
-    answer = Hpa(fleet).answer(ask)
+    answer = HardwareAnswers(fleet).answer(ask)
     opinion = read(answer, fleet)
 
     def possible(lot: list[Shape]) -> list[int]:

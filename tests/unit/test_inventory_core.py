@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.fleet import Writer
-from moorage.inventory.core.cluster_ids import ClusterRecord, Ids, changed, later
-from moorage.inventory.core.fleet_state import Inventory, Outcome, Said, period_for
+from moorage.fleet import FleetWriter
+from moorage.inventory.core.cluster_ids import ClusterIds, ClusterRecord, changed, later
+from moorage.inventory.core.fleet_state import FleetEvent, FleetState, Outcome, period_for
 from moorage.inventory.core.node_overlays import AHEAD, GATHERED
-from moorage.inventory.core.report_sessions import MAX_BYTES, Source, Verdict, joined
+from moorage.inventory.core.report_sessions import MAX_BYTES, ReportSession, Verdict, joined
 from moorage.inventory.events import named, shortened
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
 from moorage.model.shapes import EXCLUSIVE
@@ -25,7 +25,7 @@ class Site:
     """One inventory and what agents say to it."""
 
     def __init__(self) -> None:
-        self.core = Inventory(Writer(), 1)
+        self.core = FleetState(FleetWriter(), 1)
         list(self.core.begin({}, 0.0))
         self.fleet = self.core.writer.fleet
 
@@ -163,7 +163,7 @@ def test_a_cluster_that_leaves_is_gone_and_its_old_words_do_not_bring_it_back() 
     assert left.gone
     assert left.said == []  # not before the record says so
     record = changed(site.core.clusters[A].record, "g", "r", gone=True)
-    assert site.core.edit(A, record) == [Said("gone", A, {}, "r", "g")]
+    assert site.core.edit(A, record) == [FleetEvent("gone", A, {}, "r", "g")]
     assert not site.fleet.known.any()
     assert site.full(2, 0, node("a", cpu="4")).reply.refused
     assert not site.fleet.known.any()
@@ -310,7 +310,7 @@ def test_operators_labels_and_cordon_stand_over_what_agents_say() -> None:
     site.full(0, 0, node("a", cpu="4"), labels={"region": "eu", "tier": "1"})
     record = site.core.clusters[A].record
     edited = changed(record, "e", "c", labels={"tier": "2"}, cordoned=True)
-    said = Said("edited", A, {"labels": {"tier": "2"}, "cordoned": True}, "c", "e")
+    said = FleetEvent("edited", A, {"labels": {"tier": "2"}, "cordoned": True}, "c", "e")
     assert site.core.edit(A, edited) == [said]
     assert site.core.edit(A, edited) == []  # the same write, seen again
     assert site.fleet.cluster_labels(0) == {"region": "eu", "tier": "2"}
@@ -329,7 +329,7 @@ def test_another_inventory_begins_with_rows_and_numbers_of_the_last() -> None:
     site.full(0, 0, node("z", cpu="4"), cluster="lab/lost")
     kept = site.core.clusters[A].record
     records = {A: kept, "lab/silent": ClusterRecord(id=7, block=kept.block, cordoned=True)}
-    second = Inventory(Writer(site.fleet), 2)
+    second = FleetState(FleetWriter(site.fleet), 2)
     list(second.begin(records, 100.0))
     fleet = second.writer.fleet
     assert fleet.ids == {A: 0, "lab/silent": 7}
@@ -382,19 +382,19 @@ def test_who_was_heard_of_by_nobody_joins_with_the_first_report_to_another_inven
     list(other.core.begin({A: record}, 0.0))
     other.core.clusters[A].joining = True
     report = other.full(1, 0, node("a", cpu="4"), id="r2")
-    assert report.said == [Said("joined", A, {"nodes": 1}, "r2", "j")]
+    assert report.said == [FleetEvent("joined", A, {"nodes": 1}, "r2", "j")]
     assert [said.change for said in other.say(2, 1, nodes=[node("a", cpu="2")]).said] == ["changed"]
 
 
 said_ = st.builds(
-    lambda change, cluster: Said(change, cluster, {}),
+    lambda change, cluster: FleetEvent(change, cluster, {}),
     st.sampled_from(["joined", "stale", "ready", "gone", "changed"]),
     st.sampled_from(["lab/a", "lab/b", "lab/c"]),
 )
 
 
 @given(st.lists(said_), st.integers(0, 20))
-def test_what_cannot_be_said_for_long_keeps_the_newest_of_every_state(said: list[Said], most: int) -> None:
+def test_what_cannot_be_said_for_long_keeps_the_newest_of_every_state(said: list[FleetEvent], most: int) -> None:
     said = named(said)
     kept = shortened(said, most)
     states = [one for one in said if one.change != "changed"]
@@ -416,7 +416,7 @@ parts = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 @settings(max_examples=200)
 @given(parts, st.randoms(use_true_random=False), st.booleans())
 def test_parts_in_any_order_and_repeated_are_one_report(sizes: list[int], rng: random.Random, doubled: bool) -> None:
-    source, whole = Source("agent", "s", 0, 2), []
+    source, whole = ReportSession("agent", "s", 0, 2), []
     for seq, count in enumerate(sizes):
         messages = [
             Report(session="s", seq=seq, part=(i, count), kind="delta" if seq else "full", nodes=[node(f"{seq}-{i}")])
@@ -435,7 +435,7 @@ def test_parts_in_any_order_and_repeated_are_one_report(sizes: list[int], rng: r
 
 
 def test_parts_of_an_older_report_are_passed_over() -> None:
-    source = Source("agent", "s", 0, 2)
+    source = ReportSession("agent", "s", 0, 2)
     assert source.accept(Report(session="s", seq=0, kind="full", part=(0, 2)))[0] is Verdict.WAIT
     assert source.accept(Report(session="s", seq=1, kind="full", part=(0, 2)))[0] is Verdict.WAIT
     assert source.accept(Report(session="s", seq=0, kind="full", part=(1, 2)))[0] is Verdict.OLD
@@ -455,10 +455,10 @@ def test_joining_parts_loses_nothing() -> None:
 @settings(max_examples=100)
 @given(st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from(["", "eu"])), max_size=80), st.integers(0, 80))
 def test_numbers_come_in_blocks_and_never_twice(asked: list[tuple[str, str]], restart: int) -> None:
-    ids, given_ = Ids(), list[tuple[str, ClusterRecord]]()
+    ids, given_ = ClusterIds(), list[tuple[str, ClusterRecord]]()
     for i, (provider, region) in enumerate(asked):
         if i == restart:
-            ids = Ids()
+            ids = ClusterIds()
             for owner, record in given_:
                 ids.learn(owner, record)
         given_.append((provider, ids.next(provider, region)))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.candidates.decode import read_answer
+from moorage.candidates.decode import decode_answer
 from moorage.controllers.cluster_selection.core.selection import decide
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask
@@ -36,7 +36,7 @@ def ask(*specs: dict[str, Any], apps: tuple[str, ...] = ("x",), **fields: Any) -
 
 def allowed(answer: Answer, fleet: Fleet, app: str = "x") -> list[str]:
     names = list(answer.apps)
-    found = read_answer(answer, names, fleet.ids, fleet.size).apps[names.index(app)].allowed
+    found = decode_answer(answer, names, fleet.ids, fleet.size).apps[names.index(app)].allowed
     return fleet.clusters.named(fleet.known if found is None else fleet.known & found)
 
 
@@ -61,7 +61,7 @@ def test_sets_keep_their_counts(fleet: Fleet) -> None:
         "sets": [{"count": 0, "allOf": [{"label": {"region": "eu"}}]}, {"count": 1, "anyOf": [{"provider": "lab"}]}]
     }
     answer = decide(ask(sets, {"allOf": [{"anyOf": [{"provider": "lab"}, {"provider": "far"}]}]}), fleet)
-    opinion = read_answer(answer, ["x"], fleet.ids, fleet.size).apps[0]
+    opinion = decode_answer(answer, ["x"], fleet.ids, fleet.size).apps[0]
     assert [(g.wanted, fleet.clusters.named(g.mask)) for g in opinion.groups] == [
         (0, ["lab/a", "far/c"]),
         (1, ["lab/a", "lab/b"]),
@@ -103,5 +103,5 @@ def test_every_one_of_them_does_not_ask_again_for_those_that_are_taken_anyway(fl
         ([edge, eu], [["far/c"], ["lab/a"]]),
     ):
         answer = decide(ask({"sets": sets}), fleet)
-        found = read_answer(answer, ["x"], fleet.ids, fleet.size).apps[0].groups
+        found = decode_answer(answer, ["x"], fleet.ids, fleet.size).apps[0].groups
         assert [sorted(fleet.clusters.named(g.mask)) for g in found] == groups

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from moorage.bus import Conflict, Lease, NoAnswer
-from moorage.merger.durability import WITHIN, Confirmations
+from moorage.merger.durability import WITHIN, DurableRevisions
 
 TTL = 4.0
 
@@ -87,7 +87,7 @@ async def test_a_holder_that_renews_stays_the_holder() -> None:
     challenge = asyncio.create_task(second.hold())
     for _ in range(30):
         await asyncio.sleep(20.3)
-        assert first.sure and not second.sure and not first.lost.is_set()
+        assert first.is_certain and not second.is_certain and not first.lost.is_set()
     challenge.cancel()
     await ended(one, other)
 
@@ -105,8 +105,8 @@ async def test_who_is_cut_off_is_unsure_before_another_begins(late: float) -> No
     one.cut = True
     loop = asyncio.get_running_loop()
     began, unsure = loop.time(), 0.0
-    while not second.sure:
-        if not first.sure and not unsure:
+    while not second.is_certain:
+        if not first.is_certain and not unsure:
             unsure = loop.time()
         await asyncio.sleep(0.02)
     assert began <= unsure < loop.time(), "there is a while in which nobody is"
@@ -125,7 +125,7 @@ async def test_what_was_given_back_is_taken_at_once() -> None:
     challenge = asyncio.create_task(second.hold())
     await asyncio.sleep(10)
     await first.release()
-    assert first.lost.is_set() and not first.sure
+    assert first.lost.is_set() and not first.is_certain
     async with asyncio.timeout(TTL):
         await challenge
     await ended(one, other)
@@ -141,7 +141,7 @@ async def test_a_renewal_whose_answer_was_lost_is_found_to_be_ones_own() -> None
     await asyncio.sleep(TTL / 4 - 0.1)
     key.put(key.entry.value)  # as if it had written it itself
     await asyncio.sleep(10 * TTL)
-    assert only.sure and not only.lost.is_set()
+    assert only.is_certain and not only.lost.is_set()
     await ended(link)
 
 
@@ -150,7 +150,7 @@ async def test_a_renewal_whose_answer_was_lost_is_found_to_be_ones_own() -> None
     ("after", "stands"), [(-1.0, True), (0.0, True), (WITHIN - 0.01, True), (WITHIN + 0.01, False)]
 )
 async def test_a_record_is_waited_for_so_long_and_no_longer(after: float, stands: bool) -> None:
-    confirmations = Confirmations()
+    confirmations = DurableRevisions()
     loop = asyncio.get_running_loop()
     if after < 0:
         confirmations.heard("", b'{"id":"hint"}')
@@ -158,5 +158,5 @@ async def test_a_record_is_waited_for_so_long_and_no_longer(after: float, stands
         loop.call_later(after, confirmations.heard, "", b'{"id":"hint"}')
     loop.call_later(after / 2, confirmations.heard, "", b'{"id":"another"}')
     began = loop.time()
-    assert await confirmations.stands("hint") is stands
+    assert await confirmations.wait_durable("hint") is stands
     assert loop.time() - began <= WITHIN + 0.001

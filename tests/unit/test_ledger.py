@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.fleet import row
+from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE
 from moorage.ledger import Capacity, Ledger, uncovered
 from moorage.ledger.capacity import beyond
@@ -96,7 +96,7 @@ class Plain:
 def assert_same(ledger: Ledger, plain: Plain) -> None:
     assert {g: (d.revision, {c.id: c.slots for c in d.claims}) for g, d in ledger.standing.items()} == plain.standing
     assert {i: h.claim.slots for i, h in ledger.claims.items() if h.withdrawn} == plain.leaving
-    assert ledger.ended == plain.ended
+    assert ledger.ended_revisions == plain.ended
     assert {i for s in ledger.by_group.values() for i in s} == set(ledger.claims)
     assert {i for s in ledger.by_cluster.values() for i in s} == set(ledger.claims)
 
@@ -128,7 +128,7 @@ def test_a_snapshot_and_the_tail_are_the_whole_log(history: list[Commit], cut: i
             again.fold(seq, commit)
     assert again.standing == whole.standing
     assert again.claims == whole.claims
-    assert again.ended == whole.ended
+    assert again.ended_revisions == whole.ended_revisions
     assert list(again.commits) == list(whole.commits)
 
 
@@ -290,7 +290,7 @@ def test_what_nobody_may_use_any_more_does_not_fit(how: str) -> None:
             writer.put(0, "lab/one", gone=["n-0"])
         case _:
             changed = node("n-0", cpu="4", ready=how != "not ready", unschedulable=how == "unschedulable")
-            writer.put(0, "lab/one", [row(changed)[0]])
+            writer.put(0, "lab/one", [normalize_node(changed)[0]])
     assert capacity.fits("same")
     assert not capacity.fits("more")
     assert capacity.fits("bare") == (how not in ("stale", "cordoned"))
@@ -304,10 +304,10 @@ def test_nodes_that_go_and_come_are_taken_again() -> None:
     changes = ledger.fold(1, Commit(id="c", decisions=[decision]))
     capacity.folded(changes)
     writer.put(0, "lab/one", gone=["n-0"])
-    made, _ = row(node("n-0", cpu="4"))
+    made, _ = normalize_node(node("n-0", cpu="4"))
     writer.put(0, "lab/one", [made])
     assert free(capacity) == 2000
-    others = [row(node(f"m-{i}", cpu="4"))[0] for i in range(30)]
+    others = [normalize_node(node(f"m-{i}", cpu="4"))[0] for i in range(30)]
     writer.put(0, "lab/one", others)
     assert free(capacity) == 2000
     fresh = fleet_of({"lab/zero": [node(cpu="1")], "lab/one": [node(cpu="16")]})
@@ -357,7 +357,7 @@ def test_room_is_what_a_recount_says(seed: int) -> None:
             case 6:
                 cid = rng.randrange(2)
                 if cid in away:
-                    writer.put(cid, names[cid], [row(node("n-1", cpu="64"))[0]])
+                    writer.put(cid, names[cid], [normalize_node(node("n-1", cpu="64"))[0]])
                 else:
                     writer.put(cid, names[cid], gone=["n-1"])
                 away ^= {cid}

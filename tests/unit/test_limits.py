@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.gateway.rate_limits import Limits, Rates
+from moorage.gateway.rate_limits import Limits, RateLimiter
 
 pauses = st.lists(st.floats(0, 2, allow_nan=False), min_size=1, max_size=200)
 
 
 @given(st.floats(0.5, 50), pauses)
 def test_no_stretch_of_time_has_more_than_its_share(rate: float, waits: list[float]) -> None:
-    rates, now = Rates(rate), 0.0
+    rates, now = RateLimiter(rate), 0.0
     passed: list[float] = []
     for wait in waits:
         now += wait
@@ -26,7 +26,7 @@ def test_no_stretch_of_time_has_more_than_its_share(rate: float, waits: list[flo
 
 @given(st.floats(0.5, 50), pauses)
 def test_who_waits_as_long_as_told_may_go_on(rate: float, waits: list[float]) -> None:
-    rates, now = Rates(rate), 0.0
+    rates, now = RateLimiter(rate), 0.0
     for wait in waits:
         now += wait / 10
         if told := rates.take("one", now):
@@ -35,11 +35,11 @@ def test_who_waits_as_long_as_told_may_go_on(rate: float, waits: list[float]) ->
 
 
 def test_others_are_not_touched_and_the_longest_away_are_forgotten() -> None:
-    rates = Rates(1, keep=2)
+    rates = RateLimiter(1, keep=2)
     assert [bool(rates.take("hasty", 0)) for _ in range(4)] == [False, False, True, True]
     assert not rates.take("calm", 0)
     assert not rates.take("third", 0) and not rates.take("hasty", 0), "forgotten is as good as new"
-    assert not any(Rates(0).take("anyone", 0) for _ in range(1000)), "0 is no limit"
+    assert not any(RateLimiter(0).take("anyone", 0) for _ in range(1000)), "0 is no limit"
 
 
 def test_the_environment_says_fractions_and_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moorage.merger.core.wait_queue import BACK_OFF, BACK_OFF_MOST, Waiting
+from moorage.merger.core.wait_queue import BACK_OFF, BACK_OFF_MOST, WaitQueue
 from moorage.model.attempts import Attempt
 from moorage.model.groups import Phase, Revision
 from moorage.model.reasons import Reason
@@ -24,7 +24,7 @@ def refused(name: str, *codes: str, phase: Phase = "Pending") -> Attempt:
 
 def test_only_rows_that_improved_and_have_room_wake_a_group() -> None:
     fleet = fleet_of({"lab/one": [node(cpu="4"), node(cpu="1")]})
-    waiting = Waiting()
+    waiting = WaitQueue()
     for name, cpu in (("small", 500), ("medium", 2000), ("large", 9000)):
         waiting.put(record(name, cpu), None)
     assert waiting.hits(fleet, None) == {}, "somebody is deciding them for the first time"
@@ -42,7 +42,7 @@ def test_only_rows_that_improved_and_have_room_wake_a_group() -> None:
 
 def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:
     fleet = fleet_of({"lab/one": [node(cpu="4")]})
-    waiting = Waiting()
+    waiting = WaitQueue()
     for name, at in (("c", "2026-01-03"), ("a", "2026-01-02"), ("b", "2026-01-01")):
         waiting.put(record(name, 100, at), None)
         waiting.refused(name, refused(name, "ResourceShort"), 0.0, fresh=True)
@@ -57,7 +57,7 @@ def without_pods(name: str, *shapes: Shape) -> Revision:
 
 def test_what_has_no_pods_waits_for_a_cluster_and_for_nothing_else() -> None:
     fleet = fleet_of({f"lab/c-{i}": [node(cpu="4")] for i in range(3)})
-    waiting = Waiting()
+    waiting = WaitQueue()
     some_rows, no_rows = np.array([0]), np.zeros(0, np.intp)
     names = {"bare", "scaled to none"}
     waiting.put(without_pods("bare"), None)
@@ -88,7 +88,7 @@ def test_what_has_no_pods_waits_for_a_cluster_and_for_nothing_else() -> None:
 
 def test_a_cluster_that_came_later_was_not_known_to_who_confined_an_app() -> None:
     fleet = fleet_of({f"lab/c-{i}": [node(cpu="4")] for i in range(5)})
-    waiting = Waiting()
+    waiting = WaitQueue()
     for record_ in (record("pods", 1000), without_pods("bare")):
         waiting.put(record_, None)
         waiting.refused(record_.group, refused(record_.group, "NotEnoughClusters"), 0.0, fresh=False)
@@ -103,7 +103,7 @@ def test_a_cluster_that_came_later_was_not_known_to_who_confined_an_app() -> Non
 
 
 def test_silence_is_retried_with_growing_delays() -> None:
-    waiting = Waiting()
+    waiting = WaitQueue()
     waiting.put(record("a", 1), 1.0)
     assert waiting.due(1.0) == {"a"}
     delays = []
@@ -119,7 +119,7 @@ def test_silence_is_retried_with_growing_delays() -> None:
 
 
 def test_a_newer_revision_takes_the_place_and_older_tries_say_nothing_of_it() -> None:
-    waiting = Waiting()
+    waiting = WaitQueue()
     waiting.put(record("a", 1), None)
     newer = record("a", 2)
     newer.revision = 2

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from moorage.bus import Reply
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
-from moorage.merger.core.propose import Names, Proposal, Refusal, propose
-from moorage.merger.core.responses import Gathered, Heard, gather
+from moorage.merger.core.propose import NameOrder, Proposal, ProposalRefused, propose
+from moorage.merger.core.responses import ControllerResults, Replies, gather
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
 from moorage.model.claims import Decision
 from moorage.model.controllers import Controller
@@ -31,15 +31,15 @@ Answers = Mapping[str, Answer]
 Choice = tuple[tuple[int, ...], ...]  # per app its clusters
 
 
-def gathered(record: Revision, fleet: Fleet, answers: Answers) -> Gathered:
+def gathered(record: Revision, fleet: Fleet, answers: Answers) -> ControllerResults:
     """As it comes from controllers that all answered in time."""
     names = [app.name for app in record.apps]
     replies = {name: Reply("answered", msgspec.json.encode(answer), 1.0) for name, answer in answers.items()}
-    return gather(Heard(names, [Controller(name=name) for name in answers], replies, {}), fleet)
+    return gather(Replies(names, [Controller(name=name) for name in answers], replies, {}), fleet)
 
 
-def proposed(record: Revision, fleet: Fleet, answers: Answers) -> Proposal | Refusal:
-    return propose(record, gathered(record, fleet, answers), fleet, Ledger(), Names(), "d")
+def proposed(record: Revision, fleet: Fleet, answers: Answers) -> Proposal | ProposalRefused:
+    return propose(record, gathered(record, fleet, answers), fleet, Ledger(), NameOrder(), "d")
 
 
 # -- the rules as written, every choice tried -------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_it_is_placed_if_and_only_if_some_choice_holds(question: tuple[Revision,
     record, fleet, answers = question
     possible = list(choices(record, fleet, answers))
     found = proposed(record, fleet, answers)
-    if isinstance(found, Refusal):
+    if isinstance(found, ProposalRefused):
         assert not possible
         assert found.reasons and not found.final
         return
@@ -280,18 +280,18 @@ def test_one_that_fits_alone_is_not_kept_from_a_cluster_where_two_do_not_fit(ord
 def test_many_that_all_fail_in_their_nodes_say_so_within_bounds() -> None:
     fleet = fleet_of({f"lab/c-{i:02}": [node(cpu="2"), node(cpu="2")] for i in range(60)})
     found = proposed(revision("g", pods("a", 3000)), fleet, {})
-    assert isinstance(found, Refusal)
+    assert isinstance(found, ProposalRefused)
     assert {reason.code for reason in found.reasons} >= {"ResourceShort"}
 
 
 def test_a_required_voice_that_is_missing_leaves_nothing_to_propose() -> None:
     fleet = fleet_of({"lab/one": [node(cpu="3")]})
     record = revision("g", pods("a", 1000))
-    heard = Heard(
+    heard = Replies(
         ["a"], [Controller(name="must", policy="required")], {"must": Reply("timeout", b"", 1.0, "silent")}, {}
     )
-    found = propose(record, gather(heard, fleet), fleet, Ledger(), Names(), "d")
-    assert isinstance(found, Refusal)
+    found = propose(record, gather(heard, fleet), fleet, Ledger(), NameOrder(), "d")
+    assert isinstance(found, ProposalRefused)
     assert [(reason.code, reason.by) for reason in found.reasons] == [("ControllerTimeout", "must")]
 
 
@@ -303,5 +303,5 @@ def test_clusters_that_are_not_usable_take_nothing(state: str) -> None:
     assert isinstance(found, Proposal)
     assert [claim.cluster for claim in found.decision.claims] == ["lab/in"]
     refused = proposed(revision("g", pods("a", 4000)), fleet, answers)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, ProposalRefused)
     assert {"ClusterStale" if state == "stale" else "ClusterCordoned"} <= {r.code for r in refused.reasons}

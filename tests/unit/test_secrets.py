@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moorage.gateway.core.redaction import shown_body, shown_record
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.problems import Refused
-from moorage.model.redaction import HIDDEN, hidden, restored, sample
+from moorage.model.redaction import REDACTED, redacted, restored, sample
 
 VALUE = "aHVudGVyMg=="
 
@@ -46,26 +46,26 @@ CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "d
 )
 def test_no_value_is_left_and_none_is_lost(whole: Any) -> None:
     before = copy.deepcopy(whole)
-    shown = hidden(whole)
-    assert VALUE not in str(shown) and HIDDEN in str(shown)
+    shown = redacted(whole)
+    assert VALUE not in str(shown) and REDACTED in str(shown)
     assert whole == before, "what is stored is not touched"
     assert restored(shown, whole) == whole
 
 
 def test_what_has_no_secret_is_the_same_object() -> None:
     for value in (CONFIG, [CONFIG], {"kind": "Secret", "name": "a reference"}, 1, None, "Secret"):
-        assert hidden(value) is value
+        assert redacted(value) is value
 
 
 def test_a_value_that_nothing_is_known_of_is_refused() -> None:
     with pytest.raises(Refused) as refused:
-        restored({"apps": [hidden(secret(a=VALUE, b=VALUE))]}, [secret(a=VALUE), secret("other", b=VALUE)])
+        restored({"apps": [redacted(secret(a=VALUE, b=VALUE))]}, [secret(a=VALUE), secret("other", b=VALUE)])
     assert [e.path for e in refused.value.problem.errors] == ["apps[0].data.b"]
     assert refused.value.problem.errors[0].code == "Hidden"
 
 
 def test_what_is_new_beside_what_was_hidden_is_taken() -> None:
-    shown = hidden(secret())
+    shown = redacted(secret())
     shown["data"]["more"] = "bmV3"
     assert restored(shown, secret())["data"] == {"password": VALUE, "more": "bmV3"}
 
@@ -80,8 +80,8 @@ plain = st.recursive(
 @given(plain, plain)
 def test_everything_else_stays_as_it_is(one: Any, other: Any) -> None:
     whole = {"one": one, "two": [secret(), other]}
-    assert restored(hidden(whole), whole) == whole
-    assert hidden(one) is one
+    assert restored(redacted(whole), whole) == whole
+    assert redacted(one) is one
 
 
 def test_the_read_model_never_holds_one() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moorage.model.documents import Term
 from moorage.model.reports import Taint
 from moorage.model.shapes import Requirement, Toleration
-from moorage.selectors import Labels, Taints, holds, matches, placed, tolerated
+from moorage.selectors import LabelIndex, TaintIndex, select_clusters, selector_matches, term_matches, tolerated
 from moorage_testkit.fleets import fleet_of
 
 keys = st.sampled_from(["a", "b", "c"])
@@ -40,7 +40,7 @@ def test_upstream_vectors() -> None:
         term = [
             Requirement(key=r["key"], operator=r["operator"], values=tuple(r["values"])) for r in case["requirements"]
         ]
-        assert (holds(term, case["labels"]) if term else True) == case["match"], case
+        assert (term_matches(term, case["labels"]) if term else True) == case["match"], case
 
 
 @pytest.mark.parametrize(
@@ -62,28 +62,28 @@ def test_upstream_vectors() -> None:
     ],
 )
 def test_operators(operator: str, bound: tuple[str, ...], labels: dict[str, str], want: bool) -> None:
-    assert holds([Requirement(key="k", operator=operator, values=bound)], labels) is want
+    assert term_matches([Requirement(key="k", operator=operator, values=bound)], labels) is want
 
 
 def test_an_empty_conjunction_selects_nothing_and_no_terms_everything() -> None:
-    assert not holds([], {"a": "x"})
-    assert not matches([[]], {"a": "x"})
-    assert matches([], {})
+    assert not term_matches([], {"a": "x"})
+    assert not selector_matches([[]], {"a": "x"})
+    assert selector_matches([], {})
 
 
 @given(label_sets, label_sets, st.lists(requirements, max_size=3).map(tuple))
 def test_over_sets_as_one_by_one_also_when_sets_are_appended(
     first: list[dict[str, str]], more: list[dict[str, str]], term: tuple[Requirement, ...]
 ) -> None:
-    index, sets = Labels(), list(first)
-    assert index.mask(sets, term).tolist() == [holds(term, labels) for labels in sets]
+    index, sets = LabelIndex(), list(first)
+    assert index.mask(sets, term).tolist() == [term_matches(term, labels) for labels in sets]
     sets += more
-    assert index.mask(sets, term).tolist() == [holds(term, labels) for labels in sets]
+    assert index.mask(sets, term).tolist() == [term_matches(term, labels) for labels in sets]
     anew = [dict(labels) for labels in reversed(sets)]
-    assert index.mask(anew, term).tolist() == [holds(term, labels) for labels in anew]
+    assert index.mask(anew, term).tolist() == [term_matches(term, labels) for labels in anew]
     # The same list with other contents, as a generation that clears it would leave it.
     anew[:] = [{"a": "x"}, *({} for _ in anew)]
-    assert index.mask(anew, term).tolist() == [holds(term, labels) for labels in anew]
+    assert index.mask(anew, term).tolist() == [term_matches(term, labels) for labels in anew]
 
 
 taints = st.builds(
@@ -103,7 +103,7 @@ tolerations = st.builds(
 
 @given(st.lists(st.lists(taints, max_size=2).map(tuple), max_size=5), st.lists(tolerations, max_size=2).map(tuple))
 def test_taints_over_sets_as_one_by_one(sets: list[tuple[Taint, ...]], tolerates: tuple[Toleration, ...]) -> None:
-    index, growing = Taints(), sets[:2]
+    index, growing = TaintIndex(), sets[:2]
     index.mask(growing, tolerates)
     growing += sets[2:]
     assert index.mask(growing, tolerates).tolist() == [tolerated(s, tolerates) for s in growing]
@@ -127,7 +127,7 @@ def test_placement_terms_nest() -> None:
     )
 
     def names(all_of: list[Term], any_of: list[Term]) -> list[str]:
-        return [fleet.names[i] for i in np.flatnonzero(placed(all_of, any_of, fleet))]
+        return [fleet.names[i] for i in np.flatnonzero(select_clusters(all_of, any_of, fleet))]
 
     eu = Term(label={"region": "eu"})
     assert names([eu], []) == ["lab/a", "far/c"]

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from moorage.model.reports import Taint
 from moorage.sim.core.cluster_spec import NodeKind
 from moorage.sim.core.pod_needs import read_template
-from moorage.sim.core.scheduler import Node, choose
+from moorage.sim.core.scheduler import SchedulerNode, choose
 
 ZONES = ["a", "b"]
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> list[Node]:
+def nodes(draw: st.DrawFn) -> list[SchedulerNode]:
     made = []
     for i in range(draw(st.integers(1, 5))):
         labels = {"zone": draw(st.sampled_from(ZONES))} if draw(st.booleans()) else {}
@@ -32,7 +32,7 @@ def nodes(draw: st.DrawFn) -> list[Node]:
             ready=draw(st.sampled_from([True, True, True, False])),
             unschedulable=draw(st.sampled_from([False, False, True])),
         )
-        made.append(Node(f"n-{i}", kind, {"cpu": draw(st.integers(0, 2)) * 500}, draw(st.integers(0, 1))))
+        made.append(SchedulerNode(f"n-{i}", kind, {"cpu": draw(st.integers(0, 2)) * 500}, draw(st.integers(0, 1))))
     return made
 
 
@@ -67,13 +67,13 @@ def templates(draw: st.DrawFn) -> dict[str, Any]:
     return {"metadata": {}, "spec": spec}
 
 
-def reference(template: dict[str, Any], fleet: list[Node]) -> str | None:
+def reference(template: dict[str, Any], fleet: list[SchedulerNode]) -> str | None:
     spec = template["spec"]
     asked = int(spec["containers"][0]["resources"]["requests"]["cpu"][:-1])
     tolerates = any(t["key"] == "k" and (t["operator"] == "Exists" or True) for t in spec.get("tolerations", []))
     node_affinity = spec["affinity"]["nodeAffinity"]
 
-    def expression(e: dict[str, Any], node: Node) -> bool:
+    def expression(e: dict[str, Any], node: SchedulerNode) -> bool:
         value = node.name if e["key"] == "kubernetes.io/hostname" else node.kind.labels.get(e["key"])
         return bool((value in e["values"]) == (e["operator"] == "In"))
 
@@ -107,7 +107,7 @@ def reference(template: dict[str, Any], fleet: list[Node]) -> str | None:
     most = max(raw.values())
     memory = 200 << 20
 
-    def score(node: Node) -> int:
+    def score(node: SchedulerNode) -> int:
         have, total = node.kind.amounts["cpu"], node.kind.amounts["memory"]
         least = ((have - node.used["cpu"] - asked) * 100 // have + (total - memory) * 100 // total) // 2
         return 2 * (raw[node.name] * 100 // most if most else 0) + least
@@ -116,7 +116,7 @@ def reference(template: dict[str, Any], fleet: list[Node]) -> str | None:
 
 
 @given(nodes(), templates())
-def test_binding_is_kubernetes_binding(fleet: list[Node], template: dict[str, Any]) -> None:
+def test_binding_is_kubernetes_binding(fleet: list[SchedulerNode], template: dict[str, Any]) -> None:
     chosen = choose(read_template(template), fleet)
     assert (chosen.name if chosen is not None else None) == reference(template, fleet)
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.fleet import Writer
-from moorage.inventory.core.fleet_state import Inventory
+from moorage.fleet import FleetWriter
+from moorage.inventory.core.fleet_state import FleetState
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 from moorage.podspec import diff
 from moorage.sim.core.cluster_spec import ClusterSpec
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.fleet_generator import generate
-from moorage.sim.core.simulator import Core
+from moorage.sim.core.simulator import Simulator
 
 
 class World:
@@ -25,7 +25,7 @@ class World:
 
     def __init__(self, fleet: dict[str, Any] | dict[str, ClusterSpec]) -> None:
         self.now = 100.0
-        self.core = Core("s1", wall=1000.0)
+        self.core = Simulator("s1", wall=1000.0)
         self.sessions: dict[str, tuple[str, int]] = {}
         self.parts: dict[str, list[Report]] = {}
         self.nodes: dict[str, dict[str, NodeReport]] = {}
@@ -472,13 +472,13 @@ def test_a_refused_cluster_tries_again_and_does_not_hold_up_the_rest() -> None:
 
 def test_who_was_replaced_comes_back_with_a_new_session_and_two_that_live_do_not_take_turns() -> None:
     """Both against the inventory itself: the second takes over at once, the first is back when the second is silent."""
-    inventory = Inventory(Writer(), 1)
+    inventory = FleetState(FleetWriter(), 1)
     list(inventory.begin({}, 0.0))
     wanted = expand(decode({"clusters": [{"name": "a"}]}))
     inventory.register("sim/a", inventory.record_for("sim/a", {}), 0.0)
-    first, second = Core("s1"), Core("s2", succeeds="s1")
+    first, second = Simulator("s1"), Simulator("s2", succeeds="s1")
 
-    def run(until: float, *living: Core) -> None:
+    def run(until: float, *living: Simulator) -> None:
         now = clock[0]
         while now < until:
             for core in living:
@@ -571,7 +571,7 @@ def test_every_report_has_a_name_of_its_own() -> None:
 
 
 def test_nobody_listens() -> None:
-    core = Core("s")
+    core = Simulator("s")
     core.apply(generate(3, 1, 1), 0.0)
     for send in core.out[:]:
         token, nonce = send.token.split(".")

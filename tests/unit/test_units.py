@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.parsing import CAPACITY_MAX, NEED_MAX, amount, canonical, cpu_milli, nanos, need_amount, show, whole
+from moorage.parsing import (
+    CAPACITY_MAX,
+    NEED_MAX,
+    canonical,
+    format_amount,
+    need_amount,
+    parse_amount,
+    parse_cpu_milli,
+    parse_nanos,
+    parse_whole,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +37,18 @@ def vectors() -> dict[str, Any]:
 def test_upstream_vectors(vectors: dict[str, Any]) -> None:
     for case in vectors["parse_valid"]:
         if len(case["in"]) <= 64:
-            assert Decimal(nanos(case["in"])) / 10**9 == Decimal(case["value"]), case
+            assert Decimal(parse_nanos(case["in"])) / 10**9 == Decimal(case["value"]), case
     for text in vectors["parse_invalid"]:
         with pytest.raises(ValueError):
-            nanos(text)
+            parse_nanos(text)
     for case in vectors["parse_canonical"]:
         # Upstream keeps tenths of a nano where digits run out; ours are rounded up to a nano as its documents say.
-        if nanos(case["in"]) == Decimal(case["value"]) * 10**9:
+        if parse_nanos(case["in"]) == Decimal(case["value"]) * 10**9:
             assert canonical(case["in"]) == case["canonical"], case
     for case in vectors["parse_emit"]:
         assert canonical(case["in"]) == case["canonical"], case
     for case in vectors["cmp"]:
-        a, b = nanos(case["a"]), nanos(case["b"])
+        a, b = parse_nanos(case["a"]), parse_nanos(case["b"])
         assert (a > b) - (a < b) == case["cmp"], case
 
 
@@ -55,40 +65,48 @@ def test_canonical_forms() -> None:
 )
 def test_junk_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        nanos(text)
+        parse_nanos(text)
 
 
 def test_needs_round_up_and_capacity_down() -> None:
-    assert (cpu_milli("1.0001", up=True), cpu_milli("1.0001", up=False)) == (1001, 1000)
-    assert (whole("1500m", up=True), whole("1500m", up=False)) == (2, 1)
-    assert (cpu_milli(2, up=False), cpu_milli(0.5, up=True)) == (2000, 500)
-    assert amount("memory", "1Gi", up=False) == 1 << 30
+    assert (parse_cpu_milli("1.0001", up=True), parse_cpu_milli("1.0001", up=False)) == (1001, 1000)
+    assert (parse_whole("1500m", up=True), parse_whole("1500m", up=False)) == (2, 1)
+    assert (parse_cpu_milli(2, up=False), parse_cpu_milli(0.5, up=True)) == (2000, 500)
+    assert parse_amount("memory", "1Gi", up=False) == 1 << 30
 
 
 def test_amounts_beyond_int64_never_fit() -> None:
-    assert amount("memory", "100E", up=False) == CAPACITY_MAX < NEED_MAX == amount("memory", "100E", up=True)
+    assert (
+        parse_amount("memory", "100E", up=False) == CAPACITY_MAX < NEED_MAX == parse_amount("memory", "100E", up=True)
+    )
     with pytest.raises(ValueError):
-        cpu_milli(True, up=True)
+        parse_cpu_milli(True, up=True)
 
 
 @given(st.text(alphabet="0123456789.eE+-kKMGiunm", max_size=12))
 def test_what_parses_has_a_canonical_form_of_equal_value(text: str) -> None:
     try:
-        value = nanos(text)
+        value = parse_nanos(text)
     except ValueError:
         return
     again = canonical(text)
-    assert nanos(again) == value
+    assert parse_nanos(again) == value
     assert canonical(again) == again
 
 
 @given(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), st.integers(-(1 << 60), 1 << 60))
 def test_shown_amounts_read_back(resource: str, value: int) -> None:
-    assert amount(resource, show(resource, value), up=False) == value
+    assert parse_amount(resource, format_amount(resource, value), up=False) == value
 
 
 def test_show() -> None:
-    shown = [show("cpu", 4000), show("cpu", 500), show("memory", 1 << 30), show("memory", 10**9), show("pods", 110)]
+    shown = [
+        format_amount("cpu", 4000),
+        format_amount("cpu", 500),
+        format_amount("memory", 1 << 30),
+        format_amount("memory", 10**9),
+        format_amount("pods", 110),
+    ]
     assert shown == ["4", "500m", "1Gi", "1G", "110"]
 
 

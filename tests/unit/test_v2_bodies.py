@@ -15,9 +15,19 @@ from moorage.intents.core.v2_normalize import read
 from moorage.intents.v2 import uploads
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused
-from moorage.model.v2_resources import KINDS, Kind, Path, Resource, Tree, group_path, key_of, kind_of, path_of
+from moorage.model.v2_resources import (
+    KINDS,
+    Path,
+    Resource,
+    ResourceKind,
+    ResourceTree,
+    group_path,
+    key_of,
+    kind_of,
+    path_of,
+)
 
-BY_SEGMENT: dict[str, Kind] = {kind.segment: kind for kind in KINDS}
+BY_SEGMENT: dict[str, ResourceKind] = {kind.segment: kind for kind in KINDS}
 
 
 def form(segment: str, body: Any) -> Any:
@@ -180,7 +190,7 @@ plain = st.recursive(
 
 
 @given(st.sampled_from(KINDS), st.dictionaries(words, plain, max_size=6))
-def test_whatever_is_sent_is_read_or_refused_with_places(kind: Kind, body: dict[str, Any]) -> None:
+def test_whatever_is_sent_is_read_or_refused_with_places(kind: ResourceKind, body: dict[str, Any]) -> None:
     try:
         found = read(kind, body)
     except Refused as refusal:
@@ -203,9 +213,9 @@ DEPLOYMENT: dict[str, Any] = {
 }
 
 
-def tree_of(resources: dict[str, Any]) -> Tree:
+def tree_of(resources: dict[str, Any]) -> ResourceTree:
     """Paths below the composite app."""
-    tree = Tree()
+    tree = ResourceTree()
     root = "projects/p/composite-apps/ca/v1.0"
     for number, (below, body) in enumerate(resources.items(), 1):
         path: Path = tuple(f"{root}/{below}".split("/"))
@@ -222,7 +232,7 @@ async def no_charts(*_: Any) -> list[dict[str, Any]]:
     raise AssertionError("there is no chart")
 
 
-async def composed(resources: dict[str, Any]) -> v2_compose.Composed:
+async def composed(resources: dict[str, Any]) -> v2_compose.ComposedGroup:
     return await v2_compose.compose(tree_of(resources), GROUP, no_charts)
 
 
@@ -301,7 +311,7 @@ def test_a_path_is_its_key_and_back(parts: list[str]) -> None:
 @given(st.permutations(range(6)))
 def test_own_writes_and_the_mirror_agree_in_any_order(order: list[int]) -> None:
     """Made, changed and removed by oneself (1, 2, 3), and the same as the mirror tells it, later, in its order."""
-    tree = Tree()
+    tree = ResourceTree()
     path = group_path("p/ca/v1/g")
     own = [lambda: tree.put(path, "a", 1), lambda: tree.put(path, "b", 2), lambda: tree.drop(path, 2)]
     mirrored = [

@@ -13,18 +13,18 @@ import msgspec
 import structlog
 
 from moorage.bus.failpoints import reached
-from moorage.kube import ApiError, Kind, Unreachable, rank
+from moorage.kube import ApiError, ApiResource, Unreachable, apply_order
 from moorage.kube.apply import gates
 from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
 from moorage.podspec import PatchError
 from moorage.telemetry import HANDLED, Handled, tracing
 
-from .app_records import Content, Record, Ref, label_of, names
-from .context import Manifest, Owner, Site, key_of, objects_of
-from .core.readiness import standing
-from .fenced_configmap import Fenced
-from .managed_object import Hands, Thing
-from .object_health import EVENTS_EVERY, look
+from .app_records import AppRecord, AppRecordContent, Ref, label_of, names
+from .context import ClusterContext, Manifest, Owner, key_of, objects_of
+from .core.readiness import readiness_of
+from .fenced_configmap import StaleTerm
+from .managed_object import ManagedObject, ObjectWriter
+from .object_health import EVENTS_EVERY, check_health
 
 log = structlog.get_logger("agent")
 
@@ -40,22 +40,22 @@ class Overtaken(Exception):
     """Something newer was decided; nothing more of this version is applied."""
 
 
-class App:
+class AppReconciler:
     """`say` gets what became of it, whenever that changes."""
 
-    def __init__(self, site: Site, record: Record, say: Callable[[Confirm], None]) -> None:
+    def __init__(self, site: ClusterContext, record: AppRecord, say: Callable[[Confirm], None]) -> None:
         self.site, self.record, self._say = site, record, say
         self.group, self.app = record.content.group, record.content.app
         self.label = label_of(self.group, self.app)
-        self._hands = Hands(site, Owner(self.label, f"{self.group} {self.app}"))
+        self._hands = ObjectWriter(site, Owner(self.label, f"{self.group} {self.app}"))
         self.want: DesiredApp | None = None
         self.wake = asyncio.Event()
         self.gone = False
-        self._things: dict[Ref, Thing] = {}
+        self._things: dict[Ref, ManagedObject] = {}
         self._misfits: list[ObjectStatus] = []  # where the patch and the manifests do not go together
         self._asked: set[str] = set()  # the objects that somebody named
         self._extra: list[Ref] = []  # what earlier versions made and this one has not
-        self._found: dict[Ref, Kind] = {}  # what somebody made for this app and is not written down
+        self._found: dict[Ref, ApiResource] = {}  # what somebody made for this app and is not written down
         self._done = 0  # version whose objects were all tried
         self._retry, self._retry_at = 0, 0.0
         self._said: Confirm | None = None
@@ -99,7 +99,7 @@ class App:
         if self.want is not desired:
             raise Overtaken
         if not self.site.term.valid:
-            raise Fenced("the lease was not renewed in time")
+            raise StaleTerm("the lease was not renewed in time")
 
     @property
     def _refused(self) -> bool:
@@ -140,15 +140,15 @@ class App:
         objects = {**await self._missing_namespaces(objects), **objects}
         fresh = [ref for ref in objects if ref not in known]
         self._things = {ref: self._thing(ref, obj) for ref, obj in objects.items()}
-        levels = sorted({rank(ref.kind) for ref in objects})
-        first = await self._first([self._things[ref] for ref in fresh if rank(ref.kind) == levels[0]])
+        levels = sorted({apply_order(ref.kind) for ref in objects})
+        first = await self._first([self._things[ref] for ref in fresh if apply_order(ref.kind) == levels[0]])
         self.record.refer([*known, *fresh], desired.version)
         settled: set[Ref] = set()
         await _all([*(self._make(desired, thing, settled) for thing in first), self._write_down()])
         reached("agent.recorded")
         untried = set(fresh) - {thing.ref for thing in first}
         for level in levels:
-            things = [thing for ref, thing in self._things.items() if rank(ref.kind) == level]
+            things = [thing for ref, thing in self._things.items() if apply_order(ref.kind) == level]
             self._current(desired)
             await _all(self._try(desired, t, fresh=t.ref in untried) for t in things if t.ref not in settled)
             await self._established(desired, things)
@@ -158,8 +158,8 @@ class App:
         kept = {ref.place for ref in objects}
         self._extra = [ref for ref in known if ref.place not in kept]
 
-    def _thing(self, ref: Ref, obj: Manifest) -> Thing:
-        thing = self._things.get(ref) or Thing(ref, obj)
+    def _thing(self, ref: Ref, obj: Manifest) -> ManagedObject:
+        thing = self._things.get(ref) or ManagedObject(ref, obj)
         thing.obj = obj
         return thing
 
@@ -168,7 +168,7 @@ class App:
         if self.record.behind:
             await self.site.records.store(self.record)
 
-    async def _first(self, things: list[Thing]) -> list[Thing]:
+    async def _first(self, things: list[ManagedObject]) -> list[ManagedObject]:
         """Those that need not wait until they are written down: where nothing stands as far as we see, and whoever comes
         after us finds them by their marks."""
         kinds = [(thing, await self.site.findable(thing.ref)) for thing in things]
@@ -185,7 +185,7 @@ class App:
             return []
         return [thing for thing, _ in first]
 
-    async def _make(self, desired: DesiredApp, thing: Thing, settled: set[Ref]) -> None:
+    async def _make(self, desired: DesiredApp, thing: ManagedObject, settled: set[Ref]) -> None:
         """One object, if nothing stands there; what does is not touched before it is written down."""
         async with self._room(thing):
             self._current(desired)
@@ -198,7 +198,7 @@ class App:
                 thing.refused = error.message
             settled.add(thing.ref)
 
-    def _room(self, thing: Thing) -> asyncio.Semaphore | asyncio.Lock:
+    def _room(self, thing: ManagedObject) -> asyncio.Semaphore | asyncio.Lock:
         return self.site.spaces if thing.ref.kind == "Namespace" else self.site.together
 
     async def _missing_namespaces(self, objects: dict[Ref, Manifest]) -> dict[Ref, Manifest]:
@@ -211,7 +211,7 @@ class App:
                 made[ref] = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         return made
 
-    async def _try(self, desired: DesiredApp, thing: Thing, *, fresh: bool = False) -> None:
+    async def _try(self, desired: DesiredApp, thing: ManagedObject, *, fresh: bool = False) -> None:
         """One object; what the server says against it stays with it."""
         async with self._room(thing):
             self._current(desired)
@@ -221,7 +221,7 @@ class App:
             except ApiError as error:
                 thing.refused = error.message
 
-    async def _established(self, desired: DesiredApp, things: list[Thing]) -> None:
+    async def _established(self, desired: DesiredApp, things: list[ManagedObject]) -> None:
         """Custom resources come after their kind is served."""
         loop = asyncio.get_running_loop()
         end = loop.time() + ESTABLISHED
@@ -231,7 +231,7 @@ class App:
             kind = await self.site.kind(thing.ref)
             while loop.time() < end:
                 live = await self.site.api.get(kind.path("", thing.ref.name))
-                if live is not None and standing(live).state == "Ready":
+                if live is not None and readiness_of(live).state == "Ready":
                     break
                 await asyncio.sleep(0.2)
                 self._current(desired)
@@ -241,7 +241,7 @@ class App:
     async def _repair(self, desired: DesiredApp) -> None:
         """Objects that somebody changed or removed, and those that were refused before."""
         now = asyncio.get_running_loop().time()
-        for thing in sorted(self._things.values(), key=lambda t: rank(t.ref.kind)):
+        for thing in sorted(self._things.values(), key=lambda t: apply_order(t.ref.kind)):
             if thing.refused:
                 if now >= self._retry_at:
                     await self._try(desired, thing)
@@ -262,7 +262,7 @@ class App:
         """Confirm, if there is something new. Back with the seconds until somebody should look again."""
         statuses, poll, unfollowed = list(self._misfits), False, 0
         for thing in self._things.values():
-            seen, followed = await look(self.site, thing)
+            seen, followed = await check_health(self.site, thing)
             poll = poll or (seen.state != "Ready" and not followed)
             unfollowed += not thing.refused and await self._hands.unfollowed(thing)
             if thing.ref.kind == "Namespace" and thing.ref.key not in self._asked:
@@ -293,7 +293,7 @@ class App:
 
     # --- what was made and not written down
 
-    def found(self, kind: Kind, ref: Ref) -> None:
+    def found(self, kind: ApiResource, ref: Ref) -> None:
         """An object of this app: if nobody wrote it down, whoever made it was ended before."""
         if not names(self.record.content.refs, kind, ref):
             self._found[ref] = kind
@@ -327,7 +327,7 @@ class App:
             await self._take_away(refs, desired)
             reached("agent.removed")
             await self.site.records.remove(self.record)
-            self.record.content = Content(group=self.group, app=self.app)
+            self.record.content = AppRecordContent(group=self.group, app=self.app)
             self._things, self._extra, self._misfits = {}, [], []
             self.site.unfollowed.pop(self.label, None)
             self._done = desired.version
@@ -342,8 +342,8 @@ class App:
         """In the reverse of the order they were made in; what others stand in goes last, when they are gone."""
         for last in (False, True):
             part = [ref for ref in refs if gates(ref.kind) is last]
-            for level in sorted({rank(ref.kind) for ref in part}, reverse=True):
-                ones = [ref for ref in part if rank(ref.kind) == level]
+            for level in sorted({apply_order(ref.kind) for ref in part}, reverse=True):
+                ones = [ref for ref in part if apply_order(ref.kind) == level]
                 await _all(self._hands.take(ref, lambda: self._current(desired)) for ref in ones)
 
 

@@ -8,11 +8,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from moorage.kube import Api, Kind, Term
+from moorage.kube import Api, ApiResource, Term
 from moorage.kube.api import decoded
 
-from .fenced_configmap import Sheet, Sheets, Written, content_of
-from .ownership import Marks
+from .fenced_configmap import FencedConfigMap, FencedConfigMaps, FencedContent, content_of
+from .ownership import OwnershipRegistry
 
 LABEL = "moorage.dev/record"
 #: On every object this agent made: which app it belongs to.
@@ -38,7 +38,7 @@ class Ref(NamedTuple):
         return self.api_version.rpartition("/")[0], self.kind, self.namespace, self.name
 
 
-class Content(Written, kw_only=True, rename="camel"):
+class AppRecordContent(FencedContent, kw_only=True, rename="camel"):
     group: str
     app: str
     version: int = 0
@@ -50,7 +50,7 @@ def label_of(group: str, app: str) -> str:
     return hashlib.sha256(f"{group} {app}".encode()).hexdigest()[:20]
 
 
-def names(refs: Sequence[Ref], kind: Kind, ref: Ref) -> bool:
+def names(refs: Sequence[Ref], kind: ApiResource, ref: Ref) -> bool:
     """Whether an object of that kind is among them."""
     group, what, namespace, name = ref.place
     return ref in refs or any(
@@ -59,33 +59,33 @@ def names(refs: Sequence[Ref], kind: Kind, ref: Ref) -> bool:
     )
 
 
-class Record(Sheet[Content]):
-    def __init__(self, content: Content, version: str = "") -> None:
+class AppRecord(FencedConfigMap[AppRecordContent]):
+    def __init__(self, content: AppRecordContent, version: str = "") -> None:
         super().__init__(f"moorage-app-{label_of(content.group, content.app)}", content, version, {LABEL: "true"})
 
     def refer(self, refs: list[Ref], version: int) -> None:
         """What there may be of this app from now on, whatever becomes of writing it down."""
         before = self.content
         if refs != before.refs or version != before.version:
-            self.content = Content(group=before.group, app=before.app, version=version, refs=refs)
+            self.content = AppRecordContent(group=before.group, app=before.app, version=version, refs=refs)
             self.behind = True
 
 
-class Records(Sheets):
+class AppRecords(FencedConfigMaps):
     """One for every app, and the marks."""
 
     def __init__(self, api: Api, namespace: str, term: Term) -> None:
         super().__init__(api, namespace, term)
-        self.marks = Marks(self)
+        self.marks = OwnershipRegistry(self)
 
-    async def load(self) -> list[Record]:
+    async def load(self) -> list[AppRecord]:
         """All of them, now ours: what a predecessor still writes is refused from here on."""
         _, data = await self.api.call("GET", self.path, query={"labelSelector": LABEL})
         found = []
         for item in decoded(data, dict[str, Any]).get("items") or ():
-            content = content_of(item, Content)
+            content = content_of(item, AppRecordContent)
             if content is not None:
-                found.append(Record(content, str(item["metadata"]["resourceVersion"])))
+                found.append(AppRecord(content, str(item["metadata"]["resourceVersion"])))
         for record in found:
             await self.fence(record)
         await self.marks.load()

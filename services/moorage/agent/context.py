@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from moorage.kube import MANAGER, Api, ApiError, Kind, Kinds, Term, Unreachable
+from moorage.kube import MANAGER, Api, ApiDiscovery, ApiError, ApiResource, Term, Unreachable
 from moorage.model.desired import DesiredApp
 from moorage.podspec import PatchError
 from moorage.podspec import apply as patched
 
-from .app_records import APP_LABEL, OWNER, Content, Record, Records, Ref, label_of
-from .core.cluster_state import View
-from .object_watches import Following, Live
-from .ownership import MARK, Marks
+from .app_records import APP_LABEL, OWNER, AppRecord, AppRecordContent, AppRecords, Ref, label_of
+from .core.cluster_state import ClusterState
+from .object_watches import Live, ObjectWatches
+from .ownership import MARK, OwnershipRegistry
 
 log = structlog.get_logger("agent")
 
@@ -33,22 +33,22 @@ class Settled(Protocol):
     """An app, as others of the same cluster see it."""
 
     label: str
-    record: Record
+    record: AppRecord
 
-    def found(self, kind: Kind, ref: Ref) -> None: ...
+    def found(self, kind: ApiResource, ref: Ref) -> None: ...
 
 
-class Site:
-    def __init__(self, api: Api, term: Term, records: Records, kinds: Kinds, following: Following, view: View) -> None:  # fmt: skip
+class ClusterContext:
+    def __init__(self, api: Api, term: Term, records: AppRecords, kinds: ApiDiscovery, following: ObjectWatches, view: ClusterState) -> None:  # fmt: skip
         self.api, self.term, self.records, self.kinds = api, term, records, kinds
         self.following, self.view = following, view
         self.together = asyncio.Semaphore(16)
         self.spaces = asyncio.Lock()  # apps that start together would make one namespace twice
         self.unfollowed: dict[str, int] = {}  # per app, objects that somebody has to look at
         self.apps: Mapping[str, Settled] = {}
-        self._adopt: Callable[[Record], Settled] | None = None
+        self._adopt: Callable[[AppRecord], Settled] | None = None
 
-    def among(self, apps: Mapping[str, Settled], adopt: Callable[[Record], Settled]) -> None:
+    def among(self, apps: Mapping[str, Settled], adopt: Callable[[AppRecord], Settled]) -> None:
         self.apps, self._adopt = apps, adopt
 
     def others_in(self, namespace: str, label: str) -> bool:
@@ -81,18 +81,18 @@ class Site:
             self.following.follow(kind)
             await self.following.asked(kind)
 
-    def seen(self, kind: Kind, live: Live) -> None:
+    def seen(self, kind: ApiResource, live: Live) -> None:
         """An object of whatever app: is it written down?"""
         lost = lost_of(self.records.marks, kind, live)
         if lost is None:
             return
         app = self.apps.get(label_of(lost.group, lost.app))
         if app is None and self._adopt is not None:
-            app = self._adopt(Record(Content(group=lost.group, app=lost.app)))
+            app = self._adopt(AppRecord(AppRecordContent(group=lost.group, app=lost.app)))
         if app is not None:
             app.found(kind, lost.ref)
 
-    async def findable(self, ref: Ref) -> Kind | None:
+    async def findable(self, ref: Ref) -> ApiResource | None:
         """The kind of what would be found again though nobody wrote it down. Secrets would not: they are not listed."""
         try:
             kind = await self.kinds.find(ref.api_version, ref.kind)
@@ -100,7 +100,7 @@ class Site:
             return None
         return kind if kind is not None and kind.kind != "Secret" and self.following.sees(kind) else None
 
-    async def kind(self, ref: Ref) -> Kind:
+    async def kind(self, ref: Ref) -> ApiResource:
         kind = await self.kinds.find(ref.api_version, ref.kind)
         if kind is None:
             raise ApiError(422, "NoKind", f"the cluster has no kind {ref.kind} in {ref.api_version}")
@@ -125,7 +125,7 @@ class Lost(NamedTuple):
     ref: Ref
 
 
-def lost_of(marks: Marks, kind: Kind, live: Live) -> Lost | None:
+def lost_of(marks: OwnershipRegistry, kind: ApiResource, live: Live) -> Lost | None:
     """What an object says of itself, if it is one that was made here: copies of it say the same, and their mark is wrong."""
     meta = live["metadata"]
     notes = meta.get("annotations") or {}

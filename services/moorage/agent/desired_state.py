@@ -13,9 +13,9 @@ import structlog
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 
-from .app_reconciler import App
-from .app_records import Content, Record, label_of
-from .context import Site, Spawn
+from .app_reconciler import AppReconciler
+from .app_records import AppRecord, AppRecordContent, label_of
+from .context import ClusterContext, Spawn
 
 log = structlog.get_logger("agent")
 
@@ -23,10 +23,10 @@ ANSWER = 5.0
 _reply = msgspec.json.Decoder(DesiredReply).decode
 
 
-class Deciding:
-    def __init__(self, bus: Bus, cluster: str, site: Site, spawn: Spawn, period: Callable[[], float]) -> None:
+class DesiredStateClient:
+    def __init__(self, bus: Bus, cluster: str, site: ClusterContext, spawn: Spawn, period: Callable[[], float]) -> None:
         self._bus, self._cluster, self._site, self._spawn, self._period = bus, cluster, site, spawn, period
-        self._apps: dict[str, App] = {}
+        self._apps: dict[str, AppReconciler] = {}
         site.among(self._apps, self.adopt)
         self.asking = asyncio.Event()
         self._have: dict[str, int] = {}
@@ -34,8 +34,8 @@ class Deciding:
         self._confirms: dict[str, Confirm] = {}
         self._telling = asyncio.Event()
 
-    def adopt(self, record: Record) -> App:
-        app = App(self._site, record, self._confirm)
+    def adopt(self, record: AppRecord) -> AppReconciler:
+        app = AppReconciler(self._site, record, self._confirm)
         self._apps[app.label] = app
         # Also what nobody decides about any more is named when we ask: after a restore it is to go.
         self._have.setdefault(f"{app.group} {app.app}", 0)
@@ -94,7 +94,7 @@ class Deciding:
             return
         self._have[name] = desired.version
         if app is None:
-            app = self.adopt(Record(Content(group=desired.group, app=desired.app)))
+            app = self.adopt(AppRecord(AppRecordContent(group=desired.group, app=desired.app)))
         app.decide(desired)
 
     # --- telling

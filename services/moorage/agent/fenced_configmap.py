@@ -12,18 +12,18 @@ from moorage.kube import Api, ApiError, Term, Unreachable
 from moorage.kube.api import decoded
 
 
-class Fenced(Exception):
+class StaleTerm(Exception):
     """Another agent has taken over."""
 
 
-class Written(msgspec.Struct, kw_only=True, rename="camel"):
+class FencedContent(msgspec.Struct, kw_only=True, rename="camel"):
     term: int = 0
 
 
-C = TypeVar("C", bound=Written)
+C = TypeVar("C", bound=FencedContent)
 
 
-class Sheet(Generic[C]):
+class FencedConfigMap(Generic[C]):
     """`version` is the resourceVersion, empty where nothing is stored; `behind`: what is stored is not known to be this."""
 
     def __init__(self, name: str, content: C, version: str = "", labels: Mapping[str, str] | None = None) -> None:
@@ -32,23 +32,23 @@ class Sheet(Generic[C]):
         self.behind = not version
 
 
-class Sheets:
+class FencedConfigMaps:
     def __init__(self, api: Api, namespace: str, term: Term) -> None:
         self.api, self._term = api, term
         self.path = f"/api/v1/namespaces/{namespace}/configmaps"
 
-    async def fence(self, sheet: Sheet[C]) -> None:
+    async def fence(self, sheet: FencedConfigMap[C]) -> None:
         """Ours from here on."""
         if sheet.content.term > self._term.generation:
-            raise Fenced(f"{sheet.name} was written by term {sheet.content.term}")
+            raise StaleTerm(f"{sheet.name} was written by term {sheet.content.term}")
         if sheet.behind or sheet.content.term < self._term.generation:
             await self.store(sheet)
 
     def _valid(self) -> None:
         if not self._term.valid:
-            raise Fenced("the lease was not renewed in time")
+            raise StaleTerm("the lease was not renewed in time")
 
-    async def store(self, sheet: Sheet[C]) -> None:
+    async def store(self, sheet: FencedConfigMap[C]) -> None:
         self._valid()
         sheet.behind = True
         content = msgspec.structs.replace(sheet.content, term=self._term.generation)
@@ -68,12 +68,12 @@ class Sheets:
             if error.code not in (404, 409):
                 raise
             if not await self._stored(sheet, content):
-                raise Fenced(f"{sheet.name}: {error.message}") from error
+                raise StaleTerm(f"{sheet.name}: {error.message}") from error
         else:
             sheet.version = str(decoded(data, dict[str, Any])["metadata"]["resourceVersion"])
         sheet.content, sheet.behind = content, False
 
-    async def _stored(self, sheet: Sheet[C], content: C) -> bool:
+    async def _stored(self, sheet: FencedConfigMap[C], content: C) -> bool:
         """A write of ours whose answer was lost, or what somebody touched without taking over."""
         found = await self.api.get(f"{self.path}/{sheet.name}")
         if found is None:
@@ -87,7 +87,7 @@ class Sheets:
             raise Unreachable(f"{sheet.name} was changed by somebody")
         return True
 
-    async def remove(self, sheet: Sheet[C]) -> None:
+    async def remove(self, sheet: FencedConfigMap[C]) -> None:
         if sheet.version:
             self._valid()
             options = {"preconditions": {"resourceVersion": sheet.version}}

@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 
 from moorage.bus import Bus, Settings, new_id
-from moorage.kube import Api, ApiError, Elector, Kinds, Term, Unreachable, apply, rank
+from moorage.kube import Api, ApiDiscovery, ApiError, LeaderElector, Term, Unreachable, apply, apply_order
 from moorage.model.desired import Confirm, DesiredApp
 
-from .app_reconciler import App
-from .app_records import Record, Records, label_of
-from .context import Site
-from .core.cluster_state import View
+from .app_reconciler import AppReconciler
+from .app_records import AppRecord, AppRecords, label_of
+from .context import ClusterContext
+from .core.cluster_state import ClusterState
 from .install_manifests import MANAGER, NAME, NAMESPACE, Object
-from .object_watches import Following
+from .object_watches import ObjectWatches
 from .reporting import leave
 from .worker import LEASE, SESSION
 
@@ -31,7 +31,7 @@ _LAST = 1 << 62  # a version newer than any decision
 
 async def join(api: Api, objects: list[Object], say: Say) -> None:
     """Safe to repeat; what is there already is brought to what it should be."""
-    kinds = Kinds(api)
+    kinds = ApiDiscovery(api)
     for obj in objects:
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
         if kind is None:
@@ -72,7 +72,7 @@ async def undo(api: Api, say: Say, within: float) -> str:
         done.set()
         await asyncio.Event().wait()
 
-    elector = Elector(api, NAMESPACE, LEASE, f"leave-{socket.gethostname()}-{os.getpid()}-{new_id()}")
+    elector = LeaderElector(api, NAMESPACE, LEASE, f"leave-{socket.gethostname()}-{os.getpid()}-{new_id()}")
     task = asyncio.ensure_future(elector.run(work))
     finished = asyncio.ensure_future(done.wait())
     try:
@@ -90,7 +90,7 @@ async def undo(api: Api, say: Say, within: float) -> str:
 
 
 async def _clear(api: Api, term: Term, say: Say) -> None:
-    records = Records(api, NAMESPACE, term)
+    records = AppRecords(api, NAMESPACE, term)
     async with asyncio.TaskGroup() as tasks:
         begun: list[asyncio.Task[Any]] = []
 
@@ -98,13 +98,13 @@ async def _clear(api: Api, term: Term, say: Say) -> None:
             begun.append(tasks.create_task(coro))
             return begun[-1]
 
-        following = Following(api, spawn, lambda _label: None, lambda kind, live: site.seen(kind, live))
-        site = Site(api, term, records, Kinds(api), following, View())
+        following = ObjectWatches(api, spawn, lambda _label: None, lambda kind, live: site.seen(kind, live))
+        site = ClusterContext(api, term, records, ApiDiscovery(api), following, ClusterState())
         heard: list[Confirm] = []
-        apps: dict[str, App] = {}
+        apps: dict[str, AppReconciler] = {}
 
-        def adopt(record: Record) -> App:
-            app = apps[label_of(record.content.group, record.content.app)] = App(site, record, heard.append)
+        def adopt(record: AppRecord) -> AppReconciler:
+            app = apps[label_of(record.content.group, record.content.app)] = AppReconciler(site, record, heard.append)
             return app
 
         site.among(apps, adopt)
@@ -126,9 +126,9 @@ async def _clear(api: Api, term: Term, say: Say) -> None:
 
 async def dismantle(api: Api, objects: list[Object], say: Say) -> None:
     """What joining made, in reverse; the namespace takes what is in it along."""
-    kinds = Kinds(api)
+    kinds = ApiDiscovery(api)
     # Of equal rank the last one first: the role that sums up others would be made again when they go.
-    order = sorted(range(len(objects)), key=lambda i: (rank(objects[i]["kind"]), i), reverse=True)
+    order = sorted(range(len(objects)), key=lambda i: (apply_order(objects[i]["kind"]), i), reverse=True)
     for obj in (objects[i] for i in order):
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
         if kind is not None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import structlog
 
-from moorage.kube import ApiError, Exists, Kind, apply, create, delete, release
+from moorage.kube import ApiError, ApiResource, Exists, apply, create, delete, release
 
 from .app_records import APP_LABEL, OWNER, Ref
-from .context import Manifest, Owner, Site
+from .context import ClusterContext, Manifest, Owner
 from .object_watches import Live, digest, version
 from .ownership import MARK
 
@@ -25,7 +25,7 @@ FIRST_REPAIR, LAST_REPAIR, CALM = 0.2, 30.0, 60.0
 Current = Callable[[], None]
 
 
-class Thing:
+class ManagedObject:
     def __init__(self, ref: Ref, obj: Manifest) -> None:
         self.ref, self.obj = ref, obj
         self.shared = False  # somebody else made it
@@ -72,15 +72,15 @@ class Thing:
         return True
 
 
-class Hands:
+class ObjectWriter:
     """What one app does to its objects."""
 
-    def __init__(self, site: Site, owner: Owner) -> None:
+    def __init__(self, site: ClusterContext, owner: Owner) -> None:
         self.site, self.owner = site, owner
 
     # --- bringing it there
 
-    async def apply(self, thing: Thing, current: Current, *, fresh: bool) -> None:
+    async def apply(self, thing: ManagedObject, current: Current, *, fresh: bool) -> None:
         """`fresh`: this app never had such an object, so most likely nobody has."""
         ref, api = thing.ref, self.site.api
         kind = await self.site.kind(ref)
@@ -105,7 +105,7 @@ class Hands:
             made = await self._change(kind, thing, live, current)
         self._made(thing, kind, made)
 
-    async def make(self, thing: Thing) -> bool:
+    async def make(self, thing: ManagedObject) -> bool:
         """Not where something stands: that is left as it is."""
         kind = await self.site.kind(thing.ref)
         try:
@@ -115,7 +115,7 @@ class Hands:
         self._made(thing, kind, made)
         return True
 
-    async def _change(self, kind: Kind, thing: Thing, live: Live, current: Current) -> Live:
+    async def _change(self, kind: ApiResource, thing: ManagedObject, live: Live, current: Current) -> Live:
         ref, obj = thing.ref, self._marked(kind, thing)
         try:
             return (await apply(self.site.api, kind, obj, force=True))[0]
@@ -126,12 +126,12 @@ class Hands:
             await self.remove(kind, ref, str(live["metadata"]["uid"]), current)
             return (await apply(self.site.api, kind, obj, force=True))[0]
 
-    def _made(self, thing: Thing, kind: Kind, made: Live) -> None:
+    def _made(self, thing: ManagedObject, kind: ApiResource, made: Live) -> None:
         thing.shared = False
         thing.learn(made)
         self.site.following.follow(kind)
 
-    def _marked(self, kind: Kind, thing: Thing) -> Manifest:
+    def _marked(self, kind: ApiResource, thing: ManagedObject) -> Manifest:
         meta = dict(thing.obj["metadata"])
         meta["labels"] = {**(meta.get("labels") or {}), APP_LABEL: self.owner.label}
         meta["annotations"] = {
@@ -141,7 +141,7 @@ class Hands:
         }
         return _body(kind, thing, meta)
 
-    async def _share(self, kind: Kind, thing: Thing) -> None:
+    async def _share(self, kind: ApiResource, thing: ManagedObject) -> None:
         """An object that somebody else made."""
         obj, ref = thing.obj, thing.ref
         thing.shared = True
@@ -156,7 +156,7 @@ class Hands:
 
     # --- keeping it there
 
-    async def drifted(self, thing: Thing) -> bool:
+    async def drifted(self, thing: ManagedObject) -> bool:
         """Whether somebody changed or removed it."""
         if thing.settled is None:
             return False
@@ -169,13 +169,13 @@ class Hands:
                 return await self._changed(thing, kind)
         return thing.compare_again(self.site.compare_every()) and await self._changed(thing, kind)
 
-    async def unfollowed(self, thing: Thing) -> bool:
+    async def unfollowed(self, thing: ManagedObject) -> bool:
         """Whether it has to be looked at, because nobody tells when it changes."""
         if thing.settled is None:
             return False
         return thing.shared or not self.site.following.sees(await self.site.kind(thing.ref))
 
-    async def _changed(self, thing: Thing, kind: Kind) -> bool:
+    async def _changed(self, thing: ManagedObject, kind: ApiResource) -> bool:
         """Asked of the server, in as few words as will do: what is in Secrets travels only when they changed."""
         path = kind.path(thing.ref.namespace, thing.ref.name)
         brief = await self.site.api.get(path, brief=True)
@@ -186,7 +186,7 @@ class Hands:
         live = await self.site.api.get(path)
         return live is None or thing.shared or digest(live) != thing.settled[0]
 
-    async def stands(self, kind: Kind, ref: Ref) -> bool:
+    async def stands(self, kind: ApiResource, ref: Ref) -> bool:
         """Whether what was listed is there and this app's. Asked of the server: what is followed may show for a while what
         we have taken away."""
         try:
@@ -230,7 +230,7 @@ class Hands:
                 return f"there are {kept} in it"
         return ""
 
-    async def remove(self, kind: Kind, ref: Ref, uid: str, current: Current) -> None:
+    async def remove(self, kind: ApiResource, ref: Ref, uid: str, current: Current) -> None:
         """Back when it is gone."""
         current()
         pause = 0.05
@@ -255,7 +255,7 @@ def owner_of(live: Live | None) -> str:
 _SERVERS = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "namespace")
 
 
-def _body(kind: Kind, thing: Thing, metadata: dict[str, Any]) -> Manifest:
+def _body(kind: ApiResource, thing: ManagedObject, metadata: dict[str, Any]) -> Manifest:
     meta = {k: v for k, v in metadata.items() if k not in _SERVERS}
     if kind.namespaced:
         meta["namespace"] = thing.ref.namespace

@@ -7,42 +7,42 @@ import asyncio
 from moorage.kube import ApiError
 from moorage.podspec import template
 
-from .context import Site
+from .context import ClusterContext
 from .core.cluster_state import CLAIM
-from .core.readiness import Standing, standing
-from .managed_object import Thing
+from .core.readiness import Readiness, readiness_of
+from .managed_object import ManagedObject
 from .object_watches import Live, version
 
 #: Events of what is not ready are asked for this often.
 EVENTS_EVERY = 10.0
 
 
-async def look(site: Site, thing: Thing) -> tuple[Standing, bool]:
+async def check_health(site: ClusterContext, thing: ManagedObject) -> tuple[Readiness, bool]:
     """How it is, and whether somebody tells when that changes."""
     if thing.refused:
-        return Standing("Failed", thing.refused), True
+        return Readiness("Failed", thing.refused), True
     ref = thing.ref
     try:
         kind = await site.kind(ref)
     except ApiError as error:
-        return Standing("Failed", error.message), True
+        return Readiness("Failed", error.message), True
     live = site.following.get(kind, ref.namespace, ref.name)
     followed = live is not None
     before = thing.left
     if live is None or (before is not None and version(before) > version(live)):
         live = before
-        if live is not None and not followed and standing(live).state != "Ready":
+        if live is not None and not followed and readiness_of(live).state != "Ready":
             live = thing.left = await site.api.get(kind.path(ref.namespace, ref.name)) or live
     if live is None:
-        return Standing("Progressing", "is not there yet"), followed
-    seen = standing(live)
+        return Readiness("Progressing", "is not there yet"), followed
+    seen = readiness_of(live)
     if seen.state == "Ready":
         thing.asked_why, thing.why = 0.0, ""
         return seen, followed
     return await _explained(site, thing, live, seen), followed
 
 
-async def _explained(site: Site, thing: Thing, live: Live, seen: Standing) -> Standing:
+async def _explained(site: ClusterContext, thing: ManagedObject, live: Live, seen: Readiness) -> Readiness:
     body = template(thing.obj)
     claim = str(((body or {}).get("metadata", {}).get("labels") or {}).get(CLAIM, ""))
     stuck, message = site.view.trouble([claim] if claim else [])
@@ -53,7 +53,7 @@ async def _explained(site: Site, thing: Thing, live: Live, seen: Standing) -> St
     return seen._replace(message=f"{seen.message}: {message}" if seen.message and message else message or seen.message)
 
 
-async def _warning(site: Site, thing: Thing, live: Live) -> str:
+async def _warning(site: ClusterContext, thing: ManagedObject, live: Live) -> str:
     now = asyncio.get_running_loop().time()
     first = not thing.asked_why
     if not first and now - thing.asked_why < EVENTS_EVERY:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.kube import Api, Kind, Reflector
+from moorage.kube import Api, ApiResource, Reflector
 from moorage.kube.reflector import Key
 
 from .app_records import APP_LABEL
@@ -32,7 +32,7 @@ def version(obj: Live) -> int:
     return int(text) if text.isdigit() else 0
 
 
-class Following:
+class ObjectWatches:
     """`changed` gets the app's label whenever one of its objects changed or went; `seen` every object, each time."""
 
     def __init__(
@@ -40,13 +40,13 @@ class Following:
         api: Api,
         spawn: Callable[[Any], asyncio.Task[Any]],
         changed: Callable[[str], None],
-        seen: Callable[[Kind, Live], None],
+        seen: Callable[[ApiResource, Live], None],
     ) -> None:
         self._api, self._spawn, self._changed, self._seen = api, spawn, changed, seen
         self._kinds: dict[tuple[str, str], dict[Key, Live]] = {}
         self._reflectors: dict[tuple[str, str], Reflector[Live]] = {}
 
-    def follow(self, kind: Kind) -> None:
+    def follow(self, kind: ApiResource) -> None:
         which = (kind.api_version, kind.kind)
         if which in self._kinds or not kind.watchable:
             return
@@ -70,17 +70,17 @@ class Following:
         self._reflectors[which] = reflector
         self._spawn(reflector.run())
 
-    async def asked(self, kind: Kind) -> None:
+    async def asked(self, kind: ApiResource) -> None:
         """Once the server has listed them, or refused to."""
         reflector = self._reflectors.get((kind.api_version, kind.kind))
         if reflector is not None:
             await reflector.synced.wait()
 
-    def sees(self, kind: Kind) -> bool:
+    def sees(self, kind: ApiResource) -> bool:
         """What is not in `get` is not there: the kind is followed, and its list is whole."""
         reflector = self._reflectors.get((kind.api_version, kind.kind))
         return reflector is not None and reflector.listed and not reflector.absent
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Live | None:
+    def get(self, kind: ApiResource, namespace: str, name: str) -> Live | None:
         key = Key(namespace if kind.namespaced else "", name)
         return self._kinds.get((kind.api_version, kind.kind), {}).get(key)

@@ -12,9 +12,9 @@ import msgspec
 import structlog
 
 from moorage.bus import new_id
-from moorage.kube import Kind
+from moorage.kube import ApiResource
 
-from .fenced_configmap import Sheet, Sheets, Written, content_of
+from .fenced_configmap import FencedConfigMap, FencedConfigMaps, FencedContent, content_of
 
 log = structlog.get_logger("agent")
 
@@ -23,17 +23,17 @@ MARK = "moorage.dev/mark"
 NAME = "moorage-marks"
 
 
-class Content(Written, kw_only=True, rename="camel"):
+class OwnershipContent(FencedContent, kw_only=True, rename="camel"):
     """`id` tells this agent's objects from those of agents that were here under other records."""
 
     id: str
     kinds: list[tuple[str, str]] = []
 
 
-class Marks:
-    def __init__(self, sheets: Sheets) -> None:
+class OwnershipRegistry:
+    def __init__(self, sheets: FencedConfigMaps) -> None:
         self._sheets = sheets
-        self._sheet = Sheet(NAME, Content(id=""))
+        self._sheet = FencedConfigMap(NAME, OwnershipContent(id=""))
         self._one = asyncio.Lock()
 
     @property
@@ -43,21 +43,21 @@ class Marks:
     async def load(self) -> None:
         """Ours from here on, also where there was none: a predecessor can add no kind any more."""
         found = await self._sheets.api.get(f"{self._sheets.path}/{NAME}")
-        content = content_of(found, Content) if found is not None else None
+        content = content_of(found, OwnershipContent) if found is not None else None
         if found is not None and content is None:
             log.warning("the marks cannot be read and are begun anew", name=NAME)
         version = str(found["metadata"]["resourceVersion"]) if found is not None else ""
-        sheet = Sheet(NAME, content or Content(id=new_id()), version)
+        sheet = FencedConfigMap(NAME, content or OwnershipContent(id=new_id()), version)
         await self._sheets.fence(sheet)
         self._sheet = sheet
 
-    def of(self, kind: Kind, namespace: str, name: str) -> str:
+    def of(self, kind: ApiResource, namespace: str, name: str) -> str:
         where = namespace if kind.namespaced else ""
         group = kind.api_version.rpartition("/")[0]
         said = msgspec.json.encode([self._sheet.content.id, group, kind.kind, where, name])
         return hashlib.sha256(said).hexdigest()[:20]
 
-    async def note(self, kinds: Iterable[Kind]) -> None:
+    async def note(self, kinds: Iterable[ApiResource]) -> None:
         """Back once all of them stand there."""
         wanted = dict.fromkeys((kind.api_version, kind.kind) for kind in kinds)
         if not self._sheet.behind and wanted.keys() <= set(self.kinds):

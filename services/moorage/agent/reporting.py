@@ -14,7 +14,7 @@ import structlog
 from moorage.bus import Bus, NoAnswer, new_id, subjects
 from moorage.model.reports import ReportReply, parts_of
 
-from .core.cluster_state import Rows, View
+from .core.cluster_state import ClusterState, NodeRows
 
 log = structlog.get_logger("agent")
 
@@ -30,7 +30,7 @@ _reply = msgspec.json.Decoder(ReportReply).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def cut(rows: Rows, kind: str, labels: dict[str, str], succeeds: str) -> list[bytes]:
+def cut(rows: NodeRows, kind: str, labels: dict[str, str], succeeds: str) -> list[bytes]:
     """The bodies of a report's parts, each without its envelope."""
     more = b',"labels":%b' % _encode(labels) if kind == "full" else b""
     if succeeds:
@@ -48,7 +48,13 @@ class Reporting:
     """`age`: how many seconds old the view is; None while it is not whole."""
 
     def __init__(
-        self, bus: Bus, cluster: str, view: View, age: Callable[[], float | None], labels: dict[str, str], succeeds: str
+        self,
+        bus: Bus,
+        cluster: str,
+        view: ClusterState,
+        age: Callable[[], float | None],
+        labels: dict[str, str],
+        succeeds: str,
     ) -> None:
         self._bus, self._subject = bus, subjects.reports(cluster, SOURCE)
         self._view, self._age, self._labels = view, age, labels

@@ -14,17 +14,17 @@ from typing import Any
 import structlog
 
 from moorage.bus import Bus, Settings, new_id, subjects
-from moorage.kube import Api, ApiError, Elector, Kinds, Reflector, Term, Unreachable, connect
+from moorage.kube import Api, ApiDiscovery, ApiError, LeaderElector, Reflector, Term, Unreachable, connect
 from moorage.model.names import cluster_tokens
-from moorage.telemetry import ACTIVE, Figure
+from moorage.telemetry import ACTIVE, MetricValue
 
-from .app_records import Records
-from .context import Site
+from .app_records import AppRecords
+from .context import ClusterContext
 from .core import kube_types
-from .core.cluster_state import View
-from .desired_state import Deciding
-from .fenced_configmap import Fenced
-from .object_watches import Following
+from .core.cluster_state import ClusterState
+from .desired_state import DesiredStateClient
+from .fenced_configmap import StaleTerm
+from .object_watches import ObjectWatches
 from .reporting import TOO_OLD, Reporting
 
 log = structlog.get_logger("agent")
@@ -60,11 +60,11 @@ async def main(
 
 
 async def _act(agent: Agent) -> None:
-    agent.bus.waits_for("the API server")
+    agent.bus.set_waiting_for("the API server")
     await _namespace(agent.api, agent.namespace)
-    agent.bus.tells(agent.health)
+    agent.bus.set_health(agent.health)
     identity = f"{socket.gethostname()}-{os.getpid()}-{new_id()}"
-    elector = Elector(agent.api, agent.namespace, LEASE, identity, lambda: agent.bus.nc.is_connected)
+    elector = LeaderElector(agent.api, agent.namespace, LEASE, identity, lambda: agent.bus.nc.is_connected)
     acting = asyncio.ensure_future(elector.run(agent.act))
     closed = asyncio.ensure_future(agent.bus.closed.wait())
     try:
@@ -97,14 +97,14 @@ async def _namespace(api: Api, name: str) -> None:
 class Agent:
     def __init__(self, api: Api, bus: Bus, cluster: str, labels: dict[str, str], namespace: str) -> None:
         self.api, self.bus, self.cluster, self.labels, self.namespace = api, bus, cluster, labels, namespace
-        self._deciding: Deciding | None = None
-        self._acting: tuple[Callable[[], float | None], Reporting, Site] | None = None
+        self._deciding: DesiredStateClient | None = None
+        self._acting: tuple[Callable[[], float | None], Reporting, ClusterContext] | None = None
 
     async def act(self, term: Term) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._begin(term, tasks)
-        except* Fenced as lost:
+        except* StaleTerm as lost:
             log.warning("another agent acts", reason=str(lost.exceptions[0]))
         finally:
             self._acting = None
@@ -118,22 +118,22 @@ class Agent:
         missing += [] if reporting.accepted.is_set() else ["the inventory, which takes no reports of this cluster"]
         return {"ok": not missing, "missing": missing, "role": "active"}
 
-    def figures(self) -> Iterable[Figure]:
+    def figures(self) -> Iterable[MetricValue]:
         """What is counted when somebody collects it."""
-        yield Figure(*ACTIVE, float(self._acting is not None))
+        yield MetricValue(*ACTIVE, float(self._acting is not None))
         if self._acting is None:
             return
         age, reporting, site = self._acting
         if (seen := age()) is not None:
-            yield Figure("moorage_agent_view_age_seconds", "Age of what it knows of the cluster", seen)
-        yield Figure("moorage_agent_reports_total", "Reports that were sent in this term", reporting.sent)
-        yield Figure("moorage_agent_apps", "Apps that it keeps in the cluster", len(site.apps))
+            yield MetricValue("moorage_agent_view_age_seconds", "Age of what it knows of the cluster", seen)
+        yield MetricValue("moorage_agent_reports_total", "Reports that were sent in this term", reporting.sent)
+        yield MetricValue("moorage_agent_apps", "Apps that it keeps in the cluster", len(site.apps))
 
     async def _begin(self, term: Term, tasks: asyncio.TaskGroup) -> None:
         def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             return tasks.create_task(coro)
 
-        view = View()
+        view = ClusterState()
         reflectors = self._reflectors(view)
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
@@ -148,12 +148,12 @@ class Agent:
         reporting = Reporting(self.bus, self.cluster, view, age, self.labels, term.before.get(SESSION, ""))
         term.notes[SESSION] = reporting.session
         view.stirred = reporting.changed.set
-        records = Records(self.api, self.namespace, term)
-        following = Following(
+        records = AppRecords(self.api, self.namespace, term)
+        following = ObjectWatches(
             self.api, spawn, lambda label: deciding.woken(label), lambda kind, live: site.seen(kind, live)
         )
-        site = Site(self.api, term, records, Kinds(self.api), following, view)
-        deciding = Deciding(self.bus, self.cluster, site, spawn, lambda: reporting.period)
+        site = ClusterContext(self.api, term, records, ApiDiscovery(self.api), following, view)
+        deciding = DesiredStateClient(self.bus, self.cluster, site, spawn, lambda: reporting.period)
         self._acting = age, reporting, site
         spawn(reporting.run())
         await self._take_over(records, deciding)
@@ -162,7 +162,7 @@ class Agent:
         spawn(deciding.ask())
         spawn(deciding.tell())
 
-    def _reflectors(self, view: View) -> list[Reflector[Any]]:
+    def _reflectors(self, view: ClusterState) -> list[Reflector[Any]]:
         api = self.api
         return [
             Reflector(api, "/api/v1/nodes", kube_types.node, view.put_node, view.drop_node),
@@ -171,7 +171,7 @@ class Agent:
             Reflector(api, TOPOLOGIES, kube_types.topology, view.put_topology, view.drop_topology),
         ]
 
-    async def _take_over(self, records: Records, deciding: Deciding) -> None:
+    async def _take_over(self, records: AppRecords, deciding: DesiredStateClient) -> None:
         """What predecessors made. From here on they can write nothing any more."""
         while True:
             try:
@@ -182,7 +182,7 @@ class Agent:
                 log.warning("the records cannot be read yet", error=str(error))
                 await asyncio.sleep(1)
 
-    async def _listen(self, deciding: Deciding) -> None:
+    async def _listen(self, deciding: DesiredStateClient) -> None:
         """One subscription for all terms of this process."""
         first = self._deciding is None
         self._deciding = deciding

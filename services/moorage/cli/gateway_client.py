@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from .exit_codes import UNREACHABLE, USAGE, Failure, of_status
-from .state_dir import State, state_dir
+from .state_dir import StateDirectory, state_dir
 
 
 class Refusal(Failure):
@@ -57,7 +57,7 @@ class Client:
         """`MOORAGE_URL` and `MOORAGE_TOKEN`, else what the mesh on this machine wrote down."""
         if state is None and (url := os.environ.get("MOORAGE_URL")):
             return cls(url, os.environ.get("MOORAGE_TOKEN", ""), "see MOORAGE_URL")
-        where = State(state_dir(state))
+        where = StateDirectory(state_dir(state))
         endpoint = where.read_endpoint()
         if endpoint is None:
             raise Failure(

@@ -12,7 +12,7 @@ from .output import Column, Row, amounts, clusters_of, field, yes_no
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceType:
     name: str
     aliases: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -50,8 +50,8 @@ def _pairs(row: Row) -> str:
     return ",".join(f"{k}={v}" for k, v in sorted((row.get("labels") or {}).items()))
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
+KINDS: tuple[ResourceType, ...] = (
+    ResourceType(
         "applications",
         ("application", "app", "apps"),
         (
@@ -67,7 +67,7 @@ KINDS: tuple[Kind, ...] = (
         lambda r: f"application/{r['metadata']['name']}",
         "moorage.events.>",
     ),
-    Kind(
+    ResourceType(
         "groups",
         ("group", "grp", "deploymentintentgroups", "deploymentintentgroup", "dig", "digs"),
         (
@@ -84,7 +84,7 @@ KINDS: tuple[Kind, ...] = (
         lambda r: f"group/{r['group']}",
         "moorage.events.>",
     ),
-    Kind(
+    ResourceType(
         "clusters",
         ("cluster", "cl"),
         (
@@ -99,7 +99,7 @@ KINDS: tuple[Kind, ...] = (
         lambda r: f"cluster/{r['id']}",
         "moorage.events.>",
     ),
-    Kind(
+    ResourceType(
         "nodes",
         ("node", "no"),
         (
@@ -114,7 +114,7 @@ KINDS: tuple[Kind, ...] = (
         lambda r: f"node/{r['cluster']}/{r['name']}",
         "moorage.events.fleet.>",
     ),
-    Kind(
+    ResourceType(
         "decisions",
         ("decision", "dec"),
         (
@@ -129,7 +129,7 @@ KINDS: tuple[Kind, ...] = (
         lambda r: f"decision/{r['id']}",
         "moorage.events.decisions.>",
     ),
-    Kind(
+    ResourceType(
         "controllers",
         ("controller", "ctl", "ctrl"),
         (
@@ -145,7 +145,7 @@ KINDS: tuple[Kind, ...] = (
         lambda r: f"controller/{r['name']}",
         "moorage.events.>",
     ),
-    Kind(
+    ResourceType(
         "intents",
         ("intent", "int"),
         (
@@ -172,7 +172,7 @@ def _application(name: str, project: str) -> tuple[str, str]:
     return project or "default", name
 
 
-def resolve(text: str) -> Kind:
+def resolve(text: str) -> ResourceType:
     """A kind by any of its names. What looks like a kind of intent is one: others may be registered."""
     low = text.lower()
     if low in _BY_NAME:

@@ -33,7 +33,7 @@ def write_private(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-class State:
+class StateDirectory:
     """The paths inside a state directory."""
 
     def __init__(self, root: Path) -> None:

@@ -17,7 +17,7 @@ from .terminal import note
 
 if TYPE_CHECKING:
     from moorage.bus import Settings
-    from moorage.telemetry import Vitals
+    from moorage.telemetry import ProcessHealth
 
 #: kind → the module with `async def main(settings)`; also the order in which they are started.
 WORKERS = {
@@ -56,12 +56,12 @@ def settle(kind: str) -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def serve(coro: Coroutine[Any, Any, None], vitals: Vitals, listener: socket.socket | None = None) -> int:
+def serve(coro: Coroutine[Any, Any, None], vitals: ProcessHealth, listener: socket.socket | None = None) -> int:
     """Runs a worker's main until it ends or SIGTERM or SIGINT cancels it; 0 only if somebody asked it to end. `listener`:
     where it shows how it does; without one, MOORAGE_METRICS says where, if anywhere."""
     import uvloop
 
-    from moorage.telemetry import end_traces, from_env, shown
+    from moorage.telemetry import end_traces, from_env, serve_health
 
     asked = False
 
@@ -80,7 +80,7 @@ def serve(coro: Coroutine[Any, Any, None], vitals: Vitals, listener: socket.sock
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
-        async with shown(vitals, listener or from_env()):
+        async with serve_health(vitals, listener or from_env()):
             try:
                 await task
             except asyncio.CancelledError:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from moorage.bus import new_id
-from moorage.model.auth import Audit, Who
+from moorage.model.auth import Audit, Caller
 from moorage.model.problems import Problem
 
 from .middleware import gateway_of
@@ -46,7 +46,7 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
     response = await handler(request)
     if request.method in ("GET", "HEAD") or notes["dry"] or request.match_info.http_exception is not None:
         return response
-    who: Who | None = request.get("who")
+    who: Caller | None = request.get("who")
     status = response.status
     outcome: Literal["done", "refused", "failed"] = "done" if status < 400 else "refused" if status < 500 else "failed"
     problem: Problem | None = response.get("problem")

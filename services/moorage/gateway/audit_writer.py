@@ -15,7 +15,7 @@ log = structlog.get_logger("gateway")
 _MOMENT = 0.02
 
 
-class Lines:
+class AuditWriter:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._waiting: list[tuple[Audit, str]] = []

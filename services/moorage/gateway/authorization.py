@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from moorage.model.auth import Role, Who
+from moorage.model.auth import Caller, Role
 from moorage.model.names import untoken
 from moorage.model.problems import Problem, Refused
 
 from .route import path_of, role_for, route_of
 
 #: Who has the token that `endpoint.json` holds.
-ADMINISTRATOR = Who(name="administrator", role="admin")
+ADMINISTRATOR = Caller(name="administrator", role="admin")
 
 _WHO = "who"
 
 
-def who_of(request: web.Request) -> Who:
-    who: Who = request[_WHO]
+def who_of(request: web.Request) -> Caller:
+    who: Caller = request[_WHO]
     return who
 
 
-def remember(request: web.Request, who: Who) -> None:
+def remember(request: web.Request, who: Caller) -> None:
     request[_WHO] = who
 
 
@@ -29,7 +29,7 @@ def forbidden(detail: str) -> Refused:
     return Refused(Problem(title="Not allowed", status=403, code="Forbidden", detail=detail))
 
 
-def must(who: Who, role: Role, project: str = "") -> None:
+def must(who: Caller, role: Role, project: str = "") -> None:
     """`project`: the one it is about, if it is about one."""
     if not who.may(role):
         raise forbidden(f"{who.name} is {_a(who.role)}; this takes {_a(role)}")
@@ -41,7 +41,7 @@ def _a(role: str) -> str:
     return f"an {role}" if role[0] in "ae" else f"a {role}"
 
 
-def check(request: web.Request, who: Who) -> None:
+def check(request: web.Request, who: Caller) -> None:
     """By the route's row, or the rule where no row says it."""
     if request.match_info.http_exception is not None:  # no such path or method: that is what is said
         return
@@ -50,7 +50,7 @@ def check(request: web.Request, who: Who) -> None:
     must(who, role, request.match_info.get("project", ""))
 
 
-def hears(who: Who, subject: str) -> bool:
+def hears(who: Caller, subject: str) -> bool:
     """Whether an event may be shown: those of the projects one is good for; who changed what, to administrators."""
     tokens = subject.split(".")
     if len(tokens) < 5:

@@ -11,9 +11,9 @@ import numpy as np
 from aiohttp import web
 
 from moorage.bus import new_id, subjects
-from moorage.candidates import Voice, disjoint, merge, read_answer
+from moorage.candidates import WeightedAnswer, decode_answer, disjoint_sets, merge
 from moorage.fleet import Fleet
-from moorage.ledger import before
+from moorage.ledger import existing_placement
 from moorage.model.candidates import Answer, Ask
 from moorage.model.groups import Revision
 
@@ -60,14 +60,14 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
         tenant=revision.tenant,
         apps=revision.apps,
         intents=revision.intents,
-        held=before(revision, fleet, view.ledger).named(revision.apps, fleet),
+        held=existing_placement(revision, fleet, view.ledger).named(revision.apps, fleet),
     )
     replies = await gateway.bus.ask_many(
         {name: (subjects.candidates(name), c.deadline_ms / 1e3) for name, c in asked.items()},
         msgspec.json.encode(ask),
     )
     apps = [app.name for app in revision.apps]
-    voices: list[Voice] = []
+    voices: list[WeightedAnswer] = []
     shown: list[dict[str, Any]] = []
     for name, reply in replies.items():
         item: dict[str, Any] = {"name": name, "outcome": reply.outcome, "tookMs": round(reply.took_ms, 3), "apps": {}}
@@ -76,11 +76,11 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
                 said = _decode(reply.data)
                 if said.error:
                     raise ValueError(said.error)
-                opinion = read_answer(said, apps, fleet.ids, fleet.size)
+                opinion = decode_answer(said, apps, fleet.ids, fleet.size)
             except (msgspec.DecodeError, ValueError) as error:
                 item |= {"outcome": "error", "error": str(error)[:300]}
             else:
-                voices.append(Voice(name, asked[name].weight, opinion))
+                voices.append(WeightedAnswer(name, asked[name].weight, opinion))
                 item["apps"] = _shown(fleet, revision, opinion.apps, names)
                 item["conflicts"] = [
                     {"apps": [apps[a], apps[b]], "clusters": fleet.clusters.named(mask, names)}
@@ -91,7 +91,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
             item["error"] = reply.error
         shown.append(item)
     merged = merge([app.replicas for app in revision.apps], fleet.usable_clusters, voices)
-    sets = await asyncio.to_thread(disjoint, merged) if fleet.size > 10_000 else disjoint(merged)
+    sets = await asyncio.to_thread(disjoint_sets, merged) if fleet.size > 10_000 else disjoint_sets(merged)
     return {
         "group": revision.group,
         "revision": revision.revision,

@@ -7,14 +7,14 @@ from typing import Any
 from aiohttp import web
 
 from moorage.fleet import Fleet
-from moorage.ledger import Held
+from moorage.ledger import ActiveClaim
 from moorage.model.problems import Refused, not_found
-from moorage.parsing import show
+from moorage.parsing import format_amount
 
 from .authorization import who_of
 from .groups import project_of, selected
 from .middleware import gateway_of
-from .read_model import View
+from .read_model import ReadModel
 from .responses import answer, listed, page_of
 
 
@@ -27,8 +27,8 @@ def _amounts(fleet: Fleet, cid: int) -> tuple[dict[str, str], dict[str, str]]:
     for name, column in fleet.stored.items():
         if whole := int(column.allocatable[rows].sum()):
             left, _ = fleet.sums(name)
-            allocatable[name] = show(name, whole)
-            free[name] = show(name, max(0, int(left[cid])))
+            allocatable[name] = format_amount(name, whole)
+            free[name] = format_amount(name, max(0, int(left[cid])))
     return allocatable, free
 
 
@@ -69,7 +69,7 @@ def cluster_of(request: web.Request) -> str:
     return f"{provider}/{name}"
 
 
-def held_on(view: View, cluster: str) -> list[Held]:
+def held_on(view: ReadModel, cluster: str) -> list[ActiveClaim]:
     """The claims that count there."""
     return [view.ledger.claims[ident] for ident in sorted(view.ledger.by_cluster.get(cluster, ()))]
 
@@ -108,8 +108,8 @@ def node_item(fleet: Fleet, cid: int, name: str, row: int) -> dict[str, Any]:
     free: dict[str, str] = {}
     for resource, column in fleet.stored.items():
         if column.allocatable[row]:
-            allocatable[resource] = show(resource, int(column.allocatable[row]))
-            free[resource] = show(resource, max(0, int(column.free[row])))
+            allocatable[resource] = format_amount(resource, int(column.allocatable[row]))
+            free[resource] = format_amount(resource, max(0, int(column.free[row])))
     labels = dict(fleet.label_sets[int(fleet.labelset[row])])
     if fleet.host_label[row]:
         labels["kubernetes.io/hostname"] = name

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from moorage.bus import Bus, subjects
-from moorage.bus.stores import Follower
-from moorage.model.auth import Who
+from moorage.bus.stores import LogFollower
+from moorage.model.auth import Caller
 from moorage.model.events import Event
 
 from .authorization import hears
@@ -54,7 +54,7 @@ def matches(pattern: tuple[str, ...], subject: str) -> bool:
     return len(tokens) == len(pattern)
 
 
-class Said(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An event as it stands in the log."""
 
     seq: int
@@ -71,13 +71,13 @@ class _Head(msgspec.Struct):
 _head = msgspec.json.Decoder(_Head).decode
 
 
-def said(seq: int, data: bytes) -> Said | None:
+def said(seq: int, data: bytes) -> RecordedEvent | None:
     """None: no event at all; readers pass over what they cannot read, whoever wrote it has counted it."""
     try:
         head = _head(data)
     except msgspec.DecodeError:
         return None
-    return Said(seq, head.id.replace("\n", ""), head.subject, data)
+    return RecordedEvent(seq, head.id.replace("\n", ""), head.subject, data)
 
 
 class _Kept(msgspec.Struct):
@@ -92,7 +92,7 @@ _kept = msgspec.json.Decoder(_Kept).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def rejected(seq: int, data: bytes) -> Said | None:
+def rejected(seq: int, data: bytes) -> RecordedEvent | None:
     """A message that was kept because it could not be read, as the event that it was; its place names it."""
     try:
         kept = _kept(data)
@@ -102,7 +102,7 @@ def rejected(seq: int, data: bytes) -> Said | None:
     event = Event(
         id=f"rejected-{seq}", time=kept.time, subject=subjects.rejected(kept.subject), data=msgspec.Raw(_encode(told))
     )
-    return Said(seq, event.id, event.subject, _encode(event))
+    return RecordedEvent(seq, event.id, event.subject, _encode(event))
 
 
 class Out(Protocol):
@@ -117,14 +117,14 @@ class Listener:
     """One reader. What it is told goes straight to its connection: a thousand of them are told in one go, and none has a
     task to be woken. Who reads too slowly is cut off, and can go on where it was; memory stays bounded."""
 
-    def __init__(self, out: Out, frame: Callable[[Said], bytes], good: Callable[[], bool]) -> None:
+    def __init__(self, out: Out, frame: Callable[[RecordedEvent], bytes], good: Callable[[], bool]) -> None:
         self._out, self._frame, self._good = out, frame, good
-        self._held: list[Said] | None = []  # until it has been told what came before
+        self._held: list[RecordedEvent] | None = []  # until it has been told what came before
         self.told = 0  # up to where in the log
         self.slow = False
         self.ended = asyncio.Event()
 
-    def tell(self, event: Said) -> None:
+    def tell(self, event: RecordedEvent) -> None:
         if self.ended.is_set() or event.seq <= self.told:
             return
         if self._held is not None:
@@ -154,21 +154,21 @@ class Listener:
 
 
 #: Those who hear the same: a pattern, and what role and projects let through.
-Audience = tuple[str, Who]
+Audience = tuple[str, Caller]
 
 
-class Stream:
+class EventStream:
     """Follows the log itself, so that each event has a place in it and a reader can go on where it was."""
 
     def __init__(
-        self, bus: Bus, root: str = EVENTS, log: str = LOG, said: Callable[[int, bytes], Said | None] = said
+        self, bus: Bus, root: str = EVENTS, log: str = LOG, said: Callable[[int, bytes], RecordedEvent | None] = said
     ) -> None:
         self._bus, self._root, self._name, self._said = bus, root, log, said
         self._audiences: dict[Audience, set[Listener]] = {}
         self._places: OrderedDict[str, int] = OrderedDict()
         self._recalled = False
         self._recalling = asyncio.Lock()
-        self._follower: Follower | None = None
+        self._follower: LogFollower | None = None
         self.next = 1
 
     @property
@@ -240,10 +240,10 @@ class Stream:
         while len(self._places) > _PLACES:
             self._places.popitem(last=False)
 
-    async def since(self, seq: int, audience: Audience) -> tuple[list[Said], bool]:
+    async def since(self, seq: int, audience: Audience) -> tuple[list[RecordedEvent], bool]:
         """What came after a place and is for this audience; whether all of it is still there."""
         log = self._bus.log(self._name)
-        found: deque[Said] = deque(maxlen=_REPLAYED)
+        found: deque[RecordedEvent] = deque(maxlen=_REPLAYED)
         dropped = False
 
         def note(at: int, data: bytes) -> None:
@@ -258,13 +258,13 @@ class Stream:
         await (await log.follow(seq + 1, note, keys="" if keys == self._root else keys)).stop()
         return list(found), whole and not dropped
 
-    async def recorded(self, subject: str, limit: int, shown: Callable[[str], bool]) -> list[Said]:
+    async def recorded(self, subject: str, limit: int, shown: Callable[[str], bool]) -> list[RecordedEvent]:
         """The last ones of a subject that are still in the log and may be shown."""
         log = self._bus.log(self._name)
         start = 1
         if subject == self._root:
             start = max(1, await log.last() - 4 * limit + 1)  # most may be shown
-        found: deque[Said] = deque(maxlen=limit)
+        found: deque[RecordedEvent] = deque(maxlen=limit)
 
         def note(seq: int, data: bytes) -> None:
             event = self._said(seq, data)

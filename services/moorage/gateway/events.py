@@ -16,7 +16,7 @@ from moorage.model.problems import Refused, not_found
 
 from .authorization import hears, must, who_of
 from .core import cloudevents
-from .event_stream import EVENTS, LOG, Audience, Listener, Said, Stream, is_event_subject
+from .event_stream import EVENTS, LOG, Audience, EventStream, Listener, RecordedEvent, is_event_subject
 from .middleware import Gateway, gateway_of
 from .rate_limits import TooMany
 from .responses import bad_parameter, encode, flag_of, limit_of, listed
@@ -114,7 +114,7 @@ async def _resume(response: web.StreamResponse, gateway: Gateway, audience: Audi
 
 
 @lru_cache(256)
-def _frame(event: Said, *, clouds: bool, chunked: bool) -> bytes:
+def _frame(event: RecordedEvent, *, clouds: bool, chunked: bool) -> bytes:
     """Made once for all who hear it, down to how HTTP/1.1 wraps it."""
     data = encode(cloudevents.structured(_decode(event.data))) if clouds else event.data
     frame = b"id: " + event.id.encode() + b"\ndata: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
@@ -133,7 +133,7 @@ async def recorded(gateway: Gateway, subject: str, limit: int, shown: Callable[[
     return [event.data for event in await _stream_of(gateway, subject).recorded(subject, limit, shown)]
 
 
-def _stream_of(gateway: Gateway, subject: str) -> Stream:
+def _stream_of(gateway: Gateway, subject: str) -> EventStream:
     return gateway.rejected if subject.startswith("moorage.rejected.") else gateway.stream
 
 

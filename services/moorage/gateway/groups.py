@@ -14,7 +14,7 @@ from moorage.model.controllers import Controller
 from moorage.model.desired import DiffAsk
 from moorage.model.names import token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
-from moorage.parsing import show
+from moorage.parsing import format_amount
 
 from .authorization import must, who_of
 from .bus_client import call
@@ -23,7 +23,7 @@ from .core.selectors import parse, selects
 from .etags import etag
 from .events import group_of
 from .middleware import gateway_of
-from .read_model import View
+from .read_model import ReadModel
 from .responses import answer, bad_parameter, listed, page_of
 
 Labels = Callable[[str], Mapping[str, str]]
@@ -53,7 +53,7 @@ def known_group(request: web.Request) -> Known:
     return known
 
 
-def _group_keys(request: web.Request, view: View) -> list[str]:
+def _group_keys(request: web.Request, view: ReadModel) -> list[str]:
     keys = view.groups
     if project := request.query.get("project"):
         keys = [key for key in keys if key.startswith(project + "/")]
@@ -123,7 +123,7 @@ def _versioned(request: web.Request, item: Any, group: str) -> web.Response:
 _BUILTIN = ("HpaIntent", "PlacementIntent", "AffinityIntent")
 
 
-def intent_kind(view: View, text: str) -> str:
+def intent_kind(view: ReadModel, text: str) -> str:
     """The kind as it is written, whatever case somebody typed; registered ones too, and those of what is there still: a
     controller may leave before its intents do."""
     kinds = {*_BUILTIN, *(kind for controller in view.controllers.values() for kind in controller.kinds)}
@@ -165,13 +165,15 @@ async def intent(request: web.Request) -> web.StreamResponse:
 # --- decisions -------------------------------------------------------------------------------------------------------
 
 
-async def _decision_item(view: View, decision: Decision) -> dict[str, Any]:
+async def _decision_item(view: ReadModel, decision: Decision) -> dict[str, Any]:
     item: dict[str, Any] = msgspec.to_builtins(decision)
     item["seq"] = await view.seq_of(decision.group, decision.id)
     for claim in item.setdefault("claims", []):
         for slot in claim["slots"]:
             slot.setdefault("count", 1)
-            slot["resources"] = {name: show(name, amount) for name, amount in slot.get("resources", {}).items()}
+            slot["resources"] = {
+                name: format_amount(name, amount) for name, amount in slot.get("resources", {}).items()
+            }
     return item
 
 

@@ -12,9 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from moorage.bus import new_id, subjects
 from moorage.ledger.metrics import followed
-from moorage.model.auth import Who
+from moorage.model.auth import Caller
 from moorage.model.candidates import Ask
-from moorage.telemetry import Figure
+from moorage.telemetry import MetricValue
 
 from .authorization import who_of
 from .clusters import held_on, known_cluster
@@ -50,11 +50,11 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def figures(gateway: Gateway) -> Iterable[Figure]:
+def figures(gateway: Gateway) -> Iterable[MetricValue]:
     """What is counted when somebody collects it."""
     view = gateway.view
     yield from followed(view.follower, view.ledger)
-    yield Figure(
+    yield MetricValue(
         "moorage_event_listeners",
         "Readers of events as they come",
         gateway.stream.listeners + gateway.rejected.listeners,
@@ -81,7 +81,7 @@ async def health(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _away(gateway: Gateway, stale: set[str], who: Who) -> list[dict[str, Any]]:
+def _away(gateway: Gateway, stale: set[str], who: Caller) -> list[dict[str, Any]]:
     """Groups with claims where nobody reports, and which of these clusters are gone from the fleet altogether."""
     view = gateway.view
     if not view.follower.healthy:  # it is we who do not hear

@@ -128,7 +128,7 @@ class _Problems(web.RequestHandler):
         return response
 
 
-class Entrance:
+class HttpListener:
     def __init__(self, server: web.Server, bus: Bus, connections: int, certificate: Certificate | None) -> None:
         self._server, self._bus, self._limit, self._certificate = server, bus, connections, certificate
         self._open: asyncio.Server | None = None

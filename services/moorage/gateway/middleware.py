@@ -16,18 +16,18 @@ from aiohttp.http_exceptions import BadHttpMessage
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from moorage.bus import Bus, BusError, NoAnswer
-from moorage.model.auth import Who
+from moorage.model.auth import Caller
 from moorage.model.problems import Problem, Refused, unreadable
 from moorage.telemetry import SECONDS
 
-from .audit_writer import Lines
+from .audit_writer import AuditWriter
 from .authorization import ADMINISTRATOR, check, remember
-from .event_stream import Stream
-from .rate_limits import Limits, Rates, TooMany
-from .read_model import View
+from .event_stream import EventStream
+from .rate_limits import Limits, RateLimiter, TooMany
+from .read_model import ReadModel
 from .responses import of_http, refuse, unavailable
 from .route import Handler, route_of
-from .tokens import Tokens
+from .tokens import TokenStore
 
 log = structlog.get_logger("gateway")
 
@@ -37,9 +37,9 @@ class Gateway:
     """What all routes share."""
 
     bus: Bus
-    view: View
-    stream: Stream
-    rejected: Stream
+    view: ReadModel
+    stream: EventStream
+    rejected: EventStream
     token: str
     ready: bool = False
     limits: Limits = field(default_factory=Limits)
@@ -51,10 +51,10 @@ class Gateway:
     def __post_init__(self) -> None:
         #: By method, route and status: what counts them, looked up once.
         self.figures: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
-        self.tokens = Tokens(self.bus)
-        self.lines = Lines(self.bus)
-        self.rates = Rates(self.limits.rate)
-        self.failures = Rates(self.limits.failures)
+        self.tokens = TokenStore(self.bus)
+        self.lines = AuditWriter(self.bus)
+        self.rates = RateLimiter(self.limits.rate)
+        self.failures = RateLimiter(self.limits.failures)
         self.requests = Counter(
             "moorage_http_requests", "HTTP requests answered", ["method", "route", "status"], registry=self.registry
         )
@@ -142,7 +142,7 @@ async def known(request: web.Request, handler: Handler) -> web.StreamResponse:
     return await handler(request)
 
 
-def _authenticated(request: web.Request) -> Who:
+def _authenticated(request: web.Request) -> Caller:
     gateway = gateway_of(request)
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     given = given.strip()

@@ -31,7 +31,7 @@ class Limits(NamedTuple):
         return cls(**found)
 
 
-class Rates:
+class RateLimiter:
     """A bucket of chances per key, filled again at `rate` a second up to two seconds' worth."""
 
     def __init__(self, rate: float, keep: int = 10_000) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, Settings, subjects
-from moorage.fleet import Fleet, Follower
+from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import Capacity, Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.attempts import Attempt
 from moorage.model.claims import Commit
@@ -22,7 +22,7 @@ from moorage.model.events import Event
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens, untoken
 from moorage.model.phases import ENDED
-from moorage.model.v2_resources import Path, Shown, Tree, path_of
+from moorage.model.v2_resources import Path, ResourceTree, ShownResource, path_of
 
 from .core.explain import Known
 from .core.redaction import shown_body, shown_record
@@ -33,7 +33,7 @@ _status = msgspec.json.Decoder(GroupStatus).decode
 _controller = msgspec.json.Decoder(Controller).decode
 _attempt = msgspec.json.Decoder(Attempt).decode
 _event = msgspec.json.Decoder(Event).decode
-_shown = msgspec.json.Decoder(Shown).decode
+_shown = msgspec.json.Decoder(ShownResource).decode
 _document = msgspec.json.Decoder(dict[str, Any]).decode
 
 #: Events that carry an Attempt; the patcher's phases are in the status.
@@ -56,15 +56,15 @@ class _Lazy:
         return self.value
 
 
-class View:
+class ReadModel:
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self.bus = bus
         self.fleet = Fleet()
-        self.follower = Follower(settings.redis_url, self.fleet)
+        self.follower = FleetFollower(settings.redis_url, self.fleet)
         self.controllers: dict[str, Controller] = {}
         self.documents: dict[str, dict[str, Any]] = {}  # KIND.project.name tokens → as given
         self.document_revisions: dict[str, int] = {}  # the same keys
-        self.resources = Tree()  # /v2, bodies undecoded
+        self.resources = ResourceTree()  # /v2, bodies undecoded
         self._groups: dict[str, _Lazy] = {}
         self._statuses: dict[str, _Lazy] = {}
         self._attempts: dict[str, _Lazy] = {}
@@ -235,7 +235,7 @@ class View:
         return Known(
             record,
             self.ledger.standing.get(group),
-            self.ledger.leaving(group, record.revision) if ended else self.ledger.counting(group),
+            self.ledger.is_terminating(group, record.revision) if ended else self.ledger.has_active_claims(group),
             self._attempt(group),
             None if status is None else status.get(_status),
             self._places(group),

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from moorage.bus import Bus, Conflict, new_id, now_text
-from moorage.model.auth import Role, Token, Who
+from moorage.model.auth import Caller, Role, Token
 from moorage.model.names import token
 from moorage.model.problems import Refused, conflict, not_found
 
@@ -28,7 +28,7 @@ class TokenRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, k
     expires_in: float | None = None  # seconds
 
 
-class Tokens:
+class TokenStore:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket = bus.bucket(BUCKET)
@@ -58,14 +58,14 @@ class Tokens:
         found = self._by_key.get(token(name))
         return None if found is None else found[0]
 
-    def who(self, given: str) -> tuple[str, Who] | None:
+    def who(self, given: str) -> tuple[str, Caller] | None:
         """The token's id and whose it is; None for what is wrong, revoked or expired."""
         match = _FORM.fullmatch(given)
         if match is None or (held := self._by_id.get(match[1])) is None:
             return None
         if not hmac.compare_digest(digest_of(match[2]), held.digest) or not self.stands(held.id):
             return None
-        return held.id, Who(name=held.name, role=held.role, projects=tuple(held.projects))
+        return held.id, Caller(name=held.name, role=held.role, projects=tuple(held.projects))
 
     def stands(self, ident: str) -> bool:
         """Not revoked and not expired: what lasts longer than a request asks again."""

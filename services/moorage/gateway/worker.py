@@ -12,11 +12,11 @@ from moorage.bus import Bus, Settings, setting
 
 from . import api_docs, health
 from .audit import audited
-from .event_stream import REJECTED, REJECTED_LOG, Stream, rejected
-from .listener import Certificate, Entrance
+from .event_stream import REJECTED, REJECTED_LOG, EventStream, rejected
+from .listener import Certificate, HttpListener
 from .middleware import GATEWAY, Gateway, counted, known, told
 from .rate_limits import BODY_LIMIT, Limits
-from .read_model import View
+from .read_model import ReadModel
 from .request_tracing import traced
 from .route import add
 from .routes import V1
@@ -53,8 +53,8 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     limits, certificate = Limits.from_env(), Certificate.from_env()
     bus = await Bus.connect(settings, worker="gateway")
     try:
-        view, stream = View(bus, settings), Stream(bus)
-        kept = Stream(bus, REJECTED, REJECTED_LOG, rejected)
+        view, stream = ReadModel(bus, settings), EventStream(bus)
+        kept = EventStream(bus, REJECTED, REJECTED_LOG, rejected)
         gateway = Gateway(bus, view, stream, kept, token, limits=limits)
         await gateway.tokens.start()
         await view.start()
@@ -65,7 +65,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
         await runner.setup()
         sock = listener if listener is not None else listener_of(os.environ.get("MOORAGE_HTTP", DEFAULT_HTTP))
         assert runner.server is not None
-        entrance = Entrance(runner.server, bus, limits.connections, certificate)
+        entrance = HttpListener(runner.server, bus, limits.connections, certificate)
         await entrance.open(sock)
         gateway.ready = True
         await bus.announce(lambda: {"ok": not view.missing(), "missing": view.missing()})

@@ -20,15 +20,15 @@ from .core.validate import AcceptedIntent
 _data = msgspec.json.Decoder(dict[str, Any])
 
 
-class Known(NamedTuple):
+class CachedGroup(NamedTuple):
     head: Head
     at: int  # the bucket's revision of it
 
 
-class Copies:
+class GroupCache:
     def __init__(self, groups: Bucket, documents: Bucket) -> None:
         self._groups, self._documents = groups, documents
-        self.known: dict[str, Known] = {}  # by the group's tokens
+        self.known: dict[str, CachedGroup] = {}  # by the group's tokens
         self.deleted: set[str] = set()  # keys that were seen to have been there before
         self.stale: set[str] = set()  # groups that may lag behind the intents that name them
         self.woken = asyncio.Event()
@@ -57,7 +57,7 @@ class Copies:
         known = self.known.get(group_tokens(head.group))
         return known.at if known is not None and known.head is head else -1
 
-    def remember(self, tokens: str, known: Known) -> None:
+    def remember(self, tokens: str, known: CachedGroup) -> None:
         old = self.known.get(tokens)
         if old is None or known.at >= old.at:
             self.known[tokens] = known
@@ -75,7 +75,7 @@ class Copies:
             return
         known = self.known.get(tokens)
         if known is None or known.at < at:
-            self.remember(tokens, Known(transitions.head_of(value), at))
+            self.remember(tokens, CachedGroup(transitions.head_of(value), at))
             self.wake(str(GroupName.from_tokens(tokens)))
 
     # Intents of their own

@@ -14,7 +14,7 @@ from moorage.bus import Bucket, Bus, BusError, Entry, NoAnswer, new_id, subjects
 from moorage.model.groups import Stored, Withdraw
 from moorage.model.names import GroupName, group_tokens
 
-from .cache import Copies
+from .cache import GroupCache
 
 log = structlog.get_logger("intents")
 
@@ -36,7 +36,7 @@ read_tombstone = msgspec.json.Decoder(Tombstone).decode
 
 
 class Telling:
-    def __init__(self, bus: Bus, groups: Bucket, revisions: Bucket, copies: Copies) -> None:
+    def __init__(self, bus: Bus, groups: Bucket, revisions: Bucket, copies: GroupCache) -> None:
         self._bus, self._groups, self._revisions, self._copies = bus, groups, revisions, copies
 
     async def tell(
@@ -80,7 +80,7 @@ class Telling:
                 continue
             event, ident = head.told
             written = partial(self._groups.time, group_tokens(head.group))
-            if await events.lacks(subjects.intent_event(event, head.group), ident, written):
+            if await events.is_missing(subjects.intent_event(event, head.group), ident, written):
                 log.warning("an event was missing", group=head.group, event_name=event)
                 await self.tell(head.group, head.revision, head.state, event, ident=ident)
 
@@ -91,7 +91,7 @@ class Telling:
             group = str(GroupName.from_tokens(tokens))
             written = partial(self._revisions.time, entry.key)
             subject = subjects.intent_event("deleted", group)
-            if not tombstone.told or not await events.lacks(subject, tombstone.told, written):
+            if not tombstone.told or not await events.is_missing(subject, tombstone.told, written):
                 continue
             if await self._groups.get(tokens) is not None:
                 continue  # it was not deleted after all, or is there again

@@ -15,18 +15,18 @@ from moorage.model.names import token
 from moorage.model.problems import Refused, conflict, not_found
 from moorage.model.reasons import Warn
 
-from .cache import Known
+from .cache import CachedGroup
 from .core import transitions, validate
-from .core.transitions import Change
+from .core.transitions import Transition
 from .core.validate import AcceptedIntent
-from .store import ATTEMPTS, Done, Store, application_of, matches, record_of
+from .store import ATTEMPTS, Done, GroupStore, application_of, matches, record_of
 
 _encode = msgspec.json.Encoder().encode
 _data = msgspec.json.Decoder(dict[str, Any])
 
 
-class Attaching:
-    def __init__(self, bus: Bus, store: Store) -> None:
+class StandaloneIntents:
+    def __init__(self, bus: Bus, store: GroupStore) -> None:
         self._bus, self._store, self._copies = bus, store, store.copies
         self._documents = bus.bucket("moorage-documents")
 
@@ -104,12 +104,12 @@ class Attaching:
     async def _refresh(self, group: str, cause: str) -> Done | None:
         """The group follows the intents that name it now. None: there is no such group yet."""
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             if entry is None:
-                return Change(None, "absent")
+                return Transition(None, "absent")
             record = record_of(entry)
             if not record.document:
-                return Change(None, "unchanged")  # only resources so far
+                return Transition(None, "unchanged")  # only resources so far
             return transitions.reattached(record, application_of(record), self._copies.of(group))
 
         done = await self._store.change(group, plan, cause)

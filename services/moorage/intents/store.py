@@ -19,9 +19,9 @@ from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Problem, Refused, changed_since, conflict, not_found
 from moorage.telemetry import tracing
 
-from .cache import Copies, Known
+from .cache import CachedGroup, GroupCache
 from .core import transitions, validate
-from .core.transitions import Change, Head
+from .core.transitions import Head, Transition
 from .core.validate import Accepted
 from .events import Telling, Tombstone, read_tombstone
 
@@ -44,7 +44,7 @@ class Done(NamedTuple):
     record: GroupRecord | None = None
 
 
-Plan = Callable[["Known | None", "Entry | None"], Awaitable[Change]]
+Plan = Callable[["CachedGroup | None", "Entry | None"], Awaitable[Transition]]
 
 
 def matches(expected: int | None, found: int | None) -> None:
@@ -60,13 +60,13 @@ def application_of(record: GroupRecord) -> Accepted:
     return validate.application(record.document, GroupName.parse(record.group))
 
 
-class Store:
+class GroupStore:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._groups = bus.bucket("moorage-groups")
         self._revisions = bus.bucket("moorage-revisions")
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.copies = Copies(self._groups, bus.bucket("moorage-documents"))
+        self.copies = GroupCache(self._groups, bus.bucket("moorage-documents"))
         self.telling = Telling(bus, self._groups, self._revisions, self.copies)
 
     async def start(self) -> None:
@@ -98,7 +98,7 @@ class Store:
         first may have done it."""
         group = str(given.group)
 
-        async def plan(known: Known | None, _entry: Entry | None) -> Change:
+        async def plan(known: CachedGroup | None, _entry: Entry | None) -> Transition:
             if not again:
                 matches(if_match, None if known is None else known.at)
             last = await self.last(group) if known is None and group_tokens(group) in self.copies.deleted else 0
@@ -134,7 +134,7 @@ class Store:
         if verb == "delete":
             return await self.delete_group(group, cause)
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             if entry is None:
                 raise Refused(not_found(f"group {group}"))
             record = record_of(entry)
@@ -154,7 +154,7 @@ class Store:
         """Forgotten at once where it never ran; else terminated and, once nothing of it runs, forgotten. `leaving` is
         what a second one gets meanwhile."""
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             record = record_of(entry) if entry is not None else None
             if record is None or record.leaving != cause:  # else it was this very request that began it
                 matches(if_match, None if entry is None else entry.revision)
@@ -164,7 +164,7 @@ class Store:
                 detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
                 raise Refused(Problem(title="Made of resources", status=409, code="MadeOfResources", detail=detail))
             if record.state in ("Created", "Approved"):
-                return Change(None, "unused")
+                return Transition(None, "unused")
             return transitions.leaving(record, now_text(), cause or new_id())
 
         done = await self.change(group, plan, cause)
@@ -202,7 +202,7 @@ class Store:
         """`plan(known, entry)` says what to write; `whole`: it wants the stored entry, else memory is enough to begin."""
         tokens = group_tokens(group)
         sure = False  # whether `known` was read from the bucket just now
-        attempted: tuple[bytes, Change] | None = None
+        attempted: tuple[bytes, Transition] | None = None
         async with self.lock(tokens):
             for _ in range(ATTEMPTS):
                 entry = None
@@ -254,7 +254,7 @@ class Store:
                 return await self._finish(group, change, at, cause)
         raise Refused(conflict(f"group {group} keeps changing; try again"))
 
-    async def _write(self, tokens: str, value: bytes, known: Known | None, revision: int) -> int:
+    async def _write(self, tokens: str, value: bytes, known: CachedGroup | None, revision: int) -> int:
         if known is None:
             if tokens in self.copies.deleted:
                 return await self._groups.create(tokens, value)
@@ -271,10 +271,10 @@ class Store:
             reached("intents.kept")
         return await self._groups.update(tokens, value, known.at)
 
-    async def _finish(self, group: str, change: Change, at: int, cause: str) -> Done:
+    async def _finish(self, group: str, change: Transition, at: int, cause: str) -> Done:
         record = change.record
         assert record is not None
-        self.copies.remember(group_tokens(group), Known(Head.of(record), at))
+        self.copies.remember(group_tokens(group), CachedGroup(Head.of(record), at))
         reached("intents.stored")
         ident = record.told[1] if record.told else ""
         await self.telling.tell(
@@ -287,7 +287,7 @@ class Store:
         if entry is None:
             self.copies.forget(tokens)
         else:
-            self.copies.remember(tokens, Known(transitions.head_of(entry.value), entry.revision))
+            self.copies.remember(tokens, CachedGroup(transitions.head_of(entry.value), entry.revision))
         return entry
 
     def lock(self, key: str) -> asyncio.Lock:

@@ -28,15 +28,15 @@ from moorage.model.problems import (
     whole,
 )
 from moorage.model.reasons import Warn
-from moorage.model.redaction import HIDDEN, restored
+from moorage.model.redaction import REDACTED, restored
 from moorage.model.v2_resources import GROUP, Change, group_name, kind_of
 from moorage.parsing import yaml_json
-from moorage.telemetry import Figure
+from moorage.telemetry import MetricValue
 
 from .core import controller_registry, validate
 from .core.validate import Accepted
-from .standalone_intents import Attaching
-from .store import ATTEMPTS, Done, Store
+from .standalone_intents import StandaloneIntents
+from .store import ATTEMPTS, Done, GroupStore
 from .v2.lifecycle import Lifecycle, Order
 
 log = structlog.get_logger("intents")
@@ -80,8 +80,8 @@ _changes = msgspec.json.Decoder(Change)
 class Worker:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._store = Store(bus)
-        self._attaching = Attaching(bus, self._store)
+        self._store = GroupStore(bus)
+        self._attaching = StandaloneIntents(bus, self._store)
         self._life = Lifecycle(bus, self._store)
         self._registry = bus.bucket("moorage-controllers")
         self._known: dict[str, tuple[Controller, int]] = {}
@@ -109,13 +109,13 @@ class Worker:
                 subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=most, refusal=_refusal
             )
 
-    def figures(self) -> Iterable[Figure]:
+    def figures(self) -> Iterable[MetricValue]:
         """What is counted when somebody collects it."""
         states = Tally(head.state for head in self._store.copies.heads())
-        yield Figure("moorage_groups", "Groups by the state they were brought to", states, "state")
+        yield MetricValue("moorage_groups", "Groups by the state they were brought to", states, "state")
         counts = self._store.copies.counts()
         stored = {"intent": counts["intents"], "resource": len(self._life.resources.tree)}
-        yield Figure(
+        yield MetricValue(
             "moorage_documents", "Documents beside the groups: intents of their own, /v2 resources", stored, "kind"
         )
 
@@ -177,7 +177,7 @@ class Worker:
 
     async def _whole(self, incoming: Incoming, data: dict[str, Any]) -> dict[str, Any]:
         """With the values of Secrets that the sender was not shown, as they are stored."""
-        if HIDDEN.encode() in incoming.data and isinstance(spec := data.get("spec"), dict):
+        if REDACTED.encode() in incoming.data and isinstance(spec := data.get("spec"), dict):
             meta = data.get("metadata")
             name, project = (meta.get("name"), meta.get("project")) if isinstance(meta, dict) else (None, None)
             record = None

@@ -16,7 +16,7 @@ from moorage.bus.stores import Bucket
 from moorage.model.names import cluster_tokens
 
 from .core.cluster_ids import ClusterRecord
-from .core.fleet_state import Inventory, Said, told_of
+from .core.fleet_state import FleetEvent, FleetState, told_of
 
 log = structlog.get_logger("inventory")
 
@@ -28,15 +28,15 @@ GRACE = 1.0
 FLAGS = ("stale", "ready")
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Said).decode
+_decode = msgspec.msgpack.Decoder(FleetEvent).decode
 
 
-def named(said: Iterable[Said]) -> list[Said]:
+def named(said: Iterable[FleetEvent]) -> list[FleetEvent]:
     """What tells a state has a name before the state is written."""
     return [one if one.change == "changed" else one._replace(id=one.id or new_id(), time=now_text()) for one in said]
 
 
-def shortened(said: list[Said], most: int) -> list[Said]:
+def shortened(said: list[FleetEvent], most: int) -> list[FleetEvent]:
     """The newest of what tells a state, by cluster and change, and the newest of the rest as long as there is room."""
     last = {(one.change, one.cluster): at for at, one in enumerate(said) if one.id}
     rest = [at for at, one in enumerate(said) if not one.id]
@@ -48,15 +48,15 @@ def shortened(said: list[Said], most: int) -> list[Said]:
 class Telling:
     def __init__(self, bus: Bus, records: Bucket) -> None:
         self._bus, self._records = bus, records
-        self._core: Inventory | None = None
+        self._core: FleetState | None = None
         self._mending = asyncio.Lock()
         # The newest of each cluster, the newest last.
-        self._recorded: dict[str, Said] = {}
-        self._flagged: dict[str, Said] = {}
+        self._recorded: dict[str, FleetEvent] = {}
+        self._flagged: dict[str, FleetEvent] = {}
         bus.on_reconnect(self._anew)
 
     async def begin(
-        self, core: Inventory, records: Mapping[str, tuple[int, ClusterRecord]], flags: list[bytes]
+        self, core: FleetState, records: Mapping[str, tuple[int, ClusterRecord]], flags: list[bytes]
     ) -> None:
         """What the one before may not have said is said before anything else is."""
         self._core = core
@@ -64,7 +64,7 @@ class Telling:
             if len(record.told) == 3:
                 change, ident, cause = record.told
                 data = {} if change == "joined" else told_of(record)
-                self._recorded[cluster] = Said(change, cluster, data, cause, ident)
+                self._recorded[cluster] = FleetEvent(change, cluster, data, cause, ident)
         try:
             found = sorted((_decode(data) for data in flags), key=lambda said: said.time)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -80,16 +80,16 @@ class Telling:
             log.warning("events could not be compared with clusters", error=str(error))
             self._bus.spawn(self._anew())
 
-    def flags(self, said: Iterable[Said] = ()) -> dict[int, bytes]:
+    def flags(self, said: Iterable[FleetEvent] = ()) -> dict[int, bytes]:
         """By cluster, for Redis: what tells that it is silent or back."""
         assert self._core is not None
         clusters = self._core.clusters
         return {clusters[one.cluster].record.id: _encode(one) for one in said if one.change in FLAGS}
 
-    def all_flags(self, said: Iterable[Said]) -> dict[int, bytes]:
+    def all_flags(self, said: Iterable[FleetEvent]) -> dict[int, bytes]:
         return self.flags([*self._flagged.values(), *said])
 
-    async def tell(self, said: Said) -> None:
+    async def tell(self, said: FleetEvent) -> None:
         if said.id:
             held = self._flagged if said.change in FLAGS else self._recorded
             held.pop(said.cluster, None)
@@ -123,8 +123,8 @@ class Telling:
                 log.warning("an event was missing", cluster=said.cluster, event_name=said.change)
                 await self.tell(said)
 
-    async def _missing(self, held: Mapping[str, Said]) -> list[Said]:
-        newest, missing = list(held.values())[::-1], list[Said]()
+    async def _missing(self, held: Mapping[str, FleetEvent]) -> list[FleetEvent]:
+        newest, missing = list(held.values())[::-1], list[FleetEvent]()
         for at in range(0, len(newest), NEWEST):
             part = newest[at : at + NEWEST]
             lacks = await asyncio.gather(*(self._lacks(said) for said in part))
@@ -133,11 +133,11 @@ class Telling:
             missing += [said for said, lacking in zip(part, lacks, strict=True) if lacking]
         return missing[::-1]
 
-    async def _lacks(self, said: Said) -> bool:
+    async def _lacks(self, said: FleetEvent) -> bool:
         async def written() -> str | None:
             if said.change in FLAGS:
                 return said.time.rstrip("Z")
             return await self._records.time(cluster_tokens(said.cluster))
 
         subject = subjects.fleet_event(said.change, said.cluster)
-        return await self._bus.log("MOORAGE_EVENTS").lacks(subject, said.id, written)
+        return await self._bus.log("MOORAGE_EVENTS").is_missing(subject, said.id, written)

@@ -14,15 +14,25 @@ import structlog
 
 from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
-from moorage.fleet import FAILURES, Changed, Fleet, Flush, Malformed, Store, Superseded, Writer, still_wanted
+from moorage.fleet import (
+    FAILURES,
+    Changed,
+    Fleet,
+    FleetFlush,
+    FleetStore,
+    FleetWriter,
+    Malformed,
+    StoreSuperseded,
+    still_wanted,
+)
 from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
 from moorage.model.reports import Report, ReportReply
-from moorage.telemetry import ACTIVE, Figure
+from moorage.telemetry import ACTIVE, MetricValue
 
 from .core.cluster_ids import ClusterRecord, changed, later
-from .core.fleet_state import AT_ONCE, TAKEOVER, Inventory, Said
+from .core.fleet_state import AT_ONCE, TAKEOVER, FleetEvent, FleetState
 from .events import Telling, named, shortened
 
 log = structlog.get_logger("inventory")
@@ -56,9 +66,9 @@ _edit = msgspec.json.Decoder(ClusterEdit)
 
 async def main(settings: Settings) -> None:
     bus = await Bus.connect(settings, worker="inventory")
-    store = Store(settings.redis_url)
+    store = FleetStore(settings.redis_url)
     lease = Lease(bus, "inventory")
-    shell = Shell(bus, store, lease)
+    shell = InventoryWorker(bus, store, lease)
     bus.vitals.show(shell.figures)
     tasks = [asyncio.create_task(lease.hold()), asyncio.create_task(bus.closed.wait())]
     try:
@@ -67,7 +77,7 @@ async def main(settings: Settings) -> None:
             await bus.announce(shell.health)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not bus.closed.is_set():
-            bus.waits_for("Redis")
+            bus.set_waiting_for("Redis")
             await shell.take_over(lease.generation)
             if done:
                 await bus.announce(shell.health)
@@ -86,12 +96,12 @@ async def main(settings: Settings) -> None:
         await bus.close()
 
 
-class Shell:
-    def __init__(self, bus: Bus, store: Store, lease: Lease) -> None:
+class InventoryWorker:
+    def __init__(self, bus: Bus, store: FleetStore, lease: Lease) -> None:
         self.bus, self.store, self.lease = bus, store, lease
         self.kv = bus.bucket("moorage-clusters")
-        self.core: Inventory | None = None
-        self.writer = Writer()
+        self.core: FleetState | None = None
+        self.writer = FleetWriter()
         self.generation = 0  # in Redis: the lease's, or more if Redis has seen more
         self._term = 0  # the lease's
         self.counter = 0
@@ -100,17 +110,19 @@ class Shell:
         self._whole = False  # all that is in memory stands in Redis
         self._dirty = asyncio.Event()
         self.telling = Telling(bus, self.kv)
-        self._said: list[Said] = []
+        self._said: list[FleetEvent] = []
         self._said_most = MAX_SAID
-        self._unsure: Flush | None = None
+        self._unsure: FleetFlush | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._heard_at = self._ticked_at = self._checked_at = 0.0
 
-    def figures(self) -> Iterable[Figure]:
+    def figures(self) -> Iterable[MetricValue]:
         """What is counted when somebody collects it."""
-        yield Figure(*ACTIVE, float(self.core is not None))
-        yield Figure("moorage_redis_up", "1 while Redis takes what changed", float(self.redis_ok))
-        yield Figure("moorage_fleet_changes_total", "Changes of the fleet that were written for others", self.counter)
+        yield MetricValue(*ACTIVE, float(self.core is not None))
+        yield MetricValue("moorage_redis_up", "1 while Redis takes what changed", float(self.redis_ok))
+        yield MetricValue(
+            "moorage_fleet_changes_total", "Changes of the fleet that were written for others", self.counter
+        )
 
     def health(self) -> dict[str, Any]:
         missing = [] if self.redis_ok else ["Redis"]
@@ -140,7 +152,7 @@ class Shell:
         self._term = generation
         inherited, told = await self._inherit(generation)
         now = time.monotonic()
-        core = Inventory(self.writer, self.generation)
+        core = FleetState(self.writer, self.generation)
         late = later({name: record for name, (_, record) in records.items()})
         begun = {name: record for name, (_, record) in records.items() if name not in late}
         for _ in core.begin(begun, now):
@@ -183,7 +195,7 @@ class Shell:
                 log.warning("what Redis has is not readable; agents will report", error=str(error)[:300])
                 current, fleet = current._replace(generation=0), Fleet()
             self.redis_ok = True
-            self.writer = Writer(fleet)
+            self.writer = FleetWriter(fleet)
             self.writer.compact()
             return current.generation > 0, told
 
@@ -191,7 +203,7 @@ class Shell:
 
     async def on_report(self, incoming: Incoming) -> ReportReply | None:
         assert self.core is not None
-        if not self.lease.sure:
+        if not self.lease.is_certain:
             return None  # who took over hears it too; a number given now might be given twice
         _, _, provider, name, source = incoming.subject.split(".")
         cluster = cluster_from_tokens(provider, name)
@@ -203,7 +215,7 @@ class Shell:
                     period_ms=round(self.core.period * 1000), resync=not report.leaving, generation=self.generation
                 )
             await self._join(cluster, report)
-            if not self.lease.sure:  # it took long: who took over numbers it, too
+            if not self.lease.is_certain:  # it took long: who took over numbers it, too
                 return None
         outcome = self.core.report(cluster, source, report, time.monotonic(), len(incoming.data))
         if outcome.gone:
@@ -219,7 +231,7 @@ class Shell:
 
     async def on_set(self, incoming: Incoming) -> bytes | None:
         assert self.core is not None
-        if not self.lease.sure:
+        if not self.lease.is_certain:
             return None
         edit = _edit.decode(incoming.data)
         if edit.cluster not in self.core.clusters:
@@ -304,14 +316,14 @@ class Shell:
             except Conflict:
                 continue
             except NoAnswer:  # whether it stands is seen by looking
-                if not self.lease.sure or attempt == ATTEMPTS - 1:
+                if not self.lease.is_certain or attempt == ATTEMPTS - 1:
                     raise
                 await asyncio.sleep(PAUSE)
         else:
             raise Conflict(f"{cluster} keeps changing")
         self._say(self.core.edit(cluster, record))
 
-    def _say(self, said: list[Said]) -> None:
+    def _say(self, said: list[FleetEvent]) -> None:
         if not said:
             return
         self._said += named(said)
@@ -399,12 +411,12 @@ class Shell:
         await self.store.rewrite(self.generation, self.counter, self.writer, self.telling.all_flags(self._said))
         self._whole = True
 
-    async def _flush(self) -> list[Said]:
+    async def _flush(self) -> list[FleetEvent]:
         """Back with what may be said now; what comes while Redis writes, and of clusters that did not go with it, not yet."""
         assert self.core is not None
         flush = self.writer.flush(self.generation, self.counter + 1, AT_ONCE)
         self._unsure = flush
-        clusters, ready, later = self.core.clusters, list[Said](), list[Said]()
+        clusters, ready, later = self.core.clusters, list[FleetEvent](), list[FleetEvent]()
         for said in self._said:
             (later if self.writer.waits(clusters[said.cluster].record.id) else ready).append(said)
         self._said = later
@@ -415,16 +427,16 @@ class Shell:
             raise
         self._unsure, self.counter = None, flush.counter
         if current.generation > self.generation:
-            raise Superseded
+            raise StoreSuperseded
         if current.generation != self.generation:
             self._whole = False
             self._dirty.set()
         return ready
 
-    async def _settle(self, flush: Flush) -> None:
+    async def _settle(self, flush: FleetFlush) -> None:
         """Whether a write whose answer was lost happened: the counter in Redis tells."""
         if (await self.store.current()).generation > self.generation:
-            raise Superseded
+            raise StoreSuperseded
         there = await self.store.counter(self.generation)
         if there == flush.counter:
             self.counter = there

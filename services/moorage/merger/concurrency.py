@@ -14,13 +14,13 @@ AT_MOST = 1024
 PATIENCE = 0.1
 
 
-class Turns:
+class ConcurrencyLimit:
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._all = asyncio.Semaphore(AT_MOST)
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
+    async def slot(self) -> AsyncIterator[None]:
         async with self._all:
             await self._turns.acquire()
             given = False

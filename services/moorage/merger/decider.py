@@ -12,7 +12,17 @@ import msgspec
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
-from moorage.ledger import Before, Capacity, Committed, Committer, Dropped, Guard, Ledger, LedgerFollower, before
+from moorage.ledger import (
+    Capacity,
+    Committed,
+    Committer,
+    Dropped,
+    ExistingPlacement,
+    Guard,
+    Ledger,
+    LedgerFollower,
+    existing_placement,
+)
 from moorage.model.attempts import AppView, Attempt
 from moorage.model.candidates import Ask
 from moorage.model.claims import Decision, Withdrawal
@@ -21,11 +31,11 @@ from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import tracing
 
-from .core.propose import Names, Proposal, Refusal, propose
-from .core.responses import Gathered, Heard, current, gather, open_to, reasons
-from .durability import Confirmations
+from .core.propose import NameOrder, Proposal, ProposalRefused, propose
+from .core.responses import ControllerResults, Replies, current, gather, open_to, reasons
+from .durability import DurableRevisions
 from .events import placed
-from .metrics import Figures
+from .metrics import DecisionMetrics
 
 #: A decision may take the largest deadline and this much more; asking for reasons has to end a little before.
 GRACE = 0.050
@@ -44,7 +54,7 @@ _encode = msgspec.json.Encoder().encode
 def settled(ledger: Ledger, group: str, revision: int) -> bool:
     """Decided at this revision or a later one, or withdrawn."""
     stands = ledger.standing.get(group)
-    return ledger.ended.get(group, 0) >= revision or (stands is not None and stands.revision >= revision)
+    return ledger.ended_revisions.get(group, 0) >= revision or (stands is not None and stands.revision >= revision)
 
 
 class _Overtaken:
@@ -55,9 +65,9 @@ class Decider:
     def __init__(self, bus: Bus, fleet: Fleet, follower: LedgerFollower, capacity: Capacity) -> None:
         self.bus, self.fleet, self.follower, self.capacity = bus, fleet, follower, capacity
         self.committer = Committer(bus, follower, capacity)
-        self.figures = Figures(bus.vitals.registry)
+        self.figures = DecisionMetrics(bus.vitals.registry)
         self.controllers: dict[str, Controller] = {}
-        self._names = Names()
+        self._names = NameOrder()
         self._stale: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
         self._deciding: dict[str, int] = {}
         self._took: dict[str, float] = {}
@@ -72,7 +82,7 @@ class Decider:
         self,
         record: Revision,
         cause: str,
-        known: Before,
+        known: ExistingPlacement,
         controllers: Mapping[str, Controller],
         *,
         explain: bool = False,
@@ -117,8 +127,14 @@ class Decider:
         return replies
 
     async def gather(
-        self, record: Revision, cause: str, known: Before, *, explain: bool = False, within: float | None = None
-    ) -> Gathered:
+        self,
+        record: Revision,
+        cause: str,
+        known: ExistingPlacement,
+        *,
+        explain: bool = False,
+        within: float | None = None,
+    ) -> ControllerResults:
         controllers = {name: c for name, c in self.controllers.items() if c.placement}
         began = time.perf_counter()
         with tracing.span("ask"):
@@ -130,7 +146,7 @@ class Decider:
             data = self._stale.get((name, record.group, record.revision))
             if data is not None:
                 stale[name] = data
-        heard = Heard([app.name for app in record.apps], list(controllers.values()), replies, stale)
+        heard = Replies([app.name for app in record.apps], list(controllers.values()), replies, stale)
         got = gather(heard, self.fleet)
         for name, data in got.fresh.items():
             self._stale[name, record.group, record.revision] = data
@@ -140,7 +156,7 @@ class Decider:
         return got
 
     async def _explained(
-        self, record: Revision, cause: str, known: Before, got: Gathered, until: float
+        self, record: Revision, cause: str, known: ExistingPlacement, got: ControllerResults, until: float
     ) -> list[Reason]:
         """Nothing could be placed: those who answered are asked for their numbers, in the time that is left."""
         answered = {a.name for a in got.asked if a.outcome == "answered"}
@@ -148,7 +164,7 @@ class Decider:
         left = until - asyncio.get_running_loop().time()
         if controllers and left > 0:
             replies = await self._ask(record, cause, known, controllers, explain=True, within=left)
-            again = gather(Heard(got.heard.apps, list(controllers.values()), replies, {}), self.fleet)
+            again = gather(Replies(got.heard.apps, list(controllers.values()), replies, {}), self.fleet)
             got.answers.update(again.answers)
         return reasons(got, self.fleet)
 
@@ -158,7 +174,7 @@ class Decider:
         self,
         record: Revision,
         cause: str,
-        ahead: Confirmations | None = None,
+        ahead: DurableRevisions | None = None,
         confined: list[bytes | None] | None = None,
     ) -> Attempt | None:
         """None: there is nothing to decide any more, or somebody in this process is at it. `ahead`: the record is being
@@ -178,34 +194,34 @@ class Decider:
                 del self._deciding[group]
 
     async def _decide(
-        self, record: Revision, cause: str, ahead: Confirmations | None, confined: list[bytes | None] | None
+        self, record: Revision, cause: str, ahead: DurableRevisions | None, confined: list[bytes | None] | None
     ) -> Attempt | None:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
             return None
         until = loop.time() + self._longest() + GRACE - _MARGIN
-        known = before(record, self.fleet, self.ledger)
+        known = existing_placement(record, self.fleet, self.ledger)
         got = await self.gather(record, cause, known)
         reached("merger.answered")
-        if ahead is not None and not await ahead.stands(cause):
+        if ahead is not None and not await ahead.wait_durable(cause):
             return None
         again = 0
         while True:
             outcome = await self._tried(record, got)
             if outcome is None or isinstance(outcome, Attempt):
                 return outcome
-            if isinstance(outcome, Refusal) and (outcome.final or again == BEHIND or not self._late(got)):
+            if isinstance(outcome, ProposalRefused) and (outcome.final or again == BEHIND or not self._late(got)):
                 break
             # The answers are from before others took the room, or before clusters joined: once more, if whoever takes
             # longest can still answer in time.
             if until - loop.time() < max(self._took.values(), default=0.0) / 1e3 + _BEAT:
-                if not isinstance(outcome, Refusal):
-                    outcome = Refusal([Reason(code="Overtaken", by="merger", message=_OVERTAKEN_OFTEN)])
+                if not isinstance(outcome, ProposalRefused):
+                    outcome = ProposalRefused([Reason(code="Overtaken", by="merger", message=_OVERTAKEN_OFTEN)])
                 break
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, ProposalRefused):
                 again += 1
                 await asyncio.sleep(_BEAT)
-            known = before(record, self.fleet, self.ledger)
+            known = existing_placement(record, self.fleet, self.ledger)
             got = await self.gather(record, cause, known, within=until - loop.time())
         if confined is not None and not got.missing:
             confined[:] = open_to(got, len(record.apps), self.controllers)
@@ -214,10 +230,10 @@ class Decider:
             why = await self._explained(record, cause, known, got, until)
         return _refused(record, outcome, got, why, str(self.fleet.epoch))
 
-    async def _tried(self, record: Revision, got: Gathered) -> Attempt | Refusal | _Overtaken | None:
+    async def _tried(self, record: Revision, got: ControllerResults) -> Attempt | ProposalRefused | _Overtaken | None:
         """Placed, why not, that somebody else was faster; None: there is nothing to decide any more."""
         decision: Decision | None
-        refusal = Refusal([])
+        refusal = ProposalRefused([])
         traceparent = tracing.traceparent()
 
         def decided() -> Decision | None:
@@ -228,7 +244,7 @@ class Decider:
             began = time.perf_counter()
             proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
             self.figures.proposed(time.perf_counter() - began)
-            if isinstance(proposal, Refusal):
+            if isinstance(proposal, ProposalRefused):
                 refusal = proposal
                 return None
             decision = proposal.decision
@@ -253,12 +269,12 @@ class Decider:
                 assert decision is not None
                 return placed(decision, result.seq)
             if result.code == "DecisionTooLarge":
-                return Refusal([Reason(code=result.code, message=result.message, by="merger")], final=True)
+                return ProposalRefused([Reason(code=result.code, message=result.message, by="merger")], final=True)
             if result.code:
                 break  # somebody decided or withdrew the group meanwhile
         return _Overtaken()
 
-    def _late(self, got: Gathered) -> bool:
+    def _late(self, got: ControllerResults) -> bool:
         """Whether clusters joined that somebody has not looked at."""
         return any(self.fleet.joined_after(answer.epoch) is not None for answer in got.answers.values())
 
@@ -270,11 +286,11 @@ class Decider:
         """The group's standing decision and withdrawn revision are what was seen when this was decided."""
         ledger = self.ledger
         stands = ledger.standing.get(record.group)
-        seen = (stands.id if stands else "", ledger.ended.get(record.group, 0))
+        seen = (stands.id if stands else "", ledger.ended_revisions.get(record.group, 0))
 
         def guard(now: Ledger) -> Dropped | None:
             stands = now.standing.get(record.group)
-            if (stands.id if stands else "", now.ended.get(record.group, 0)) == seen:
+            if (stands.id if stands else "", now.ended_revisions.get(record.group, 0)) == seen:
                 return None
             return Dropped(_OVERTAKEN, "the group was decided or withdrawn meanwhile")
 
@@ -282,7 +298,7 @@ class Decider:
 
     async def withdraw(self, group: str, revision: int) -> None:
         def guard(now: Ledger) -> Dropped | None:
-            return Dropped(_OVERTAKEN, "withdrawn already") if now.ended.get(group, 0) >= revision else None
+            return Dropped(_OVERTAKEN, "withdrawn already") if now.ended_revisions.get(group, 0) >= revision else None
 
         if guard(self.ledger) is None:
             ending = Withdrawal(group=group, revision=revision, traceparent=tracing.traceparent())
@@ -294,15 +310,15 @@ class Decider:
     async def simulate(self, record: Revision, cause: str) -> Attempt:
         """The same without the commit. Nobody looks again later: who answered from before the newest change is asked once
         more before the answer is no."""
-        proposal: Proposal | Refusal
+        proposal: Proposal | ProposalRefused
         for _ in range(2):
-            known = before(record, self.fleet, self.ledger)
+            known = existing_placement(record, self.fleet, self.ledger)
             got = current(await self.gather(record, cause, known, explain=True), self.fleet)
             proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
             now = str(self.fleet.epoch)
             if isinstance(proposal, Proposal) or all(answer.epoch in ("", now) for answer in got.answers.values()):
                 break
-        if isinstance(proposal, Refusal):
+        if isinstance(proposal, ProposalRefused):
             attempt = _refused(record, proposal, got, reasons(got, self.fleet), str(self.fleet.epoch))
         else:
             attempt = placed(proposal.decision, 0)
@@ -311,7 +327,9 @@ class Decider:
         return attempt
 
 
-def _refused(record: Revision, refusal: Refusal, got: Gathered, why: list[Reason], epoch: str) -> Attempt:
+def _refused(
+    record: Revision, refusal: ProposalRefused, got: ControllerResults, why: list[Reason], epoch: str
+) -> Attempt:
     warnings: list[Warn] = list(dict.fromkeys([*record.warnings, *got.warnings]))
     return Attempt(
         group=record.group,

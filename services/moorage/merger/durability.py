@@ -18,7 +18,7 @@ _REMEMBERED = 1 << 15
 _decode = msgspec.json.Decoder(Stored).decode
 
 
-class Confirmations:
+class DurableRevisions:
     def __init__(self) -> None:
         self._heard: OrderedDict[str, None] = OrderedDict()
         self._waiting: dict[str, asyncio.Future[bool]] = {}
@@ -34,7 +34,7 @@ class Confirmations:
         if len(self._heard) > _REMEMBERED:
             self._heard.popitem(last=False)
 
-    async def stands(self, ident: str) -> bool:
+    async def wait_durable(self, ident: str) -> bool:
         """Whether the record of this hint is durable; waits for the word, not for long."""
         if ident in self._heard:
             del self._heard[ident]

@@ -148,7 +148,7 @@ class Telling:
                 self._kept.add(decision.id)
                 continue
             subject = subjects.decision_event("placed", decision.group)
-            if not await events.lacks(subject, decision.id, partial(ledger_log.time, seq)):
+            if not await events.is_missing(subject, decision.id, partial(ledger_log.time, seq)):
                 self._kept.add(decision.id)
                 continue
             if not _stands(live.get(decision.group), decision):

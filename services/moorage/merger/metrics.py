@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from moorage.model.attempts import Attempt
-from moorage.telemetry import ACTIVE, SECONDS, Figure
+from moorage.telemetry import ACTIVE, SECONDS, MetricValue
 
 if TYPE_CHECKING:
     from .worker import Started
 
 
-class Figures:
+class DecisionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         decisions = Counter(
             "moorage_decisions",
@@ -42,16 +42,16 @@ class Figures:
         self._outcomes["dropped" if attempt is None else attempt.phase.lower()]()
 
 
-def state(started: Started) -> Iterable[Figure]:
+def state(started: Started) -> Iterable[MetricValue]:
     """What is counted when somebody collects it."""
-    yield Figure(*ACTIVE, float(bool(started.pending)))
+    yield MetricValue(*ACTIVE, float(bool(started.pending)))
     waiting = started.pending[0].waiting.groups.values() if started.pending else ()
     reasons = Tally(
         one.attempt.reasons[0].code if one.attempt is not None and one.attempt.reasons else "Undecided"
         for one in waiting
     )
-    yield Figure("moorage_pending_groups", "Groups that wait, by the first reason", reasons, "reason")
+    yield MetricValue("moorage_pending_groups", "Groups that wait, by the first reason", reasons, "reason")
     conflicts = started.decider.committer.conflicts
-    yield Figure(
+    yield MetricValue(
         "moorage_ledger_conflicts_total", "Commits that others came before, and that were checked again", conflicts
     )

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects
 from moorage.bus.failpoints import reached
-from moorage.fleet import Change
+from moorage.fleet import FleetChange
 from moorage.ledger import Changes, Dropped, Guard, Ledger, newest_snapshot, write_snapshot
 from moorage.model.attempts import Attempt
 from moorage.model.base import Message, Model
 from moorage.model.claims import Claim, Commit, Reassign, Release, Slot
-from moorage.model.desired import Removed
+from moorage.model.desired import ClaimsRemoved
 from moorage.model.groups import Revision, State
 from moorage.model.names import untoken
 from moorage.telemetry import tracing
 
-from .core.wait_queue import Waiting
+from .core.wait_queue import WaitQueue
 from .decider import Decider, settled
 from .events import Telling, tell
 
@@ -56,14 +56,14 @@ _heads = msgspec.json.Decoder(_Head)
 _revisions = msgspec.json.Decoder(Revision)
 _messages = msgspec.json.Decoder(Message)
 _attempts = msgspec.json.Decoder(Attempt)
-_removals = msgspec.json.Decoder(Removed)
+_removals = msgspec.json.Decoder(ClaimsRemoved)
 
 
-class Pending:
+class WaitLoop:
     def __init__(self, bus: Bus, decider: Decider, telling: Telling) -> None:
         self._bus, self._decider, self._telling = bus, decider, telling
         self._fleet = decider.fleet
-        self.waiting = Waiting()
+        self.waiting = WaitQueue()
         self._hinted: dict[str, tuple[_Head, float]] = {}  # somebody was told to decide these; until when he has time
         self._ending: dict[str, tuple[int, float]] = {}  # group → revision to withdraw, and when
         self._removed: dict[str, tuple[str, float | None]] = {}  # claim → cluster and the agent's time; None: it left
@@ -159,7 +159,7 @@ class Pending:
     def _end(self, group: str, revision: int, *, always: bool = False) -> None:
         """The withdrawal is on its way too; a decision that stands although the document says otherwise ends."""
         ledger = self._decider.ledger
-        if ledger.ended.get(group, 0) < revision and (always or group in ledger.standing):
+        if ledger.ended_revisions.get(group, 0) < revision and (always or group in ledger.standing):
             self._ending[group] = (revision, self._now + HINT_GRACE)
             self._wake.set()
 
@@ -213,7 +213,7 @@ class Pending:
         self._suspects.update(_ledger.claims)
         self._wake.set()
 
-    def _fleet_changed(self, change: Change) -> None:
+    def _fleet_changed(self, change: FleetChange) -> None:
         if change.reset:
             self._look()
             self._suspects.update(self._decider.ledger.claims)
@@ -441,13 +441,13 @@ def _unchanged(claim: Claim) -> Guard:
     return guard
 
 
-async def look_after(bus: Bus, decider: Decider, telling: Telling, current: list[Pending]) -> None:
+async def look_after(bus: Bus, decider: Decider, telling: Telling, current: list[WaitLoop]) -> None:
     """Holds the lease whenever it can; `current` shows the state while it does."""
     lease = Lease(bus, "pending")
     try:
         while True:
             await lease.hold()
-            pending = Pending(bus, decider, telling)
+            pending = WaitLoop(bus, decider, telling)
             current[:] = [pending]
             task = asyncio.ensure_future(pending.run())
             lost = asyncio.ensure_future(lease.lost.wait())

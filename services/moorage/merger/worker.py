@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 
 from moorage.bus import Bus, Incoming, Settings, subjects
-from moorage.fleet import Fleet, Follower
+from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
-from moorage.ledger.metrics import Capacities, clusters, followed
+from moorage.ledger.metrics import CapacityCollector, clusters, followed
 from moorage.model.controllers import Controller
 from moorage.model.groups import Decide, Withdraw
 from moorage.model.names import untoken
 
-from .concurrency import Turns
+from .concurrency import ConcurrencyLimit
 from .decider import Decider
-from .durability import Confirmations
+from .durability import DurableRevisions
 from .events import Telling, tell
 from .metrics import state
-from .wait_loop import Pending, look_after
+from .wait_loop import WaitLoop, look_after
 
 #: Hints wait here for their turn; one that is shed is found by who looks after what waits.
 HINTS = 20_000
@@ -35,9 +35,9 @@ _controllers = msgspec.json.Decoder(Controller)
 class Merger:
     def __init__(self, bus: Bus, decider: Decider) -> None:
         self._bus, self._decider = bus, decider
-        self._turns = Turns()
-        self.stored = Confirmations()
-        self.pending: list[Pending] = []  # the one that looks after what waits, while it is this merger
+        self._turns = ConcurrencyLimit()
+        self.stored = DurableRevisions()
+        self.pending: list[WaitLoop] = []  # the one that looks after what waits, while it is this merger
 
     def registry(self, key: str, data: bytes | None, _revision: int) -> None:
         known = self._decider.controllers
@@ -53,7 +53,7 @@ class Merger:
 
     async def decide(self, incoming: Incoming) -> bytes:
         hint = _decides.decode(incoming.data)
-        async with self._turns.one():
+        async with self._turns.slot():
             attempt = await self._decider.decide(hint.record, hint.id, self.stored if hint.ahead else None)
         if attempt is not None:
             await tell(self._bus, attempt, hint.id)
@@ -66,7 +66,7 @@ class Merger:
 
     async def simulate(self, incoming: Incoming) -> msgspec.Struct:
         hint = _decides.decode(incoming.data)
-        async with self._turns.one():
+        async with self._turns.slot():
             return await self._decider.simulate(hint.record, hint.id)
 
 
@@ -75,7 +75,7 @@ class Started:
     """A merger at work over a fleet that somebody keeps current."""
 
     decider: Decider
-    pending: list[Pending]  # the one that looks after what waits, while it is this merger
+    pending: list[WaitLoop]  # the one that looks after what waits, while it is this merger
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"seq": self.decider.ledger.seq, "conflicts": self.decider.committer.conflicts}
@@ -103,16 +103,16 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
 async def main(settings: Settings) -> None:
     bus = await Bus.connect(settings, worker="merger")
     fleet = Fleet()
-    nodes = Follower(settings.redis_url, fleet)
+    nodes = FleetFollower(settings.redis_url, fleet)
     try:
-        bus.waits_for("the fleet in Redis")
+        bus.set_waiting_for("the fleet in Redis")
         await nodes.start()
-        bus.waits_for("the decision log")
+        bus.set_waiting_for("the decision log")
         started = await start(bus, fleet)
         ledger = started.decider.follower
         bus.vitals.show(lambda: followed(nodes, ledger.ledger))
         bus.vitals.show(lambda: clusters(fleet))
-        bus.vitals.registry.register(Capacities(fleet))
+        bus.vitals.registry.register(CapacityCollector(fleet))
 
         def health() -> dict[str, Any]:
             missing = [] if nodes.healthy else ["the fleet in Redis"]

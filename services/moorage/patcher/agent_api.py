@@ -16,20 +16,20 @@ from moorage.model.names import cluster_from_tokens
 from moorage.model.problems import Problem, Refused
 from moorage.telemetry import tracing
 
-from .core.desired_state import Wanted, desired_app, encoded, held_by, learn, may_go, parts, repeats, wanted_on
-from .group_queue import Desk
+from .core.desired_state import WantedApp, desired_app, encoded, held_by, learn, may_go, parts, repeats, wanted_on
+from .group_queue import GroupQueue
 
 _confirm = msgspec.json.Decoder(Confirm).decode
 _ask = msgspec.json.Decoder(DesiredAsk).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Agents:
+class AgentApi:
     """`era`: what agents heard before a restore has smaller versions. `sure`: whether no other patcher can be active;
     otherwise nothing is answered, and whoever is active hears it too."""
 
     def __init__(
-        self, bus: Bus, desk: Desk, follower: LedgerFollower, generation: int, era: int, sure: Callable[[], bool]
+        self, bus: Bus, desk: GroupQueue, follower: LedgerFollower, generation: int, era: int, sure: Callable[[], bool]
     ) -> None:
         self.bus, self.desk, self.follower = bus, desk, follower
         self.generation, self.era, self._sure = generation, era, sure
@@ -75,7 +75,7 @@ class Agents:
             if version < self.era and name not in known and self._may_go(group, app):
                 yield encoded(DesiredApp(group=group, app=app, version=self.era, remove=True))
 
-    async def _wanted(self, wanted: Wanted, cluster: str, have: int) -> bytes | None:
+    async def _wanted(self, wanted: WantedApp, cluster: str, have: int) -> bytes | None:
         """What is new of one app for a cluster that has `have` of it, or is to be confirmed again."""
         group = wanted.group
         desired, decision = self.desk.desired.get(group), self.ledger.standing.get(group)
@@ -92,7 +92,7 @@ class Agents:
             return None
         return encoded(desired_app(wanted, cluster, desired, record))
 
-    def _unconfirmed(self, wanted: Wanted, cluster: str, version: int) -> bytes | None:
+    def _unconfirmed(self, wanted: WantedApp, cluster: str, version: int) -> bytes | None:
         """A version that the agent has and that we name again, without its objects, is one to say again what became of."""
         if not self.desk.missing(wanted.group, wanted.app, cluster, version):
             return None

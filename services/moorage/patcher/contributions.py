@@ -15,7 +15,7 @@ from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAnswer, ActionAsk, Contribution
 from moorage.model.groups import GroupRecord
 from moorage.model.reasons import Reason, Warn
-from moorage.model.redaction import hidden
+from moorage.model.redaction import redacted
 
 from .core.desired_state import by_controller
 from .core.manifest_patching import disagreements, unusable
@@ -43,7 +43,7 @@ def question(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes
         budget_ms=budget_ms,
         decision=cast("dict[str, Any]", decision),
         intents=list(record.resolved.intents),
-        manifests=hidden(record.manifests),
+        manifests=redacted(record.manifests),
         apps=record.resolved.apps,
     )
     return _encode(ask)
@@ -101,7 +101,7 @@ def _read(
     return "", "", mine
 
 
-class Asking:
+class ActionFanout:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._last: OrderedDict[tuple[str, int], dict[str, list[Contribution]]] = OrderedDict()

@@ -10,12 +10,12 @@ from functools import partial
 import structlog
 
 from moorage.bus import Bus, BusError, NoAnswer, subjects
-from moorage.bus.fenced_bucket import Owned
+from moorage.bus.fenced_bucket import FencedBucket
 from moorage.model.desired import GroupStatus, PhaseChange
 from moorage.model.names import group_tokens
 from moorage.telemetry import tracing
 
-from .group_queue import RETRY, WORKERS, Desk
+from .group_queue import RETRY, WORKERS, GroupQueue
 
 log = structlog.get_logger("patcher")
 
@@ -25,7 +25,7 @@ NEWEST = 4 * WORKERS
 
 
 class Telling:
-    def __init__(self, bus: Bus, desk: Desk, statuses: Owned) -> None:
+    def __init__(self, bus: Bus, desk: GroupQueue, statuses: FencedBucket) -> None:
         self._bus, self._desk, self._statuses = bus, desk, statuses
         self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was told last
 
@@ -60,7 +60,7 @@ class Telling:
                 if status is None or group in self._desk.busy or not status.told or status.phase not in OWN_PHASES:
                     continue
                 written = partial(self._statuses.time, group_tokens(group))
-                if await events.lacks(subjects.decision_event(status.phase.lower(), group), status.told, written):
+                if await events.is_missing(subjects.decision_event(status.phase.lower(), group), status.told, written):
                     log.warning("an event was missing", group=group, phase=status.phase)
                     await self.tell(status)
         except (NoAnswer, BusError) as error:

@@ -15,7 +15,7 @@ from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens
 
 from .core.desired_state import Head
-from .missing_confirmations import Hearing
+from .missing_confirmations import MissingConfirmations
 
 _head = msgspec.json.Decoder(Head).decode
 _record = msgspec.json.Decoder(GroupRecord).decode
@@ -26,7 +26,7 @@ WORKERS = 32
 RETRY = 2.0
 
 
-class Desk:
+class GroupQueue:
     """`revisions`: where the records of older revisions are kept."""
 
     def __init__(self, revisions: Bucket) -> None:
@@ -38,7 +38,7 @@ class Desk:
         self.desired: dict[str, DesiredRecord] = {}
         self.statuses: dict[str, GroupStatus] = {}
         self.confirmed: dict[str, dict[tuple[str, str], AppStatus]] = {}
-        self.hearing = Hearing()
+        self.hearing = MissingConfirmations()
         self.stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
         self.dirty: OrderedDict[str, None] = OrderedDict()
         self.busy: set[str] = set()

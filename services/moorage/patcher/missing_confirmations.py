@@ -11,7 +11,7 @@ Place = tuple[str, str]  # app, cluster
 PATIENCE = 10.0
 
 
-class Hearing:
+class MissingConfirmations:
     def __init__(self) -> None:
         self._wanted: dict[str, float] = {}  # group → until when what this patcher made of it may be on its way
         self._due: dict[str, dict[Place, float]] = {}  # what was only read, or asked for, and when to ask (again)

@@ -14,7 +14,7 @@ from moorage.ledger import Changes, LedgerFollower
 from moorage.model.claims import Commit
 
 from .core.desired_state import abandoned, held_by, removable
-from .group_queue import Desk
+from .group_queue import GroupQueue
 
 REMIND = 1.0
 
@@ -22,7 +22,7 @@ REMIND = 1.0
 class Removals:
     """`left`: clusters that are no longer part of the fleet."""
 
-    def __init__(self, bus: Bus, desk: Desk, follower: LedgerFollower, left: AbstractSet[str]) -> None:
+    def __init__(self, bus: Bus, desk: GroupQueue, follower: LedgerFollower, left: AbstractSet[str]) -> None:
         self._bus, self._desk, self._follower, self._left = bus, desk, follower, left
         self._removing: dict[str, None] = {}  # groups with withdrawn claims
         follower.on_fold.append(self._folded)

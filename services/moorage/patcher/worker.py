@@ -14,7 +14,7 @@ import structlog
 
 from moorage.bus import Bus, BusError, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
-from moorage.bus.fenced_bucket import Owned
+from moorage.bus.fenced_bucket import FencedBucket
 from moorage.bus.lease import ERA
 from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.claims import Commit, Decision
@@ -22,13 +22,13 @@ from moorage.model.controllers import Controller
 from moorage.model.desired import DesiredRecord, DiffAsk, DiffReply, GroupStatus
 from moorage.model.names import GroupName, cluster_from_tokens, group_tokens
 from moorage.model.problems import Refused, not_found
-from moorage.telemetry import ACTIVE, HANDLED, Figure, Handled, tracing
+from moorage.telemetry import ACTIVE, HANDLED, Handled, MetricValue, tracing
 
-from .agent_api import Agents
-from .contributions import Asking
+from .agent_api import AgentApi
+from .contributions import ActionFanout
 from .core.desired_state import conclude, diff_items, held_by, nodes_of
 from .events import OWN_PHASES, Telling
-from .group_queue import RETRY, WORKERS, Desk
+from .group_queue import RETRY, WORKERS, GroupQueue
 from .removals import Removals
 
 log = structlog.get_logger("patcher")
@@ -59,30 +59,30 @@ class Patcher:
         self.bus, self.lease = bus, lease
         self.generation = generation = lease.generation
         self.era = era  # what agents heard before a restore has smaller versions
-        self.desk = Desk(bus.bucket("moorage-revisions"))
-        self.asking = Asking(bus)
+        self.desk = GroupQueue(bus.bucket("moorage-revisions"))
+        self.asking = ActionFanout(bus)
         self.follower: LedgerFollower
         self.removals: Removals
-        self.agents: Agents
+        self.agents: AgentApi
         self._started = False
         self._left: set[str] = set()  # clusters that are no longer part of the fleet
         self._ending: dict[str, str] = {}  # group → the trace its withdrawal belongs to, where there are traces
         self._at: dict[str, int] = {}  # group → where its newest decision stands in the log, until it is carried out
-        self._desired = Owned(bus.bucket("moorage-desired"), generation)
-        self._statuses = Owned(bus.bucket("moorage-status"), generation)
+        self._desired = FencedBucket(bus.bucket("moorage-desired"), generation)
+        self._statuses = FencedBucket(bus.bucket("moorage-status"), generation)
         self.telling = Telling(bus, self.desk, self._statuses)
 
     @property
     def ledger(self) -> Ledger:
         return self.follower.ledger
 
-    def figures(self) -> Iterable[Figure]:
+    def figures(self) -> Iterable[MetricValue]:
         """What is counted when somebody collects it."""
         desk = self.desk
         phases = Tally(status.phase for status in desk.statuses.values())
-        yield Figure("moorage_rollouts", "Groups that have been decided, by phase", phases, "phase")
+        yield MetricValue("moorage_rollouts", "Groups that have been decided, by phase", phases, "phase")
         backlog = len(desk.dirty) + len(desk.busy)
-        yield Figure("moorage_patcher_backlog_groups", "Groups that wait for their turn or are worked on", backlog)
+        yield MetricValue("moorage_patcher_backlog_groups", "Groups that wait for their turn or are worked on", backlog)
 
     async def start(self) -> None:
         desk = self.desk
@@ -99,7 +99,7 @@ class Patcher:
         self.follower.on_fold.append(self._folded)
         self.follower.on_reload.append(lambda _ledger: self._everything())
         self.removals = Removals(self.bus, desk, self.follower, self._left)
-        self.agents = Agents(self.bus, desk, self.follower, self.generation, self.era, self._sure)
+        self.agents = AgentApi(self.bus, desk, self.follower, self.generation, self.era, self._sure)
         self._everything()
         self._started = True
         for _ in range(WORKERS):
@@ -112,7 +112,7 @@ class Patcher:
         await self.bus.serve(subjects.PATCHER_DIFF, self._diff)
 
     def _sure(self) -> bool:
-        return self.lease.sure
+        return self.lease.is_certain
 
     # --- what comes in
 
@@ -190,7 +190,7 @@ class Patcher:
         """From whatever state a group is in to where it should be now. Safe to repeat."""
         desk, ledger = self.desk, self.ledger
         decision = ledger.standing.get(group)
-        counting = ledger.counting(group)
+        counting = ledger.has_active_claims(group)
         if group not in desk.heads and decision is None and not counting:
             await self._forget(group)
             return
@@ -285,7 +285,7 @@ class Patcher:
         if group in self.removals:
             await self.removals.tell(group)
             await self.agents.hint(group)
-        if not self.ledger.counting(group) and group in desk.desired:
+        if not self.ledger.has_active_claims(group) and group in desk.desired:
             await self._desired.delete(group_tokens(group))
             desk.end(group)
 
@@ -359,7 +359,7 @@ async def main(settings: Settings) -> None:
     lease = Lease(bus, "patcher")
     state: dict[str, Any] = {"role": "standby"}
     try:
-        bus.vitals.show(lambda: [Figure(*ACTIVE, float(state["role"] == "active"))])
+        bus.vitals.show(lambda: [MetricValue(*ACTIVE, float(state["role"] == "active"))])
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
         era = await bus.bucket("moorage-leases").get(ERA)

@@ -16,12 +16,12 @@ from moorage.bus import MAX_PAYLOAD, Bus, BusError, Incoming, NoAnswer, Settings
 from moorage.model.names import cluster_from_tokens, cluster_tokens
 from moorage.model.problems import ENVELOPE, Problem, Refused, Violation, invalid, not_found, unknown_fields
 from moorage.parsing import yaml_json
-from moorage.telemetry import Figure
+from moorage.telemetry import MetricValue
 
 from .core.cluster_spec import ClusterSpec
 from .core.fleet_documents import FleetDocument, decode, expand
 from .core.fleet_generator import generate
-from .core.simulator import FAULTS, Core
+from .core.simulator import FAULTS, Simulator
 
 KEPT = "moorage-sim"
 #: Between two looks at the timers at least this long: idle fleets are looked at in bunches.
@@ -40,8 +40,8 @@ class Kept(msgspec.Struct):
     fleet: FleetDocument | None = None
 
 
-class Simulator:
-    def __init__(self, bus: Bus, core: Core, hints: str = "moorage.desired.changed.*.*") -> None:
+class SimulatorWorker:
+    def __init__(self, bus: Bus, core: Simulator, hints: str = "moorage.desired.changed.*.*") -> None:
         self.bus = bus
         self.core = core
         self._hints = hints
@@ -155,7 +155,7 @@ def taken(refused: dict[str, str], rest: str) -> Problem:
 class _Served:
     """What operators ask of the simulator of `moorage up`."""
 
-    def __init__(self, sim: Simulator, kept: Kept) -> None:
+    def __init__(self, sim: SimulatorWorker, kept: Kept) -> None:
         self.sim = sim
         self.kept = kept
 
@@ -191,7 +191,7 @@ class _Served:
         return msgspec.json.encode({"items": rows, "total": total, **({"continue": more} if more else {})})
 
 
-async def _fault(sim: Simulator, incoming: Incoming, main: bool) -> bytes | None:
+async def _fault(sim: SimulatorWorker, incoming: Incoming, main: bool) -> bytes | None:
     """Every simulator hears this; the one that has the cluster answers, and the mesh's own if nobody has it."""
     ask = msgspec.json.decode(incoming.data)
     if not isinstance(ask, dict):
@@ -228,7 +228,7 @@ async def main(settings: Settings) -> None:
         before = msgspec.json.decode(data, type=Kept) if data is not None else None
         kept = Kept(session, before.fleet if before is not None else None)
         loop = asyncio.get_running_loop()
-        sim = Simulator(bus, Core(session, before.session if before else "", wall=time.time() - loop.time()))
+        sim = SimulatorWorker(bus, Simulator(session, before.session if before else "", wall=time.time() - loop.time()))
         served = _Served(sim, kept)
         await served.keep(kept)
         await sim.start()
@@ -244,12 +244,14 @@ async def main(settings: Settings) -> None:
         await bus.close()
 
 
-def _figures(sim: Simulator) -> Iterable[Figure]:
+def _figures(sim: SimulatorWorker) -> Iterable[MetricValue]:
     states = Tally(agent.state for agent in sim.core.agents.values())
-    yield Figure("moorage_sim_clusters", "Simulated clusters by what the inventory thinks of them", states, "state")
+    yield MetricValue(
+        "moorage_sim_clusters", "Simulated clusters by what the inventory thinks of them", states, "state"
+    )
 
 
-def _health(sim: Simulator) -> dict[str, Any]:
+def _health(sim: SimulatorWorker) -> dict[str, Any]:
     refused = [ident for ident, agent in sim.core.agents.items() if agent.state == "refused"]
     missing = [f"{ident} is refused: another simulator has it" for ident in refused[:5]]
     return {"ok": not refused, "missing": missing, "clusters": len(sim.core.agents)}
@@ -274,12 +276,12 @@ async def simulate(
     bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(agent)}" if agent else "sim")
     try:
         loop = asyncio.get_running_loop()
-        core = Core(new_id(), "", wall=time.time() - loop.time())
-        sim = Simulator(bus, core, subjects.desired("changed", agent)) if agent else Simulator(bus, core)
+        core = Simulator(new_id(), "", wall=time.time() - loop.time())
+        sim = SimulatorWorker(bus, core, subjects.desired("changed", agent)) if agent else SimulatorWorker(bus, core)
         await sim.start()
         if not agent:
             await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, False))
-        bus.waits_for("the inventory")
+        bus.set_waiting_for("the inventory")
         try:
             refused = (await sim.fill(wanted, timeout=86_400))["refused"]
             if refused and len(refused) == len(wanted):
@@ -296,7 +298,7 @@ async def simulate(
         await bus.close()
 
 
-async def _left(sim: Simulator, say: Callable[[str], None]) -> None:
+async def _left(sim: SimulatorWorker, say: Callable[[str], None]) -> None:
     """The end of a fleet in the foreground, and what of it stays."""
     held, slow = await sim.leave()
     for clusters, why in ((held, "groups have claims there"), (slow, "nobody answered in time")):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from moorage.telemetry import take
+from moorage.telemetry import claim_health
 
 from . import discovery as _service
 from . import provision as _provision
@@ -14,10 +14,10 @@ from . import subjects
 from .connection import MAX_PAYLOAD, Incoming, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
-from .fanout import Asking, Reply
+from .fanout import FanOut, Reply
 from .lease import Lease
 from .settings import Settings, setting
-from .stores import Bucket, Entry, Follower, Log, Mirror, Objects
+from .stores import Bucket, Entry, Log, LogFollower, Mirror, Objects
 
 __all__ = [
     "MAX_PAYLOAD",
@@ -26,10 +26,10 @@ __all__ = [
     "BusError",
     "Conflict",
     "Entry",
-    "Follower",
     "Incoming",
     "Lease",
     "Log",
+    "LogFollower",
     "Mirror",
     "NoAnswer",
     "Objects",
@@ -42,31 +42,31 @@ __all__ = [
 ]
 
 
-class Bus(Asking):
+class Bus(FanOut):
     @classmethod
     async def connect(cls, settings: Settings, *, worker: str, timeout: float = 10) -> Bus:
         nc, closed, owner = await _connect(settings, worker, timeout)
-        bus = cls(nc, worker, closed, take(worker))
+        bus = cls(nc, worker, closed, claim_health(worker))
         owner.append(bus)
         try:
             await bus.open()
         except BaseException:
             await bus.close()
             raise
-        bus.waits_for("what it starts with")
+        bus.set_waiting_for("what it starts with")
         return bus
 
-    def waits_for(self, what: str) -> None:
+    def set_waiting_for(self, what: str) -> None:
         """What keeps it from being ready, until it says how it is."""
         self.vitals.waits_for = what
 
-    def tells(self, health: Callable[[], dict[str, Any]]) -> None:
+    def set_health(self, health: Callable[[], dict[str, Any]]) -> None:
         """From now on it is ready when this says so; to who looks at it, and not on the bus."""
         self.vitals.health = health
 
     async def announce(self, health: Callable[[], dict[str, Any]]) -> None:
         await _service.announce(self, health)
-        self.tells(health)
+        self.set_health(health)
         # nats-py swallows a cancellation that meets it while it writes: who was told to end while starting ends here.
         task = asyncio.current_task()
         if task is not None and task.cancelling():

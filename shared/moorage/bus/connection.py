@@ -22,11 +22,11 @@ from nats.nuid import NUID
 from moorage.model.events import Event
 from moorage.model.problems import UNREADABLE, Problem, Refused, unreadable
 from moorage.model.redaction import sample
-from moorage.telemetry import HANDLED, Handled, Vitals, tracing
+from moorage.telemetry import HANDLED, Handled, ProcessHealth, tracing
 
 from . import subjects
 from .errors import NoAnswer
-from .metrics import Figures
+from .metrics import BusMetrics
 from .settings import Settings
 
 log = structlog.get_logger("bus")
@@ -65,7 +65,7 @@ def now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def nobody(msg: Msg) -> bool:
+def is_no_responders(msg: Msg) -> bool:
     """Whether this is what the broker says where nobody listens."""
     return not msg.data and bool(msg.headers) and msg.headers.get("Status") == "503"  # type: ignore[union-attr]
 
@@ -101,14 +101,14 @@ class _At:
 class Connection:
     """Publish, request, subscribe and serve; everything else of the bus stands on these."""
 
-    def __init__(self, nc: Client, worker: str, closed: asyncio.Event, vitals: Vitals) -> None:
+    def __init__(self, nc: Client, worker: str, closed: asyncio.Event, vitals: ProcessHealth) -> None:
         self.nc = nc
         self.worker = worker
         self.closed = closed
         self.counts: dict[str, int] = {}
         self.vitals = vitals
         vitals.connected = lambda: nc.is_connected
-        self.figures = Figures(vitals.registry, self.counts, nc)
+        self.figures = BusMetrics(vitals.registry, self.counts, nc)
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
         self._inbox = ""
         self._number = 0
@@ -213,7 +213,7 @@ class Connection:
             for timer in (repeat, end):
                 if timer is not None:
                     timer.cancel()
-        if nobody(msg):
+        if is_no_responders(msg):
             raise NoAnswer(f"{subject}: nobody listens")
         return msg
 

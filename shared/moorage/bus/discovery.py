@@ -8,7 +8,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from moorage.telemetry import release
+from moorage.telemetry import version_of_moorage
 
 from .connection import Connection, encode, new_id, now_text
 
@@ -17,7 +17,7 @@ _PREFIX = "io.nats.micro.v1"
 
 async def announce(conn: Connection, health: Callable[[], dict[str, Any]]) -> None:
     name, ident, started = f"moorage-{conn.worker}", new_id(), now_text()
-    base = {"name": name, "id": ident, "version": release()}
+    base = {"name": name, "id": ident, "version": version_of_moorage()}
 
     async def asked(msg: Msg) -> None:
         _, verb, *target = msg.subject.split(".")

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 
 from moorage.telemetry import tracing
 
-from .connection import Connection, nobody
+from .connection import Connection, is_no_responders
 from .subjects import together as many
 
 #: Questions in one message, and bytes; more of them would let those who could go on wait for the rest.
@@ -37,18 +37,18 @@ _decode = msgspec.json.Decoder(_Answers).decode
 _Future = asyncio.Future[Msg]
 
 
-class _Question(NamedTuple):
+class _Request(NamedTuple):
     ident: str
     payload: bytes
     reply: str
     future: _Future
 
 
-class Asking(Connection):
+class FanOut(Connection):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._outgoing: dict[str, list[_Question]] = {}
-        self._bundles: dict[str, dict[str, _Question]] = {}  # by where their answers go, what is not answered yet
+        self._outgoing: dict[str, list[_Request]] = {}
+        self._bundles: dict[str, dict[str, _Request]] = {}  # by where their answers go, what is not answered yet
 
     async def ask_many(
         self,
@@ -78,7 +78,7 @@ class Asking(Connection):
                 spans.pop(name).end()
             asked = self.figures.asked(name, asks[name][0])
             msg = future.result()
-            if nobody(msg):
+            if is_no_responders(msg):
                 # A dead one times out, only sooner: the broker knows that nobody is going to answer.
                 replies[name] = Reply("timeout", b"", took, "nobody answers for it")
                 asked.timeout()
@@ -97,7 +97,7 @@ class Asking(Connection):
             if (span := tracing.asked(f"ask {name}")) is not None:
                 spans[name] = span
             if span is None and name in together:
-                self._later(subject, _Question(ident, payload, reply, future))
+                self._later(subject, _Request(ident, payload, reply, future))
             else:
                 await self.nc.publish(subject, payload, reply, headers=tracing.headers_of(span))
         while pending:
@@ -119,7 +119,7 @@ class Asking(Connection):
 
     # --- several in one message
 
-    def _later(self, subject: str, question: _Question) -> None:
+    def _later(self, subject: str, question: _Request) -> None:
         if not self._outgoing:
             self.spawn(self._send())
         self._outgoing.setdefault(subject, []).append(question)
@@ -132,7 +132,7 @@ class Asking(Connection):
                 for bundle in _split(questions):
                     await self._ask(subject, bundle)
 
-    async def _ask(self, subject: str, questions: list[_Question]) -> None:
+    async def _ask(self, subject: str, questions: list[_Request]) -> None:
         if len(questions) == 1:
             await self.nc.publish(subject, questions[0].payload, questions[0].reply)
             return
@@ -143,7 +143,7 @@ class Asking(Connection):
         payload = b'{"asks":[' + b",".join(question.payload for question in questions) + b"]}"
         await self.nc.publish(many(subject), payload, reply)
 
-    def _done_with(self, reply: str, bundle: dict[str, _Question], ident: str, _future: _Future) -> None:
+    def _done_with(self, reply: str, bundle: dict[str, _Request], ident: str, _future: _Future) -> None:
         bundle.pop(ident, None)
         if not bundle:
             self._bundles.pop(reply, None)
@@ -169,8 +169,8 @@ def _wake(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-def _split(questions: list[_Question]) -> Iterator[list[_Question]]:
-    bundle: list[_Question] = []
+def _split(questions: list[_Request]) -> Iterator[list[_Request]]:
+    bundle: list[_Request] = []
     size = 0
     for question in questions:
         if bundle and (len(bundle) == AT_MOST or size + len(question.payload) > BYTES):
@@ -181,6 +181,6 @@ def _split(questions: list[_Question]) -> Iterator[list[_Question]]:
     yield bundle
 
 
-def _give(question: _Question, msg: Msg) -> None:
+def _give(question: _Request, msg: Msg) -> None:
     if not question.future.done():
         question.future.set_result(msg)

@@ -21,7 +21,7 @@ _owner = msgspec.json.Decoder(_Owner).decode
 ATTEMPTS = 5
 
 
-class Owned:
+class FencedBucket:
     """Values carry the generation of who wrote them."""
 
     def __init__(self, bucket: Bucket, generation: int) -> None:

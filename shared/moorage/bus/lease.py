@@ -29,7 +29,7 @@ class Lease:
         self._good = 0.0  # when the broker last said that it is ours
 
     @property
-    def sure(self) -> bool:
+    def is_certain(self) -> bool:
         """Whether nobody else can be active: not so for one who has slept through his time and does not know it yet."""
         return bool(self.generation) and asyncio.get_running_loop().time() - self._good <= self._ttl * 0.75
 

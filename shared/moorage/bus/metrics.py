@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from moorage.telemetry import SECONDS
 
 
-class Served:
+class ServeMetrics:
     """The requests of one subject, by what became of them."""
 
     __slots__ = ("answered", "busy", "failed", "refused", "rejected", "seconds")
@@ -26,7 +26,7 @@ class Served:
         self.seconds: Callable[[float], None] = seconds.labels(subject).observe
 
 
-class Asked:
+class AskMetrics:
     """One controller asked one kind of question."""
 
     __slots__ = ("answered", "seconds", "timeout")
@@ -37,7 +37,7 @@ class Asked:
         self.seconds: Callable[[float], None] = seconds.labels(controller, question).observe
 
 
-class Figures(Collector):
+class BusMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, counts: dict[str, int], nc: Any) -> None:
         self._counts, self._nc = counts, nc
         self._requests = Counter(
@@ -63,16 +63,16 @@ class Figures(Collector):
             registry=registry,
             buckets=SECONDS,
         )
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, AskMetrics] = {}
         registry.register(self)
 
-    def served(self, subject: str) -> Served:
-        return Served(self._requests, self._seconds, subject)
+    def served(self, subject: str) -> ServeMetrics:
+        return ServeMetrics(self._requests, self._seconds, subject)
 
-    def asked(self, name: str, subject: str) -> Asked:
+    def asked(self, name: str, subject: str) -> AskMetrics:
         found = self._asked.get(subject)
         if found is None:
-            found = self._asked[subject] = Asked(self._asks, self._took, name, subject.rpartition(".")[2])
+            found = self._asked[subject] = AskMetrics(self._asks, self._took, name, subject.rpartition(".")[2])
         return found
 
     def collect(self) -> Iterable[Metric]:

@@ -24,7 +24,7 @@ HEARTBEAT = 5.0
 Handle = Callable[[int, str, bytes, dict[str, str] | None], None]
 
 
-class Tail:
+class OrderedConsumer:
     """A push consumer without acknowledgements, checked by its own numbering and made anew whenever that breaks."""
 
     def __init__(

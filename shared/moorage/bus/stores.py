@@ -13,7 +13,7 @@ from nats.js.object_store import ObjectStore
 
 from .connection import Connection, new_id
 from .errors import BusError, Conflict, NoAnswer
-from .ordered_consumer import Tail
+from .ordered_consumer import OrderedConsumer
 
 _CONFLICTS = {10071, 10164}
 
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 class Mirror:
     """A live copy of a bucket in whoever asked for it."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: OrderedConsumer) -> None:
         self._tail = tail
 
     async def stop(self) -> None:
@@ -151,7 +151,7 @@ class Bucket:
                 found.append(Entry(subject[len(self._prefix) :], data, seq))
 
         start = max(await self.last() - most + 1, 1)
-        tail = Tail(self._conn, f"KV_{self._name}", handle, start=start, keys=self._prefix + keys)
+        tail = OrderedConsumer(self._conn, f"KV_{self._name}", handle, start=start, keys=self._prefix + keys)
         await tail.start()
         await tail.stop()
         return found
@@ -190,14 +190,14 @@ class Bucket:
                 apply(key, None, 0)
             before.clear()
 
-        tail = Tail(self._conn, f"KV_{self._name}", handle, keys=self._prefix + keys, restart=restart)
+        tail = OrderedConsumer(self._conn, f"KV_{self._name}", handle, keys=self._prefix + keys, restart=restart)
         tail.synced = synced
         await tail.start()
         return Mirror(tail)
 
 
-class Follower:
-    def __init__(self, tail: Tail) -> None:
+class LogFollower:
+    def __init__(self, tail: OrderedConsumer) -> None:
         self._tail = tail
 
     async def stop(self) -> None:
@@ -222,7 +222,7 @@ class Log:
         *,
         gap: Callable[[int], None] | None = None,
         keys: str = "",
-    ) -> Follower:
+    ) -> LogFollower:
         """Messages from `start` on, in order. Back when what was there is folded. `gap`: what comes next is not next."""
         expected = start
 
@@ -233,9 +233,9 @@ class Log:
             expected = seq + 1
             fold(seq, data)
 
-        tail = Tail(self._conn, self._name, handle, start=max(start, 1), keys=keys)
+        tail = OrderedConsumer(self._conn, self._name, handle, start=max(start, 1), keys=keys)
         await tail.start()
-        return Follower(tail)
+        return LogFollower(tail)
 
     async def _info(self) -> dict[str, Any]:
         data = await self._conn.request(f"$JS.API.STREAM.INFO.{self._name}", b"", timeout=self._timeout)
@@ -271,7 +271,7 @@ class Log:
         found = await self._direct({"last_by_subj": subject})
         return None if found is None else found[0]
 
-    async def lacks(self, subject: str, ident: str, when: Callable[[], Awaitable[str | None]]) -> bool:
+    async def is_missing(self, subject: str, ident: str, when: Callable[[], Awaitable[str | None]]) -> bool:
         """Whether this event, said `when`, should be the last on its subject and is not: not where it may only be too old
         to be kept any more."""
         found = await self.latest(subject)

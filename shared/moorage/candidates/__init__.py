@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from .choice import Choice, NoChoice, Nogood, Room, choose
+from .choice import Choice, FailedPlacement, FreeCapacity, NoChoice, choose
 from .cluster_sets import LEVELS, Mask, Scores, pack, pack_levels, read, unpack, unpack_levels
-from .decode import AppOpinion, Group, Opinion, Rule, read_answer
-from .merge import Clash, Merged, Voice, disjoint, merge
+from .decode import AffinityRule, CountedGroup, DecodedAnswer, DecodedAppAnswer, decode_answer
+from .merge import CountMismatch, PlacementProblem, WeightedAnswer, disjoint_sets, merge
 
 __all__ = [
     "LEVELS",
-    "AppOpinion",
+    "AffinityRule",
     "Choice",
-    "Clash",
-    "Group",
+    "CountMismatch",
+    "CountedGroup",
+    "DecodedAnswer",
+    "DecodedAppAnswer",
+    "FailedPlacement",
+    "FreeCapacity",
     "Mask",
-    "Merged",
     "NoChoice",
-    "Nogood",
-    "Opinion",
-    "Room",
-    "Rule",
+    "PlacementProblem",
     "Scores",
-    "Voice",
+    "WeightedAnswer",
     "choose",
-    "disjoint",
+    "decode_answer",
+    "disjoint_sets",
     "merge",
     "pack",
     "pack_levels",
     "read",
-    "read_answer",
     "unpack",
     "unpack_levels",
 ]

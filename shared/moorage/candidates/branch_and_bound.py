@@ -7,17 +7,17 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from .objective import NEVER, Worth, pooled
-from .quotas import Seats, seatable
+from .objective import NEVER, Objective, pooled_clusters
+from .quotas import QuotaMatcher, satisfiable
 
 
-class Walk:
+class BranchAndBound:
     """Best first over the pool: apps in order, each app's clusters in the order of what they are worth to it alone."""
 
-    def __init__(self, worth: Worth, sets: dict[int, NDArray[np.intp]]) -> None:
+    def __init__(self, worth: Objective, sets: dict[int, NDArray[np.intp]]) -> None:
         self.worth = worth
         merged = worth.merged
-        pool = pooled(sets)
+        pool = pooled_clusters(sets)
         by_name = pool[np.argsort(worth.ranks[pool], kind="stable")]
         self.name_of = {int(c): i for i, c in enumerate(by_name)}
         # Who must be with a larger app comes after it: then its clusters are among those of the other.
@@ -27,7 +27,7 @@ class Walk:
         self.sums: dict[int, list[int]] = {}
         self.extra: dict[int, int] = {}
         for app in range(worth.apps):
-            values = worth.table(1 << app)
+            values = worth.values(1 << app)
             mine = [int(c) for c in pool if values[c] > NEVER]
             mine.sort(key=lambda c: (-int(values[c]), self.name_of[c]))
             self.lists[app] = mine
@@ -47,7 +47,7 @@ class Walk:
         key = (cluster, bits)
         known = self.values.get(key)
         if known is None:
-            known = self.values[key] = int(self.worth.table(bits)[cluster])
+            known = self.values[key] = int(self.worth.values(bits)[cluster])
         return known
 
     def run(self, steps: int) -> list[list[int]] | None:
@@ -97,7 +97,7 @@ class Walk:
                 now = self.value(cluster, bits | 1 << app)
                 if now == NEVER or (bits and not self._apart(bits, app)):
                     continue
-                if groups and not seatable(groups, [*of_app, cluster]):
+                if groups and not satisfiable(groups, [*of_app, cluster]):
                     continue
                 gained = worth + now - self.value(cluster, bits)
                 bound = gained + sums[at + 1 + left] - sums[at + 1] + after[first[step]]
@@ -123,7 +123,7 @@ class Walk:
         chosen: list[list[int]] = [[] for _ in range(self.worth.apps)]
         done: list[int] = []
         for app in self.order or range(self.worth.apps):
-            seats = Seats(merged.groups[app])
+            seats = QuotaMatcher(merged.groups[app])
             partners = [b for b in done if (min(app, b), max(app, b)) in merged.together]
             options = []
             for at, cluster in enumerate(self.lists[app]):

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .branch_and_bound import Walk
+from .branch_and_bound import BranchAndBound
 from .cluster_sets import Mask
-from .dynamic_program import Tally
-from .feasibility import Classes
-from .local_search import improved
+from .dynamic_program import DynamicProgram
+from .feasibility import ClusterClasses
+from .local_search import improve
 from .lp_relaxation import Undecided
-from .merge import Merged
-from .objective import MAX_APPS, NEVER, Nogood, Room, Worth
+from .merge import PlacementProblem
+from .objective import MAX_APPS, NEVER, FailedPlacement, FreeCapacity, Objective
 
-__all__ = ["Choice", "NoChoice", "Nogood", "Room", "choose"]
+__all__ = ["Choice", "FailedPlacement", "FreeCapacity", "NoChoice", "choose"]
 
 #: The walk's length; beyond, what is found first counts.
 MAX_PLACES = 64
@@ -54,24 +54,24 @@ class NoChoice:
 
 
 def choose(
-    merged: Merged,
-    room: Room,
+    merged: PlacementProblem,
+    room: FreeCapacity,
     ranks: NDArray[np.int64],
     *,
     stay: Sequence[Mask | None] | None = None,
     held: Sequence[Mask | None] | None = None,
-    nogoods: Iterable[Nogood] = (),
+    nogoods: Iterable[FailedPlacement] = (),
     steps: int = STEPS,
 ) -> Choice | NoChoice:
     """`ranks` orders clusters by name; `stay` are the clusters where an app runs already, which come first; `held`
     those of them where it is unchanged and so needs no new room; `nogoods` failed the joint fit."""
     apps = len(merged.masks)
-    worth = Worth(merged, room, ranks, stay or [None] * apps, held or [None] * apps, nogoods)
-    if merged.clashes:
+    worth = Objective(merged, room, ranks, stay or [None] * apps, held or [None] * apps, nogoods)
+    if merged.count_mismatches:
         return NoChoice()
-    chosen = worth.alone()
+    chosen = worth.independent_optimum()
     if chosen is None:
-        have = [int(np.count_nonzero(worth.table(1 << a) > NEVER)) for a in range(apps)]
+        have = [int(np.count_nonzero(worth.values(1 << a) > NEVER)) for a in range(apps)]
         short = {a: have[a] for a in range(apps) if have[a] < merged.replicas[a]}
         if short:
             return NoChoice(short=short)
@@ -85,18 +85,18 @@ def choose(
     return _jointly(worth, steps)
 
 
-def _jointly(worth: Worth, steps: int) -> Choice | NoChoice:
+def _jointly(worth: Objective, steps: int) -> Choice | NoChoice:
     merged = worth.merged
-    sets = worth.sets()
+    sets = worth.candidate_pools()
     if worth.apps > MAX_APPS:
         return _bounded(worth, sets, steps)
-    walk = Walk(worth, sets)
+    walk = BranchAndBound(worth, sets)
     walks = len(walk.steps) <= MAX_PLACES
     if walks:
         found = walk.run(min(steps, _SOON))
         if found is not None or not walk.cut:
             return _proven(merged, found)
-    tally = Tally(worth, sets)
+    tally = DynamicProgram(worth, sets)
     counts = tally.moves * tally.states <= steps * _STATES
     if walks:
         found = walk.run(min(steps, tally.moves * _MOVE if counts else steps // 50))
@@ -109,7 +109,7 @@ def _jointly(worth: Worth, steps: int) -> Choice | NoChoice:
             return _proven(merged, summed)
         starts = [summed]
     else:
-        somewhere = Classes(worth, sets).fill(steps // _PIVOT)
+        somewhere = ClusterClasses(worth, sets).solve(steps // _PIVOT)
         if somewhere is None:
             return NoChoice()
         starts = [walk.greedy(), None if isinstance(somewhere, Undecided) else somewhere]
@@ -117,15 +117,15 @@ def _jointly(worth: Worth, steps: int) -> Choice | NoChoice:
         found = walk.run(steps)
         if found is not None or not walk.cut:
             return _proven(merged, found)
-    ends = [improved(worth, sets, start, steps) for start in starts if start is not None]
+    ends = [improve(worth, sets, start, steps) for start in starts if start is not None]
     if not ends:
         return NoChoice(cut=True)
     return _choice(merged, max(ends, key=lambda end: end[0])[1], proven=False)
 
 
-def _bounded(worth: Worth, sets: dict[int, NDArray[np.intp]], steps: int) -> Choice | NoChoice:
+def _bounded(worth: Objective, sets: dict[int, NDArray[np.intp]], steps: int) -> Choice | NoChoice:
     """So many apps that only pairs of them have clusters of their own: what is found is valid, what is not may be there."""
-    walk = Walk(worth, sets)
+    walk = BranchAndBound(worth, sets)
     found: list[list[int]] | None = None
     if len(walk.steps) <= MAX_PLACES:
         found = walk.run(steps)
@@ -134,7 +134,7 @@ def _bounded(worth: Worth, sets: dict[int, NDArray[np.intp]], steps: int) -> Cho
     return NoChoice(cut=True) if found is None else _choice(worth.merged, found, proven=False)
 
 
-def _proven(merged: Merged, found: list[list[int]] | None) -> Choice | NoChoice:
+def _proven(merged: PlacementProblem, found: list[list[int]] | None) -> Choice | NoChoice:
     return NoChoice() if found is None else _choice(merged, found, proven=True)
 
 
@@ -145,7 +145,7 @@ def _disjoint(chosen: list[list[int]]) -> bool:
     return len(set(flat)) == len(flat)
 
 
-def _choice(merged: Merged, chosen: list[list[int]], *, proven: bool) -> Choice:
+def _choice(merged: PlacementProblem, chosen: list[list[int]], *, proven: bool) -> Choice:
     means = []
     for app, clusters in enumerate(chosen):
         scores = merged.scores[app]

@@ -19,18 +19,18 @@ MAX_GROUPS = 64
 MAX_PAIRS = 4096
 
 
-class Group(NamedTuple):
+class CountedGroup(NamedTuple):
     wanted: int  # 0: every one of them
     mask: Mask
 
 
-class AppOpinion(NamedTuple):
+class DecodedAppAnswer(NamedTuple):
     allowed: Mask | None  # None: every cluster
-    groups: list[Group]  # empty: only a filter, the app's own count holds
+    groups: list[CountedGroup]  # empty: only a filter, the app's own count holds
     scores: Scores | None
 
 
-class Rule(NamedTuple):
+class AffinityRule(NamedTuple):
     """`apart` or together on every cluster, for one pair of apps; lower number first."""
 
     apps: tuple[int, int]
@@ -38,14 +38,14 @@ class Rule(NamedTuple):
     mandatory: bool
 
 
-class Opinion(NamedTuple):
-    apps: dict[int, AppOpinion]
+class DecodedAnswer(NamedTuple):
+    apps: dict[int, DecodedAppAnswer]
     conflicts: dict[tuple[int, int], Mask]
-    rules: list[Rule]
+    rules: list[AffinityRule]
     unknown: int  # names and ids nobody here knows
 
 
-def read_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], size: int) -> Opinion:
+def decode_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], size: int) -> DecodedAnswer:
     numbers = {name: i for i, name in enumerate(apps)}
     unknown = 0
 
@@ -66,10 +66,10 @@ def read_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], siz
             raise ValueError(f"the answer sets app {a!r} against itself")
         return (i, j) if i < j else (j, i)
 
-    def opinion(app: AppAnswer) -> AppOpinion:
+    def opinion(app: AppAnswer) -> DecodedAppAnswer:
         if len(app.groups) > MAX_GROUPS:
             raise ValueError(f"{len(app.groups)} groups for one app; at most {MAX_GROUPS} are allowed")
-        groups: list[Group] = []
+        groups: list[CountedGroup] = []
         plain: Mask | None = None
         for group in app.groups:
             if group.mode == "deny" and group.count is None and group.clusters == []:
@@ -82,11 +82,11 @@ def read_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], siz
             elif group.count < 0:
                 raise ValueError(f"a group of {group.count} clusters")
             else:
-                groups.append(Group(group.count, mask))
+                groups.append(CountedGroup(group.count, mask))
         if groups:
             allowed = np.logical_or.reduce([g.mask for g in groups])
             plain = allowed if plain is None else plain & allowed
-        return AppOpinion(plain, groups, unpack_levels(app.levels, ids, size) if app.levels else None)
+        return DecodedAppAnswer(plain, groups, unpack_levels(app.levels, ids, size) if app.levels else None)
 
     if len(answer.conflicts) > MAX_PAIRS or len(answer.rules) > MAX_PAIRS:
         raise ValueError("more conflicts or rules than an answer may have")
@@ -95,7 +95,7 @@ def read_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], siz
     for conflict in answer.conflicts:
         key, mask = pair(*conflict.apps), mask_of(conflict.clusters)
         conflicts[key] = conflicts[key] | mask if key in conflicts else mask
-    rules: dict[Rule, None] = {}
+    rules: dict[AffinityRule, None] = {}
     for rule in answer.rules:
         number(rule.app)
         if rule.mode == "allow":  # may share with these only: apart from all the others
@@ -103,5 +103,5 @@ def read_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], siz
         else:
             others = [name for name in rule.apps if name != rule.app]
         for other in others:
-            rules[Rule(pair(rule.app, other), rule.mode != "with", rule.mandatory)] = None
-    return Opinion(opinions, conflicts, list(rules), unknown)
+            rules[AffinityRule(pair(rule.app, other), rule.mode != "with", rule.mandatory)] = None
+    return DecodedAnswer(opinions, conflicts, list(rules), unknown)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .objective import NEVER, Worth
-from .quotas import Wanted
+from .objective import NEVER, Objective
+from .quotas import Demand
 
 #: Sums of values stay below this, so that what cannot be reached stays below half of NEVER.
 _LARGEST = 1 << 61
@@ -26,12 +26,12 @@ class _Move(NamedTuple):
     rows: tuple[int, ...]
 
 
-class Tally:
+class DynamicProgram:
     """`exact`: what is best by these sums is the best; else they were too coarse for the last ties."""
 
-    def __init__(self, worth: Worth, sets: dict[int, NDArray[np.intp]]) -> None:
+    def __init__(self, worth: Objective, sets: dict[int, NDArray[np.intp]]) -> None:
         self.worth, self.sets = worth, sets
-        self.wanted = Wanted(worth.merged)
+        self.wanted = Demand(worth.merged)
         self.states = prod(count + 1 for count in self.wanted.counts)
         self.moves = sum(self._count(bits, clusters) for bits, clusters in sets.items())
         self.exact = True
@@ -53,7 +53,7 @@ class Tally:
         most = 0
         for bits, clusters in self.sets.items():
             apps = self._apps(bits)
-            for cluster, value in zip(clusters.tolist(), worth.table(bits)[clusters].tolist(), strict=True):
+            for cluster, value in zip(clusters.tolist(), worth.values(bits)[clusters].tolist(), strict=True):
                 most = max(most, abs(value))
                 moves.setdefault(cluster, []).extend(_Move(bits, value, w) for w in wanted.ways(apps, cluster))
         shift = max(0, (most * (sum(worth.merged.replicas) + 1)).bit_length() - _LARGEST.bit_length() + 1)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .lp_relaxation import TINY, Part, Relaxed, Taken, Undecided
-from .objective import NEVER, Worth, pooled
-from .quotas import Wanted, seatable
+from .lp_relaxation import TINY, Assignment, LpRelaxation, Subproblem, Undecided
+from .objective import NEVER, Objective, pooled_clusters
+from .quotas import Demand, satisfiable
 
 #: Tables grow with the square: of more classes than these, those that may take most sets are looked at.
 _MAX_CLASSES = 640
@@ -23,14 +23,14 @@ _NEARBY = 400
 Takes = list[tuple[int, int, int]]  # class, number of the set, how many
 
 
-class Classes:
-    def __init__(self, worth: Worth, sets: dict[int, NDArray[np.intp]]) -> None:
-        self.worth, self.pool = worth, pooled(sets)
-        wanted = Wanted(worth.merged)
+class ClusterClasses:
+    def __init__(self, worth: Objective, sets: dict[int, NDArray[np.intp]]) -> None:
+        self.worth, self.pool = worth, pooled_clusters(sets)
+        wanted = Demand(worth.merged)
         pool = self.pool
         self.bits = [0, *sets]
         self.inside = np.array([[b >> a & 1 for b in self.bits] for a in range(worth.apps)], dtype=np.int64)
-        may = np.array([np.ones(pool.size, dtype=np.bool_), *(worth.table(b)[pool] > NEVER for b in sets)])
+        may = np.array([np.ones(pool.size, dtype=np.bool_), *(worth.values(b)[pool] > NEVER for b in sets)])
         for app, controllers in enumerate(wanted.rows):
             for rows in controllers:
                 masks = [m[pool] for r in rows if (m := wanted.masks[r]) is not None]
@@ -45,15 +45,15 @@ class Classes:
         sizes = np.bincount(self.code, minlength=first.size)[self.kept]
         first = first[self.kept]
         seats = [np.ones(first.size, dtype=np.bool_) if m is None else m[pool[first]] for m in wanted.masks]
-        self.relaxed = Relaxed(wanted.rows, self.inside, np.array(seats))
-        self.whole = Part(
+        self.relaxed = LpRelaxation(wanted.rows, self.inside, np.array(seats))
+        self.whole = Subproblem(
             np.array(wanted.counts, dtype=np.int64),
             np.arange(first.size),
             np.minimum(sizes, sum(worth.merged.replicas)).astype(np.int64),
             may.T[first],
         )
 
-    def fill(self, pivots: int) -> list[list[int]] | Undecided | None:
+    def solve(self, pivots: int) -> list[list[int]] | Undecided | None:
         """A choice, some choice; None: proven that there is none."""
         if not self.pool.size:
             return None
@@ -63,7 +63,7 @@ class Classes:
             return Undecided() if self.cut else None
         return takes if isinstance(takes, Undecided) else self._placed(takes)
 
-    def _search(self, whole: Part, pivots: int, inner: bool = False) -> Takes | Undecided | None:
+    def _search(self, whole: Subproblem, pivots: int, inner: bool = False) -> Takes | Undecided | None:
         undecided = False
         stop = self.relaxed.pivots - pivots
         todo = [whole]
@@ -87,7 +87,7 @@ class Classes:
             todo += _branches(part, much)
         return Undecided() if undecided or todo else None
 
-    def _nearby(self, part: Part, relaxed: list[Taken], first: bool) -> Takes | None:
+    def _nearby(self, part: Subproblem, relaxed: list[Assignment], first: bool) -> Takes | None:
         """What is whole stays as it is; only the classes that are off, and a few others, are asked about again."""
         off = sorted({t.part for t in relaxed if abs(t.much - round(t.much)) > TINY})
         rest = np.setdiff1d(np.arange(part.of.size), off)
@@ -100,7 +100,9 @@ class Classes:
             for t in relaxed:
                 if not inside[t.part]:
                     wants[t.rows] -= round(t.much)
-            found = self._search(Part(wants, part.of[again], part.counts[again], part.may[again]), _NEARBY, inner=True)
+            found = self._search(
+                Subproblem(wants, part.of[again], part.counts[again], part.may[again]), _NEARBY, inner=True
+            )
             if isinstance(found, list):
                 kept = [t for t in relaxed if not inside[t.part]]
                 return [*found, *((int(part.of[t.part]), t.number, round(t.much)) for t in kept)]
@@ -118,19 +120,19 @@ class Classes:
             members = self.pool[self.code == self.kept[where]]
             members = members[left[members]]
             values = np.full(worth.size, NEVER, dtype=np.int64)
-            values[members] = worth.table(bits)[members]
+            values[members] = worth.values(bits)[members]
             mine = worth.best(values, many)
             left[mine] = False
             for app in range(worth.apps):
                 if bits >> app & 1:
                     chosen[app] += mine.tolist()
         for app, clusters in enumerate(chosen):
-            if len(clusters) != merged.replicas[app] or not seatable(merged.groups[app], clusters):
+            if len(clusters) != merged.replicas[app] or not satisfiable(merged.groups[app], clusters):
                 return Undecided()
         return worth.ordered(chosen)
 
 
-def _branches(part: Part, much: NDArray[np.float64]) -> list[Part]:
+def _branches(part: Subproblem, much: NDArray[np.float64]) -> list[Subproblem]:
     """At most so many of a class take a set, or at least one more: the likelier last, which is looked at first."""
     off = np.abs(much - np.rint(much))
     where, number = divmod(int(off.argmax()), off.shape[1])
@@ -143,10 +145,10 @@ def _branches(part: Part, much: NDArray[np.float64]) -> list[Part]:
     return [fewer, more] if value - least >= 0.5 else [more, fewer]
 
 
-def _split(part: Part, where: int, *pieces: tuple[int, NDArray[np.bool_]]) -> Part:
+def _split(part: Subproblem, where: int, *pieces: tuple[int, NDArray[np.bool_]]) -> Subproblem:
     """The same with one of its parts in pieces."""
     some = [piece for piece in pieces if piece[0] > 0]
-    return Part(
+    return Subproblem(
         part.wants,
         np.concatenate((np.delete(part.of, where), np.full(len(some), part.of[where]))),
         np.concatenate((np.delete(part.counts, where), np.array([count for count, _ in some], dtype=np.int64))),

@@ -5,22 +5,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .objective import NEVER, Worth
-from .quotas import seatable
+from .objective import NEVER, Objective
+from .quotas import satisfiable
 
 
-def improved(
-    worth: Worth, sets: dict[int, NDArray[np.intp]], chosen: list[list[int]], steps: int
+def improve(
+    worth: Objective, sets: dict[int, NDArray[np.intp]], chosen: list[list[int]], steps: int
 ) -> tuple[int, list[list[int]]]:
     """What it is worth at the end, and the choice. `steps` bounds how many changes are looked at."""
-    climb = _Climb(worth, sets, chosen, steps)
+    climb = _LocalSearch(worth, sets, chosen, steps)
     while climb.steps > 0 and climb.better():
         pass
     return sum(climb.value(c, bits) for c, bits in climb.at.items()), worth.ordered(climb.chosen())
 
 
-class _Climb:
-    def __init__(self, worth: Worth, sets: dict[int, NDArray[np.intp]], chosen: list[list[int]], steps: int) -> None:
+class _LocalSearch:
+    def __init__(
+        self, worth: Objective, sets: dict[int, NDArray[np.intp]], chosen: list[list[int]], steps: int
+    ) -> None:
         self.worth, self.sets, self.steps = worth, sets, steps
         self.at: dict[int, int] = {}
         for app, clusters in enumerate(chosen):
@@ -30,7 +32,7 @@ class _Climb:
     def value(self, cluster: int, bits: int) -> int:
         if not bits:
             return 0
-        return int(self.worth.table(bits)[cluster]) if bits in self.sets else NEVER
+        return int(self.worth.values(bits)[cluster]) if bits in self.sets else NEVER
 
     def chosen(self) -> list[list[int]]:
         chosen: list[list[int]] = [[] for _ in range(self.worth.apps)]
@@ -68,7 +70,7 @@ class _Climb:
         changed = (before[0] ^ bits) | (before[1] ^ there)
         for app, clusters in enumerate(self.chosen()):
             groups = self.worth.merged.groups[app]
-            if changed >> app & 1 and groups and not seatable(groups, clusters):
+            if changed >> app & 1 and groups and not satisfiable(groups, clusters):
                 self._put(one, before[0], other, before[1])
                 return False
         return True

@@ -33,7 +33,7 @@ class Undecided:
     """Neither found nor proven that there is none."""
 
 
-class Part(NamedTuple):
+class Subproblem(NamedTuple):
     """A question: what each row wants, and classes or parts of them with how many clusters each, and their sets."""
 
     wants: Ints
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     may: Mask2  # parts x sets
 
 
-class Taken(NamedTuple):
+class Assignment(NamedTuple):
     part: int
     number: int  # of the set
     rows: list[int]
@@ -55,7 +55,7 @@ class _Column(NamedTuple):
     rows: list[int]
 
 
-class Relaxed:
+class LpRelaxation:
     def __init__(self, rows: list[list[list[int]]], inside: Ints, seats: Mask2, seed: int = 0) -> None:
         """`rows` per app and controller, `inside` says of each set (apps x sets) who is in it, `seats` of each row for
         which classes it counts."""
@@ -63,7 +63,7 @@ class Relaxed:
         self.chance = np.random.default_rng(seed)
         self.pivots = 0  # left
 
-    def solve(self, part: Part) -> list[Taken] | Undecided | None:
+    def solve(self, part: Subproblem) -> list[Assignment] | Undecided | None:
         rows, parts = part.wants.size, part.counts.size
         size = rows + parts
         if not np.all(part.may.any(axis=1)):
@@ -120,10 +120,12 @@ class Relaxed:
                 level -= step * much
                 level[leaves] = much
         return [
-            Taken(*c, much) for c, much in zip(columns, level.tolist(), strict=True) if c is not None and much > TINY
+            Assignment(*c, much)
+            for c, much in zip(columns, level.tolist(), strict=True)
+            if c is not None and much > TINY
         ]
 
-    def _priced(self, part: Part, duals: NDArray[Figure]) -> NDArray[Figure]:
+    def _priced(self, part: Subproblem, duals: NDArray[Figure]) -> NDArray[Figure]:
         """What each set would bring in each part, every app in the best of its seats there."""
         apps: list[NDArray[Figure]] = []
         lowest = duals.min(initial=0)
@@ -137,7 +139,7 @@ class Relaxed:
             apps.append(brings)
         return np.stack(apps, axis=1) @ self.inside.astype(duals.dtype)
 
-    def _column(self, part: Part, where: int, number: int, duals: Floats) -> _Column:
+    def _column(self, part: Subproblem, where: int, number: int, duals: Floats) -> _Column:
         of = int(part.of[where])
         rows = [
             max((r for r in rows if self.seats[r, of]), key=lambda r: float(duals[r]))
@@ -147,7 +149,7 @@ class Relaxed:
         ]
         return _Column(where, number, rows)
 
-    def _proven(self, part: Part, duals: Floats) -> bool:
+    def _proven(self, part: Subproblem, duals: Floats) -> bool:
         """Whether these duals prove in whole numbers that all parts together bring less than is wanted."""
         whole = np.rint(duals * _PARTS).astype(np.int64)
         most = np.where(part.may, self._priced(part, whole), NEVER).max(axis=1)

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .cluster_sets import Mask, Scores
-from .decode import Group, Opinion
+from .decode import CountedGroup, DecodedAnswer
 
 #: Who else says how many clusters an app wants.
 DOCUMENT = "the application"
 
 
 @dataclass(slots=True)
-class Voice:
+class WeightedAnswer:
     """One controller that answered, with the weight operators gave it."""
 
     name: str
     weight: float
-    opinion: Opinion
+    opinion: DecodedAnswer
 
 
 @dataclass(slots=True)
-class Clash:
+class CountMismatch:
     """Answers that cannot all be true: `counts` says who wants how many clusters for the app."""
 
     app: int
@@ -32,27 +32,27 @@ class Clash:
 
 
 @dataclass(slots=True)
-class Merged:
+class PlacementProblem:
     """Per app: the clusters all allow, how many of them, the weighted mean of scores, and for each controller that
     counts, its groups. Per pair: where both do not fit, whether they must be apart or together, and what preference says."""
 
     replicas: list[int]
     masks: list[Mask]
     scores: list[Scores | None]
-    groups: list[list[list[Group]]]
+    groups: list[list[list[CountedGroup]]]
     conflicts: dict[tuple[int, int], Mask] = field(default_factory=dict)
     apart: set[tuple[int, int]] = field(default_factory=set)
     together: set[tuple[int, int]] = field(default_factory=set)
     bonus: dict[tuple[int, int], float] = field(default_factory=dict)  # for each cluster that both share
-    clashes: list[Clash] = field(default_factory=list)
+    count_mismatches: list[CountMismatch] = field(default_factory=list)
     scored: dict[int, float] = field(default_factory=dict)  # apps with scores: what share of all weight gave them
     left_out: dict[int, int] = field(default_factory=dict)  # apps that want "all": how many others refused
 
 
-def merge(replicas: Sequence[int], base: Mask, voices: Sequence[Voice]) -> Merged:
+def merge(replicas: Sequence[int], base: Mask, voices: Sequence[WeightedAnswer]) -> PlacementProblem:
     """`base` are the clusters that are usable at all."""
     total = sum(v.weight for v in voices) or 1.0
-    merged = Merged(replicas=list(replicas), masks=[], scores=[], groups=[])
+    merged = PlacementProblem(replicas=list(replicas), masks=[], scores=[], groups=[])
     for app, wanted in enumerate(replicas):
         heard = [(v, v.opinion.apps[app]) for v in voices if app in v.opinion.apps]
         mask = base.copy()
@@ -66,11 +66,11 @@ def merge(replicas: Sequence[int], base: Mask, voices: Sequence[Voice]) -> Merge
                 scores = part if scores is None else scores + part
                 merged.scored[app] = merged.scored.get(app, 0.0) + voice.weight / total
         counts: dict[str, int] = {}
-        groups: list[list[Group]] = []
+        groups: list[list[CountedGroup]] = []
         for voice, said in heard:
             if not said.groups:
                 continue
-            mine: list[Group] = []
+            mine: list[CountedGroup] = []
             for group in said.groups:
                 inside = group.mask & mask
                 count = group.wanted
@@ -79,7 +79,7 @@ def merge(replicas: Sequence[int], base: Mask, voices: Sequence[Voice]) -> Merge
                     missing = int(np.count_nonzero(group.mask & base)) - int(np.count_nonzero(inside))
                     if missing:
                         merged.left_out[app] = merged.left_out.get(app, 0) + missing
-                mine.append(Group(count, inside))
+                mine.append(CountedGroup(count, inside))
             counts[voice.name] = sum(g.wanted for g in mine)
             # One group binds by its number alone: its clusters are in the mask already.
             if len(mine) > 1:
@@ -87,7 +87,7 @@ def merge(replicas: Sequence[int], base: Mask, voices: Sequence[Voice]) -> Merge
         if counts and wanted:  # 0: as many as are selected
             counts[DOCUMENT] = wanted
         if len(set(counts.values())) > 1:
-            merged.clashes.append(Clash(app, counts))
+            merged.count_mismatches.append(CountMismatch(app, counts))
         merged.replicas[app] = next(iter(counts.values()), wanted)
         merged.masks.append(mask)
         merged.scores.append(scores)
@@ -108,7 +108,7 @@ def merge(replicas: Sequence[int], base: Mask, voices: Sequence[Voice]) -> Merge
     return merged
 
 
-def disjoint(merged: Merged) -> list[Mask]:
+def disjoint_sets(merged: PlacementProblem) -> list[Mask]:
     """The sets in the form of lists that may be combined freely: where two apps do not fit together, or must be apart,
     each cluster stays with the app that has fewer others to choose from."""
     masks = [mask.copy() for mask in merged.masks]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cluster_sets import Mask
-from .merge import Merged
-from .quotas import Seats
+from .merge import PlacementProblem
+from .quotas import QuotaMatcher
 
 Values = NDArray[np.int64]
 
@@ -30,11 +30,11 @@ _ROOM_STEPS = float(1 << 20)
 MAX_APPS = 8
 
 #: A cluster and the apps that did not fit there together.
-Nogood = tuple[int, frozenset[int]]
+FailedPlacement = tuple[int, frozenset[int]]
 
 
 @dataclass(slots=True)
-class Room:
+class FreeCapacity:
     """Summed free and allocatable of the asked resources per cluster (rows as in `needs`), and what each app needs."""
 
     free: NDArray[np.float64]
@@ -42,15 +42,15 @@ class Room:
     needs: NDArray[np.float64]  # apps x resources
 
 
-class Worth:
+class Objective:
     def __init__(
         self,
-        merged: Merged,
-        room: Room,
+        merged: PlacementProblem,
+        room: FreeCapacity,
         ranks: NDArray[np.int64],
         stay: Sequence[Mask | None],
         held: Sequence[Mask | None],
-        nogoods: Iterable[Nogood],
+        nogoods: Iterable[FailedPlacement],
     ) -> None:
         self.merged, self.room, self.ranks = merged, room, ranks
         self.stay, self.held = stay, held
@@ -89,7 +89,7 @@ class Worth:
                 return False
         return True
 
-    def table(self, bits: int) -> Values:
+    def values(self, bits: int) -> Values:
         """V of every cluster for the set of apps; NEVER where it may not or provably cannot be."""
         known = self.tables.get(bits)
         if known is not None:
@@ -161,18 +161,18 @@ class Worth:
             return valid
         return valid[np.lexsort((self.ranks[valid], -values[valid]))]
 
-    def alone(self) -> list[list[int]] | None:
+    def independent_optimum(self) -> list[list[int]] | None:
         """Each app's best without looking at the others: an upper bound, and the answer where they do not meet. For
         one controller's groups the greedy order is optimal (their systems of representatives are a matroid)."""
         chosen: list[list[int]] = []
         for app, wanted in enumerate(self.merged.replicas):
-            values = self.table(1 << app)
+            values = self.values(1 << app)
             groups = self.merged.groups[app]
             if not groups:
                 mine = self.best(values, wanted).tolist()
             elif len(groups) == 1:
                 mine = []
-                seats = Seats(groups)
+                seats = QuotaMatcher(groups)
                 order = np.flatnonzero(values > NEVER)
                 for cluster in order[np.lexsort((self.ranks[order], -values[order]))].tolist():
                     if len(mine) < wanted and seats.take(cluster):
@@ -188,11 +188,11 @@ class Worth:
         """Each app's clusters, best first."""
         ordered: list[list[int]] = []
         for app, mine in enumerate(chosen):
-            values = self.table(1 << app)
+            values = self.values(1 << app)
             ordered.append(sorted(mine, key=lambda c: (-int(values[c]), int(self.ranks[c]))))
         return ordered
 
-    def sets(self) -> dict[int, NDArray[np.intp]]:
+    def candidate_pools(self) -> dict[int, NDArray[np.intp]]:
         """For each set of apps that a cluster may take, the clusters that are enough to find an optimum: as many of the
         best as all replicas can use beside it, for each way of being in the counted groups of these apps."""
         places = sum(self.merged.replicas)
@@ -206,7 +206,7 @@ class Worth:
                 if count < 1 or (not self.allowed(apps) and self.apps <= MAX_APPS):
                     continue
                 bits = sum(1 << a for a in apps)
-                values = self.table(bits)
+                values = self.values(bits)
                 counted = tuple(a for a in apps if self.merged.groups[a])
                 if not counted:
                     found[bits] = self.best(values, count)
@@ -223,5 +223,5 @@ class Worth:
         return [code == i for i in range(int(code.max(initial=-1)) + 1)]
 
 
-def pooled(sets: dict[int, NDArray[np.intp]]) -> NDArray[np.intp]:
+def pooled_clusters(sets: dict[int, NDArray[np.intp]]) -> NDArray[np.intp]:
     return np.unique(np.concatenate(list(sets.values()))) if sets else _NOBODY

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from itertools import product
 
 from .cluster_sets import Mask
-from .decode import Group
-from .merge import Merged
+from .decode import CountedGroup
+from .merge import PlacementProblem
 
 
-class Wanted:
+class Demand:
     """What has to be reached exactly: each app's number or, where controllers count groups, the number of each group.
     One cluster more for an app is one more in a row of every controller."""
 
-    def __init__(self, merged: Merged) -> None:
+    def __init__(self, merged: PlacementProblem) -> None:
         self.counts: list[int] = []
         self.masks: list[Mask | None] = []  # per row
         self.rows: list[list[list[int]]] = []  # per app and controller
@@ -39,8 +39,8 @@ class Wanted:
         return list(product(*([r for r in one if self.open(r, cluster)] for a in apps for one in self.rows[a])))
 
 
-class Seats:
-    def __init__(self, groups: list[list[Group]]) -> None:
+class QuotaMatcher:
+    def __init__(self, groups: list[list[CountedGroup]]) -> None:
         self.groups = groups
         self.seated: list[list[list[int]]] = [[[] for _ in one] for one in groups]
 
@@ -68,6 +68,6 @@ class Seats:
         return False
 
 
-def seatable(groups: list[list[Group]], clusters: Iterable[int]) -> bool:
-    seats = Seats(groups)
+def satisfiable(groups: list[list[CountedGroup]], clusters: Iterable[int]) -> bool:
+    seats = QuotaMatcher(groups)
     return all(seats.take(c) for c in clusters)

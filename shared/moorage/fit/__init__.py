@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from .assign import Assigned, Unassigned, assign, still_fits
-from .conflicts import Pairs, conflicts, envelope
-from .explain import Figure, Scarce, explain, scarcest
-from .fit_cache import Room, Rooms, unsupported
-from .node_filter import carries
+from .conflicts import ConflictCache, conflicts, envelope
+from .explain import Quantity, Shortage, explain, largest_shortage
+from .fit_cache import Fit, FitCache, unsupported_reason
+from .node_filter import any_with_label
 from .protocols import Ids, Mask, NamedRows, Rows
 
 __all__ = [
     "Assigned",
-    "Figure",
+    "ConflictCache",
+    "Fit",
+    "FitCache",
     "Ids",
     "Mask",
     "NamedRows",
-    "Pairs",
-    "Room",
-    "Rooms",
+    "Quantity",
     "Rows",
-    "Scarce",
+    "Shortage",
     "Unassigned",
+    "any_with_label",
     "assign",
-    "carries",
     "conflicts",
     "envelope",
     "explain",
-    "scarcest",
+    "largest_shortage",
     "still_fits",
-    "unsupported",
+    "unsupported_reason",
 ]

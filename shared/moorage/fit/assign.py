@@ -14,8 +14,8 @@ import numpy as np
 from moorage.model.claims import Slot
 from moorage.model.shapes import Shape
 
-from .fit_cache import unsupported
-from .node_filter import carrying, eligible, other_host, selected
+from .fit_cache import unsupported_reason
+from .node_filter import eligible, other_host, selected_by_terms, with_label
 from .packing import Bound, Packed, Problem, capacity, pack
 from .protocols import Amounts, Ids, Mask, Rows
 
@@ -66,7 +66,7 @@ class _Cluster:
         """Nodes that the shape's pods may go to, with the labels of what they are granted."""
         mask = self.able[number]
         for i in granted:
-            carried = carrying(self.rows, self.shapes[number].optional[i].label, self.where)
+            carried = with_label(self.rows, self.shapes[number].optional[i].label, self.where)
             if carried is not None:
                 mask = mask & carried
         return mask
@@ -112,7 +112,7 @@ class _Cluster:
         if not shape.count and not shape.per_node:
             return None
         if not able.any():
-            named = selected(self.rows, shape.terms, self.where)
+            named = selected_by_terms(self.rows, shape.terms, self.where)
             missing = named is not None and not named.any()
             return Unassigned("LabelMissing" if missing else "NodesUnusable", number)
         need, free = np.array(self.need(shape, ()), np.int64), self.free[able]
@@ -149,7 +149,7 @@ class _Cluster:
 def assign(rows: Rows, where: Ids, shapes: Sequence[Shape], *, steps: int = STEPS) -> Assigned | Unassigned:
     """Places for all pods of `shapes` on the rows `where` of one cluster."""
     for number, shape in enumerate(shapes):
-        reason = unsupported(shape)
+        reason = unsupported_reason(shape)
         if reason:
             return Unassigned("Unsupported", number, message=reason)
     cluster = _Cluster(rows, where, shapes)

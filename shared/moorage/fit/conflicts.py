@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from moorage.model.shapes import Shape
 
 from .assign import Unassigned, assign
-from .fit_cache import few_changed, renewed, rows_in, unsupported
+from .fit_cache import few_changed, renewed, rows_in, unsupported_reason
 from .node_filter import eligible
 from .protocols import Amounts, Ids, Mask, Rows
 
@@ -76,13 +76,13 @@ class _Joint:
                 np.minimum(pods, self.free[resource] // need, out=pods)
         return np.maximum(pods, 0, out=pods)
 
-    def surely(self) -> Mask:
+    def certainly_fit(self) -> Mask:
         """Clusters with room for so many pods as there are, were each as large as the largest in every resource."""
         needs = {r: max(self.shapes[g].resources.get(r, 0) for g in self.groups) for r in self.resources}
         able = np.logical_and.reduce([self.able[g] for g in self.groups])
         return self.per_cluster(self._pods(needs, able, self.total)) >= self.total
 
-    def never(self) -> Mask:
+    def cannot_fit(self) -> Mask:
         """Clusters where sums do not suffice, or not so many pods, were each as small as the smallest in everything."""
         able = np.logical_or.reduce([self.able[g] for g in self.groups])
         lots = [(self.shapes[g].resources, self.shapes[g].count) for g in self.groups]
@@ -97,7 +97,7 @@ class _Joint:
         least = {r: min(needs.get(r, 0) for needs, _ in lots) for r in self.resources}
         return short | (self.per_cluster(self._pods(least, able, self.total)) < self.total)
 
-    def greedily(self) -> Mask:
+    def fit_greedily(self) -> Mask:
         """Clusters where one pass of best fit decreasing places everything: all at once, rows sorted by cluster."""
         placed = np.ones(self.size, np.bool_)
         top = {resource: max(1, int(free.max(initial=1))) for resource, free in self.free.items()}
@@ -126,7 +126,7 @@ def conflicts(rows: Rows, a: Sequence[Shape], b: Sequence[Shape], both: Mask, *,
     proven = np.zeros(rows.size, np.bool_)
     shapes = [*a, *b]
     open_ = both[: rows.size].copy()
-    if not open_.any() or not shapes or any(unsupported(shape) for shape in shapes):
+    if not open_.any() or not shapes or any(unsupported_reason(shape) for shape in shapes):
         return proven
     ids = rows_in(rows, np.flatnonzero(open_))
     joint = _Joint(rows, shapes, ids[rows.usable[ids]])
@@ -135,15 +135,15 @@ def conflicts(rows: Rows, a: Sequence[Shape], b: Sequence[Shape], both: Mask, *,
     open_ &= ~over
     if not joint.groups:
         return proven
-    open_ &= ~joint.surely()
+    open_ &= ~joint.certainly_fit()
     if open_.any():
         joint.narrowed(open_)
-        never = joint.never() & open_
+        never = joint.cannot_fit() & open_
         proven |= never
         open_ &= ~never
     if open_.any():
         joint.narrowed(open_)
-        open_ &= ~joint.greedily()
+        open_ &= ~joint.fit_greedily()
         # The search is complete for few pods whatever its bound, so more of them are looked at.
         unsure = np.flatnonzero(open_)[: EXACT if joint.total <= 4 else EXACT // 4]
         for cluster in unsure.tolist():
@@ -158,7 +158,7 @@ def envelope(shapes: Sequence[Shape]) -> Shape | None:
     they have, together. None where that cannot be said in one shape. Its needs are rounded up, so that shapes never seen
     before mostly have an envelope whose room is known."""
     pods = [shape for shape in shapes if shape.per_node or shape.count]
-    if any(shape.per_node or unsupported(shape) for shape in pods) or not pods:
+    if any(shape.per_node or unsupported_reason(shape) for shape in pods) or not pods:
         return None
     choices = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
     distinct = list({frozenset(one): one for one in choices}.values())
@@ -203,7 +203,7 @@ def _bare(shape: Shape) -> Shape:
     )
 
 
-class Pairs:
+class ConflictCache:
     """Conflicts by the keys of both lots, renewed only for clusters that changed; like `Rooms`."""
 
     def __init__(self, rows: Rows, keep: int = 512) -> None:
@@ -211,7 +211,7 @@ class Pairs:
         self._keep = keep
         self._kept: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[int, Mask]] = OrderedDict()
 
-    def of(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask:
+    def get(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask:
         """`both` follows from the same rows: where each fits alone, less where all surely fit together. Read only."""
         rows, tick = self._rows, self._rows.tick
         key = tuple(shape.key for shape in a), tuple(shape.key for shape in b)

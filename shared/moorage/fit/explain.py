@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from moorage.model.shapes import Requirement, Shape
-from moorage.parsing import show
+from moorage.parsing import format_amount
 
-from .fit_cache import per_row, rows_in, unsupported
-from .node_filter import labelled, selected, tolerable
+from .fit_cache import per_row, rows_in, unsupported_reason
+from .node_filter import matching_labels, selected_by_terms, tolerated_rows
 from .protocols import Amounts, Ids, Mask, Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Quantity:
     """`clusters` fail for this. Amounts as in shapes; for CapacityShort they count pods, for labels they are 0."""
 
     code: str
@@ -61,7 +61,7 @@ class _Open:
         return settled
 
 
-class Scarce(NamedTuple):
+class Shortage(NamedTuple):
     resource: str
     needed: int
     free: int
@@ -70,8 +70,8 @@ class Scarce(NamedTuple):
         """As the fields of a reason."""
         return {
             "need": self.resource,
-            "needed": show(self.resource, self.needed),
-            "free": show(self.resource, self.free),
+            "needed": format_amount(self.resource, self.needed),
+            "free": format_amount(self.resource, self.free),
         }
 
     @property
@@ -80,7 +80,7 @@ class Scarce(NamedTuple):
         return ", but not on its nodes as they are" if self.free >= self.needed else ""
 
 
-def scarcest(rows: Rows, shapes: Iterable[Shape], clusters: Mask) -> Scarce | None:
+def largest_shortage(rows: Rows, shapes: Iterable[Shape], clusters: Mask) -> Shortage | None:
     """Of all that these pods need together, what there is least of in that one of the clusters that has most of it."""
     wanted: dict[str, int] = {}
     for shape in shapes:
@@ -88,20 +88,20 @@ def scarcest(rows: Rows, shapes: Iterable[Shape], clusters: Mask) -> Scarce | No
             wanted[resource] = wanted.get(resource, 0) + need * shape.count
     ids = rows_in(rows, np.flatnonzero(clusters))
     ids = ids[rows.usable[ids]]
-    found: list[Scarce] = []
+    found: list[Shortage] = []
     for resource, needed in wanted.items():
         free = rows.free(resource)
         if needed > 0 and free is not None and len(ids):
             sums = np.bincount(rows.cluster[ids], np.maximum(free[ids], 0), minlength=rows.size)
-            found.append(Scarce(resource, needed, int(sums[clusters].max())))
+            found.append(Shortage(resource, needed, int(sums[clusters].max())))
     return max(found, key=lambda one: one.needed / max(one.free, 1), default=None)
 
 
-def explain(rows: Rows, shape: Shape, clusters: Mask) -> list[Figure]:
+def explain(rows: Rows, shape: Shape, clusters: Mask) -> list[Quantity]:
     """For each of `clusters`, which are known and have no room for the shape, the first reason found, grouped."""
-    reason = unsupported(shape)
+    reason = unsupported_reason(shape)
     if reason:
-        return [Figure("Unsupported", clusters, message=reason)]
+        return [Quantity("Unsupported", clusters, message=reason)]
     left = _Open(rows, clusters)
     figures = [*_labels(rows, shape, left), *_unusable(rows, shape, left), *_short(rows, shape, left)]
     if not shape.per_node:
@@ -109,39 +109,39 @@ def explain(rows: Rows, shape: Shape, clusters: Mask) -> list[Figure]:
     return [figure for figure in figures if figure.clusters.any()]
 
 
-def _labels(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+def _labels(rows: Rows, shape: Shape, left: _Open) -> list[Quantity]:
     """Labels that no node of the cluster carries, whatever else stands against its nodes."""
     figures = []
     if len(shape.terms) == 1:  # then each requirement can be blamed by itself
         for requirement in shape.terms[0]:
-            mask = labelled(rows, (requirement,), left.ids)
+            mask = matching_labels(rows, (requirement,), left.ids)
             if mask is not None:
                 lacking = left.settle(~left.of(left.ids[mask]) & left.of(left.ids))
-                figures.append(Figure("LabelMissing", lacking, label=_words((requirement,))))
-    mask = selected(rows, shape.terms, left.ids)
+                figures.append(Quantity("LabelMissing", lacking, label=_words((requirement,))))
+    mask = selected_by_terms(rows, shape.terms, left.ids)
     if mask is not None:
         lacking = left.settle(~left.of(left.ids[mask]) & left.of(left.ids))
         label = " or ".join(_words(term) for term in shape.terms)
-        figures.append(Figure("LabelMissing", lacking, label=label, message="no node carries all of these"))
-        mask = selected(rows, shape.terms, left.ids)
+        figures.append(Quantity("LabelMissing", lacking, label=label, message="no node carries all of these"))
+        mask = selected_by_terms(rows, shape.terms, left.ids)
         left.ids = left.ids if mask is None else left.ids[mask]
     return figures
 
 
-def _unusable(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+def _unusable(rows: Rows, shape: Shape, left: _Open) -> list[Quantity]:
     able = rows.usable[left.ids].copy()
-    mask = tolerable(rows, shape.tolerations, left.ids)
+    mask = tolerated_rows(rows, shape.tolerations, left.ids)
     if mask is not None:
         able &= mask
     left.ids = left.ids[able]
-    return [Figure("NodesUnusable", left.settle(~left.of(left.ids)))]
+    return [Quantity("NodesUnusable", left.settle(~left.of(left.ids)))]
 
 
 def _best(rows: Rows, free: Amounts, ids: Ids, clusters: Mask) -> int:
     return int(free[ids[clusters[rows.cluster[ids]]]].max(initial=0))
 
 
-def _short(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+def _short(rows: Rows, shape: Shape, left: _Open) -> list[Quantity]:
     """One resource of which no node has enough; then several that no node has enough of at once. A pod for every node
     is refused by any node that has too little."""
     figures = []
@@ -154,17 +154,17 @@ def _short(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
         settled = left.clusters & short
         worst = ids[~enough] if shape.per_node else ids
         best = _best(rows, free, worst, settled)
-        figures.append(Figure("ResourceShort", left.settle(short), resource, need, best))
+        figures.append(Quantity("ResourceShort", left.settle(short), resource, need, best))
     if shape.per_node:
         return figures
     roomy = per_row(rows, needs, 1, left.ids) > 0
     settled = left.settle(~left.of(left.ids[roomy]))
-    figures.append(Figure("ResourceShort", settled, message="no node has enough of all its resources free at once"))
+    figures.append(Quantity("ResourceShort", settled, message="no node has enough of all its resources free at once"))
     return figures
 
 
-def _together(rows: Rows, shape: Shape, left: _Open) -> list[Figure]:
+def _together(rows: Rows, shape: Shape, left: _Open) -> list[Quantity]:
     pods = np.zeros(rows.size, np.int64)
     np.add.at(pods, rows.cluster[left.ids], per_row(rows, shape.resources, shape.count, left.ids))
     short = left.settle(pods < shape.count)
-    return [Figure("CapacityShort", short, needed=shape.count, best=int(pods[short].max(initial=0)))]
+    return [Quantity("CapacityShort", short, needed=shape.count, best=int(pods[short].max(initial=0)))]

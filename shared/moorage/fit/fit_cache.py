@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moorage.model.shapes import OptionalNeed, Shape
 
-from .node_filter import admitted, carrying, eligible, roomy
+from .node_filter import admitted, eligible, with_capacity, with_label
 from .protocols import Ids, Mask, Rows, Where
 
 #: So many optional needs of a shape are looked at together, the heaviest; what is lighter is looked at by itself.
@@ -24,7 +24,7 @@ _TOGETHER = 6
 _FEW = 64
 
 
-def unsupported(shape: Shape) -> str | None:
+def unsupported_reason(shape: Shape) -> str | None:
     """Why nothing can decide about this shape yet."""
     for name, asked in (
         ("devices", shape.devices),
@@ -36,7 +36,7 @@ def unsupported(shape: Shape) -> str | None:
     return None
 
 
-class Room(NamedTuple):
+class Fit(NamedTuple):
     """`fits`: all `count` pods have room by counting; `met`: the same with an optional need each, beside the heavier ones
     that are met there. Read only."""
 
@@ -46,7 +46,7 @@ class Room(NamedTuple):
 
 class _Kept(NamedTuple):
     tick: int
-    room: Room
+    room: Fit
 
 
 def with_optional(resources: Mapping[str, int], optional: OptionalNeed) -> dict[str, int]:
@@ -105,19 +105,19 @@ def _holding(rows: Rows, resources: Mapping[str, int], count: int, mask: Mask, w
     return fits
 
 
-def _plain(rows: Rows, shape: Shape, where: Where) -> Room:
+def _plain(rows: Rows, shape: Shape, where: Where) -> Fit:
     usable = rows.usable[: rows.n][where]
     if not shape.count:  # scaled to nothing: every cluster with a usable node will do
         fits = _any(rows, usable, where)
-        return Room(fits, [fits for _ in shape.optional])
-    mask = roomy(rows, shape.resources, usable.copy(), where)
+        return Fit(fits, [fits for _ in shape.optional])
+    mask = with_capacity(rows, shape.resources, usable.copy(), where)
     mask = admitted(rows, shape, mask, where)
 
     def holds(resources: Mapping[str, int], some: Mask) -> Mask:
         return _holding(rows, resources, shape.count, some, where)
 
     fits = holds(shape.resources, mask)
-    return Room(fits, _met(rows, shape, where, mask, fits, holds))
+    return Fit(fits, _met(rows, shape, where, mask, fits, holds))
 
 
 class _Granted(NamedTuple):
@@ -138,13 +138,13 @@ def _met(
     branches = [plain]
     for place, i in enumerate(sorted(range(len(met)), key=lambda i: -shape.optional[i].weight)):
         optional = shape.optional[i]
-        named = carrying(rows, optional.label, where)
+        named = with_label(rows, optional.label, where)
         met[i] = np.zeros(rows.size, np.bool_)
         after = []
         for branch in branches if place < _TOGETHER else [plain]:
             some = branch.mask.copy() if named is None else branch.mask & named
             resources = with_optional(branch.resources, optional)
-            some = roomy(rows, {resource: resources[resource] for resource in optional.resources}, some, where)
+            some = with_capacity(rows, {resource: resources[resource] for resource in optional.resources}, some, where)
             able = holds(resources, some) & branch.clusters
             met[i] |= able
             after += [_Granted(resources, some, able), branch._replace(clusters=branch.clusters & ~able)]
@@ -152,7 +152,7 @@ def _met(
     return met
 
 
-def _everywhere(rows: Rows, shape: Shape, where: Where) -> Room:
+def _everywhere(rows: Rows, shape: Shape, where: Where) -> Fit:
     """One pod on every matching node: all of them must have room, and there must be one."""
     matching = eligible(rows, shape, where)
     ids = np.flatnonzero(matching)
@@ -166,16 +166,16 @@ def _everywhere(rows: Rows, shape: Shape, where: Where) -> Room:
         fits[clusters[~good]] = False
         return fits
 
-    good = roomy(rows, shape.resources, np.ones(len(ids), np.bool_), ids)
+    good = with_capacity(rows, shape.resources, np.ones(len(ids), np.bool_), ids)
     fits = all_of(good)
-    return Room(fits, _met(rows, shape, ids, good, fits, lambda _, able: all_of(able)))
+    return Fit(fits, _met(rows, shape, ids, good, fits, lambda _, able: all_of(able)))
 
 
-def room_of(rows: Rows, shape: Shape, where: Where | None = None) -> Room:
+def fit_of(rows: Rows, shape: Shape, where: Where | None = None) -> Fit:
     """The answer computed anew, over all rows or over those of some clusters."""
-    if unsupported(shape):
+    if unsupported_reason(shape):
         none = np.zeros(rows.size, np.bool_)
-        return Room(none, [none for _ in shape.optional])
+        return Fit(none, [none for _ in shape.optional])
     compute = _everywhere if shape.per_node else _plain
     return compute(rows, shape, slice(0, rows.n) if where is None else where)
 
@@ -210,7 +210,7 @@ def renewed(old: Mask, part: Mask, clusters: NDArray[np.integer]) -> Mask:
     return mask
 
 
-class Rooms:
+class FitCache:
     """Rooms by shape key; the `keep` used last stay."""
 
     def __init__(self, rows: Rows, keep: int = 512) -> None:
@@ -228,7 +228,7 @@ class Rooms:
             self._news = since, rows.tick, changed, ids
         return self._news[2:]
 
-    def of(self, shape: Shape) -> Room:
+    def get(self, shape: Shape) -> Fit:
         rows, tick = self._rows, self._rows.tick
         kept = self._kept.get(shape.key)
         if kept is not None and kept.tick == tick and len(kept.room.fits) == rows.size:
@@ -236,12 +236,12 @@ class Rooms:
             return kept.room
         changed, ids = (None, None) if kept is None else self._changed(kept.tick)
         if kept is None or changed is None:
-            room = room_of(rows, shape)
+            room = fit_of(rows, shape)
             for mask in (room.fits, *room.met):
                 mask.setflags(write=False)
         else:
-            part = room_of(rows, shape, ids)
-            room = Room(
+            part = fit_of(rows, shape, ids)
+            room = Fit(
                 renewed(kept.room.fits, part.fits, changed),
                 [renewed(old, new, changed) for old, new in zip(kept.room.met, part.met, strict=True)],
             )

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from moorage.model.shapes import Requirement, Shape, Toleration
-from moorage.selectors import Labels, Taints, meets
+from moorage.selectors import LabelIndex, TaintIndex, requirement_matches
 from moorage.selectors.labels import conjunction
 
 from .protocols import Ids, Mask, NamedRows, Rows, Where
@@ -21,8 +21,8 @@ _FEW = 64
 
 class _Selectors:
     def __init__(self) -> None:
-        self.labels = Labels()
-        self.taints = Taints()
+        self.labels = LabelIndex()
+        self.taints = TaintIndex()
 
 
 _selectors: WeakKeyDictionary[Rows, _Selectors] = WeakKeyDictionary()
@@ -45,7 +45,7 @@ def _named(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
         found = [rows.rows_named(name) for name in requirement.values]
         mask = np.isin(ids, np.concatenate(found)) if found else np.zeros(len(ids), np.bool_)
         return mask if requirement.operator == "In" else ~mask
-    return np.fromiter((meets(requirement, rows.node_name(int(row))) for row in ids), np.bool_, len(ids))
+    return np.fromiter((requirement_matches(requirement, rows.node_name(int(row))) for row in ids), np.bool_, len(ids))
 
 
 def _by_host(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
@@ -56,7 +56,7 @@ def _by_host(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
     return mask
 
 
-def labelled(rows: Rows, term: Sequence[Requirement], where: Where) -> Mask | None:
+def matching_labels(rows: Rows, term: Sequence[Requirement], where: Where) -> Mask | None:
     """Per row of `where`, whether all requirements hold; None: on every row."""
     plain = tuple(r for r in term if r.key not in (HOSTNAME, _NAME))
     mask: Mask | None = None
@@ -74,18 +74,18 @@ def labelled(rows: Rows, term: Sequence[Requirement], where: Where) -> Mask | No
     return mask
 
 
-def selected(rows: Rows, terms: Iterable[Sequence[Requirement]], where: Where) -> Mask | None:
+def selected_by_terms(rows: Rows, terms: Iterable[Sequence[Requirement]], where: Where) -> Mask | None:
     """Per row of `where`, whether any term holds; None: on every row (also when there are no terms)."""
     some: Mask | None = None
     for term in terms:
-        mask = labelled(rows, term, where)
+        mask = matching_labels(rows, term, where)
         if mask is None:
             return None
         some = mask if some is None else some | mask
     return some
 
 
-def tolerable(rows: Rows, tolerations: Sequence[Toleration], where: Where) -> Mask | None:
+def tolerated_rows(rows: Rows, tolerations: Sequence[Toleration], where: Where) -> Mask | None:
     """Per row of `where`, whether its taints let the pod in; None: on every row."""
     if len(rows.taint_sets) <= 1:  # the first is that of nodes without any
         return None
@@ -93,14 +93,14 @@ def tolerable(rows: Rows, tolerations: Sequence[Toleration], where: Where) -> Ma
     return None if by_set.all() else by_set.take(rows.taintset[: rows.n][where])
 
 
-def carrying(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:
+def with_label(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:
     """Per row of `where`, whether it has this label; None: every row, or no label is asked for."""
-    return None if label is None else labelled(rows, conjunction((label,)), where)
+    return None if label is None else matching_labels(rows, conjunction((label,)), where)
 
 
-def carries(rows: Rows, label: tuple[str, str], where: Ids) -> bool:
+def any_with_label(rows: Rows, label: tuple[str, str], where: Ids) -> bool:
     """Whether any row of `where` has this label."""
-    mask = carrying(rows, label, where)
+    mask = with_label(rows, label, where)
     return bool(len(where)) if mask is None else bool(mask.any())
 
 
@@ -113,10 +113,10 @@ def admitted(rows: Rows, shape: Shape, mask: Mask, where: Where) -> Mask:
     """`mask` over `where`, narrowed in place to rows whose labels and taints let the shape's pods in."""
     if shape.terms:  # only asked of what is left: names of nodes are compared one by one
         at = mask.nonzero()[0]
-        named = selected(rows, shape.terms, at if isinstance(where, slice) else where[at])
+        named = selected_by_terms(rows, shape.terms, at if isinstance(where, slice) else where[at])
         if named is not None:
             mask[at[~named]] = False
-    kept = tolerable(rows, shape.tolerations, where)
+    kept = tolerated_rows(rows, shape.tolerations, where)
     if kept is not None:
         mask &= kept
     return mask
@@ -127,13 +127,13 @@ def eligible(rows: Rows, shape: Shape, where: Where) -> Mask:
     mask: Mask = rows.usable[: rows.n][where]
     if isinstance(where, slice):
         mask = mask.copy()
-    for by in (selected(rows, shape.terms, where), tolerable(rows, shape.tolerations, where)):
+    for by in (selected_by_terms(rows, shape.terms, where), tolerated_rows(rows, shape.tolerations, where)):
         if by is not None:
             mask &= by
     return mask
 
 
-def roomy(rows: Rows, resources: Mapping[str, int], mask: Mask, where: Where) -> Mask:
+def with_capacity(rows: Rows, resources: Mapping[str, int], mask: Mask, where: Where) -> Mask:
     """`mask`, narrowed in place to rows with that much of every resource free."""
     for resource, need in resources.items():
         if need > 0:

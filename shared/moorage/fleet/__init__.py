@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .cluster_labels import Clusters
-from .delta import CORDONED, GONE, STALE, Epoch, Malformed, Patch
-from .fleet import BOUNDLESS, Change, Fleet
-from .follower import Follower
-from .normalize import HOSTNAME, Row, exclusive_cores, name_problem, row
-from .redis_store import FAILURES, Changed, Store, Superseded, still_wanted
-from .writer import Flush, Writer
+from .delta import CORDONED, GONE, STALE, Epoch, FleetDelta, Malformed
+from .fleet import BOUNDLESS, Fleet, FleetChange
+from .follower import FleetFollower
+from .normalize import HOSTNAME, NodeRow, exclusive_cores, name_problem, normalize_node
+from .redis_store import FAILURES, Changed, FleetStore, StoreSuperseded, still_wanted
+from .writer import FleetFlush, FleetWriter
 
 __all__ = [
     "BOUNDLESS",
@@ -17,21 +17,21 @@ __all__ = [
     "GONE",
     "HOSTNAME",
     "STALE",
-    "Change",
     "Changed",
     "Clusters",
     "Epoch",
     "Fleet",
-    "Flush",
-    "Follower",
+    "FleetChange",
+    "FleetDelta",
+    "FleetFlush",
+    "FleetFollower",
+    "FleetStore",
+    "FleetWriter",
     "Malformed",
-    "Patch",
-    "Row",
-    "Store",
-    "Superseded",
-    "Writer",
+    "NodeRow",
+    "StoreSuperseded",
     "exclusive_cores",
     "name_problem",
-    "row",
+    "normalize_node",
     "still_wanted",
 ]

@@ -36,7 +36,7 @@ class Malformed(ValueError):
     """Bytes that are no patch, or one whose columns do not fit its header."""
 
 
-class ClusterPart(msgspec.Struct, array_like=True):
+class ClusterDelta(msgspec.Struct, array_like=True):
     """One cluster in a patch. `version` is the counter of the change that this part shows: parts that are not newer than
     what is there are passed over; 0 = apply always. `rows` rows of the patch's columns are this cluster's."""
 
@@ -57,12 +57,12 @@ class ClusterPart(msgspec.Struct, array_like=True):
         return self.names.split(SEPARATOR) if self.rows else []
 
 
-class Patch(msgspec.Struct, array_like=True):
+class FleetDelta(msgspec.Struct, array_like=True):
     """Columns are raw little-endian bytes: one value for each row, or a single one if all are equal."""
 
     generation: int = 0
     counter: int = 0
-    clusters: list[ClusterPart] = []
+    clusters: list[ClusterDelta] = []
     flags: bytes = b""
     label_numbers: bytes = b""
     taint_numbers: bytes = b""
@@ -86,7 +86,7 @@ AMOUNTS = np.dtype("<i8")
 TIMES = np.dtype("<f8")
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Patch)
+_decoder = msgspec.msgpack.Decoder(FleetDelta)
 
 
 def pack_column(values: NDArray[Any], kind: np.dtype[Any]) -> bytes:
@@ -100,11 +100,11 @@ def column(data: bytes, kind: np.dtype[Any], rows: int) -> NDArray[Any]:
     return np.broadcast_to(values, rows) if len(values) == 1 else values
 
 
-def encode(patch: Patch) -> bytes:
+def encode(patch: FleetDelta) -> bytes:
     return _encoder.encode(patch)
 
 
-def decode(data: bytes) -> Patch:
+def decode(data: bytes) -> FleetDelta:
     """Checks all that applying relies on, so that a patch is applied whole or not at all."""
     try:
         patch = _decoder.decode(data)
@@ -143,7 +143,7 @@ def decode(data: bytes) -> Patch:
     return patch
 
 
-def merge(patches: Iterable[Patch]) -> Patch:
+def merge(patches: Iterable[FleetDelta]) -> FleetDelta:
     """Many snapshots as one patch, so that loading a fleet costs a few large steps. Dictionary entries stay behind."""
     sources = [(patch, patch.rows) for patch in patches]
     names = {name for patch, _ in sources for name in patch.resources}
@@ -155,7 +155,7 @@ def merge(patches: Iterable[Patch]) -> Patch:
         zero = (bytes(8), bytes(8))
         return joined([(p.resources.get(name, zero)[which], rows) for p, rows in sources], AMOUNTS)
 
-    return Patch(
+    return FleetDelta(
         generation=max((p.generation for p, _ in sources), default=0),
         counter=max((p.counter for p, _ in sources), default=0),
         clusters=[part for p, _ in sources for part in p.clusters],

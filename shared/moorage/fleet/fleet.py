@@ -17,7 +17,19 @@ from moorage.model.shapes import EXCLUSIVE
 from . import delta
 from .cluster_labels import Clusters
 from .columns import Resource, RowColumns, Sums, grown
-from .delta import CORDONED, GONE, HOST, READY, REJECTED, STALE, UNSCHEDULABLE, ClusterPart, Epoch, Malformed, Patch
+from .delta import (
+    CORDONED,
+    GONE,
+    HOST,
+    READY,
+    REJECTED,
+    STALE,
+    UNSCHEDULABLE,
+    ClusterDelta,
+    Epoch,
+    FleetDelta,
+    Malformed,
+)
 from .table import Table
 
 #: What a node has of exclusive cores where nothing in its cluster reports CPU managers.
@@ -27,7 +39,7 @@ _NONE = np.empty(0, np.int32)
 _NO_ROWS = np.empty(0, np.intp)
 
 
-class Change(NamedTuple):
+class FleetChange(NamedTuple):
     """What one patch changed. `node_sets`: clusters that have other nodes or other row numbers than before, so that what
     was taken there must be taken again for nodes that went and came. `reset`: everything is new, nothing is taken."""
 
@@ -46,7 +58,7 @@ class Fleet(Table):
         super().__init__()
         self.tick = 1
         self.resets = 0
-        self.on_change: list[Callable[[Change], None]] = []
+        self.on_change: list[Callable[[FleetChange], None]] = []
         self.epoch = Epoch(0, 0)
         # Of clusters.
         self.names: list[str] = []
@@ -229,7 +241,7 @@ class Fleet(Table):
 
     # -- change -------------------------------------------------------------------------------------------------------
 
-    def apply(self, patch: Patch) -> Change:
+    def apply(self, patch: FleetDelta) -> FleetChange:
         """Puts a (decoded, so checked) patch in. Parts that are not newer than what is here are passed over."""
         self._learn(patch)
         parts = patch.clusters
@@ -280,7 +292,7 @@ class Fleet(Table):
         heard = self._hear(patch)
         if patch.counter or patch.generation:
             self.epoch = max(self.epoch, Epoch(patch.generation, patch.counter))
-        change = Change(cids, np.array(node_sets, np.int32), frozenset(claims), False, heard)
+        change = FleetChange(cids, np.array(node_sets, np.int32), frozenset(claims), False, heard)
         self._announce(change)
         return change
 
@@ -298,7 +310,7 @@ class Fleet(Table):
         self._improved[: self.n] = tick
         self._sums = {}
         self.clusters.adopt(other.clusters)
-        self._announce(Change(np.flatnonzero(self.known).astype(np.int32), reset=True))
+        self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
 
     def _inherit_joined(self, other: Fleet) -> None:
         """Clusters that are new to us joined at the latest by then; of those we knew we know it better."""
@@ -314,11 +326,11 @@ class Fleet(Table):
         other._last_joined = int(at.max(initial=0))
         other.membership += self.membership + 1
 
-    def _announce(self, change: Change) -> None:
+    def _announce(self, change: FleetChange) -> None:
         for callback in self.on_change:
             callback(change)
 
-    def _learn(self, patch: Patch) -> None:
+    def _learn(self, patch: FleetDelta) -> None:
         if patch.labels_from > len(self.label_sets) or patch.taints_from > len(self.taint_sets):
             raise Malformed("dictionary entries are missing")
         if patch.label_sets:
@@ -329,7 +341,7 @@ class Fleet(Table):
             sets = [tuple(entry) for entry in patch.taint_sets]
             self.taint_sets[patch.taints_from : patch.taints_from + len(sets)] = sets
 
-    def _columns_of(self, patch: Patch, rows: int) -> RowColumns:
+    def _columns_of(self, patch: FleetDelta, rows: int) -> RowColumns:
         found = RowColumns(
             delta.column(patch.flags, delta.FLAGS, rows),
             delta.column(patch.label_numbers, delta.NUMBERS, rows),
@@ -345,7 +357,7 @@ class Fleet(Table):
                 raise Malformed("a row names a dictionary entry that never came")
         return found
 
-    def _restate(self, part: ClusterPart, counter: int) -> bool:
+    def _restate(self, part: ClusterDelta, counter: int) -> bool:
         """The cluster itself: name, labels, state. True if that changes which of its rows are usable."""
         cid = part.id
         self._as_of[cid] = max(float(self._as_of[cid]), part.as_of)
@@ -373,7 +385,7 @@ class Fleet(Table):
         self._last_joined = max(self._last_joined, counter)
         self.membership += 1
 
-    def _restate_claims(self, part: ClusterPart) -> set[str]:
+    def _restate_claims(self, part: ClusterDelta) -> set[str]:
         mine = self._claims.get(part.id, {})
         claims = part.claims
         if part.whole:
@@ -445,7 +457,7 @@ class Fleet(Table):
         resource.allocatable[rows] = amount
         resource.free[rows] = free
 
-    def _hear(self, patch: Patch) -> NDArray[np.int32]:
+    def _hear(self, patch: FleetDelta) -> NDArray[np.int32]:
         heard = np.frombuffer(patch.heard, delta.NUMBERS).astype(np.int32)
         times = np.frombuffer(patch.heard_at, delta.TIMES)
         inside = heard < self.size

@@ -14,7 +14,7 @@ import structlog
 from . import delta
 from .delta import Epoch, Malformed
 from .fleet import Fleet
-from .redis_store import FAILURES, Changed, Store, still_wanted
+from .redis_store import FAILURES, Changed, FleetStore, still_wanted
 
 log = structlog.get_logger("fleet")
 
@@ -25,11 +25,11 @@ PATIENCE = 3.0
 BLOCK_MS = 1000
 
 
-class Follower:
+class FleetFollower:
     def __init__(self, redis_url: str, fleet: Fleet) -> None:
         self.fleet = fleet
         self.loads = 0
-        self._store = Store(redis_url)
+        self._store = FleetStore(redis_url)
         self._loaded = asyncio.Event()
         self._good = 0.0
         self._older_since = 0.0

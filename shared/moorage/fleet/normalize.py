@@ -9,7 +9,7 @@ import msgspec
 
 from moorage.model.reports import CpuManager, NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
-from moorage.parsing import CAPACITY_MAX, amount
+from moorage.parsing import CAPACITY_MAX, parse_amount
 
 from .delta import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE
 
@@ -18,7 +18,7 @@ PODS = "pods"
 _MAX = CAPACITY_MAX
 
 
-class Row(NamedTuple):
+class NodeRow(NamedTuple):
     name: str
     flags: int
     labels: dict[str, str]
@@ -29,7 +29,7 @@ class Row(NamedTuple):
     extras: bytes = b""
 
 
-def row(node: NodeReport) -> tuple[Row, str]:
+def normalize_node(node: NodeReport) -> tuple[NodeRow, str]:
     """The row, and what is wrong with it ("" = nothing)."""
     labels, flags, problem = node.labels, 0, ""
     if labels.get(HOSTNAME) == node.name:
@@ -51,7 +51,7 @@ def row(node: NodeReport) -> tuple[Row, str]:
     exclusive = exclusive_cores(node.cpu_manager)
     extras = {k: v for k in ("zones", "providers", "devices", "machines") if (v := getattr(node, k))}
     packed = msgspec.json.encode(extras) if extras else b""
-    return Row(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed), problem
+    return NodeRow(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed), problem
 
 
 def exclusive_cores(manager: CpuManager | None) -> int:
@@ -69,7 +69,7 @@ def name_problem(name: str) -> str:
 
 
 def _bounded(resource: str, text: str, up: bool) -> int:
-    value = amount(resource, text, up)
+    value = parse_amount(resource, text, up)
     if value < 0:
         raise ValueError(f"{text!r} is negative")
     return min(value, _MAX)

@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 from moorage.model.reports import Taint
 
 from . import delta
-from .delta import Epoch, Patch
+from .delta import Epoch, FleetDelta
 from .fleet import Fleet
-from .writer import Flush, Writer
+from .writer import FleetFlush, FleetWriter
 
 PREFIX = "moorage:fleet"
 CURRENT = f"{PREFIX}:current"
@@ -41,7 +41,7 @@ class Changed(Exception):
     """The generation that was being read is not current any more."""
 
 
-class Superseded(Exception):
+class StoreSuperseded(Exception):
     """A newer generation has written here; this one must not any more."""
 
 
@@ -56,7 +56,7 @@ def key(generation: int, what: str) -> str:
     return f"{PREFIX}:{generation}:{what}"
 
 
-class Store:
+class FleetStore:
     def __init__(self, url: str, *, timeout: float = 5.0) -> None:
         # No hidden retries: who calls knows whether a write may be repeated.
         self.redis: Redis = Redis.from_url(
@@ -82,7 +82,7 @@ class Store:
         counter = await self.counter(generation)
         ids = await self.redis.hkeys(key(generation, "clusters"))
         fleet = Fleet()
-        found: list[Patch] = []
+        found: list[FleetDelta] = []
         for at in range(0, len(ids), CHUNK):
             chunk: Any = await self.redis.hmget(key(generation, "clusters"), ids[at : at + CHUNK])
             found.append(delta.merge([delta.decode(data) for data in chunk if data is not None]))
@@ -110,7 +110,7 @@ class Store:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    async def write(self, generation: int, flush: Flush, told: Mapping[int, bytes] | None = None) -> Epoch:
+    async def write(self, generation: int, flush: FleetFlush, told: Mapping[int, bytes] | None = None) -> Epoch:
         """Snapshots, dictionary entries, counter and change, all or nothing; says what is current there. A failure leaves
         open whether it happened: the counter tells. `told`: how changes of state in it are told, by cluster."""
         clusters = key(generation, "clusters")
@@ -130,11 +130,11 @@ class Store:
         return _current(answers[-1])
 
     async def rewrite(
-        self, generation: int, counter: int, writer: Writer, told: Mapping[int, bytes] | None = None
+        self, generation: int, counter: int, writer: FleetWriter, told: Mapping[int, bytes] | None = None
     ) -> None:
         """Everything from memory, `current` last. What changes meanwhile is pending in the writer and comes after."""
         if (await self.last()).generation > generation:
-            raise Superseded
+            raise StoreSuperseded
         sent = len(writer.fleet.label_sets), len(writer.fleet.taint_sets)
         if (await self.current()).generation == generation:  # nobody may read while it is half written
             await self.redis.delete(CURRENT)
@@ -158,7 +158,7 @@ class Store:
             if told:
                 pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in told.items()})
             pipe.set(key(generation, "counter"), counter)
-            self._add(pipe, Epoch(generation, counter), delta.encode(Patch(generation, counter)))
+            self._add(pipe, Epoch(generation, counter), delta.encode(FleetDelta(generation, counter)))
             pipe.set(CURRENT, f"{generation}-{counter}")
             await pipe.execute()
         writer.sent(*sent)
@@ -199,14 +199,14 @@ def _fill(
         pipe.hset(key(generation, "taints"), mapping={str(n): data for n, data in taints.items()})
 
 
-def _dictionary(labels: Mapping[bytes, bytes], taints: Mapping[bytes, bytes]) -> Patch:
+def _dictionary(labels: Mapping[bytes, bytes], taints: Mapping[bytes, bytes]) -> FleetDelta:
     """Entries in the order of their numbers; a hole is an entry nobody names."""
     try:
         sets = {int(n): _labels.decode(data) for n, data in labels.items()}
         tolerated = {int(n): _taints.decode(data) for n, data in taints.items()}
     except (msgspec.DecodeError, ValueError) as error:
         raise delta.Malformed(str(error)) from error
-    return Patch(
+    return FleetDelta(
         labels_from=1,
         label_sets=[sets.get(n, {}) for n in range(1, max(sets, default=0) + 1)],
         taints_from=1,

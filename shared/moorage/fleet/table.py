@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moorage.model.shapes import EXCLUSIVE
 
 from .columns import Blocks, Resource, grown, spread
-from .delta import SEPARATOR, ClusterPart
+from .delta import SEPARATOR, ClusterDelta
 
 
 class Table:
@@ -92,7 +92,7 @@ class Table:
 
     # -- change -------------------------------------------------------------------------------------------------------
 
-    def _place(self, part: ClusterPart) -> tuple[NDArray[np.intp], NDArray[np.bool_], bool]:
+    def _place(self, part: ClusterDelta) -> tuple[NDArray[np.intp], NDArray[np.bool_], bool]:
         """Where the rows of a part go: rows, which of them are new, and whether the set of nodes or their rows changed."""
         cid, names = part.id, part.names_list()
         start, length = int(self._start[cid]), int(self._length[cid])

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from moorage.model.reports import Taint
 
 from . import delta
-from .delta import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, ClusterPart, Patch, pack_column
+from .delta import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, ClusterDelta, FleetDelta, pack_column
 from .fleet import Fleet
-from .normalize import Row
+from .normalize import NodeRow
 
 #: A dictionary with fewer entries is not worth reading the fleet anew; nor is one that is small beside the rows.
 FEW, ROWS_PER_ENTRY = 1024, 64
@@ -24,7 +24,7 @@ Entry = TypeVar("Entry")
 _ALL = np.empty(0, np.intp)
 
 
-class Flush(NamedTuple):
+class FleetFlush(NamedTuple):
     """What one transaction writes. `snapshots`: cluster → bytes, None = gone."""
 
     counter: int
@@ -48,7 +48,7 @@ class _Pending:
         self.claims: set[str] = set()
 
 
-class Writer:
+class FleetWriter:
     def __init__(self, fleet: Fleet | None = None) -> None:
         self.fleet = fleet or Fleet()
         self._labels = {frozenset(s.items()): i for i, s in enumerate(self.fleet.label_sets)}
@@ -64,7 +64,7 @@ class Writer:
         self,
         cid: int,
         name: str,
-        rows: Sequence[Row] = (),
+        rows: Sequence[NodeRow] = (),
         *,
         whole: bool = False,
         gone: Iterable[str] = (),
@@ -97,7 +97,7 @@ class Writer:
                 self.hear(cid, as_of)
             return False
         names_ = [row.name for row in changed]
-        part = ClusterPart(
+        part = ClusterDelta(
             id=cid,
             name=name,
             state=state,
@@ -125,7 +125,9 @@ class Writer:
     def hear(self, cid: int, as_of: float) -> None:
         """A report without a change: only how new the rows are."""
         self._heard[cid] = as_of
-        self.fleet.apply(Patch(heard=np.array([cid], NUMBERS).tobytes(), heard_at=np.array([as_of], TIMES).tobytes()))
+        self.fleet.apply(
+            FleetDelta(heard=np.array([cid], NUMBERS).tobytes(), heard_at=np.array([as_of], TIMES).tobytes())
+        )
 
     def set_state(self, cid: int, state: int) -> bool:
         return self.put(cid, self.fleet.names[cid], state=state)
@@ -134,14 +136,14 @@ class Writer:
         """The cluster is no part of the fleet any more; its number stays its own."""
         if not (cid < self.fleet.size and self.fleet.known[cid]):
             return False
-        part = ClusterPart(id=cid, name=self.fleet.names[cid], state=GONE, whole=True)
-        self.fleet.apply(Patch(clusters=[part]))
+        part = ClusterDelta(id=cid, name=self.fleet.names[cid], state=GONE, whole=True)
+        self.fleet.apply(FleetDelta(clusters=[part]))
         pending = self._pending[cid] = _Pending()
         pending.whole = True
         self._heard.pop(cid, None)
         return True
 
-    def row(self, cid: int, node: str) -> Row | None:
+    def row(self, cid: int, node: str) -> NodeRow | None:
         """A node as it was put, so that one source's fields can be changed without the others'."""
         fleet = self.fleet
         at = fleet.row_of(cid, node)
@@ -149,7 +151,7 @@ class Writer:
             return None
         rows = np.array([at], np.intp)
         amounts = {n: (int(r.allocatable[at]), int(r.requested(rows)[0])) for n, r in fleet.stored.items()}
-        return Row(
+        return NodeRow(
             node,
             int(fleet.flags[at]),
             fleet.label_sets[int(fleet.labelset[at])],
@@ -200,11 +202,11 @@ class Writer:
         return number
 
     def _columns(
-        self, rows: Sequence[Row], before: Mapping[str, int], extras: Mapping[str, bytes]
-    ) -> tuple[Patch, list[Row]]:
+        self, rows: Sequence[NodeRow], before: Mapping[str, int], extras: Mapping[str, bytes]
+    ) -> tuple[FleetDelta, list[NodeRow]]:
         """The columns of those rows that differ from what is there, and these rows."""
         if not rows:
-            return Patch(), []
+            return FleetDelta(), []
         fleet, count = self.fleet, len(rows)
         flags = np.array([row.flags for row in rows], FLAGS)
         labels = np.array([self.label_number(row.labels) for row in rows], NUMBERS)
@@ -237,7 +239,7 @@ class Writer:
                 flags, labels, taints, exclusive = flags[keep], labels[keep], taints[keep], exclusive[keep]
                 amounts = {name: (a[keep], r[keep]) for name, (a, r) in amounts.items()}
         if not count:
-            return Patch(), []
+            return FleetDelta(), []
         patch = _patch(flags, labels, taints, exclusive, amounts)
         return patch, list(rows)
 
@@ -255,10 +257,10 @@ class Writer:
         """Whether followers do not know yet what changed of it."""
         return cid in self._pending
 
-    def flush(self, generation: int, counter: int, most: int = 1 << 30) -> Flush:
+    def flush(self, generation: int, counter: int, most: int = 1 << 30) -> FleetFlush:
         """What followers do not know yet (of so many clusters at most), as change number `counter`."""
         fleet = self.fleet
-        parts: list[ClusterPart] = []
+        parts: list[ClusterDelta] = []
         runs: list[NDArray[np.intp]] = []
         snapshots: dict[int, bytes | None] = {}
         pending, self._pending = self._pending, {}
@@ -293,9 +295,9 @@ class Writer:
         patch.heard_at = np.array(list(heard.values()), TIMES).tobytes()
         labels, taints = self.dictionary(self._labels_sent, self._taints_sent)
         self._labels_sent, self._taints_sent = len(fleet.label_sets), len(fleet.taint_sets)
-        return Flush(counter, delta.encode(patch), snapshots, labels, taints, tuple(pending))
+        return FleetFlush(counter, delta.encode(patch), snapshots, labels, taints, tuple(pending))
 
-    def again(self, flush: Flush) -> None:
+    def again(self, flush: FleetFlush) -> None:
         """A flush was not written: its clusters go whole with the next one."""
         for cid in flush.clusters:
             self._pending.setdefault(cid, _Pending()).whole = True
@@ -326,11 +328,11 @@ class Writer:
         patch.clusters = [self._part(cid, counter, rows, True)]
         return delta.encode(patch)
 
-    def _part(self, cid: int, counter: int, rows: NDArray[np.intp], whole: bool) -> ClusterPart:
+    def _part(self, cid: int, counter: int, rows: NDArray[np.intp], whole: bool) -> ClusterDelta:
         fleet = self.fleet
         names = fleet.names_at(cid, rows)
         extras = fleet.extras_of(cid)
-        return ClusterPart(
+        return ClusterDelta(
             id=cid,
             name=fleet.names[cid],
             version=counter,
@@ -344,10 +346,10 @@ class Writer:
             extras={name: extras[name] for name in names if name in extras} if extras else {},
         )
 
-    def _export(self, rows: NDArray[np.intp]) -> Patch:
+    def _export(self, rows: NDArray[np.intp]) -> FleetDelta:
         fleet = self.fleet
         if not len(rows):
-            return Patch()
+            return FleetDelta()
         amounts = {}
         for name, found in fleet.stored.items():
             allocatable, requested = found.allocatable[rows], found.requested(rows)
@@ -371,8 +373,8 @@ def _patch(
     taints: NDArray[np.int32],
     exclusive: NDArray[np.int64],
     amounts: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64]]],
-) -> Patch:
-    return Patch(
+) -> FleetDelta:
+    return FleetDelta(
         flags=pack_column(flags, FLAGS),
         label_numbers=pack_column(labels, NUMBERS),
         taint_numbers=pack_column(taints, NUMBERS),
@@ -381,4 +383,4 @@ def _patch(
     )
 
 
-__all__ = ["HOST", "Flush", "Writer"]
+__all__ = ["HOST", "FleetFlush", "FleetWriter"]

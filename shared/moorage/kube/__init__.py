@@ -4,29 +4,29 @@ credentials; what it offers beyond that is not usable as it is, so following and
 from __future__ import annotations
 
 from .api import Api, ApiError, Unreachable
-from .apply import MANAGER, Exists, apply, create, delete, rank, release
+from .apply import MANAGER, Exists, apply, apply_order, create, delete, release
 from .config import connect
-from .discovery import Kind, Kinds
-from .leader_election import Elector, Term
+from .discovery import ApiDiscovery, ApiResource
+from .leader_election import LeaderElector, Term
 from .reflector import Metadata, Object, Reflector
 
 __all__ = [
     "MANAGER",
     "Api",
+    "ApiDiscovery",
     "ApiError",
-    "Elector",
+    "ApiResource",
     "Exists",
-    "Kind",
-    "Kinds",
+    "LeaderElector",
     "Metadata",
     "Object",
     "Reflector",
     "Term",
     "Unreachable",
     "apply",
+    "apply_order",
     "connect",
     "create",
     "delete",
-    "rank",
     "release",
 ]

@@ -80,7 +80,7 @@ def refusal(code: int, body: bytes) -> ApiError:
     return ApiError(code, "", f"HTTP {code}: {text}" if text else f"HTTP {code}")
 
 
-class Turns:
+class TurnQueue:
     """When the next request to a failing server may go, whoever makes it."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Turns:
 class Pace:
     """While the server fails, one request after the other for all tasks together; as soon as it is well, all at once."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: TurnQueue) -> None:
         self._turns = turns
         self._well = asyncio.Event()
         self._well.set()
@@ -141,7 +141,7 @@ class Api:
         renew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        turns = Turns()
+        turns = TurnQueue()
         #: Of single requests, and of lists and watches: one collection that cannot be followed slows down no request.
         self.pace, self.following = Pace(turns), Pace(turns)
         self._headers, self._renew = headers, renew

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .api import Api, ApiError, decoded
-from .discovery import Kind
+from .discovery import ApiResource
 
 MANAGER = "moorage"
 _APPLY = "application/apply-patch+yaml"
@@ -38,7 +38,7 @@ _AFTER_WORKLOADS = frozenset(
 )
 
 
-def rank(kind: str) -> int:
+def apply_order(kind: str) -> int:
     """Lower ones first; unknown kinds (custom resources) are configuration of what runs."""
     if kind in _WORKLOADS:
         return len(_ORDER) + 1
@@ -53,7 +53,7 @@ def gates(kind: str) -> bool:
 
 
 async def apply(
-    api: Api, kind: Kind, obj: dict[str, Any], *, force: bool, manager: str = MANAGER
+    api: Api, kind: ApiResource, obj: dict[str, Any], *, force: bool, manager: str = MANAGER
 ) -> tuple[dict[str, Any], bool]:
     """The object as the server has it now, and whether this made it. Without `force`, fields that others have set to
     something else are a conflict (ApiError 409 that names them)."""
@@ -72,7 +72,7 @@ class Exists(ApiError):
     """What was to be made is there."""
 
 
-async def create(api: Api, kind: Kind, obj: dict[str, Any], *, manager: str = MANAGER) -> dict[str, Any]:
+async def create(api: Api, kind: ApiResource, obj: dict[str, Any], *, manager: str = MANAGER) -> dict[str, Any]:
     """Made by applying, if nothing is there; Exists otherwise, and nothing is changed. No object has the version that is
     asked for, and of one that is not there the server asks none."""
     bound = {**obj, "metadata": {**obj["metadata"], "resourceVersion": "1"}}
@@ -89,7 +89,7 @@ async def create(api: Api, kind: Kind, obj: dict[str, Any], *, manager: str = MA
     return made
 
 
-async def release(api: Api, kind: Kind, namespace: str, name: str, uid: str, *, manager: str = MANAGER) -> None:
+async def release(api: Api, kind: ApiResource, namespace: str, name: str, uid: str, *, manager: str = MANAGER) -> None:
     """Give back every field that is ours, on an object that is not. The uid keeps this from making one."""
     metadata = {"name": name, "uid": uid} | ({"namespace": namespace} if kind.namespaced else {})
     body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
@@ -100,7 +100,7 @@ async def release(api: Api, kind: Kind, namespace: str, name: str, uid: str, *, 
             raise
 
 
-async def delete(api: Api, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+async def delete(api: Api, kind: ApiResource, namespace: str, name: str, uid: str) -> bool:
     """True once it is gone. What belongs to it goes first, so that gone means all of it; another object of the same name
     is left alone."""
     options: dict[str, Any] = {"propagationPolicy": "Foreground"}

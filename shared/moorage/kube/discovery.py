@@ -14,7 +14,7 @@ from .api import Api, ApiError, decoded
 _AGAIN = 1.0
 
 
-class Kind(NamedTuple):
+class ApiResource(NamedTuple):
     api_version: str
     kind: str
     plural: str
@@ -50,13 +50,13 @@ class _Resources(msgspec.Struct):
     resources: list[_Resource] | None = None
 
 
-class Kinds:
+class ApiDiscovery:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._groups: dict[str, tuple[float, dict[str, Kind]]] = {}
+        self._groups: dict[str, tuple[float, dict[str, ApiResource]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def find(self, api_version: str, kind: str) -> Kind | None:
+    async def find(self, api_version: str, kind: str) -> ApiResource | None:
         """None: this server does not have it (now)."""
         async with self._locks.setdefault(api_version, asyncio.Lock()):
             known = self._groups.get(api_version)
@@ -65,7 +65,7 @@ class Kinds:
                 known = self._groups[api_version] = (now, await self._ask(api_version))
         return known[1].get(kind)
 
-    async def _ask(self, api_version: str) -> dict[str, Kind]:
+    async def _ask(self, api_version: str) -> dict[str, ApiResource]:
         try:
             _, data = await self._api.call("GET", base(api_version))
         except ApiError as error:
@@ -75,5 +75,5 @@ class Kinds:
         found = {}
         for one in decoded(data, _Resources).resources or ():
             if "/" not in one.name and one.kind:
-                found[one.kind] = Kind(api_version, one.kind, one.name, one.namespaced, "watch" in one.verbs)
+                found[one.kind] = ApiResource(api_version, one.kind, one.name, one.namespaced, "watch" in one.verbs)
         return found

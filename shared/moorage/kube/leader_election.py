@@ -43,7 +43,7 @@ class Term:
         return asyncio.get_running_loop().time() < self.good + DEADLINE
 
 
-class Elector:
+class LeaderElector:
     """`notes` of a term become annotations of the Lease: what a successor should know. `able`: whether this process could
     do the work now; who is not does not contend."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .capacity import Capacity, uncovered
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
-from .existing_placement import Before, before, kept_slots
+from .existing_placement import ExistingPlacement, existing_placement, kept_slots
 from .follower import (
     LOG,
     LedgerFollower,
@@ -16,25 +16,25 @@ from .follower import (
     read_snapshot,
     write_snapshot,
 )
-from .ledger import Changes, Held, Ledger
+from .ledger import ActiveClaim, Changes, Ledger
 
 __all__ = [
     "LOG",
     "MAX_BYTES",
     "MAX_ENTRIES",
-    "Before",
+    "ActiveClaim",
     "Capacity",
     "Changes",
     "Committed",
     "Committer",
     "Dropped",
+    "ExistingPlacement",
     "Guard",
-    "Held",
     "Ledger",
     "LedgerFollower",
     "LedgerLost",
-    "before",
     "decode_commit",
+    "existing_placement",
     "keep_capacity",
     "kept_slots",
     "newest_snapshot",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from moorage.fleet import Change, Fleet
+from moorage.fleet import Fleet, FleetChange
 from moorage.model.claims import Claim, Decision, Slot
 
 from .ledger import Changes, Ledger
@@ -263,7 +263,7 @@ class Capacity:
         if less:
             self.fleet.take(row, less, -1)
 
-    def _fleet_changed(self, change: Change) -> None:
+    def _fleet_changed(self, change: FleetChange) -> None:
         if change.reset:
             for ident in {*self.ledger.claims, *self._flying}:
                 self._recount(ident)

@@ -19,7 +19,7 @@ from .ledger import Ledger
 
 
 @dataclass(slots=True)
-class Before:
+class ExistingPlacement:
     """What the ledger knows of the group: per app where it runs, and where unchanged."""
 
     stay: list[Mask | None]
@@ -33,12 +33,12 @@ class Before:
         }
 
 
-def before(record: Revision, fleet: Fleet, ledger: Ledger) -> Before:
+def existing_placement(record: Revision, fleet: Fleet, ledger: Ledger) -> ExistingPlacement:
     stay: list[Mask | None] = [None] * len(record.apps)
     held: list[Mask | None] = [None] * len(record.apps)
     mine = ledger.by_group.get(record.group)
     if not mine:
-        return Before(stay, held)
+        return ExistingPlacement(stay, held)
     places: dict[str, dict[str, bool]] = {}
     for ident in mine:
         counted = ledger.claims[ident]
@@ -54,7 +54,7 @@ def before(record: Revision, fleet: Fleet, ledger: Ledger) -> Before:
                 stay[number] = _marked(stay[number], cid, fleet.size)
             if all(kept_slots(record.group, app.name, shape, cluster, ledger)[1] == 0 for shape in app.shapes):
                 held[number] = _marked(held[number], cid, fleet.size)
-    return Before(stay, held)
+    return ExistingPlacement(stay, held)
 
 
 def _marked(mask: Mask | None, cid: int, size: int) -> Mask:

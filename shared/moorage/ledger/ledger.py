@@ -14,7 +14,7 @@ from moorage.model.claims import Claim, Commit, Decision
 REMEMBERED = 4096
 
 
-class Held(NamedTuple):
+class ActiveClaim(NamedTuple):
     """A claim that counts. Withdrawn: until its release."""
 
     claim: Claim
@@ -57,15 +57,15 @@ class Ledger:
     def __init__(self) -> None:
         self.seq = 0
         self.standing: dict[str, Decision] = {}
-        self.ended: dict[str, int] = {}
-        self.claims: dict[str, Held] = {}
+        self.ended_revisions: dict[str, int] = {}
+        self.claims: dict[str, ActiveClaim] = {}
         self.by_cluster: dict[str, set[str]] = {}
         self.by_group: dict[str, set[str]] = {}
         self.commits: OrderedDict[str, None] = OrderedDict()
 
     def accepts(self, decision: Decision) -> bool:
         """A decision for a withdrawn revision folds to nothing, and so does one that a newer revision overtook."""
-        if decision.revision <= self.ended.get(decision.group, 0):
+        if decision.revision <= self.ended_revisions.get(decision.group, 0):
             return False
         stands = self.standing.get(decision.group)
         return stands is None or stands.revision <= decision.revision
@@ -84,7 +84,9 @@ class Ledger:
         refused: list[str] = []
         # Withdrawals first: a decision of the same commit that they name must not count for a moment.
         for withdrawal in commit.withdrawals:
-            self.ended[withdrawal.group] = max(withdrawal.revision, self.ended.get(withdrawal.group, 0))
+            self.ended_revisions[withdrawal.group] = max(
+                withdrawal.revision, self.ended_revisions.get(withdrawal.group, 0)
+            )
             stands = self.standing.get(withdrawal.group)
             groups.add(withdrawal.group)  # also where nothing stood: from now on nothing may come
             if stands is not None and stands.revision <= withdrawal.revision:
@@ -144,11 +146,11 @@ class Ledger:
         before = self.claims.get(claim.id)
         if before is not None and (before.group != group or before.claim.cluster != claim.cluster):
             self._forget(claim.id, before)
-        self.claims[claim.id] = Held(claim, group, False)
+        self.claims[claim.id] = ActiveClaim(claim, group, False)
         self.by_group.setdefault(group, set()).add(claim.id)
         self.by_cluster.setdefault(claim.cluster, set()).add(claim.id)
 
-    def _forget(self, ident: str, held: Held) -> None:
+    def _forget(self, ident: str, held: ActiveClaim) -> None:
         del self.claims[ident]
         for index, key in ((self.by_group, held.group), (self.by_cluster, held.claim.cluster)):
             mine = index[key]
@@ -156,20 +158,20 @@ class Ledger:
             if not mine:
                 del index[key]
 
-    def counting(self, group: str) -> bool:
+    def has_active_claims(self, group: str) -> bool:
         """Claims of the group still count, standing or withdrawn."""
         return group in self.by_group
 
-    def leaving(self, group: str, revision: int) -> bool:
+    def is_terminating(self, group: str, revision: int) -> bool:
         """Of a group that was terminated at this revision: something counts, or may yet be decided."""
-        return self.counting(group) or self.ended.get(group, 0) < revision
+        return self.has_active_claims(group) or self.ended_revisions.get(group, 0) < revision
 
     def encode(self) -> bytes:
         extra = [_Extra(group=h.group, claim=h.claim) for h in self.claims.values() if h.withdrawn]
         snapshot = _Snapshot(
             seq=self.seq,
             standing=list(self.standing.values()),
-            withdrawn=self.ended,
+            withdrawn=self.ended_revisions,
             extra=extra,
             commits=list(self.commits),
         )
@@ -183,7 +185,7 @@ class Ledger:
             raise msgspec.ValidationError(f"a ledger snapshot of version {snapshot.version}")
         ledger = cls()
         ledger.seq = snapshot.seq
-        ledger.ended = dict(snapshot.withdrawn)
+        ledger.ended_revisions = dict(snapshot.withdrawn)
         ledger.commits = OrderedDict.fromkeys(snapshot.commits)
         for decision in snapshot.standing:
             ledger.standing[decision.group] = decision
@@ -191,5 +193,5 @@ class Ledger:
                 ledger._hold(claim, decision.group)
         for extra in snapshot.extra:
             ledger._hold(extra.claim, extra.group)
-            ledger.claims[extra.claim.id] = Held(extra.claim, extra.group, True)
+            ledger.claims[extra.claim.id] = ActiveClaim(extra.claim, extra.group, True)
         return ledger

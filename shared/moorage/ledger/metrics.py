@@ -11,8 +11,8 @@ import numpy as np
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moorage.fleet import Fleet, Follower
-from moorage.telemetry import Figure
+from moorage.fleet import Fleet, FleetFollower
+from moorage.telemetry import MetricValue
 
 from .ledger import Ledger
 
@@ -25,22 +25,22 @@ _KINDS = {
 }
 
 
-def followed(follower: Follower, ledger: Ledger) -> Iterable[Figure]:
+def followed(follower: FleetFollower, ledger: Ledger) -> Iterable[MetricValue]:
     """How current a worker's view is."""
-    yield Figure("moorage_fleet_current", "1 while the fleet is followed in Redis", float(follower.healthy))
-    yield Figure("moorage_ledger_sequence", "Last commit of the decision log that is folded", ledger.seq)
-    yield Figure("moorage_claims", "Claims that count", len(ledger.claims))
+    yield MetricValue("moorage_fleet_current", "1 while the fleet is followed in Redis", float(follower.healthy))
+    yield MetricValue("moorage_ledger_sequence", "Last commit of the decision log that is folded", ledger.seq)
+    yield MetricValue("moorage_claims", "Claims that count", len(ledger.claims))
 
 
-def clusters(fleet: Fleet) -> Iterable[Figure]:
+def clusters(fleet: Fleet) -> Iterable[MetricValue]:
     now = time.time()
     known = np.flatnonzero(fleet.known).tolist()
     tally = Tally(fleet.state(cid) for cid in known)
     states = {state: tally[state] for state in ("Ready", "Stale", "Cordoned")}
-    yield Figure("moorage_clusters", "Clusters by state", states, "state")
+    yield MetricValue("moorage_clusters", "Clusters by state", states, "state")
     oldest = now - min((fleet.as_of(cid) for cid in known), default=now)
     about = "Age of the newest report of the cluster that was silent longest"
-    yield Figure("moorage_oldest_report_age_seconds", about, max(0.0, oldest))
+    yield MetricValue("moorage_oldest_report_age_seconds", about, max(0.0, oldest))
 
 
 def unit_of(resource: str) -> tuple[str, float]:
@@ -50,7 +50,7 @@ def unit_of(resource: str) -> tuple[str, float]:
     return ("byte", 1.0) if resource.startswith(_BYTES) else ("integer", 1.0)
 
 
-class Capacities(Collector):
+class CapacityCollector(Collector):
     """Of usable nodes."""
 
     def __init__(self, fleet: Fleet) -> None:

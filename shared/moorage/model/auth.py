@@ -10,7 +10,7 @@ Role = Literal["viewer", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "editor", "admin")
 
 
-class Who(Value, kw_only=True, frozen=True):
+class Caller(Value, kw_only=True, frozen=True):
     """Someone known. No projects: good for all of them."""
 
     name: str

@@ -144,7 +144,7 @@ class PhaseChange(Model, kw_only=True):
     reasons: list[Reason] = []
 
 
-class Removed(Message, kw_only=True):
+class ClaimsRemoved(Message, kw_only=True):
     """Patcher → the merger that writes releases: the agent confirmed that these claims' pods are taken away. `gone`: the
     whole cluster has left the fleet, after what was made there had been taken away."""
 

@@ -9,22 +9,22 @@ from typing import Any
 from .problems import Refused, Violation, invalid
 
 #: Stands in answers where a value is; sent back, it means "as it is".
-HIDDEN = "<hidden>"
+REDACTED = "<hidden>"
 _VALUES = ("data", "stringData")
 #: What kubectl leaves on an object: the whole of it, once more.
 _COPY = "kubectl.kubernetes.io/last-applied-configuration"
 _SIGNS = ("Secret", "stringData", "kubeconfig", '"file":', "client-key-data", "token:", "PRIVATE KEY")
 
 
-def hidden(value: Any) -> Any:
+def redacted(value: Any) -> Any:
     """The same without the values of Secrets; the very same object where there are none."""
     if isinstance(value, dict):
         if value.get("kind") == "Secret" and "metadata" in value:
             return _without(value)
-        changed = {k: new for k, old in value.items() if (new := hidden(old)) is not old}
+        changed = {k: new for k, old in value.items() if (new := redacted(old)) is not old}
         return {**value, **changed} if changed else value
     if isinstance(value, list):
-        items = [hidden(item) for item in value]
+        items = [redacted(item) for item in value]
         return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
     return value
 
@@ -33,11 +33,11 @@ def _without(secret: dict[str, Any]) -> dict[str, Any]:
     shown = dict(secret)
     for field in _VALUES:
         if (values := shown.get(field)) is not None:
-            shown[field] = dict.fromkeys(values, HIDDEN) if isinstance(values, dict) else HIDDEN
+            shown[field] = dict.fromkeys(values, REDACTED) if isinstance(values, dict) else REDACTED
     meta = shown["metadata"]
     notes = meta.get("annotations") if isinstance(meta, dict) else None
     if isinstance(notes, dict) and _COPY in notes:
-        shown["metadata"] = {**meta, "annotations": {**notes, _COPY: HIDDEN}}
+        shown["metadata"] = {**meta, "annotations": {**notes, _COPY: REDACTED}}
     return shown
 
 
@@ -64,13 +64,13 @@ def _restored(value: Any, known: dict[tuple[Any, Any], dict[str, Any]], path: st
     whole = dict(value)
     for field in _VALUES:
         values, stored = whole.get(field), old.get(field)
-        if values == HIDDEN and stored is not None:
+        if values == REDACTED and stored is not None:
             whole[field] = stored
         elif isinstance(values, dict):
             whole[field] = {k: _value(k, v, stored, f"{path}.{field}.{k}", errors) for k, v in values.items()}
     meta, then = whole["metadata"], old.get("metadata")
     notes = meta.get("annotations") if isinstance(meta, dict) else None
-    if isinstance(notes, dict) and notes.get(_COPY) == HIDDEN:
+    if isinstance(notes, dict) and notes.get(_COPY) == REDACTED:
         copy = (then.get("annotations") or {}).get(_COPY) if isinstance(then, dict) else None
         kept = {k: v for k, v in notes.items() if k != _COPY} | ({} if copy is None else {_COPY: copy})
         whole["metadata"] = {**meta, "annotations": kept}
@@ -78,11 +78,11 @@ def _restored(value: Any, known: dict[tuple[Any, Any], dict[str, Any]], path: st
 
 
 def _value(key: str, value: Any, stored: Any, path: str, errors: list[Violation]) -> Any:
-    if value != HIDDEN:
+    if value != REDACTED:
         return value
     if isinstance(stored, dict) and key in stored:
         return stored[key]
-    message = f"{HIDDEN} stands for a value that is stored, and none is; give the value"
+    message = f"{REDACTED} stands for a value that is stored, and none is; give the value"
     errors.append(Violation(path=path, code="Hidden", message=message))
     return value
 

@@ -19,7 +19,7 @@ from .reasons import Warn
 Path = tuple[str, ...]
 
 
-class Kind(NamedTuple):
+class ResourceKind(NamedTuple):
     """`path` is of one resource; what stands in braces are names. `upload`: may come with a file."""
 
     path: Path
@@ -53,8 +53,10 @@ def _collection(path: Path) -> Path:
     return path[:at]
 
 
-def _kind(path: str, body: type[msgspec.Struct], about: str, *, upload: bool = False, replaced: bool = True) -> Kind:
-    return Kind(tuple(path.split("/")), body, about, upload, replaced)
+def _kind(
+    path: str, body: type[msgspec.Struct], about: str, *, upload: bool = False, replaced: bool = True
+) -> ResourceKind:
+    return ResourceKind(tuple(path.split("/")), body, about, upload, replaced)
 
 
 _PROJECT = "projects/{project}"
@@ -63,7 +65,7 @@ _GROUP = _APP + "/deployment-intent-groups/{group}"
 _CLOUD = _PROJECT + "/logical-clouds/{cloud}"
 _CLUSTER = "cluster-providers/{provider}/clusters/{cluster}"
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[ResourceKind, ...] = (
     _kind(_PROJECT, v2_bodies.Named, "a project"),
     _kind(_APP, v2_bodies.CompositeApp, "a composite app in one version"),
     _kind(_APP + "/apps/{member}", v2_bodies.App, "an app, with its manifests or its chart", upload=True),
@@ -106,7 +108,7 @@ KINDS: tuple[Kind, ...] = (
     _kind("clm-controllers/{controller}", v2_bodies.ControllerBody, "a controller of cluster life cycles"),
     _kind("dcm-controllers/{controller}", v2_bodies.ControllerBody, "a controller of logical clouds"),
 )
-_BY_SHAPE: dict[tuple[str, ...], Kind] = {}
+_BY_SHAPE: dict[tuple[str, ...], ResourceKind] = {}
 
 
 def _shape(path: Path) -> tuple[str, ...]:
@@ -120,7 +122,7 @@ COMPOSITE_APP = KINDS[1]
 APP = _BY_SHAPE[_shape(tuple((_APP + "/apps/{member}").split("/")))]
 GROUP = _BY_SHAPE[_shape(tuple(_GROUP.split("/")))]
 CLUSTER = _BY_SHAPE[_shape(tuple(_CLUSTER.split("/")))]
-CHILDREN: dict[Path, tuple[Kind, ...]] = {
+CHILDREN: dict[Path, tuple[ResourceKind, ...]] = {
     kind.path: tuple(other for other in KINDS if other.parent(other.path) == kind.path) for kind in KINDS
 }
 
@@ -131,13 +133,13 @@ def _words(pattern: Path) -> tuple[tuple[int, str], ...]:
 
 
 #: By what they are asked for and how long their paths are.
-_PATTERNS: dict[tuple[bool, int], list[tuple[tuple[tuple[int, str], ...], Kind]]] = defaultdict(list)
+_PATTERNS: dict[tuple[bool, int], list[tuple[tuple[tuple[int, str], ...], ResourceKind]]] = defaultdict(list)
 for _one in KINDS:
     _PATTERNS[False, len(_one.path)].append((_words(_one.path), _one))
     _PATTERNS[True, len(_one.collection)].append((_words(_one.collection), _one))
 
 
-def kind_of(path: Path, *, collection: bool = False) -> Kind | None:
+def kind_of(path: Path, *, collection: bool = False) -> ResourceKind | None:
     """The kind of a resource, or of what a collection holds."""
     for words, kind in _PATTERNS.get((collection, len(path)), ()):
         for at, word in words:
@@ -177,7 +179,7 @@ class Resource(Model, kw_only=True):
     kubeconfig: str = ""  # of a cluster
 
 
-class Shown(Model, kw_only=True):
+class ShownResource(Model, kw_only=True):
     """Of a Resource what may be seen."""
 
     body: msgspec.Raw
@@ -206,16 +208,16 @@ class Changed(Model, kw_only=True):
     problem: Problem | None = None
 
 
-class Held(NamedTuple):
+class StoredResource(NamedTuple):
     value: Any
     seq: int
 
 
-class Tree:
+class ResourceTree:
     """What is where, kept current from a mirror and from one's own writes, in whichever order the two arrive."""
 
     def __init__(self) -> None:
-        self._held: dict[Path, Held] = {}
+        self._held: dict[Path, StoredResource] = {}
         self._gone: dict[Path, int] = {}
         self._in: dict[Path, dict[Path, None]] = defaultdict(dict)  # collection → names
         self.position = 0
@@ -223,7 +225,7 @@ class Tree:
     def __len__(self) -> int:
         return len(self._held)
 
-    def get(self, path: Path) -> Held | None:
+    def get(self, path: Path) -> StoredResource | None:
         return self._held.get(path)
 
     def put(self, path: Path, value: Any, seq: int) -> bool:
@@ -231,7 +233,7 @@ class Tree:
         held = self._held.get(path)
         if (held is not None and held.seq >= seq) or self._gone.get(path, 0) >= seq:
             return False
-        self._held[path] = Held(value, seq)
+        self._held[path] = StoredResource(value, seq)
         kind = kind_of(path)
         if kind is not None:
             self._in[path[: len(kind.collection)]][path] = None

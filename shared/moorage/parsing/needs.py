@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from .quantities import NEED_MAX, nanos
+from .quantities import NEED_MAX, parse_nanos
 
 _CPU_UNITS = {"cores": 10**9, "core": 10**9, "m": 10**6}
 _KUBERNETES = ("k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_BYTE_UNITS = {"B": 10**9} | {name: nanos("1" + name) for name in _KUBERNETES}
+_BYTE_UNITS = {"B": 10**9} | {name: parse_nanos("1" + name) for name in _KUBERNETES}
 _BYTE_UNITS |= {name + "B": factor for name, factor in list(_BYTE_UNITS.items()) if name != "B"}
 _BYTE_UNITS["KB"] = _BYTE_UNITS["kB"]
 _BYTES = ("memory", "ephemeral-storage", "hugepages-")
@@ -50,7 +50,7 @@ def need_amount(resource: str, value: str | float, units: str = "") -> int:
 def _need_amount(resource: str, value: str | float, units: str) -> int:
     text, bare = _number(resource, value)
     try:
-        nano = nanos(text)
+        nano = parse_nanos(text)
     except ValueError as error:
         raise ValueError(f"{resource}: {error}") from None
     if units:

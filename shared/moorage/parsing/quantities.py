@@ -32,7 +32,7 @@ NEED_MAX = 1 << 61
 
 
 @lru_cache(65536)
-def nanos(text: str) -> int:
+def parse_nanos(text: str) -> int:
     """Exact nano units, rounded away from zero; values with a binary suffix end at 2**63 - 1, as upstream."""
     found = _FORM.fullmatch(text) if len(text) <= 64 else None
     if found is None:
@@ -67,20 +67,20 @@ def _text(value: str | float) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def cpu_milli(value: str | float, up: bool) -> int:
+def parse_cpu_milli(value: str | float, up: bool) -> int:
     """Thousandths of a core; needs round up, capacity down."""
-    return amount("cpu", _text(value), up)
+    return parse_amount("cpu", _text(value), up)
 
 
-def whole(value: str | float, up: bool) -> int:
+def parse_whole(value: str | float, up: bool) -> int:
     """Whole units (bytes, devices, pods); needs round up, capacity down."""
-    return amount("", _text(value), up)
+    return parse_amount("", _text(value), up)
 
 
 @lru_cache(65536)
-def amount(resource: str, text: str, up: bool) -> int:
+def parse_amount(resource: str, text: str, up: bool) -> int:
     """What `text` means for this resource: CPU in milli, all else whole; needs round up, capacity down."""
-    return _scaled(nanos(text), 10**6 if resource == "cpu" else _ONE, up)
+    return _scaled(parse_nanos(text), 10**6 if resource == "cpu" else _ONE, up)
 
 
 def _decimal(value: int, exponents: bool = False) -> str:
@@ -113,7 +113,7 @@ def _binary(value: int) -> str:
 @lru_cache(65536)
 def canonical(text: str) -> str:
     """The form Kubernetes itself would write, in the same notation (decimal, binary or exponent)."""
-    value = nanos(text)
+    value = parse_nanos(text)
     if not value:
         return "0"
     if text[-1] == "i":
@@ -121,7 +121,7 @@ def canonical(text: str) -> str:
     return _decimal(value, exponents=text[-1].isdigit() and "e" in text.lower())
 
 
-def show(resource: str, value: int) -> str:
+def format_amount(resource: str, value: int) -> str:
     """An amount as a canonical quantity: `4`, `500m`, `1Gi`, `1500M`."""
     if not value:
         return "0"

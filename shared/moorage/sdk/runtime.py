@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, Incoming, NoAnswer, Settings, subjects
-from moorage.fleet import Fleet, Follower
+from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import followed
 from moorage.model.candidates import Answer, Answers, Ask, Asks
@@ -37,7 +37,7 @@ AT_ONCE = 256
 #: Plain functions have answered, async ones are about to.
 Answering = Callable[[Ask], Answer | Coroutine[Any, Any, Answer]]
 
-_runners: dict[str, Runner] = {}
+_runners: dict[str, ControllerRunner] = {}
 
 
 async def changed(name: str) -> None:
@@ -59,7 +59,7 @@ class CannotRun(Exception):
         self.forbidden = forbidden
 
 
-class Runner:
+class ControllerRunner:
     def __init__(self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared]) -> None:
         self._bus, self._fleet, self._controllers = bus, fleet, controllers
         self.registered = False
@@ -226,18 +226,18 @@ async def run(
         raise CannotRun("no controller is declared: decorate a function with @controller(NAME)")
     bus = await Bus.connect(settings, worker=worker)
     fleet = Fleet()
-    follower = Follower(settings.redis_url, fleet)
+    follower = FleetFollower(settings.redis_url, fleet)
     try:
-        bus.waits_for("the fleet in Redis")
+        bus.set_waiting_for("the fleet in Redis")
         await follower.start()
-        bus.waits_for("the decision log")
+        bus.set_waiting_for("the decision log")
         if any(one.capacity for one in controllers):
             log = await open_ledger(bus)
             keep_capacity(log, fleet)
             bus.vitals.show(lambda: followed(follower, log.ledger))
-        runner = Runner(bus, fleet, controllers)
+        runner = ControllerRunner(bus, fleet, controllers)
         await runner.serve()
-        bus.waits_for("the intent store, to register")
+        bus.set_waiting_for("the intent store, to register")
         await runner.register()
         bus.on_reconnect(runner.register)
         _runners.update((one.name, runner) for one in controllers)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from .labels import Labels, Terms, holds, matches, meets
-from .placement_terms import ClusterView, placed
-from .taints import Taints, tolerated
+from .labels import LabelIndex, Terms, requirement_matches, selector_matches, term_matches
+from .placement_terms import ClusterView, select_clusters
+from .taints import TaintIndex, tolerated
 
-__all__ = ["ClusterView", "Labels", "Taints", "Terms", "holds", "matches", "meets", "placed", "tolerated"]
+__all__ = [
+    "ClusterView",
+    "LabelIndex",
+    "TaintIndex",
+    "Terms",
+    "requirement_matches",
+    "select_clusters",
+    "selector_matches",
+    "term_matches",
+    "tolerated",
+]

@@ -26,7 +26,7 @@ def _integer(text: str) -> int | None:
     return value if -(1 << 63) <= value < 1 << 63 else None
 
 
-def meets(requirement: Requirement, value: str | None) -> bool:
+def requirement_matches(requirement: Requirement, value: str | None) -> bool:
     """Whether a label's value (None: there is no such label) meets the requirement."""
     operator = requirement.operator
     if operator == "In":
@@ -45,14 +45,14 @@ def meets(requirement: Requirement, value: str | None) -> bool:
     return False
 
 
-def holds(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
+def term_matches(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
     """One conjunction; empty ones hold for nothing."""
-    return bool(requirements) and all(meets(r, labels.get(r.key)) for r in requirements)
+    return bool(requirements) and all(requirement_matches(r, labels.get(r.key)) for r in requirements)
 
 
-def matches(terms: Terms, labels: Mapping[str, str]) -> bool:
+def selector_matches(terms: Terms, labels: Mapping[str, str]) -> bool:
     """Any of the terms; no terms at all select everything."""
-    return not terms or any(holds(term, labels) for term in terms)
+    return not terms or any(term_matches(term, labels) for term in terms)
 
 
 class _Column:
@@ -78,7 +78,7 @@ class _Column:
         self.seen = len(sets)
 
 
-class Labels:
+class LabelIndex:
     """Answers requirements over a growing list of label sets. The list is append only within a generation; another list,
     or one that lost entries, starts anew."""
 
@@ -117,7 +117,7 @@ class Labels:
                 column = self._columns[requirement.key] = _Column(requirement.key)
             column.extend(sets)
             # The entry for "missing" is last, where the number -1 finds it.
-            table = np.array([meets(requirement, v) for v in (*column.values, None)])
+            table = np.array([requirement_matches(requirement, v) for v in (*column.values, None)])
             mask &= table[column.codes]
         self._masks[term] = mask
         return mask

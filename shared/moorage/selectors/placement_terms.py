@@ -13,7 +13,7 @@ from moorage.model.documents import Term
 Mask = NDArray[np.bool_]
 
 
-class Labelled(Protocol):
+class LabelMasks(Protocol):
     def where(self, label: Mapping[str, str] | None = None, provider: str | None = None) -> Mask: ...
 
 
@@ -27,7 +27,7 @@ class ClusterView(Protocol):
     def ids(self) -> Mapping[str, int]: ...
 
     @property
-    def clusters(self) -> Labelled: ...
+    def clusters(self) -> LabelMasks: ...
 
 
 def _term(term: Term, view: ClusterView) -> Mask:
@@ -47,11 +47,11 @@ def _term(term: Term, view: ClusterView) -> Mask:
             named[found] = True
         narrow(named)
     if term.any_of or term.all_of:
-        narrow(placed(term.all_of, term.any_of, view))
+        narrow(select_clusters(term.all_of, term.any_of, view))
     return np.zeros(view.size, np.bool_) if mask is None else mask
 
 
-def placed(all_of: Sequence[Term], any_of: Sequence[Term], view: ClusterView) -> Mask:
+def select_clusters(all_of: Sequence[Term], any_of: Sequence[Term], view: ClusterView) -> Mask:
     """All of `all_of` and, where there are any, one of `any_of`; neither = every cluster."""
     mask = np.ones(view.size, np.bool_)
     for term in all_of:

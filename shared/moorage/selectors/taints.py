@@ -29,7 +29,7 @@ def tolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> boo
     return all(t.effect not in _REPELS or any(_tolerates(o, t) for o in tolerations) for t in taints)
 
 
-class Taints:
+class TaintIndex:
     """Answers tolerations over a growing list of taint sets, like `Labels`."""
 
     def __init__(self) -> None:

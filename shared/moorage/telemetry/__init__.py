@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import tracing
-from .endpoint import from_env, listen, shown, url_of
-from .health import ACTIVE, CURRENT, SECONDS, Figure, Vitals, release, take
+from .endpoint import from_env, listen, serve_health, url_of
+from .health import ACTIVE, CURRENT, SECONDS, MetricValue, ProcessHealth, claim_health, version_of_moorage
 from .logs import HANDLED, Handled, configure_logs, handling
 from .tracing import configure_traces, end_traces
 
@@ -12,26 +12,26 @@ __all__ = [
     "ACTIVE",
     "HANDLED",
     "SECONDS",
-    "Figure",
     "Handled",
-    "Vitals",
+    "MetricValue",
+    "ProcessHealth",
+    "claim_health",
     "configure",
     "end_traces",
     "from_env",
     "handling",
     "listen",
-    "release",
-    "shown",
-    "take",
+    "serve_health",
     "tracing",
     "url_of",
+    "version_of_moorage",
 ]
 
 
-def configure(worker: str, *, restarts: int = 0) -> Vitals:
+def configure(worker: str, *, restarts: int = 0) -> ProcessHealth:
     """What a process does first, once it knows which worker it is (and after the fork)."""
     configure_logs(worker)
-    vitals = Vitals(worker, restarts)
+    vitals = ProcessHealth(worker, restarts)
     CURRENT.set(vitals)
     configure_traces(worker)
     return vitals

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from .health import Vitals
+from .health import ProcessHealth
 
 VARIABLE = "MOORAGE_METRICS"
 
@@ -42,7 +42,7 @@ def from_env() -> socket.socket | None:
 
 
 @asynccontextmanager
-async def shown(vitals: Vitals, sock: socket.socket | None) -> AsyncIterator[None]:
+async def serve_health(vitals: ProcessHealth, sock: socket.socket | None) -> AsyncIterator[None]:
     """From the first moment of a worker on, so that one that cannot start says why."""
     if sock is None:
         yield

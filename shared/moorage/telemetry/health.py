@@ -20,14 +20,14 @@ ACTIVE = ("moorage_worker_active", "1 for the one of its kind that does what onl
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def release() -> str:
+def version_of_moorage() -> str:
     try:
         return version("moorage")
     except PackageNotFoundError:
         return "0.0.0"
 
 
-class Figure(NamedTuple):
+class MetricValue(NamedTuple):
     """A number, or one for each value of a label. Names of counters end in `_total`."""
 
     name: str
@@ -36,7 +36,7 @@ class Figure(NamedTuple):
     label: str = ""
 
 
-class Vitals:
+class ProcessHealth:
     def __init__(self, worker: str, restarts: int = 0) -> None:
         self.worker, self.restarts = worker, restarts
         self.registry = CollectorRegistry()
@@ -48,7 +48,7 @@ class Vitals:
         self.connected: Callable[[], bool] = lambda: False
         self.health: Callable[[], dict[str, Any]] | None = None
 
-    def show(self, read: Callable[[], Iterable[Figure]]) -> None:
+    def show(self, read: Callable[[], Iterable[MetricValue]]) -> None:
         """Numbers that are read only when somebody collects them."""
         self.registry.register(_Read(read))
 
@@ -63,7 +63,7 @@ class Vitals:
 
 
 class _Read(Collector):
-    def __init__(self, read: Callable[[], Iterable[Figure]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[MetricValue]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
@@ -79,13 +79,13 @@ class _Read(Collector):
 
 
 class _Self(Collector):
-    def __init__(self, vitals: Vitals) -> None:
+    def __init__(self, vitals: ProcessHealth) -> None:
         self._vitals = vitals
 
     def collect(self) -> Iterable[Metric]:
         me = self._vitals
         about = GaugeMetricFamily("moorage_worker_info", "Which worker this is", labels=["worker", "version"])
-        about.add_metric([me.worker, release()], 1)
+        about.add_metric([me.worker, version_of_moorage()], 1)
         ready = GaugeMetricFamily("moorage_worker_ready", "1 while nothing is missing", value=float(not me.missing()))
         restarts = CounterMetricFamily(
             "moorage_worker_restarts", "How often the supervisor has started this worker again", value=me.restarts
@@ -93,13 +93,13 @@ class _Self(Collector):
         return [about, ready, restarts]
 
 
-CURRENT: ContextVar[Vitals | None] = ContextVar("vitals", default=None)
+CURRENT: ContextVar[ProcessHealth | None] = ContextVar("vitals", default=None)
 
 
-def take(worker: str) -> Vitals:
+def claim_health(worker: str) -> ProcessHealth:
     """This process's, for its bus. Where none is configured, or a second bus comes, one that nobody shows."""
     found = CURRENT.get()
     if found is None or found.taken:
-        found = Vitals(worker)
+        found = ProcessHealth(worker)
     found.taken = True
     return found

@@ -10,7 +10,7 @@ import msgspec
 
 from moorage.kube.reflector import Key
 from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodReport, Taint
-from moorage.parsing import amount, show
+from moorage.parsing import format_amount, parse_amount
 
 from .devices import Devices
 from .kube_types import Condition, ContainerStatus, Node, Pod, Slice, Topology
@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 Taken = tuple[tuple[str, int], ...]
 
 
-class Held(NamedTuple):
+class PodState(NamedTuple):
     """What a pod takes of its node."""
 
     node: str
@@ -35,7 +35,7 @@ class Held(NamedTuple):
     cores: int
 
 
-class Rows(NamedTuple):
+class NodeRows(NamedTuple):
     nodes: list[bytes]
     nodes_gone: list[str]
     pods: list[bytes]
@@ -45,10 +45,10 @@ class Rows(NamedTuple):
         return any(self)
 
 
-class View:
+class ClusterState:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, PodState] = {}
         self.pods: dict[str, PodReport] = {}  # those that carry a claim
         self.messages: dict[str, str] = {}  # uid of such a pod → why it does not run
         self.by_claim: dict[str, set[str]] = {}
@@ -96,7 +96,7 @@ class View:
         held = None
         if pod.spec.node_name and not ended:
             taken = self._same(tuple(sorted(requests(pod).items())))
-            held = Held(self._same(pod.spec.node_name), taken, exclusive_cores(pod))
+            held = PodState(self._same(pod.spec.node_name), taken, exclusive_cores(pod))
         self._hold(meta.uid, held)
         claim = (meta.labels or {}).get(CLAIM, "")
         if not claim:
@@ -110,7 +110,7 @@ class View:
             phase=status.phase,
             deleting=meta.deletion_timestamp is not None,
             labels=meta.labels or {},
-            requests={name: show(name, value) for name, value in sorted(requests(pod).items())},
+            requests={name: format_amount(name, value) for name, value in sorted(requests(pod).items())},
             claim=claim,
             containers=[_container(c) for c in status.container_statuses or ()],
         )
@@ -140,7 +140,7 @@ class View:
         self._topologies.pop(key.name, None)
         self._touch(key.name)
 
-    def _hold(self, uid: str, held: Held | None) -> None:
+    def _hold(self, uid: str, held: PodState | None) -> None:
         before = self.held.get(uid)
         if before == held:
             return
@@ -169,7 +169,7 @@ class View:
 
     # --- what goes out
 
-    def full(self) -> Rows:
+    def full(self) -> NodeRows:
         """Everything; from here on only what differs from it is news."""
         self._sent = {}
         self._sent_pods = set()
@@ -177,9 +177,9 @@ class View:
         self._dirty_pods = dict.fromkeys(self.pods)
         return self.changed()
 
-    def changed(self) -> Rows:
+    def changed(self) -> NodeRows:
         """What differs from what was taken before."""
-        rows = Rows([], [], [], [])
+        rows = NodeRows([], [], [], [])
         for name in self._dirty:
             node = self.nodes.get(name)
             if node is None:
@@ -217,7 +217,7 @@ class View:
             unschedulable=node.spec.unschedulable,
             capacity={k: str(v) for k, v in (status.capacity or {}).items()},
             allocatable={k: str(v) for k, v in (status.allocatable or {}).items()},
-            requested={k: show(k, v) for k, v in sorted(self._sums.get(name, {}).items()) if v},
+            requested={k: format_amount(k, v) for k, v in sorted(self._sums.get(name, {}).items()) if v},
             pod_count=self._counts.get(name, 0),
             cpu_manager=self._cpu_manager(node, topology),
             zones=list(topology.zones or ()) if topology is not None else [],
@@ -242,7 +242,7 @@ class View:
         if policy != "static":
             return CpuManager(policy=policy)
         name = node.metadata.name
-        cores = amount("cpu", str((node.status.allocatable or {}).get("cpu", "0")), False) // 1000
+        cores = parse_amount("cpu", str((node.status.allocatable or {}).get("cpu", "0")), False) // 1000
         return CpuManager(policy=policy, exclusive_free=max(0, cores - self._cores.get(name, 0)))
 
     # --- what others want to know

@@ -111,13 +111,13 @@ def _reaches(name: str | None, selector: NodeSelector | None, everywhere: bool |
 
 
 def selects(selector: NodeSelector, node: Node) -> bool:
-    from moorage.selectors import holds  # brings numpy along, which few clusters' agents need
+    from moorage.selectors import term_matches  # brings numpy along, which few clusters' agents need
 
     labels, fields = node.metadata.labels or {}, {"metadata.name": node.metadata.name}
     for term in selector.node_selector_terms or ():
         asked = [(_requirements(term.match_expressions), labels), (_requirements(term.match_fields), fields)]
         asked = [(wanted, facts) for wanted, facts in asked if wanted]
-        if asked and all(holds(wanted, facts) for wanted, facts in asked):
+        if asked and all(term_matches(wanted, facts) for wanted, facts in asked):
             return True
     return False
 

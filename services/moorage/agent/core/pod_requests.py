@@ -3,7 +3,7 @@ needs more; plus what the runtime itself takes."""
 
 from __future__ import annotations
 
-from moorage.parsing import amount
+from moorage.parsing import parse_amount
 
 from .kube_types import Amounts, Container, ContainerStatus, Pod
 
@@ -14,7 +14,7 @@ def _amounts(given: Amounts) -> Needs:
     needs = {}
     for name, value in (given or {}).items():
         try:
-            needs[name] = amount(name, value if isinstance(value, str) else repr(value), True)
+            needs[name] = parse_amount(name, value if isinstance(value, str) else repr(value), True)
         except ValueError:
             continue  # no server accepts one
     return needs

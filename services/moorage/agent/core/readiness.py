@@ -9,24 +9,24 @@ from typing import Any, Literal, NamedTuple
 State = Literal["Ready", "Progressing", "Failed"]
 
 
-class Standing(NamedTuple):
+class Readiness(NamedTuple):
     state: State
     message: str = ""
     ready: int = 0
     wanted: int = 0
 
 
-READY = Standing("Ready")
+READY = Readiness("Ready")
 
 
-def standing(obj: Mapping[str, Any]) -> Standing:
+def readiness_of(obj: Mapping[str, Any]) -> Readiness:
     meta = obj.get("metadata") or {}
     if meta.get("deletionTimestamp"):
-        return Standing("Progressing", "is being deleted")
+        return Readiness("Progressing", "is being deleted")
     status = obj.get("status") or {}
     seen = status.get("observedGeneration")
     if isinstance(seen, int) and seen < int(meta.get("generation") or 0):
-        return Standing("Progressing", "its controller has not seen the change yet")
+        return Readiness("Progressing", "its controller has not seen the change yet")
     return _KINDS.get(str(obj.get("kind")), _other)(obj.get("spec") or {}, status)
 
 
@@ -46,30 +46,30 @@ def _unobserved(status: Mapping[str, Any]) -> bool:
     return "observedGeneration" not in status
 
 
-def _rollout(wanted: int, updated: int, ready: int, total: int, status: Mapping[str, Any]) -> Standing:
+def _rollout(wanted: int, updated: int, ready: int, total: int, status: Mapping[str, Any]) -> Readiness:
     if _unobserved(status):
-        return Standing("Progressing", "its controller has not seen it yet", 0, wanted)
+        return Readiness("Progressing", "its controller has not seen it yet", 0, wanted)
     if updated < wanted:
-        return Standing("Progressing", f"{updated} of {wanted} pods are of this version", ready, wanted)
+        return Readiness("Progressing", f"{updated} of {wanted} pods are of this version", ready, wanted)
     if ready < wanted:
-        return Standing("Progressing", f"{ready} of {wanted} pods are ready", ready, wanted)
+        return Readiness("Progressing", f"{ready} of {wanted} pods are ready", ready, wanted)
     if total > wanted:
-        return Standing("Progressing", f"{total - wanted} old pods still run", ready, wanted)
-    return Standing("Ready", "", ready, wanted)
+        return Readiness("Progressing", f"{total - wanted} old pods still run", ready, wanted)
+    return Readiness("Ready", "", ready, wanted)
 
 
-def _deployment(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _deployment(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     wanted = int(spec.get("replicas", 1))
     ready = int(status.get("availableReplicas") or 0)
     conditions = _conditions(status)
     for condition in (conditions.get("ReplicaFailure"), conditions.get("Progressing")):
         late = condition is not None and condition.get("reason") == "ProgressDeadlineExceeded"
         if condition is not None and (late or (condition.get("type") == "ReplicaFailure" and _is(condition, "True"))):
-            return Standing("Failed", _said(condition), ready, wanted)
+            return Readiness("Failed", _said(condition), ready, wanted)
     return _rollout(wanted, int(status.get("updatedReplicas") or 0), ready, int(status.get("replicas") or 0), status)
 
 
-def _stateful(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _stateful(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     wanted = int(spec.get("replicas", 1))
     ready = int(status.get("readyReplicas") or 0)
     if (spec.get("updateStrategy") or {}).get("type") == "OnDelete":
@@ -79,83 +79,83 @@ def _stateful(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
     return _rollout(wanted, updated, ready, int(status.get("replicas") or 0), status)
 
 
-def _daemon(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _daemon(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     wanted = int(status.get("desiredNumberScheduled") or 0)
     ready = int(status.get("numberAvailable") or 0)
     return _rollout(wanted, int(status.get("updatedNumberScheduled") or 0), ready, wanted, status)
 
 
-def _replicas(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _replicas(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     wanted = int(spec.get("replicas", 1))
     ready = int(status.get("readyReplicas") or 0)
     failure = _conditions(status).get("ReplicaFailure")
     if failure is not None and _is(failure, "True"):
-        return Standing("Failed", _said(failure), ready, wanted)
+        return Readiness("Failed", _said(failure), ready, wanted)
     return _rollout(wanted, wanted, ready, int(status.get("replicas") or 0), status)
 
 
-def _job(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _job(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     wanted = int(spec.get("completions") or 1)
     done = int(status.get("succeeded") or 0)
     conditions = _conditions(status)
     failed = conditions.get("Failed")
     if failed is not None and _is(failed, "True"):
-        return Standing("Failed", _said(failed), done, wanted)
+        return Readiness("Failed", _said(failed), done, wanted)
     active = int(status.get("ready") or 0)
     if _is(conditions.get("Complete"), "True") or done >= wanted or spec.get("suspend"):
-        return Standing("Ready", "", done, wanted)
+        return Readiness("Ready", "", done, wanted)
     if active:  # it runs: nobody waits for the end of what was started
-        return Standing("Ready", f"{active} pods run", done + active, wanted)
-    return Standing("Progressing", "no pod is ready yet", done, wanted)
+        return Readiness("Ready", f"{active} pods run", done + active, wanted)
+    return Readiness("Progressing", "no pod is ready yet", done, wanted)
 
 
-def _pod(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _pod(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     phase = status.get("phase", "Pending")
     conditions = _conditions(status)
     if phase == "Succeeded" or _is(conditions.get("Ready"), "True"):
-        return Standing("Ready", "", 1, 1)
+        return Readiness("Ready", "", 1, 1)
     if phase == "Failed":
-        return Standing("Failed", str(status.get("message") or status.get("reason") or "the pod failed"), 0, 1)
+        return Readiness("Failed", str(status.get("message") or status.get("reason") or "the pod failed"), 0, 1)
     scheduled = conditions.get("PodScheduled")
     if scheduled is not None and _is(scheduled, "False"):
-        return Standing("Progressing", _said(scheduled), 0, 1)
-    return Standing("Progressing", f"the pod is {phase}", 0, 1)
+        return Readiness("Progressing", _said(scheduled), 0, 1)
+    return Readiness("Progressing", f"the pod is {phase}", 0, 1)
 
 
-def _bound(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _bound(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     phase = status.get("phase", "Pending")
     if phase == "Lost":
-        return Standing("Failed", "its volume is lost")
+        return Readiness("Failed", "its volume is lost")
     # A volume may wait for its first pod; then the pod says so if it comes to nothing.
     return READY
 
 
-def _namespace(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
-    return READY if status.get("phase", "Active") == "Active" else Standing("Progressing", "is being deleted")
+def _namespace(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
+    return READY if status.get("phase", "Active") == "Active" else Readiness("Progressing", "is being deleted")
 
 
-def _crd(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _crd(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     conditions = _conditions(status)
     refused = conditions.get("NamesAccepted")
     if refused is not None and _is(refused, "False"):
-        return Standing("Failed", _said(refused))
-    return READY if _is(conditions.get("Established"), "True") else Standing("Progressing", "is not established yet")
+        return Readiness("Failed", _said(refused))
+    return READY if _is(conditions.get("Established"), "True") else Readiness("Progressing", "is not established yet")
 
 
-def _other(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Standing:
+def _other(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     conditions = _conditions(status)
     for name in ("Stalled", "Failed"):
         condition = conditions.get(name)
         if condition is not None and _is(condition, "True"):
-            return Standing("Failed", _said(condition))
+            return Readiness("Failed", _said(condition))
     for name in ("Ready", "Available"):
         condition = conditions.get(name)
         if condition is not None and not _is(condition, "True"):
-            return Standing("Progressing", _said(condition))
+            return Readiness("Progressing", _said(condition))
     return READY
 
 
-_KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Standing]] = {
+_KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Readiness]] = {
     "Deployment": _deployment,
     "StatefulSet": _stateful,
     "DaemonSet": _daemon,

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ..exit_codes import USAGE, Failure
 from ..output import StateDir
-from ..state_dir import State, state_dir
+from ..state_dir import StateDirectory, state_dir
 from ..terminal import note
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def agent(
     cluster = known.get("MOORAGE_CLUSTER", "")
     if name or provider or not cluster:
         cluster = cluster_name(name, provider, kubeconfig, context)
-    where = State(state_dir(state))
+    where = StateDirectory(state_dir(state))
     if os.environ.get("MOORAGE_NATS_URL"):
         settings = Settings.from_env()
     elif where.read_endpoint() is None and cluster == known.get("MOORAGE_CLUSTER") and "MOORAGE_NATS_URL" in known:
@@ -98,7 +98,7 @@ def ask_cluster(kubeconfig: Path | None, context: str | None, question: Callable
     return perform(work())
 
 
-def local_settings(state: State, cluster: str) -> Settings:
+def local_settings(state: StateDirectory, cluster: str) -> Settings:
     """A user of its own on the broker of the mesh on this machine."""
     from moorage.bus import Settings
 

@@ -26,7 +26,7 @@ from ..backup_archive import Archive, write
 from ..documents import STDIN
 from ..exit_codes import CONFLICT, DONE, UNREACHABLE, USAGE, Failure
 from ..output import StateDir
-from ..state_dir import State, state_dir, write_private
+from ..state_dir import StateDirectory, state_dir, write_private
 from ..terminal import note, out
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def backup(file: str, /, *, state: StateDir = None) -> int:
     return _with_broker(where, work)
 
 
-def _here(state: Path | None) -> State:
+def _here(state: Path | None) -> StateDirectory:
     """Not the mesh that all other commands would be about: the gateway has nothing to back up with."""
     if state is None and os.environ.get("MOORAGE_URL") and not os.environ.get("MOORAGE_NATS_URL"):
         raise Failure(
@@ -99,7 +99,7 @@ def _here(state: Path | None) -> State:
             "administrator's) of that mesh, or name a directory on this machine with --state",
             USAGE,
         )
-    return State(state_dir(state))
+    return StateDirectory(state_dir(state))
 
 
 def _scratch(stack: ExitStack) -> IO[bytes]:
@@ -127,13 +127,13 @@ def _replace(path: Path, made: _Made) -> None:
 
 async def taken(settings: Settings, stack: ExitStack) -> _Made:
     from moorage.bus import now_text, stream_backup
-    from moorage.telemetry.health import release
+    from moorage.telemetry.health import version_of_moorage
 
     async with _connected(settings) as bus:
         for _ in range(_TRIES):
             parts: dict[str, IO[bytes]] = {}
             streams: dict[str, Any] = {}
-            about: dict[str, Any] = {"release": release(), "created": now_text(), "streams": streams}
+            about: dict[str, Any] = {"release": version_of_moorage(), "created": now_text(), "streams": streams}
             async with _watched(bus) as unlike_a_crash:
                 for stream in STREAMS:
                     name = f"streams/{stream}"
@@ -296,7 +296,7 @@ async def _connected(settings: Settings) -> AsyncIterator[Bus]:
         raise Failure(f"{settings.nats_url}: {wrong}") from wrong
 
 
-def _with_broker(where: State, work: Any, *, empty: bool = False) -> int:
+def _with_broker(where: StateDirectory, work: Any, *, empty: bool = False) -> int:
     """On the broker that is named, on that of the running mesh, or on one started for the moment on its directory."""
     from moorage.bus import Settings
 
@@ -318,14 +318,14 @@ def _with_broker(where: State, work: Any, *, empty: bool = False) -> int:
 
 
 @contextlib.contextmanager
-def _broker(where: State) -> Iterator[Settings]:
+def _broker(where: StateDirectory) -> Iterator[Settings]:
     from moorage.bus import Settings
     from moorage.bus.permissions import KINDS, for_user
 
     from ..up import brokers
-    from ..up.credentials import Secrets
+    from ..up.credentials import Credentials
 
-    secrets = Secrets.open(where, KINDS)
+    secrets = Credentials.open(where, KINDS)
     port = brokers.free_port()
     brokers.write_nats_conf(where, f"127.0.0.1:{port}", secrets, for_user)
     with (where.logs / "nats.log").open("ab") as log:

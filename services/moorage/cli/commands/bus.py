@@ -121,10 +121,10 @@ def provision(*, state: StateDir = None) -> int:
 
     from moorage.bus import Bus, BusError, NoAnswer
 
-    from ..state_dir import State, state_dir
+    from ..state_dir import StateDirectory, state_dir
     from .run import settings_for
 
-    settings = settings_for("admin", State(state_dir(state)))
+    settings = settings_for("admin", StateDirectory(state_dir(state)))
 
     async def work() -> None:
         bus = await Bus.connect(settings, worker="admin", timeout=30)

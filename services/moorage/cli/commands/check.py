@@ -9,14 +9,16 @@ from typing import Any
 from ..exit_codes import DONE, FAILED, UNREACHABLE, Failure
 from ..gateway_client import Client
 from ..output import Format, StateDir, show
-from ..state_dir import State, state_dir
+from ..state_dir import StateDirectory, state_dir
 from ..terminal import note, out, table
 
 
 def check(*, output: Format = "table", state: StateDir = None) -> int:
     """Look at every process, worker, controller and cluster: 1 if anything is unhealthy, with what to do."""
     client = Client.find(state)
-    endpoint = None if os.environ.get("MOORAGE_URL") and state is None else State(state_dir(state)).read_endpoint()
+    endpoint = (
+        None if os.environ.get("MOORAGE_URL") and state is None else StateDirectory(state_dir(state)).read_endpoint()
+    )
     rows = _processes(endpoint) if endpoint else []
     try:
         health = client.call("GET", "/v1/health", timeout=5)

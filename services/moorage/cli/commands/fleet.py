@@ -115,12 +115,12 @@ def sim(
     """
     if (file is None) == (clusters <= 0):
         raise Failure("give either a fleet FILE or --clusters N", USAGE)
-    from ..state_dir import State, state_dir
+    from ..state_dir import StateDirectory, state_dir
     from ..workers import serve, settle
     from .run import settings_for
 
     body = read_fleet(str(file)).body if file is not None else None
-    settings = settings_for("sim", State(state_dir(state)))
+    settings = settings_for("sim", StateDirectory(state_dir(state)))
     from msgspec import to_builtins
 
     from moorage.model.problems import Refused

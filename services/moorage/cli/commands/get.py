@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from ..exit_codes import DONE
 from ..gateway_client import Client, Refusal, path
 from ..output import Format, Project, Row, StateDir, Watch, rows_of, show, show_list
-from ..resource_types import Kind, resolve
+from ..resource_types import ResourceType, resolve
 from ..terminal import as_json, as_yaml, out, table
 from .completion import Cluster, Group, KindName, ObjectName
 
@@ -70,20 +70,20 @@ def get(
     )
 
 
-def _items(client: Client, kind: Kind, name: str, project: str, query: dict[str, str]) -> list[Row]:
+def _items(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str]) -> list[Row]:
     if name:
         return [client.get(kind.one(name, project))]
     return client.items(path(kind.name), **query)
 
 
-def _once(client: Client, kind: Kind, name: str, project: str, query: dict[str, str], output: str) -> int:
+def _once(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], output: str) -> int:
     items = _items(client, kind, name, project, query)
     if name and output in ("json", "yaml"):
         return show(items[0], output)
     return show_list(items, kind.columns, output, kind.named)
 
 
-def _watch(client: Client, kind: Kind, name: str, project: str, query: dict[str, str], output: str) -> int:
+def _watch(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], output: str) -> int:
     """Prints what there is, then each object again when it changed or is gone. Ends with Ctrl-C, or when the one is gone."""
     columns = [c for c in kind.columns if output == "wide" or not c.wide]
     seen: dict[str, Any] = {}
@@ -108,7 +108,7 @@ def _watch(client: Client, kind: Kind, name: str, project: str, query: dict[str,
             seen = now
 
 
-def _print_gone(gone: list[Row], kind: Kind, output: str) -> None:
+def _print_gone(gone: list[Row], kind: ResourceType, output: str) -> None:
     """As it was last seen; in words where words are read."""
     for item in gone:
         if output == "json":
@@ -119,7 +119,7 @@ def _print_gone(gone: list[Row], kind: Kind, output: str) -> None:
             out(f"{kind.named(item)} deleted")
 
 
-def _print(changed: list[Row], kind: Kind, columns: list[Any], output: str, heading: bool) -> None:
+def _print(changed: list[Row], kind: ResourceType, columns: list[Any], output: str, heading: bool) -> None:
     if output == "json":
         out("\n".join(as_json(item) for item in changed))
     elif output == "yaml":

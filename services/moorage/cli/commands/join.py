@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from ..exit_codes import CONFLICT, DONE, FAILED, UNREACHABLE, USAGE, Failure
 from ..gateway_client import Client, Refusal, group_path, path
 from ..output import StateDir
-from ..state_dir import State, state_dir
+from ..state_dir import StateDirectory, state_dir
 from ..terminal import note, out
 from .agent import Labels, cluster_name
 
@@ -71,7 +71,7 @@ def join(
     except ValueError as wrong:
         raise Failure(f"--label {wrong}", USAGE) from wrong
     cluster = cluster_name(name, provider, kubeconfig, context)
-    where = State(state_dir(state))
+    where = StateDirectory(state_dir(state))
     endpoint = where.read_endpoint()
     if endpoint is None:
         raise Failure(f"no mesh runs here: there is no {where.endpoint}; join where `moorage up` runs", UNREACHABLE)
@@ -132,7 +132,7 @@ def leave(
     from ..up.agent_users import ask
 
     cluster = cluster_name(name, provider, kubeconfig, context)
-    where = State(state_dir(state))
+    where = StateDirectory(state_dir(state))
     client = Client.find(state)
     endpoint = where.read_endpoint() or {}
     known = _known(client, cluster)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..exit_codes import UNREACHABLE, USAGE, Failure
 from ..output import StateDir
-from ..state_dir import State, state_dir
+from ..state_dir import StateDirectory, state_dir
 from ..workers import WORKERS, run_worker
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ def run(worker: str, /, *, state: StateDir = None) -> int:
     """
     if worker not in WORKERS and not os.path.isfile(worker):
         raise Failure(f"{worker!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
-    return run_worker(worker, settings_for(worker, State(state_dir(state))))
+    return run_worker(worker, settings_for(worker, StateDirectory(state_dir(state))))
 
 
-def settings_for(worker: str, state: State) -> Settings:
+def settings_for(worker: str, state: StateDirectory) -> Settings:
     from moorage.bus import Settings
 
     if os.environ.get("MOORAGE_NATS_URL"):
@@ -47,7 +47,7 @@ def settings_for(worker: str, state: State) -> Settings:
     return Settings(endpoint["nats"], _seed(worker, state, endpoint), endpoint["redis"])
 
 
-def _seed(worker: str, state: State, endpoint: dict[str, Any]) -> str:
+def _seed(worker: str, state: StateDirectory, endpoint: dict[str, Any]) -> str:
     """A worker's own key, a stranger's for files: never more rights than `up` would give it."""
     if worker not in WORKERS and worker != "admin":
         return str(endpoint.get("controllerSeed", ""))

@@ -16,22 +16,22 @@ from typing import Any
 from moorage.model.names import cluster_tokens
 
 from ..exit_codes import DONE, FAILED, Failure
-from ..state_dir import State, write_private
+from ..state_dir import StateDirectory, write_private
 from .brokers import write_nats_conf
-from .credentials import Secrets, new_seed
+from .credentials import Credentials, new_seed
 
 WAKE = signal.SIGUSR1
 #: A revoked agent is cut off within 2 s; a broker that takes longer than this to read its configuration is broken.
 _WITHIN = 5.0
 
 
-class Agents:
+class AgentUsers:
     """In the supervisor. `perform` runs something in a child; `pid` is the broker's."""
 
     def __init__(
         self,
-        state: State,
-        secrets: Secrets,
+        state: StateDirectory,
+        secrets: Credentials,
         listen: str,
         permissions: Callable[[str], dict[str, Any]],
         pid: Callable[[], int],
@@ -119,7 +119,7 @@ async def _quiet(_error: Exception) -> None:
     """A refused login is an answer here."""
 
 
-def ask(state: State, verb: str, cluster: str, within: float = 15.0) -> str:
+def ask(state: StateDirectory, verb: str, cluster: str, within: float = 15.0) -> str:
     """From a command: have `up` add or revoke the user of a cluster's agent. Its seed."""
     pid = state.holder()
     if not pid:

@@ -14,8 +14,8 @@ from typing import Any
 from moorage.bus.permissions import for_agent
 
 from ..exit_codes import Failure
-from ..state_dir import State, write_private
-from .credentials import Secrets, public_key
+from ..state_dir import StateDirectory, write_private
+from .credentials import Credentials, public_key
 
 MAX_PAYLOAD = 8 << 20
 
@@ -62,7 +62,9 @@ def redis_server() -> str:
     return str(binary)
 
 
-def write_nats_conf(state: State, listen: str, secrets: Secrets, permissions: Callable[[str], dict[str, Any]]) -> None:
+def write_nats_conf(
+    state: StateDirectory, listen: str, secrets: Credentials, permissions: Callable[[str], dict[str, Any]]
+) -> None:
     """JSON is a subset of NATS's own format. Every write to a stream is on disk before it is acknowledged."""
     users = [
         {"nkey": public_key(seed), "permissions": permissions(kind)} for kind, seed in sorted(secrets.seeds.items())
@@ -84,7 +86,7 @@ def write_nats_conf(state: State, listen: str, secrets: Secrets, permissions: Ca
     write_private(state.nats_conf, json.dumps(conf, indent=1))
 
 
-def nats_port(secrets: Secrets, wanted: int) -> int:
+def nats_port(secrets: Credentials, wanted: int) -> int:
     """The port that was asked for, else the one that agents were told, else a free one, which is kept from now on."""
     if not wanted:
         with socket.socket() as probe:
@@ -98,7 +100,7 @@ def nats_port(secrets: Secrets, wanted: int) -> int:
     return wanted
 
 
-def write_redis_conf(state: State, port: int, secrets: Secrets) -> None:
+def write_redis_conf(state: StateDirectory, port: int, secrets: Credentials) -> None:
     """Only inventory writes. Nothing is persisted: all of it is rebuilt from inventory and the agents."""
     lines = [
         "bind 127.0.0.1",
@@ -122,7 +124,7 @@ def redis_users(password: Mapping[str, str]) -> list[str]:
     ]
 
 
-def redis_url(port: int, secrets: Secrets, user: str) -> str:
+def redis_url(port: int, secrets: Credentials, user: str) -> str:
     return f"redis://{user}:{secrets.redis[user]}@127.0.0.1:{port}/0"
 
 

@@ -16,7 +16,7 @@ from moorage.cli.terminal import note, out
 from moorage.cli.workers import WORKERS
 
 from ..exit_codes import DONE, FAILED, USAGE, Failure
-from ..state_dir import State, state_dir
+from ..state_dir import StateDirectory, state_dir
 
 
 def up(
@@ -52,7 +52,7 @@ def up(
     if not colon or not port.isdigit():
         raise Failure(f"--nats {nats!r} is not HOST:PORT", USAGE)
     asked = {"http": http, "fleet": fleet, "example": example, "counts": _counts(workers or []), "nats": nats}
-    found = State(state_dir(state))
+    found = StateDirectory(state_dir(state))
     if state is not None:
         asked["named"] = found.root
     found.make()
@@ -62,7 +62,7 @@ def up(
     return _run(found, asked)
 
 
-def _run(state: State, asked: dict[str, Any]) -> int:
+def _run(state: StateDirectory, asked: dict[str, Any]) -> int:
     """`asked`: the fields of Options, which are not there yet: what they come with takes a while to import."""
     state.take()
     note(f"the mesh lives in {state.root}")
@@ -81,7 +81,7 @@ def _counts(given: list[str]) -> dict[str, int]:
     return counts
 
 
-def _detached(state: State, asked: dict[str, Any]) -> int:
+def _detached(state: StateDirectory, asked: dict[str, Any]) -> int:
     """The child becomes the supervisor in a session of its own; this process passes on what it says until it is ready."""
     out_read, out_write = os.pipe()
     pid = os.fork()
@@ -105,7 +105,7 @@ def _detached(state: State, asked: dict[str, Any]) -> int:
     return _relay(pid, out_read, state)
 
 
-def _redirect(state: State, out_write: int) -> None:
+def _redirect(state: StateDirectory, out_write: int) -> None:
     """Said until ready: to who started us. After that the pipe has no reader, so all goes to the log."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -116,7 +116,7 @@ def _redirect(state: State, out_write: int) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-def _relay(pid: int, out_read: int, state: State) -> int:
+def _relay(pid: int, out_read: int, state: StateDirectory) -> int:
     log = state.logs / "up.log"
     with open(log, "a+b") as said, os.fdopen(out_read, "rb") as answers:
         start = said.seek(0, os.SEEK_END)
@@ -135,7 +135,7 @@ def _relay(pid: int, out_read: int, state: State) -> int:
 
 def down(*, state: StateDir = None) -> int:
     """Stop the mesh of this state directory; back when all of it is gone."""
-    found = State(state_dir(state))
+    found = StateDirectory(state_dir(state))
     pid = found.holder()
     if pid is None:
         found.endpoint.unlink(missing_ok=True)

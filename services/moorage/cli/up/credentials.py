@@ -11,7 +11,7 @@ from typing import Any
 import nkeys
 
 from ..exit_codes import Failure
-from ..state_dir import State, write_private
+from ..state_dir import StateDirectory, write_private
 
 
 def new_seed() -> str:
@@ -25,7 +25,7 @@ def public_key(seed: str) -> str:
     return key.decode()
 
 
-class Secrets:
+class Credentials:
     """Made once per state directory and kept: a client that has its token goes on after a restart."""
 
     def __init__(self, token: str, seeds: dict[str, str], redis: dict[str, str]) -> None:
@@ -36,7 +36,7 @@ class Secrets:
         self.nats_port = 0  # kept: agents elsewhere were told
 
     @classmethod
-    def open(cls, state: State, kinds: Iterable[str]) -> Secrets:
+    def open(cls, state: StateDirectory, kinds: Iterable[str]) -> Credentials:
         """The stored ones, with what a newer version needs added."""
         kept: dict[str, Any] = {}
         try:
@@ -57,7 +57,7 @@ class Secrets:
         found.save(state)
         return found
 
-    def save(self, state: State) -> None:
+    def save(self, state: StateDirectory) -> None:
         kept = {
             "token": self.token,
             "seeds": self.seeds,

@@ -18,12 +18,12 @@ from moorage.cli.workers import HEAVY, WORKERS, load, serve, settle
 from moorage.telemetry import configure, listen, url_of
 
 from ..exit_codes import DONE, Failure
-from ..state_dir import State
+from ..state_dir import StateDirectory
 from . import brokers, registered_agents
-from .agent_users import Agents
+from .agent_users import AgentUsers
 from .bootstrap import Opening, open_up
-from .credentials import Secrets
-from .processes import Kept
+from .credentials import Credentials
+from .processes import SupervisedProcess
 from .supervisor import Plan, Stopped, Supervisor, program, warm
 
 
@@ -37,10 +37,10 @@ class Options:
     named: Path | None = None  # the state directory, where somebody named it
 
 
-def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
+def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) -> int:
     """Runs a mesh until somebody asks for its end. The state directory is already ours."""
     listener = brokers.listen(options.http)
-    secrets = Secrets.open(state, KINDS)
+    secrets = Credentials.open(state, KINDS)
     warm([*HEAVY, *(WORKERS[kind] for kind in WORKERS if options.counts.get(kind, 1))])
     nats, redis = os.environ.get("MOORAGE_NATS_URL", ""), setting("MOORAGE_REDIS_URL")
     shared_seed = setting("MOORAGE_NATS_SEED")
@@ -86,10 +86,10 @@ def launch(state: State, options: Options, say: Callable[[str], None]) -> int:
     return DONE
 
 
-def _start_brokers(supervisor: Supervisor, secrets: Secrets, wanted: str) -> Callable[[str], str]:
+def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) -> Callable[[str], str]:
     """Starts NATS and Redis unless others are named; answers which Redis URL each kind gets."""
     plan, state = supervisor.plan, supervisor.plan.state
-    waits: list[tuple[Kept, Callable[[], bool]]] = []
+    waits: list[tuple[SupervisedProcess, Callable[[], bool]]] = []
     if not plan.nats:
         host, _, given = wanted.rpartition(":")
         port = brokers.nats_port(secrets, int(given))
@@ -100,7 +100,7 @@ def _start_brokers(supervisor: Supervisor, secrets: Secrets, wanted: str) -> Cal
         kept = supervisor.start(program("nats", [brokers.nats_server(), "-c", str(state.nats_conf)], state.logs))
         waits.append((kept, partial(brokers.nats_ready, port)))
         broker = kept
-        supervisor.asked = Agents(state, secrets, listen, for_user, lambda: broker.pid, supervisor.perform).answer
+        supervisor.asked = AgentUsers(state, secrets, listen, for_user, lambda: broker.pid, supervisor.perform).answer
     redis_port = 0
     if not plan.redis:
         redis_port = brokers.free_port()
@@ -147,7 +147,7 @@ def _start_agents(
         settle("agents")
         return serve(registered_agents.main(settings, state), vitals, own)
 
-    kept = Kept("agents", 0, body, state.logs / "agents.log", metrics=url_of(own))
+    kept = SupervisedProcess("agents", 0, body, state.logs / "agents.log", metrics=url_of(own))
     supervisor.start(kept)
 
 
@@ -177,5 +177,5 @@ def _start_worker(
 
     name = f"{kind}-{number}" if number else kind
     wave = 0 if kind == "gateway" else 1
-    kept = Kept(kind, number, body, plan.state.logs / f"{name}.log", wave=wave, metrics=url_of(own))
+    kept = SupervisedProcess(kind, number, body, plan.state.logs / f"{name}.log", wave=wave, metrics=url_of(own))
     supervisor.start(kept)

@@ -87,7 +87,7 @@ def execute(argv: list[str], more: Mapping[str, str]) -> Callable[[], int]:
 
 
 @dataclass
-class Kept:
+class SupervisedProcess:
     """One process that is to run all the time."""
 
     kind: str

@@ -16,10 +16,10 @@ import structlog
 from moorage.bus import Bus, Settings
 from moorage.model.names import token
 from moorage.model.v2_resources import path_of
-from moorage.telemetry import Figure
+from moorage.telemetry import MetricValue
 
 from ..exit_codes import Failure
-from ..state_dir import State, write_private
+from ..state_dir import StateDirectory, write_private
 from .agent_users import ask
 from .processes import with_parent
 
@@ -38,18 +38,18 @@ class _Cluster(msgspec.Struct):
 _cluster = msgspec.json.Decoder(_Cluster).decode
 
 
-class Registered:
-    def __init__(self, state: State) -> None:
+class RegisteredAgents:
+    def __init__(self, state: StateDirectory) -> None:
         self._state = state
         self._wanted: dict[str, str] = {}  # cluster → kubeconfig
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Event()
         self._running: set[str] = set()
 
-    def figures(self) -> Iterable[Figure]:
+    def figures(self) -> Iterable[MetricValue]:
         """What is counted when somebody collects it."""
         counts = {"running": len(self._running), "stopped": len(self._wanted) - len(self._running)}
-        yield Figure(
+        yield MetricValue(
             "moorage_local_agents", "Agents of clusters that are registered with a kubeconfig", counts, "state"
         )
 
@@ -140,13 +140,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-async def main(settings: Settings, state: State) -> None:
+async def main(settings: Settings, state: StateDirectory) -> None:
     bus = await Bus.connect(settings, worker="admin")
-    registered = Registered(state)
+    registered = RegisteredAgents(state)
     try:
         await bus.bucket("moorage-resources").mirror(registered.saw, KEYS)
         bus.vitals.show(registered.figures)
-        bus.tells(dict)
+        bus.set_health(dict)
         await bus.closed.wait()
     finally:
         await registered.stop()

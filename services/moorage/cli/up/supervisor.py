@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..exit_codes import FAILED, Failure
-from ..state_dir import State, write_private
-from .processes import TAKEN, Kept, execute, exit_text, fork
+from ..state_dir import StateDirectory, write_private
+from .processes import TAKEN, SupervisedProcess, execute, exit_text, fork
 
 #: How long each wave gets to end before it is killed: gateway, workers, Redis and NATS. Together below 10 s.
 _PATIENCE = (2.0, 4.0, 2.5)
@@ -31,14 +31,14 @@ class Stopped(Exception):
 class Plan:
     """What to run and what others are told about it."""
 
-    state: State
+    state: StateDirectory
     url: str
     token: str
     nats: str
     redis: str
     admin_seed: str
     controller_seed: str
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[SupervisedProcess] = field(default_factory=list)
 
 
 class Supervisor:
@@ -95,7 +95,7 @@ class Supervisor:
                     delay = kept.due - time.monotonic()
                     self.say(f"{kept.name} ended ({kept.last_exit}); it starts again in {delay:.1f} s, see {kept.log}")
 
-    def until(self, ready: Callable[[], bool], seconds: float, what: str, *needed: Kept) -> None:
+    def until(self, ready: Callable[[], bool], seconds: float, what: str, *needed: SupervisedProcess) -> None:
         """Waits for a condition; a needed process that dies twice while it is waited for is the reason to give up."""
         end = time.monotonic() + seconds
         pause = 0.005
@@ -129,7 +129,7 @@ class Supervisor:
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    def start(self, kept: Kept) -> Kept:
+    def start(self, kept: SupervisedProcess) -> SupervisedProcess:
         self.plan.kept.append(kept)
         kept.start()
         return kept
@@ -196,7 +196,7 @@ class Supervisor:
                 _kill(pid, signal.SIGKILL)
         self.plan.state.endpoint.unlink(missing_ok=True)
 
-    def _bury(self, mine: list[Kept]) -> None:
+    def _bury(self, mine: list[SupervisedProcess]) -> None:
         for kept in list(mine):
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(kept.pid, os.WNOHANG)[0] == 0:
@@ -218,8 +218,8 @@ def warm(modules: list[str]) -> None:
         importlib.import_module(name)
 
 
-def program(kind: str, argv: list[str], logs: Path) -> Kept:
+def program(kind: str, argv: list[str], logs: Path) -> SupervisedProcess:
     """A broker: stopped last. It shares the machine with the workers that it serves: on all cores at once it would only
     take theirs from them."""
     half = {"GOMAXPROCS": str(max(1, (os.cpu_count() or 2) // 2))}
-    return Kept(kind, 0, execute(argv, half), logs / f"{kind}.log", wave=_LAST_WAVE)
+    return SupervisedProcess(kind, 0, execute(argv, half), logs / f"{kind}.log", wave=_LAST_WAVE)

@@ -3,29 +3,29 @@ this connects them to the mesh."""
 
 from __future__ import annotations
 
-from moorage.fit import carries
+from moorage.fit import any_with_label
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Ask
 from moorage.model.desired import ActionAsk, Contribution
 from moorage.sdk import Declared, Settings, run
 
 from .core.actions import contributions
-from .core.answers import NAME, Hpa
+from .core.answers import NAME, HardwareAnswers
 
 
 async def main(settings: Settings) -> None:
-    kept: dict[Fleet, Hpa] = {}
+    kept: dict[Fleet, HardwareAnswers] = {}
 
     def candidates(ask: Ask, fleet: Fleet) -> Answer:
         if fleet not in kept:
             kept.clear()
-            kept[fleet] = Hpa(fleet)
+            kept[fleet] = HardwareAnswers(fleet)
         return kept[fleet].answer(ask)
 
     def actions(ask: ActionAsk, fleet: Fleet) -> list[Contribution]:
         def carried(cluster: str, label: tuple[str, str]) -> bool:
             cid = fleet.ids.get(cluster)
-            return cid is not None and carries(fleet, label, fleet.rows_of(cid))
+            return cid is not None and any_with_label(fleet, label, fleet.rows_of(cid))
 
         return contributions(ask, carried)
 

@@ -9,7 +9,7 @@ import yaml
 
 from moorage.model.groups import GroupRecord
 from moorage.model.problems import Refused
-from moorage.model.redaction import HIDDEN, hidden
+from moorage.model.redaction import REDACTED, redacted
 from moorage.model.v2_resources import Path
 from moorage.parsing import yaml_json
 
@@ -25,8 +25,8 @@ MAX_SHOWN = 4 << 20
 def shown_record(raw: bytes) -> GroupRecord:
     record = _record(raw)
     if _SIGN in raw:
-        record.document = hidden(record.document)
-        record.manifests = hidden(record.manifests)
+        record.document = redacted(record.document)
+        record.manifests = redacted(record.manifests)
     return record
 
 
@@ -37,7 +37,7 @@ def shown_body(path: Path, raw: bytes) -> bytes:
     body = _any(raw)
     spec = body.get("spec") or {}
     manifests = spec.get("manifests")
-    safe = _shown_text(manifests) if isinstance(manifests, str) else hidden(manifests)
+    safe = _shown_text(manifests) if isinstance(manifests, str) else redacted(manifests)
     return raw if safe is manifests else _encode({**body, "spec": {**spec, "manifests": safe}})
 
 
@@ -47,8 +47,8 @@ def _shown_text(text: str) -> str:
     try:
         found: list[Any] = yaml_json.yaml_of(text, MAX_SHOWN)
     except Refused:
-        return HIDDEN  # it was read once; whatever it is now is not shown
-    safe = hidden(found)
+        return REDACTED  # it was read once; whatever it is now is not shown
+    safe = redacted(found)
     if safe is found:
         return text
     return yaml.dump_all(safe, Dumper=yaml.CSafeDumper, sort_keys=False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from moorage.model.shapes import Requirement
-from moorage.selectors import meets
+from moorage.selectors import requirement_matches
 
 _KEY = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
 _VALUE = r"[-A-Za-z0-9_.]*"
@@ -52,4 +52,4 @@ def _requirement(match: re.Match[str]) -> Requirement:
 
 def selects(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
     """No requirements select everything."""
-    return all(meets(requirement, labels.get(requirement.key)) for requirement in requirements)
+    return all(requirement_matches(requirement, labels.get(requirement.key)) for requirement in requirements)

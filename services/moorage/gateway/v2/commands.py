@@ -10,7 +10,7 @@ from aiohttp import MultipartReader, web
 
 from moorage.bus import subjects
 from moorage.model.problems import Problem, Refused, Violation, invalid
-from moorage.model.v2_resources import CLUSTER, Change, Kind, Path
+from moorage.model.v2_resources import CLUSTER, Change, Path, ResourceKind
 from moorage.parsing import yaml_json
 
 from ..audit import id_of
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 _NULL = msgspec.Raw(b"null")
 
 
-async def create(request: web.Request, kind: Kind) -> web.StreamResponse:
+async def create(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.collection)
     body, file = await body_of(request)
     gateway = gateway_of(request)
@@ -35,7 +35,7 @@ async def create(request: web.Request, kind: Kind) -> web.StreamResponse:
     return await _changed(request, change, 201)
 
 
-async def replace(request: web.Request, kind: Kind) -> web.StreamResponse:
+async def replace(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.path)
     body, file = await body_of(request)
     change = Change(
@@ -44,14 +44,14 @@ async def replace(request: web.Request, kind: Kind) -> web.StreamResponse:
     return await _changed(request, change, 200)
 
 
-async def delete(request: web.Request, kind: Kind) -> web.StreamResponse:
+async def delete(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.path)
     return await _removed(
         request, Change(id=id_of(request), verb="delete", path=list(path), if_match=_if_match(request))
     )
 
 
-async def clear(request: web.Request, kind: Kind) -> web.StreamResponse:
+async def clear(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     """The whole collection or nothing."""
     path = path_in(request, kind.collection)
     return await _removed(request, Change(id=id_of(request), verb="clear", path=list(path)))

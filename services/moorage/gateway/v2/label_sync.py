@@ -9,14 +9,14 @@ import msgspec
 import structlog
 
 from moorage.bus import NoAnswer, subjects
-from moorage.fleet import Change
+from moorage.fleet import FleetChange
 from moorage.model.base import Model
 from moorage.model.names import cluster_tokens
 from moorage.model.problems import Refused
 from moorage.model.v2_resources import Path
 
 from ..bus_client import call
-from ..read_model import View
+from ..read_model import ReadModel
 
 log = structlog.get_logger("gateway")
 #: What could not be told is tried again.
@@ -30,19 +30,19 @@ class _Labels(Model, kw_only=True):
 _labels = msgspec.json.Decoder(_Labels).decode
 
 
-def wanted(view: View, cluster: str) -> dict[str, str]:
+def wanted(view: ReadModel, cluster: str) -> dict[str, str]:
     """What the resources say."""
     provider, name = cluster.split("/")
     members = view.resources.members(("cluster-providers", provider, "clusters", name, "labels"))
     return {key: value for key, _, value in (path[-1].partition("=") for path in members)}
 
 
-def _known(view: View, cluster: str) -> bool:
+def _known(view: ReadModel, cluster: str) -> bool:
     cid = view.fleet.ids.get(cluster)
     return cid is not None and cid < view.fleet.size and bool(view.fleet.known[cid])
 
 
-async def settled(view: View, path: Path, within: float = 2.0) -> None:
+async def settled(view: ReadModel, path: Path, within: float = 2.0) -> None:
     """Until the fleet has, or has no more, the label at this path: who labels and then deploys means it so."""
     cluster = f"{path[1]}/{path[3]}"
     key, _, value = path[5].partition("=")
@@ -55,8 +55,8 @@ async def settled(view: View, path: Path, within: float = 2.0) -> None:
                 await asyncio.sleep(0.01)
 
 
-class Labels:
-    def __init__(self, view: View) -> None:
+class LabelSync:
+    def __init__(self, view: ReadModel) -> None:
         self._view = view
         self._due: set[str] = set()
         self._told: dict[str, dict[str, str]] = {}
@@ -74,7 +74,7 @@ class Labels:
             self._due.add(f"{path[1]}/{path[3]}")
             self._wake.set()
 
-    def _joined(self, _: Change) -> None:
+    def _joined(self, _: FleetChange) -> None:
         """A cluster that was registered before it came has its labels waiting."""
         if any(_known(self._view, cluster) for cluster in self._due):
             self._wake.set()

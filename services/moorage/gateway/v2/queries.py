@@ -10,19 +10,19 @@ import yaml
 from aiohttp import web
 
 from moorage.model.problems import Problem, Refused, not_found
-from moorage.model.redaction import hidden
-from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, PROJECT, Kind, Path, Resource, key_of
+from moorage.model.redaction import redacted
+from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, PROJECT, Path, Resource, ResourceKind, key_of
 
 from ..authorization import who_of
 from ..middleware import gateway_of
 from ..responses import answer, encode, limit_of, start_of, token_of
-from .resources import Resources
+from .resources import ResourceView
 
-RESOURCES = web.AppKey("resources", Resources)
+RESOURCES = web.AppKey("resources", ResourceView)
 _stored = msgspec.json.Decoder(Resource).decode
 
 
-def resources_of(request: web.Request) -> Resources:
+def resources_of(request: web.Request) -> ResourceView:
     return request.app[RESOURCES]
 
 
@@ -36,7 +36,7 @@ def path_in(request: web.Request, pattern: Path) -> Path:
     return tuple(info[field(part)] if part.startswith("{") else part for part in pattern)
 
 
-async def one(request: web.Request, kind: Kind) -> web.StreamResponse:
+async def one(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.path)
     resources = resources_of(request)
     body = resources.body(path)
@@ -58,14 +58,14 @@ async def _file(request: web.Request, path: Path) -> web.StreamResponse:
     if found is not None and found.chart:
         return web.Response(body=base64.b64decode(found.chart), content_type="application/octet-stream")
     if found is not None and found.objects:
-        text = yaml.dump_all(hidden(found.objects), Dumper=yaml.CSafeDumper, sort_keys=False)
+        text = yaml.dump_all(redacted(found.objects), Dumper=yaml.CSafeDumper, sort_keys=False)
         return web.Response(body=text.encode(), content_type="application/octet-stream")
     if found is not None and found.values:
         return web.Response(body=encode(found.values), content_type="application/octet-stream")
     raise Refused(not_found(f"a file of {'/'.join(path)}"))
 
 
-async def members(request: web.Request, kind: Kind) -> web.StreamResponse:
+async def members(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     collection = path_in(request, kind.collection)
     resources = resources_of(request)
     parent = kind.parent(collection)
@@ -84,7 +84,7 @@ async def members(request: web.Request, kind: Kind) -> web.StreamResponse:
     return _page(request, resources, paths)
 
 
-def _with_labels(resources: Resources, path: Path) -> dict[str, Any]:
+def _with_labels(resources: ResourceView, path: Path) -> dict[str, Any]:
     labels = [{"clusterLabel": p[-1]} for p in resources.members((*path, "labels"))]
     return {**resources.body(path), "labels": labels}
 
@@ -100,7 +100,7 @@ async def versions(request: web.Request) -> web.StreamResponse:
     return _page(request, resources, paths)
 
 
-def _page(request: web.Request, resources: Resources, paths: list[Path]) -> web.StreamResponse:
+def _page(request: web.Request, resources: ResourceView, paths: list[Path]) -> web.StreamResponse:
     """Arrays, as these clients expect; with `limit` a part of one, and where the next begins in the header `Link`."""
     more = ""
     if "limit" in request.query or "continue" in request.query:
@@ -129,7 +129,7 @@ async def cluster_status(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def pairs(request: web.Request, kind: Kind) -> web.StreamResponse:
+async def pairs(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     """Key-value pairs; with `key` only the value that it has."""
     key = request.query.get("key")
     if key is None:

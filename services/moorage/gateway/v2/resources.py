@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 
 from moorage.model.groups import GroupRecord
-from moorage.model.v2_resources import Path, Tree, group_name, kind_of
+from moorage.model.v2_resources import Path, ResourceTree, group_name, kind_of
 
-from ..read_model import View
+from ..read_model import ReadModel
 
 _any = msgspec.json.Decoder().decode
 _PROJECTS, _APPS, _GROUPS = "projects", "composite-apps", "deployment-intent-groups"
 
 
-class Resources:
-    def __init__(self, view: View) -> None:
+class ResourceView:
+    def __init__(self, view: ReadModel) -> None:
         self.view = view
-        self.tree: Tree = view.resources
+        self.tree: ResourceTree = view.resources
 
     def body(self, path: Path) -> Any:
         """The resource as it is answered, or None."""

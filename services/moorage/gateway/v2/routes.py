@@ -9,18 +9,18 @@ from typing import Any
 from aiohttp import web
 
 from moorage.model import v2_bodies
-from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, GROUP, KINDS, Kind, Path
+from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, GROUP, KINDS, Path, ResourceKind
 
 from ..middleware import Gateway
 from ..route import JSON, YAML, Handler, Query, Route, add
 from . import commands, lifecycle, queries
-from .label_sync import Labels
-from .resources import Resources
+from .label_sync import LabelSync
+from .resources import ResourceView
 
 MULTIPART = "multipart/form-data"
 BINARY = "application/octet-stream"
 _CLOUD = next(kind for kind in KINDS if kind.segment == "logical-clouds")
-KindHandler = Callable[[web.Request, Kind], Awaitable[web.StreamResponse]]
+KindHandler = Callable[[web.Request, ResourceKind], Awaitable[web.StreamResponse]]
 _PARTS = (
     Query("limit", "How many at most; where the next part begins is in the header Link.", int),
     Query("continue", "Where this part begins, as the header Link of the one before has it."),
@@ -48,7 +48,7 @@ def _url(path: Path) -> str:
     return "/v2/" + "/".join(f"{{{queries.field(part)}}}" if part.startswith("{") else part for part in path)
 
 
-def _bound(handler: KindHandler, kind: Kind) -> Handler:
+def _bound(handler: KindHandler, kind: ResourceKind) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         return await handler(request, kind)
 
@@ -62,7 +62,7 @@ def _step(verb: str) -> Handler:
     return answer
 
 
-def _of_kind(kind: Kind) -> list[Route]:
+def _of_kind(kind: ResourceKind) -> list[Route]:
     one, many, body, what = _url(kind.path), _url(kind.collection), kind.body, kind.about
     pairs = kind.segment == "kv-pairs"
     takes = (JSON, YAML, MULTIPART) if kind.upload else (JSON, YAML)
@@ -202,7 +202,7 @@ def _elsewhere() -> list[web.RouteDef]:
 
 
 def add_to(app: web.Application, gateway: Gateway) -> None:
-    app[queries.RESOURCES] = Resources(gateway.view)
+    app[queries.RESOURCES] = ResourceView(gateway.view)
     # Paths that fit are looked for one by one, and what is deep is what is asked for most.
     rows = sorted(table(), key=lambda row: -row.path.count("/"))
     add(app, tuple(rows))
@@ -217,4 +217,4 @@ def add_to(app: web.Application, gateway: Gateway) -> None:
 
 def start(gateway: Gateway) -> None:
     """What runs beside the requests."""
-    Labels(gateway.view).start()
+    LabelSync(gateway.view).start()

@@ -11,7 +11,7 @@ import msgspec
 
 from moorage.model.problems import Violation
 from moorage.model.shapes import Requirement, Toleration
-from moorage.parsing import amount
+from moorage.parsing import parse_amount
 from moorage.podspec import WORKLOADS
 
 Report = Callable[[str, str, str], None]
@@ -130,7 +130,7 @@ class Container(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pods:
+class PodTemplate:
     """The pods of one object. `terms` are ORed lists of ANDed requirements; empty = every node. `whole`: what the pod
     requests besides its containers, which is at least what they request together."""
 
@@ -179,7 +179,7 @@ def has_pods(manifest: dict[str, Any]) -> bool:
     return version.rpartition("/")[0] == _GROUPS[kind]
 
 
-def read(manifest: dict[str, Any], path: str, report: Report) -> Pods | None:
+def read(manifest: dict[str, Any], path: str, report: Report) -> PodTemplate | None:
     """The pods of an object that has some; None (and at least one report) where it cannot be read."""
     kind = manifest["kind"]
     try:
@@ -213,7 +213,7 @@ def read(manifest: dict[str, Any], path: str, report: Report) -> Pods | None:
     names = [c.name for c in containers]
     if len(set(names)) < len(names):
         report(f"{at}.spec.containers", "Duplicate", "two containers of the pod have the same name")
-    return Pods(
+    return PodTemplate(
         api_version=manifest["apiVersion"],
         kind=kind,
         name=manifest["metadata"]["name"],
@@ -266,7 +266,7 @@ def _amounts(given: dict[str, Number], path: str, report: Report) -> dict[str, i
     found = {}
     for resource, value in given.items():
         try:
-            found[resource] = amount(resource, value if type(value) is str else repr(value), True)
+            found[resource] = parse_amount(resource, value if type(value) is str else repr(value), True)
         except ValueError as error:
             report(f"{path}.{resource}", "InvalidQuantity", str(error))
             continue
@@ -318,7 +318,7 @@ def _surge(kind: str, work: _Workload, path: str, report: Report) -> int | str:
     return given
 
 
-def surge_of(pods: Pods, count: int) -> int:
+def surge_of(pods: PodTemplate, count: int) -> int:
     """How many pods more than `count` a rollout may run at once; percentages round up, as in Kubernetes."""
     if isinstance(pods.surge, int):
         return pods.surge

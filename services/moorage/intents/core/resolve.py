@@ -34,7 +34,7 @@ from moorage.model.shapes import (
 from moorage.parsing import need_amount
 
 from .lenient_decode import label_text
-from .pod_templates import REPLICATED, Pods, surge_of
+from .pod_templates import REPLICATED, PodTemplate, surge_of
 from .validate import Accepted, AcceptedIntent
 from .validation_rules import Objects, is_mandatory
 
@@ -212,7 +212,7 @@ class _Laid(NamedTuple):
     set: dict[str, str]  # resource → consumer
 
 
-def _shape(pods: Pods, asks: Sequence[_Ask], errors: list[Violation], warnings: list[Warn]) -> Shape | None:
+def _shape(pods: PodTemplate, asks: Sequence[_Ask], errors: list[Violation], warnings: list[Warn]) -> Shape | None:
     count = _count(pods, asks, errors)
     if count == 0:
         return None  # nothing runs, so nothing needs room; the object itself is carried along
@@ -269,7 +269,7 @@ def _hash(value: Any) -> str:
     return hashlib.blake2b(_canonical(value), digest_size=12).hexdigest()
 
 
-def _count(pods: Pods, asks: Sequence[_Ask], errors: list[Violation]) -> int:
+def _count(pods: PodTemplate, asks: Sequence[_Ask], errors: list[Violation]) -> int:
     if pods.kind not in REPLICATED:
         return pods.count
     given = [(a.consumer.replicas, a.path) for a in asks if a.consumer.replicas is not None]
@@ -309,7 +309,7 @@ def _lay(need: Need, container: _Laid, ask: _Ask) -> None:
         container.limits[name] = container.requests[name]
 
 
-def _pod(pods: Pods, laid: Mapping[str, _Laid]) -> dict[str, int]:
+def _pod(pods: PodTemplate, laid: Mapping[str, _Laid]) -> dict[str, int]:
     """What the scheduler of Kubernetes counts."""
     total = _at_once(pods, {name: one.requests for name, one in laid.items()})
     for resource, value in pods.whole.items():
@@ -321,7 +321,7 @@ def _pod(pods: Pods, laid: Mapping[str, _Laid]) -> dict[str, int]:
     return total
 
 
-def _at_once(pods: Pods, amounts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+def _at_once(pods: PodTemplate, amounts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """Of amounts by container, what is held at one time: init containers run one after the other before the rest, those
     that stay (sidecars) beside all that come later."""
     running: dict[str, int] = defaultdict(int)
@@ -340,7 +340,9 @@ def _at_once(pods: Pods, amounts: Mapping[str, Mapping[str, int]]) -> dict[str, 
     return {r: max(running.get(r, 0), peak.get(r, 0)) for r in running.keys() | peak.keys()}
 
 
-def _exclusive(pods: Pods, laid: Mapping[str, _Laid], resources: dict[str, int], warnings: list[Warn]) -> list[NeedRef]:
+def _exclusive(
+    pods: PodTemplate, laid: Mapping[str, _Laid], resources: dict[str, int], warnings: list[Warn]
+) -> list[NeedRef]:
     """Whole cores of one's own, asked for by an integer cpu need with requests = limits for cpu and memory; Kubernetes
     gives them only where the whole pod is Guaranteed."""
     asking = [c.name for c in pods.containers if "cpu" in laid[c.name].set and _whole_cores(laid[c.name])]
@@ -359,7 +361,7 @@ def _exclusive(pods: Pods, laid: Mapping[str, _Laid], resources: dict[str, int],
     ]
 
 
-def _cores(pods: Pods, laid: Mapping[str, _Laid]) -> int:
+def _cores(pods: PodTemplate, laid: Mapping[str, _Laid]) -> int:
     """The exclusive cores that a static CPU manager takes for a pod: for every container with whole ones, whoever asked."""
     if not all(_guaranteed(laid[c.name]) for c in pods.containers):
         return 0
@@ -389,7 +391,7 @@ def _of_manifest(resources: Mapping[str, int], needs: Sequence[NeedRef]) -> list
     ]
 
 
-def _wish(pods: Pods, ask: _Ask, need: Need, laid: Mapping[str, _Laid], cores: int) -> OptionalNeed:
+def _wish(pods: PodTemplate, ask: _Ask, need: Need, laid: Mapping[str, _Laid], cores: int) -> OptionalNeed:
     """`cores`: the exclusive ones that the pod has without it."""
     weight = need.weight or 1
     if need.label:

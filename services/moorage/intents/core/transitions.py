@@ -95,7 +95,7 @@ def head_of(value: bytes) -> Head:
     )
 
 
-class Change(NamedTuple):
+class Transition(NamedTuple):
     """`record` None: nothing is written. `event` names what happened on `moorage.events.intents.<event>.<group>`."""
 
     record: GroupRecord | None
@@ -125,14 +125,14 @@ def applied(
     attached: Iterable[AcceptedIntent],
     now: str,
     last: int = 0,
-) -> Change:
+) -> Transition:
     """An Application: approved and instantiated, or updated, or unchanged. `last` is the revision a deleted group of
     this name ended with: the log has withdrawn everything up to it, so a new one starts above."""
     own = list(attached)
     kept = raw(own)
     digest = _hash((given.document, kept))
     if head is not None and head.state == "Instantiated" and head.digest == digest:
-        return Change(None, "unchanged")
+        return Transition(None, "unchanged")
     if head is None:
         revision = last + 1
     else:
@@ -157,33 +157,33 @@ def applied(
         outcome, event = "created", "accepted"
     else:
         outcome, event = "updated", "updated" if head.state == "Instantiated" else "instantiated"
-    return Change(record, outcome, event, "decide", tuple(resolved.warnings))
+    return Transition(record, outcome, event, "decide", tuple(resolved.warnings))
 
 
-def created(group: str, now: str, last: int) -> Change:
+def created(group: str, now: str, last: int) -> Transition:
     """A group that resources describe: what they say is looked at when it is instantiated."""
     name = GroupName.parse(group)
     resolved = Revision(group=group, revision=last + 1, tenant=name.project, apps=[])
     record = GroupRecord(group=group, revision=last + 1, state="Created", resolved=resolved, created=now, origin=V2)
-    return Change(record, "created", "accepted")
+    return Transition(record, "created", "accepted")
 
 
-def reattached(record: GroupRecord, given: Accepted, attached: Iterable[AcceptedIntent]) -> Change:
+def reattached(record: GroupRecord, given: Accepted, attached: Iterable[AcceptedIntent]) -> Transition:
     """Intents of their own came, changed or went, or somebody asks for an update. What runs follows; what does not run
     yet is only resolved anew, and what has ended waits until it is applied again."""
     own = list(attached)
     kept = raw(own)
     digest = _hash((given.document, kept))
     if digest == record.digest or record.state in _ENDED:
-        return Change(None, "unchanged")
+        return Transition(None, "unchanged")
     running = record.state == "Instantiated"
     revision = record.revision + 1 if running else record.revision
     resolved = resolve(given, own, revision=revision, instantiated=record.resolved.instantiated)
     changed = msgspec.structs.replace(record, revision=revision, resolved=resolved, intents=kept, digest=digest)
-    return Change(changed, "updated", "updated", "decide" if running else "", tuple(resolved.warnings))
+    return Transition(changed, "updated", "updated", "decide" if running else "", tuple(resolved.warnings))
 
 
-def acted(record: GroupRecord, verb: str, now: str) -> Change:
+def acted(record: GroupRecord, verb: str, now: str) -> Transition:
     """approve, instantiate, redecide, stop and terminate. Raises Refused in a wrong state, naming it."""
     check_state(record.group, record.state, verb)
     if record.leaving:  # somebody changed their mind
@@ -191,14 +191,14 @@ def acted(record: GroupRecord, verb: str, now: str) -> Change:
     if verb == "stop":
         # What is decided stays, what is being taken away goes; nothing new begins.
         state: State = "InstantiateStopped" if record.state == "Instantiated" else "TerminateStopped"
-        return Change(msgspec.structs.replace(record, state=state), "stopped", "stopped")
+        return Transition(msgspec.structs.replace(record, state=state), "stopped", "stopped")
     if verb == "approve":
-        return Change(msgspec.structs.replace(record, state="Approved"), "approved", "approved")
+        return Transition(msgspec.structs.replace(record, state="Approved"), "approved", "approved")
     if verb == "terminate":
-        return Change(msgspec.structs.replace(record, state="Terminated"), "terminated", "terminated", "withdraw")
+        return Transition(msgspec.structs.replace(record, state="Terminated"), "terminated", "terminated", "withdraw")
     if verb == "redecide":  # nothing of it changed, but where it may run did
         again: Revision = msgspec.structs.replace(record.resolved, revision=record.revision + 1)
-        return Change(
+        return Transition(
             msgspec.structs.replace(record, revision=again.revision, resolved=again), "updated", "updated", "decide"
         )
     # What was terminated is withdrawn up to its revision, also where it was approved again since.
@@ -206,16 +206,16 @@ def acted(record: GroupRecord, verb: str, now: str) -> Change:
     revision = record.revision if fresh else record.revision + 1
     resolved: Revision = msgspec.structs.replace(record.resolved, revision=revision, instantiated=now)
     changed = msgspec.structs.replace(record, state="Instantiated", revision=revision, resolved=resolved)
-    return Change(changed, "instantiated", "instantiated", "decide", tuple(resolved.warnings))
+    return Transition(changed, "instantiated", "instantiated", "decide", tuple(resolved.warnings))
 
 
-def leaving(record: GroupRecord, now: str, cause: str) -> Change:
+def leaving(record: GroupRecord, now: str, cause: str) -> Transition:
     """It is terminated if it is not yet, and forgotten once nothing of it runs: written with it, so that nobody's end
     makes it forgotten."""
     if record.leaving:
-        return Change(None, "leaving")
+        return Transition(None, "leaving")
     if record.state in _ENDED:
-        return Change(msgspec.structs.replace(record, leaving=cause), "leaving", "leaving")
+        return Transition(msgspec.structs.replace(record, leaving=cause), "leaving", "leaving")
     change = acted(record, "terminate", now)
     assert change.record is not None
     return change._replace(record=msgspec.structs.replace(change.record, leaving=cause), outcome="leaving")

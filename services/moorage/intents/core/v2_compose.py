@@ -14,7 +14,7 @@ from moorage.model.documents import API_VERSION
 from moorage.model.names import GroupName
 from moorage.model.problems import Problem, Refused, Violation
 from moorage.model.reasons import Warn
-from moorage.model.v2_resources import Path, Resource, Tree, group_path
+from moorage.model.v2_resources import Path, Resource, ResourceTree, group_path
 
 from .v2_normalize import label_of, plain
 
@@ -24,7 +24,7 @@ _B = TypeVar("_B", bound=msgspec.Struct)
 _PLACEMENT = "genericplacementintent"
 
 
-class Composed(NamedTuple):
+class ComposedGroup(NamedTuple):
     document: dict[str, Any]
     warnings: tuple[Warn, ...]
 
@@ -32,7 +32,7 @@ class Composed(NamedTuple):
 class _Parts:
     """The resources of one group, decoded, and what does not hold together among them."""
 
-    def __init__(self, tree: Tree, group: GroupName) -> None:
+    def __init__(self, tree: ResourceTree, group: GroupName) -> None:
         self.tree = tree
         self.root = group_path(str(group))
         self.app_root = self.root[:5]
@@ -61,7 +61,7 @@ class _Parts:
         return False
 
 
-async def compose(tree: Tree, group: GroupName, render: Render) -> Composed:
+async def compose(tree: ResourceTree, group: GroupName, render: Render) -> ComposedGroup:
     """Raises Refused (409) with everything that does not hold together."""
     parts = _Parts(tree, group)
     spec = parts.body(parts.root, v2_bodies.Group).spec
@@ -100,7 +100,7 @@ async def compose(tree: Tree, group: GroupName, render: Render) -> Composed:
         "metadata": {"name": group.app, "project": group.project},
         "spec": {"apps": apps},
     }
-    return Composed(document, tuple(parts.warnings))
+    return ComposedGroup(document, tuple(parts.warnings))
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from moorage.model.documents import Need
 from moorage.model.names import is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.reasons import Warn
-from moorage.model.v2_resources import COMPOSITE_APP, Kind
+from moorage.model.v2_resources import COMPOSITE_APP, ResourceKind
 
 from . import lenient_decode, validation_rules
 
@@ -67,7 +67,7 @@ def plain(key: str) -> str:
     return key.replace("-", "").replace("_", "").lower()
 
 
-def read(kind: Kind, data: Any) -> Read:
+def read(kind: ResourceKind, data: Any) -> Read:
     """Raises Refused with every violation."""
     if data is None:
         problem = Problem(title="Not readable", status=400, code="Empty", detail="the body is empty")

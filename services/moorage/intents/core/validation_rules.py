@@ -25,7 +25,7 @@ from moorage.model.shapes import EXCLUSIVE, PODS
 from moorage.parsing import need_amount
 
 from .lenient_decode import label_text
-from .pod_templates import REPLICATED, Pods, Report, has_pods, read
+from .pod_templates import REPLICATED, PodTemplate, Report, has_pods, read
 
 MAX_APPS = 64
 MAX_MANIFESTS = 500
@@ -49,7 +49,7 @@ class Objects(NamedTuple):
     """The manifests of an app, lists opened, and the pods of those that have some."""
 
     manifests: list[dict[str, Any]]
-    pods: list[Pods]
+    pods: list[PodTemplate]
 
 
 def metadata(given: Metadata, report: Report) -> None:
@@ -163,7 +163,7 @@ def _manifests(given: list[dict[str, Any]] | dict[str, Any], path: str, report: 
     else:
         entries = [(f"{path}[{i}]", m) for i, m in enumerate(given)]
     manifests: list[dict[str, Any]] = []
-    pods: list[Pods] = []
+    pods: list[PodTemplate] = []
     seen: set[tuple[Any, ...]] = set()
     for at, manifest in entries:
         kind = manifest.get("kind")

@@ -18,13 +18,13 @@ from moorage.model.problems import Problem, Refused, Violation, invalid, not_fou
 from moorage.model.reasons import Warn
 from moorage.model.v2_resources import Changed, Path, group_name, group_path
 
-from ..cache import Known
+from ..cache import CachedGroup
 from ..core import transitions, v2_compose, validate
-from ..core.transitions import Change
+from ..core.transitions import Transition
 from ..core.validate import Accepted
-from ..store import Done, Store
+from ..store import Done, GroupStore
 from . import charts
-from .resource_store import Resources
+from .resource_store import ResourceStore
 
 log = structlog.get_logger("intents")
 _records = msgspec.json.Decoder(GroupRecord)
@@ -67,9 +67,9 @@ class Order(NamedTuple):
 
 
 class Lifecycle:
-    def __init__(self, bus: Bus, store: Store) -> None:
+    def __init__(self, bus: Bus, store: GroupStore) -> None:
         self._bus, self._store, self._copies = bus, store, store.copies
-        self.resources = Resources(bus, self._stands)
+        self.resources = ResourceStore(bus, self._stands)
         self._statuses = bus.bucket("moorage-status")
         self._look = asyncio.Event()
 
@@ -101,9 +101,9 @@ class Lifecycle:
     async def open(self, group: str, cause: str) -> Done:
         """The record of a group whose resource was just made."""
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             if entry is not None:
-                return Change(None, "unchanged")
+                return Transition(None, "unchanged")
             return _stamped(transitions.created(group, now_text(), await self._store.last(group)), [])
 
         return await self._store.change(group, plan, cause)
@@ -147,12 +147,12 @@ class Lifecycle:
     async def _step(self, order: Order) -> Done:
         """What needs only the record."""
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             record, fresh = await self._record(order.group, entry)
             if order.repeat and record.state in _REACHED.get(order.verb, ()):
                 if order.verb == "terminate":
                     await self._store.telling.withdraw(order.group, record.revision, order.cause)
-                return Change(fresh, "unchanged")
+                return Transition(fresh, "unchanged")
             if order.verb == "update":
                 transitions.check_state(order.group, record.state, "update")
                 given = validate.application(record.document, GroupName.parse(record.group))
@@ -188,10 +188,10 @@ class Lifecycle:
         composed = await v2_compose.compose(self.resources.tree, group, charts.render)
         given = _accepted(composed.document, group)
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             record, _ = await self._record(order.group, entry)
             if order.repeat and order.verb == "instantiate" and record.state == "Instantiated":
-                return Change(None, "unchanged")  # somebody did the same at this moment
+                return Transition(None, "unchanged")  # somebody did the same at this moment
             transitions.check_state(order.group, record.state, order.verb)
             own = self._copies.of(order.group)
             head = transitions.Head.of(record)
@@ -207,7 +207,7 @@ class Lifecycle:
     async def _rollback(self, order: Order) -> Done:
         """An older revision's document and manifests, as a new revision: decided anew, so capacity is checked anew."""
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             record, _ = await self._record(order.group, entry)
             if record.state not in ("Instantiated", "InstantiateStopped"):
                 raise Refused(
@@ -215,7 +215,7 @@ class Lifecycle:
                 )
             wanted = order.revision or record.revision - 1
             if wanted == record.revision:
-                return Change(None, "unchanged")
+                return Transition(None, "unchanged")
             older = await self._store.older(order.group, wanted)
             if older is None or not older.document:
                 raise Refused(not_found(f"revision {wanted} of {order.group}"))
@@ -295,7 +295,7 @@ class Lifecycle:
         if self.described(order.target):
             return await self._begin(begin, succeeds=order.group)
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             record, _ = await self._record(order.target, entry)
             change = transitions.acted(record, "instantiate", now_text())
             if change.record is not None:
@@ -338,13 +338,13 @@ class Lifecycle:
             if refusal.problem.status not in (404, 409):
                 raise
 
-        async def plan(_known: Known | None, entry: Entry | None) -> Change:
+        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             if entry is None:
-                return Change(None, "absent")
+                return Transition(None, "absent")
             record = _records.decode(entry.value)
             if record.succeeds != group:
-                return Change(None, "unchanged")
-            return Change(msgspec.structs.replace(record, succeeds=""), "updated", "succeeded")
+                return Transition(None, "unchanged")
+            return Transition(msgspec.structs.replace(record, succeeds=""), "updated", "succeeded")
 
         await self._store.change(successor, plan, "")
 
@@ -357,7 +357,7 @@ def _accepted(document: dict[str, Any], group: GroupName) -> Accepted:
         raise Refused(msgspec.structs.replace(refusal.problem, status=409)) from None
 
 
-def _stamped(change: Change, before: list[Action]) -> Change:
+def _stamped(change: Transition, before: list[Action]) -> Transition:
     """With the step among the actions of the record."""
     record = change.record
     if record is not None:

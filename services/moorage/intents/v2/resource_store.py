@@ -18,7 +18,7 @@ from moorage.bus import Bus, Conflict, NoAnswer, now_text
 from moorage.bus.stores import Mirror
 from moorage.model import v2_bodies
 from moorage.model.problems import Problem, Refused, Violation, conflict, invalid, not_found
-from moorage.model.redaction import HIDDEN, restored
+from moorage.model.redaction import REDACTED, restored
 from moorage.model.v2_resources import (
     APP,
     CLUSTER,
@@ -27,10 +27,10 @@ from moorage.model.v2_resources import (
     PROJECT,
     Change,
     Changed,
-    Kind,
     Path,
     Resource,
-    Tree,
+    ResourceKind,
+    ResourceTree,
     key_of,
     kind_of,
     path_of,
@@ -53,14 +53,14 @@ MAX_VALUE = 3 << 20
 _NO_SPEC = b',"spec":{}}'
 
 
-class Resources:
+class ResourceStore:
     """`others`: whether something that is no resource stands at a path; groups that Applications make do."""
 
     def __init__(self, bus: Bus, others: Callable[[Path], bool]) -> None:
         self._bus = bus
         self._bucket = bus.bucket("moorage-resources")
         self._others = others
-        self.tree = Tree()
+        self.tree = ResourceTree()
         self._moved = asyncio.Event()
         self._making: Counter[Path] = Counter()  # parents below which something is being made
         self._leaving: set[Path] = set()
@@ -159,7 +159,7 @@ class Resources:
         self.tree.put(path, value, seq)
         return Changed(path=list(path), body=value.body, seq=seq, warnings=list(given.warnings))
 
-    def _belongs(self, kind: Kind, path: Path, body: Any) -> None:
+    def _belongs(self, kind: ResourceKind, path: Path, body: Any) -> None:
         """An amount belongs to a container, which is the parent's to name."""
         held = self.tree.get(kind.parent(path))
         if kind.body is not v2_bodies.Requirement or not body.spec.allocatable or held is None:
@@ -192,7 +192,7 @@ class Resources:
         path = tuple(change.path)
         kind = _kind(path)
         data = _data(change.body)
-        if kind is APP and HIDDEN.encode() in bytes(change.body):
+        if kind is APP and REDACTED.encode() in bytes(change.body):
             data = _known(kind, data, (await self._now(path))[0].objects)
         given = read(kind, data)
         if given.names != path[-len(given.names) :]:
@@ -304,7 +304,7 @@ class Resources:
             raise Refused(Problem(title="Has children", status=409, code="HasChildren", detail=detail))
 
 
-def _kind(path: Path, *, collection: bool = False) -> Kind:
+def _kind(path: Path, *, collection: bool = False) -> ResourceKind:
     kind = kind_of(path, collection=collection)
     if kind is None:
         raise Refused(not_found("/".join(path)))
@@ -315,14 +315,14 @@ def _data(body: msgspec.Raw) -> Any:
     return _any.decode(body)
 
 
-def _known(kind: Kind, data: Any, before: list[dict[str, Any]]) -> Any:
+def _known(kind: ResourceKind, data: Any, before: list[dict[str, Any]]) -> Any:
     """With the values of Secrets that the sender was not shown."""
     spec = data.get("spec") if isinstance(data, dict) else None
     if kind is not APP or not isinstance(spec, dict):
         return data
     manifests = spec.get("manifests")
     if isinstance(manifests, str):
-        if HIDDEN not in manifests:
+        if REDACTED not in manifests:
             return data
         manifests = uploads.documents(manifests, "spec.manifests")
     return {**data, "spec": {**spec, "manifests": restored(manifests, before)}} if manifests else data
@@ -332,7 +332,7 @@ def _manifests(body: msgspec.Struct) -> bool:
     return isinstance(body, v2_bodies.App) and bool(body.spec.manifests)
 
 
-def _value(kind: Kind, body: msgspec.Struct, file: str) -> Resource:
+def _value(kind: ResourceKind, body: msgspec.Struct, file: str) -> Resource:
     """With what came in a file, read and checked."""
     value = Resource(body=msgspec.Raw(b"null"), created=now_text())
     if kind is CLUSTER:

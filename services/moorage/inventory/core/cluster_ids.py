@@ -60,7 +60,7 @@ class _Block:
         self.start, self.length, self.at = start, length, start
 
 
-class Ids:
+class ClusterIds:
     def __init__(self) -> None:
         self._blocks: dict[tuple[str, str], dict[int, _Block]] = {}
         self._used: dict[int, str] = {}  # to whom

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.fleet import CORDONED, STALE, Row, Writer, name_problem, row
+from moorage.fleet import CORDONED, STALE, FleetWriter, NodeRow, name_problem, normalize_node
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 
-from .cluster_ids import ClusterRecord, Ids
-from .node_overlays import AHEAD, GATHERED, Overlays
-from .report_sessions import MAX_BYTES, Source, Verdict
+from .cluster_ids import ClusterIds, ClusterRecord
+from .node_overlays import AHEAD, GATHERED, NodeOverlays
+from .report_sessions import MAX_BYTES, ReportSession, Verdict
 
 #: Sources with this prefix are node agents: they own zones, devices and the CPU manager of nodes. All others speak for the
 #: whole cluster, and of those there is one at a time.
@@ -26,7 +26,7 @@ AT_ONCE = 1000  # clusters in one uninterrupted piece of work: the lease is to b
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
-class Said(NamedTuple):
+class FleetEvent(NamedTuple):
     """An event about a cluster: of a state (joined, edited, stale, ready, gone) or of mere figures (changed). `id` is
     given where it stands in a store already."""
 
@@ -40,20 +40,20 @@ class Said(NamedTuple):
 
 class Outcome(NamedTuple):
     reply: ReportReply
-    said: list[Said]
+    said: list[FleetEvent]
     problems: list[str]
     gone: bool = False  # the record in KV is to say so
 
 
-class Cluster:
+class ClusterReports:
     """What inventory knows of a cluster beyond its rows."""
 
-    def __init__(self, name: str, record: ClusterRecord, now: float, period: float, overlays: Overlays) -> None:
+    def __init__(self, name: str, record: ClusterRecord, now: float, period: float, overlays: NodeOverlays) -> None:
         self.name = name
         self.record = record
         self.heard = now
         self.period = period
-        self.owner: Source | None = None
+        self.owner: ReportSession | None = None
         self.retired: list[str] = []
         self.joining = False  # its record is there; that it joined is said with its first report
         self.labels: dict[str, str] | None = None  # the agent's; None = not known to this inventory
@@ -68,12 +68,12 @@ def period_for(clusters: int) -> float:
     return SHORTEST_PERIOD if clusters <= 1000 else max(SHORTEST_PERIOD, clusters / REPORTS_PER_SECOND)
 
 
-class Inventory:
-    def __init__(self, writer: Writer, generation: int) -> None:
+class FleetState:
+    def __init__(self, writer: FleetWriter, generation: int) -> None:
         self.writer = writer
         self.generation = generation
-        self.ids = Ids()
-        self.clusters: dict[str, Cluster] = {}
+        self.ids = ClusterIds()
+        self.clusters: dict[str, ClusterReports] = {}
         self._unheard: set[str] = set()
         self.present = 0  # clusters that are not gone
 
@@ -125,12 +125,12 @@ class Inventory:
         known.joining = not record.gone
         self.present += not record.gone
 
-    def _know(self, name: str, record: ClusterRecord, now: float) -> Cluster:
-        overlays = Overlays(lambda node: self.writer.row(record.id, node))
-        known = self.clusters[name] = Cluster(name, record, now, self.period, overlays)
+    def _know(self, name: str, record: ClusterRecord, now: float) -> ClusterReports:
+        overlays = NodeOverlays(lambda node: self.writer.row(record.id, node))
+        known = self.clusters[name] = ClusterReports(name, record, now, self.period, overlays)
         return known
 
-    def edit(self, cluster: str, record: ClusterRecord) -> list[Said]:
+    def edit(self, cluster: str, record: ClusterRecord) -> list[FleetEvent]:
         """Labels, cordon or presence were changed, and KV has it."""
         known = self.clusters[cluster]
         before, known.record = known.record, record
@@ -140,9 +140,9 @@ class Inventory:
             return []
         change, ident, cause = record.told
         known.joining = change == "joined"
-        return [] if known.joining else [Said(change, cluster, told_of(record), cause, ident)]
+        return [] if known.joining else [FleetEvent(change, cluster, told_of(record), cause, ident)]
 
-    def _relabel(self, known: Cluster, removed: set[str]) -> None:
+    def _relabel(self, known: ClusterReports, removed: set[str]) -> None:
         record, fleet = known.record, self.writer.fleet
         cid = record.id
         if not (cid < fleet.size and fleet.known[cid]):
@@ -166,7 +166,7 @@ class Inventory:
         """Some cluster of the fleet has not reported to this inventory yet."""
         return bool(self._unheard)
 
-    def tick(self, now: float) -> list[Said]:
+    def tick(self, now: float) -> list[FleetEvent]:
         """Clusters that missed three periods are stale; if they are many, the rest at the next call."""
         said = []
         fleet = self.writer.fleet
@@ -177,7 +177,7 @@ class Inventory:
             flags = fleet.cluster_flags(cid)
             if not flags & STALE and cid < fleet.size and fleet.known[cid]:
                 self.writer.set_state(cid, flags | STALE)
-                said.append(Said("stale", name, {"silentFor": round(now - cluster.heard, 1)}))
+                said.append(FleetEvent("stale", name, {"silentFor": round(now - cluster.heard, 1)}))
                 if len(said) >= AT_ONCE:
                     break
         return said
@@ -199,7 +199,7 @@ class Inventory:
                 return self._answer(refused=refused)
             if speaker is not None:
                 known.retired = [*known.retired[-15:], speaker.session]
-            speaker = Source(source, report.session, now, self.period)
+            speaker = ReportSession(source, report.session, now, self.period)
             if node_agent:
                 known.overlays.sources[source] = speaker
             else:
@@ -231,7 +231,7 @@ class Inventory:
         )
         return Outcome(reply, [], [])
 
-    def _refusal(self, cluster: Cluster, speaker: Source | None, report: Report, now: float) -> str:
+    def _refusal(self, cluster: ClusterReports, speaker: ReportSession | None, report: Report, now: float) -> str:
         if report.session in cluster.retired:
             return "this session was replaced by another one"
         if speaker is None or now - speaker.heard > TAKEOVER * speaker.period:
@@ -241,7 +241,7 @@ class Inventory:
             return ""
         return f"another session reports for {cluster.name}; it was heard {now - speaker.heard:.1f} s ago"
 
-    def _crowded(self, cluster: Cluster, now: float) -> str:
+    def _crowded(self, cluster: ClusterReports, now: float) -> str:
         """Why there is no room for one more node agent. One that fell silent makes room."""
         overlays, most = cluster.overlays, max(AHEAD, self.nodes(cluster.name) or 0)
         if len(overlays.sources) < most:
@@ -253,7 +253,7 @@ class Inventory:
             self.writer.put(cluster.record.id, cluster.name, rows)
         return ""
 
-    def _rows(self, cluster: Cluster, report: Report) -> Outcome:
+    def _rows(self, cluster: ClusterReports, report: Report) -> Outcome:
         full = report.kind == "full"
         outcome = self._answer()
         fleet, cid = self.writer.fleet, cluster.record.id
@@ -288,21 +288,21 @@ class Inventory:
         if new or cluster.joining:
             told = cluster.record.told
             ident = told[1] if cluster.joining and told and told[0] == "joined" else ""
-            outcome.said.append(Said("joined", cluster.name, {"nodes": len(rows)}, report.id, ident))
+            outcome.said.append(FleetEvent("joined", cluster.name, {"nodes": len(rows)}, report.id, ident))
             cluster.joining = False
         elif stale:
-            outcome.said.append(Said("ready", cluster.name, {"nodes": len(fleet.nodes_of(cid))}, report.id))
+            outcome.said.append(FleetEvent("ready", cluster.name, {"nodes": len(fleet.nodes_of(cid))}, report.id))
         elif changed:
-            outcome.said.append(Said("changed", cluster.name, {"nodes": len(rows)}, report.id))
+            outcome.said.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
         return outcome
 
-    def _normalised(self, cluster: Cluster, nodes: list[NodeReport], problems: list[str]) -> Iterator[Row]:
+    def _normalised(self, cluster: ClusterReports, nodes: list[NodeReport], problems: list[str]) -> Iterator[NodeRow]:
         for node in nodes:
             problem = name_problem(node.name)
             if problem:
                 problems.append(problem)
                 continue
-            made, problem = row(node)
+            made, problem = normalize_node(node)
             # A node that stays as wrong as it was is not news.
             if problem and cluster.problems.get(node.name) != problem:
                 problems.append(problem)
@@ -311,7 +311,7 @@ class Inventory:
                 cluster.problems.pop(node.name, None)
             yield cluster.overlays.over(made)
 
-    def _claims(self, cluster: Cluster, report: Report, full: bool) -> dict[str, dict[str, int]]:
+    def _claims(self, cluster: ClusterReports, report: Report, full: bool) -> dict[str, dict[str, int]]:
         """Claims whose live pods changed, with all their pods."""
         touched: set[str] = set()
         if full:
@@ -332,22 +332,22 @@ class Inventory:
                 nodes[node] = nodes.get(node, 0) + 1
         return counted
 
-    def _node_fields(self, cluster: Cluster, source: str, report: Report) -> Outcome:
+    def _node_fields(self, cluster: ClusterReports, source: str, report: Report) -> Outcome:
         """What node agents own of a row. A node that the cluster agent has not named yet gets it when it does."""
         rows = cluster.overlays.take(source, report)
         if rows is None:
             return self._answer(refused=f"too many nodes that nobody else has named yet in {cluster.name}")
         outcome = self._answer()
         if rows and self.writer.put(cluster.record.id, cluster.name, rows):
-            outcome.said.append(Said("changed", cluster.name, {"nodes": len(rows)}, report.id))
+            outcome.said.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
         return outcome
 
-    def _leave(self, cluster: Cluster, report: Report) -> Outcome:
+    def _leave(self, cluster: ClusterReports, report: Report) -> Outcome:
         cluster.retired = [*cluster.retired[-15:], report.session]  # what it said before must not bring it back
         self.forget(cluster)
         return self._answer()._replace(gone=True)
 
-    def forget(self, cluster: Cluster) -> None:
+    def forget(self, cluster: ClusterReports) -> None:
         """Its rows go. Whoever speaks for it may bring it back with a full report."""
         cluster.owner, cluster.labels = None, None
         cluster.pods, cluster.by_claim, cluster.problems = {}, {}, {}
@@ -370,7 +370,7 @@ def _holds(pod: PodReport) -> bool:
     return bool(pod.claim) and pod.phase not in _FINISHED
 
 
-def _forget(cluster: Cluster, uid: str) -> list[str]:
+def _forget(cluster: ClusterReports, uid: str) -> list[str]:
     found = cluster.pods.pop(uid, None)
     if found is None:
         return []

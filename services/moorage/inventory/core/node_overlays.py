@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from moorage.fleet import Row, exclusive_cores
+from moorage.fleet import NodeRow, exclusive_cores
 from moorage.model.reports import NodeReport, Report
 
-from .report_sessions import Source
+from .report_sessions import ReportSession
 
 #: So many node agents, and nodes that the cluster's agent has not named yet, even where it has named fewer.
 AHEAD = 64
@@ -31,18 +31,18 @@ class _Fields:
         self.exclusive = None if node.cpu_manager is None else exclusive_cores(node.cpu_manager)
         self.extras: dict[str, Any] = {name: said for name in _FIELDS if (said := getattr(node, name))}
 
-    def over(self, row: Row) -> Row:
+    def over(self, row: NodeRow) -> NodeRow:
         extras: dict[str, Any] = msgspec.json.decode(row.extras) if row.extras else {}
         extras |= self.extras
         exclusive = row.exclusive if self.exclusive is None else self.exclusive
         return row._replace(exclusive=exclusive, extras=msgspec.json.encode(extras) if extras else b"")
 
 
-class Overlays:
+class NodeOverlays:
     """`row`: a node as it stands now, if the cluster has it."""
 
-    def __init__(self, row: Callable[[str], Row | None]) -> None:
-        self.sources: dict[str, Source] = {}
+    def __init__(self, row: Callable[[str], NodeRow | None]) -> None:
+        self.sources: dict[str, ReportSession] = {}
         self._row = row
         self._fields: dict[str, _Fields] = {}
         self._ahead: set[str] = set()  # those of nodes that the cluster's agent has not named yet
@@ -50,7 +50,7 @@ class Overlays:
     def __len__(self) -> int:
         return len(self._fields)
 
-    def over(self, row: Row) -> Row:
+    def over(self, row: NodeRow) -> NodeRow:
         """A node as the cluster's agent says, with what node agents say of it."""
         fields = self._fields.get(row.name)
         if fields is None:
@@ -59,7 +59,7 @@ class Overlays:
         self._ahead.discard(row.name)
         return fields.over(row)
 
-    def take(self, source: str, report: Report) -> list[Row] | None:
+    def take(self, source: str, report: Report) -> list[NodeRow] | None:
         """The nodes that are different by it; None: it names too many that nobody knows, and nothing of it is taken."""
         named = {node.name: self._bare(node.name) for node in report.nodes}
         gone = self._fields if report.kind == "full" else dict.fromkeys(report.nodes_gone)
@@ -87,7 +87,7 @@ class Overlays:
             if fields is not None and fields.source in self.sources:
                 self.sources[fields.source].lose()
 
-    def dismiss(self, source: str) -> list[Row]:
+    def dismiss(self, source: str) -> list[NodeRow]:
         """Forgets a node agent; back with its nodes as the cluster's agent says they are."""
         del self.sources[source]
         return self._uncovered([node for node, fields in self._fields.items() if fields.source == source])
@@ -99,13 +99,13 @@ class Overlays:
     def gathered(self) -> int:
         return sum(source.gathered for source in self.sources.values())
 
-    def _bare(self, node: str) -> Row | None:
+    def _bare(self, node: str) -> NodeRow | None:
         row, fields = self._row(node), self._fields.get(node)
         if row is None or fields is None or fields.own is None:
             return row
         return row._replace(exclusive=fields.own[0], extras=fields.own[1])
 
-    def _uncovered(self, nodes: Iterable[str]) -> list[Row]:
+    def _uncovered(self, nodes: Iterable[str]) -> list[NodeRow]:
         rows = []
         for node in nodes:
             if (bare := self._bare(node)) is not None:

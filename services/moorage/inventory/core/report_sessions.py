@@ -20,7 +20,7 @@ class Verdict(Enum):
     LARGE = "large"  # more than anybody keeps
 
 
-class Source:
+class ReportSession:
     def __init__(self, name: str, session: str, now: float, period: float) -> None:
         self.name = name
         self.session = session

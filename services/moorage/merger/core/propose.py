@@ -8,24 +8,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.candidates import Choice, Merged, Nogood, Room, choose, merge
-from moorage.fit import Assigned, Scarce, Unassigned, assign, scarcest, unsupported
+from moorage.candidates import Choice, FailedPlacement, FreeCapacity, PlacementProblem, choose, merge
+from moorage.fit import Assigned, Shortage, Unassigned, assign, largest_shortage, unsupported_reason
 from moorage.fleet import Fleet
-from moorage.ledger import Ledger, before, kept_slots
+from moorage.ledger import Ledger, existing_placement, kept_slots
 from moorage.model.claims import Claim, Decision, IntentRef, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import EXCLUSIVE, Shape
-from moorage.parsing import show
+from moorage.parsing import format_amount
 
-from .responses import Gathered
+from .responses import ControllerResults
 
 #: Clusters tried with an exact assignment before a decision gives up: each failure costs about as much as a decision.
 TRIES = 32
 
 
 @dataclass(slots=True)
-class Refusal:
+class ProposalRefused:
     """Why not. `final`: only changed documents help."""
 
     reasons: list[Reason]
@@ -39,7 +39,7 @@ class Proposal:
     decision: Decision
 
 
-class Names:
+class NameOrder:
     """Clusters in the order of their names; sorted again only when there are other clusters."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Names:
         return self._ranks
 
 
-def room_of(record: Revision, fleet: Fleet) -> Room:
+def room_of(record: Revision, fleet: Fleet) -> FreeCapacity:
     """Sums per cluster of what is asked. Where nothing reports exclusive cores they have no sum that means anything."""
     asked = {r: None for app in record.apps for s in app.shapes for r, need in s.resources.items() if need > 0}
     asked.pop(EXCLUSIVE, None)
@@ -68,7 +68,7 @@ def room_of(record: Revision, fleet: Fleet) -> Room:
         for number, app in enumerate(record.apps):
             # How many nodes a pod per node means differs from cluster to cluster.
             needs[number, row] = sum(s.resources.get(resource, 0) * s.count for s in app.shapes if not s.per_node)
-    return Room(free, whole, needs)
+    return FreeCapacity(free, whole, needs)
 
 
 class _Assigner:
@@ -78,7 +78,7 @@ class _Assigner:
         self.record, self.fleet, self.ledger = record, fleet, ledger
         self.stands = bool(ledger.by_group.get(record.group))
         self.done: dict[tuple[int, frozenset[int]], list[tuple[int, Shape, list[Slot]]]] = {}
-        self.failures: dict[Nogood, tuple[Unassigned, str]] = {}
+        self.failures: dict[FailedPlacement, tuple[Unassigned, str]] = {}
 
     def fits(self, cid: int, apps: frozenset[int]) -> bool:
         key = (cid, apps)
@@ -117,10 +117,10 @@ class _Assigner:
             number, shape, kept = asked[index]
             asked[index] = (number, shape, [*kept, *slots])
 
-    def _scarcest(self, cid: int, apps: frozenset[int]) -> Scarce | None:
+    def _scarcest(self, cid: int, apps: frozenset[int]) -> Shortage | None:
         here = np.zeros(self.fleet.size, np.bool_)
         here[cid] = True
-        return scarcest(self.fleet, [s for a in apps for s in self.record.apps[a].shapes], here)
+        return largest_shortage(self.fleet, [s for a in apps for s in self.record.apps[a].shapes], here)
 
     def reasons(self) -> list[Reason]:
         """One per code, app, object and resource, with the best numbers and a few of the clusters."""
@@ -140,7 +140,10 @@ class _Assigner:
                 known.samples.append(self.fleet.names[cid])
             if why.needed and why.best > best[key]:
                 best[key] = why.best
-                known.needed, known.free = show(why.resource, why.needed), show(why.resource, max(0, why.best))
+                known.needed, known.free = (
+                    format_amount(why.resource, why.needed),
+                    format_amount(why.resource, max(0, why.best)),
+                )
             elif not known.needed and (scarce := self._scarcest(cid, apps)) is not None:
                 more = scarce.shown()
                 known.need, known.needed, known.free = more["need"], more["needed"], more["free"]
@@ -151,18 +154,18 @@ class _Assigner:
 
 def propose(
     record: Revision,
-    got: Gathered,
+    got: ControllerResults,
     fleet: Fleet,
     ledger: Ledger,
-    names: Names,
+    names: NameOrder,
     decision: str,
-) -> Proposal | Refusal:
+) -> Proposal | ProposalRefused:
     """The best choice whose pods all have a place, or why there is none."""
     odd = [
         Reason(code="Unsupported", app=app.name, consumer=shape.object, message=why, by="merger")
         for app in record.apps
         for shape in app.shapes
-        if (why := unsupported(shape))
+        if (why := unsupported_reason(shape))
     ]
     # Documents that contradict themselves: no answer of a controller would change that.
     odd += [
@@ -171,13 +174,15 @@ def propose(
         if warning.code == "ReplicasConflict"
     ]
     if odd:
-        return Refusal(odd, final=True)
+        return ProposalRefused(odd, final=True)
     if got.missing:
-        return Refusal(list(got.missing))
+        return ProposalRefused(list(got.missing))
     merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, got.voices)
-    if merged.clashes:
-        return Refusal([_clash(record, clash.app, clash.counts) for clash in merged.clashes], final=True)
-    known = before(record, fleet, ledger)
+    if merged.count_mismatches:
+        return ProposalRefused(
+            [_clash(record, clash.app, clash.counts) for clash in merged.count_mismatches], final=True
+        )
+    known = existing_placement(record, fleet, ledger)
     ranks = names.ranks(fleet)
     room = room_of(record, fleet)
     assigner = _Assigner(record, fleet, ledger)
@@ -196,21 +201,21 @@ def propose(
             return _proposal(record, merged, chosen, places, assigner, fleet, got, decision)
     else:
         bound = Reason(code="SearchBound", by="merger", message=f"{TRIES} choices did not fit together")
-        return Refusal([bound, *assigner.reasons()])
+        return ProposalRefused([bound, *assigner.reasons()])
     if chosen.cut:
         bound = Reason(code="SearchBound", by="merger", message="no choice of clusters was found within the bounds")
-        return Refusal([bound, *assigner.reasons()])
-    return Refusal(_why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner))
+        return ProposalRefused([bound, *assigner.reasons()])
+    return ProposalRefused(_why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner))
 
 
 def _proposal(
     record: Revision,
-    merged: Merged,
+    merged: PlacementProblem,
     chosen: Choice,
     places: list[tuple[int, frozenset[int]]],
     assigner: _Assigner,
     fleet: Fleet,
-    got: Gathered,
+    got: ControllerResults,
     ident: str,
 ) -> Proposal:
     intent = IntentRef(kind="Application", name=record.group, revision=record.revision)
@@ -275,8 +280,8 @@ def _clash(record: Revision, app: int, counts: dict[str, int]) -> Reason:
 
 def _why_no_choice(
     record: Revision,
-    merged: Merged,
-    room: Room,
+    merged: PlacementProblem,
+    room: FreeCapacity,
     ranks: NDArray[np.int64],
     short: dict[int, int],
     fleet: Fleet,
@@ -313,7 +318,7 @@ def _why_no_choice(
     return found
 
 
-def _binding(record: Revision, merged: Merged, code: str) -> Reason:
+def _binding(record: Revision, merged: PlacementProblem, code: str) -> Reason:
     """Each app has clusters enough for itself; which rule leaves none for all of them."""
     names = [app.name for app in record.apps]
     allowed = [int(np.count_nonzero(mask)) for mask in merged.masks]
@@ -340,15 +345,15 @@ def _binding(record: Revision, merged: Merged, code: str) -> Reason:
     return Reason(code=code, by="merger", app=" ".join(names), message="; ".join(said))
 
 
-def _what_binds(merged: Merged, room: Room, ranks: NDArray[np.int64]) -> str:
+def _what_binds(merged: PlacementProblem, room: FreeCapacity, ranks: NDArray[np.int64]) -> str:
     """The first thing whose absence would leave a choice."""
-    loose = Merged(merged.replicas, merged.masks, merged.scores, merged.groups, merged.conflicts)
+    loose = PlacementProblem(merged.replicas, merged.masks, merged.scores, merged.groups, merged.conflicts)
     if (merged.apart or merged.together) and isinstance(choose(loose, room, ranks), Choice):
         return "AffinityConflict"
-    looser = Merged(merged.replicas, merged.masks, merged.scores, merged.groups)
+    looser = PlacementProblem(merged.replicas, merged.masks, merged.scores, merged.groups)
     if merged.conflicts and isinstance(choose(looser, room, ranks), Choice):
         return "AppsConflict"
-    free = Merged(merged.replicas, merged.masks, merged.scores, [[] for _ in merged.groups])
+    free = PlacementProblem(merged.replicas, merged.masks, merged.scores, [[] for _ in merged.groups])
     if any(merged.groups) and isinstance(choose(free, room, ranks), Choice):
         return "NotEnoughClusters"
     return "PackingFails"

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from moorage.bus import Reply
-from moorage.candidates import Mask, Opinion, Voice, read_answer
+from moorage.candidates import DecodedAnswer, Mask, WeightedAnswer, decode_answer
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Asked
 from moorage.model.controllers import Controller
@@ -36,7 +36,7 @@ class _Said(Answer, kw_only=True):
 _decode = msgspec.json.Decoder(_Said).decode
 
 
-def without(opinion: Opinion, late: Mask) -> Opinion:
+def without(opinion: DecodedAnswer, late: Mask) -> DecodedAnswer:
     """Clusters that joined after a controller looked: not having objected to them is no word about them."""
     apps = {}
     for number, said in opinion.apps.items():
@@ -46,7 +46,7 @@ def without(opinion: Opinion, late: Mask) -> Opinion:
     return opinion._replace(apps=apps)
 
 
-class Heard(NamedTuple):
+class Replies(NamedTuple):
     """What came from whom. `stale`: the last answers to the same question."""
 
     apps: Sequence[str]
@@ -56,12 +56,12 @@ class Heard(NamedTuple):
 
 
 @dataclass(slots=True)
-class Gathered:
+class ControllerResults:
     """`membership`: of the fleet when the answers were read; clusters that join later are not in them."""
 
-    heard: Heard
+    heard: Replies
     membership: int
-    voices: list[Voice] = field(default_factory=list)
+    voices: list[WeightedAnswer] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
     missing: list[Reason] = field(default_factory=list)  # required ones that gave no answer: nothing is decided
@@ -69,7 +69,7 @@ class Gathered:
     fresh: dict[str, bytes] = field(default_factory=dict)  # what may be used again where the policy is stale-ok
 
 
-def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer, Opinion] | str:
+def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer, DecodedAnswer] | str:
     if len(data) > MAX_ANSWER:
         return f"the answer has {len(data)} bytes; at most {MAX_ANSWER} are read"
     try:
@@ -78,21 +78,21 @@ def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer,
             return said.problem.detail or said.problem.title
         if said.error:
             return said.error[:500]
-        opinion = read_answer(said, apps, fleet.ids, fleet.size)
+        opinion = decode_answer(said, apps, fleet.ids, fleet.size)
         late = fleet.joined_after(said.epoch)
         return said, opinion if late is None else without(opinion, late)
     except (msgspec.DecodeError, ValueError, RecursionError, UnicodeDecodeError) as error:
         return f"the answer cannot be read: {error}"[:500]
 
 
-def gather(heard: Heard, fleet: Fleet) -> Gathered:
+def gather(heard: Replies, fleet: Fleet) -> ControllerResults:
     apps, controllers, replies, stale = heard
-    got = Gathered(heard, fleet.membership)
+    got = ControllerResults(heard, fleet.membership)
     priorities: dict[str, int] = {}
     for controller in controllers:
         name, reply = controller.name, replies[controller.name]
         outcome, error, data = reply.outcome, reply.error, reply.data
-        read: tuple[Answer, Opinion] | str = error
+        read: tuple[Answer, DecodedAnswer] | str = error
         if outcome == "answered":
             read = _understood(data, apps, fleet)
             if isinstance(read, str):
@@ -113,7 +113,7 @@ def gather(heard: Heard, fleet: Fleet) -> Gathered:
         )
         if not isinstance(read, str):
             answer, opinion = read
-            got.voices.append(Voice(name, controller.weight, opinion))
+            got.voices.append(WeightedAnswer(name, controller.weight, opinion))
             priorities[name] = controller.priority
             got.answers[name] = answer
             got.warnings.extend(answer.warnings[:MAX_WARNINGS])
@@ -128,12 +128,12 @@ def gather(heard: Heard, fleet: Fleet) -> Gathered:
     return got
 
 
-def current(got: Gathered, fleet: Fleet) -> Gathered:
+def current(got: ControllerResults, fleet: Fleet) -> ControllerResults:
     """The same answers over the clusters that there are now."""
     return got if got.membership == fleet.membership else gather(got.heard, fleet)
 
 
-def ranked(voices: list[Voice], priorities: Mapping[str, int]) -> list[Voice]:
+def ranked(voices: list[WeightedAnswer], priorities: Mapping[str, int]) -> list[WeightedAnswer]:
     """Where the weighted sums are the same, who has the higher priority decides: it weighs so little more that no other
     order changes."""
     ranks = {priority: rank for rank, priority in enumerate(sorted(set(priorities.values())))}
@@ -142,7 +142,7 @@ def ranked(voices: list[Voice], priorities: Mapping[str, int]) -> list[Voice]:
     return [replace(v, weight=v.weight * (1 + _TIE * ranks[priorities[v.name]])) for v in voices]
 
 
-def open_to(got: Gathered, apps: int, controllers: Mapping[str, Controller]) -> list[bytes | None]:
+def open_to(got: ControllerResults, apps: int, controllers: Mapping[str, Controller]) -> list[bytes | None]:
     """Per app the clusters to which those whose answers are steady confine it, as packed bits; None: no one does."""
     found: list[bytes | None] = []
     steady = [v for v in got.voices if (known := controllers.get(v.name)) is not None and known.steady]
@@ -153,7 +153,7 @@ def open_to(got: Gathered, apps: int, controllers: Mapping[str, Controller]) -> 
     return found
 
 
-def reasons(got: Gathered, fleet: Fleet) -> list[Reason]:
+def reasons(got: ControllerResults, fleet: Fleet) -> list[Reason]:
     """What the controllers gave as reasons, each with its name and its app, bounded; and who allows less than every
     cluster without a word."""
     found: list[Reason] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.fit.node_filter import eligible, roomy
+from moorage.fit.node_filter import eligible, with_capacity
 from moorage.fleet import Fleet
 from moorage.model.attempts import Attempt
 from moorage.model.groups import Revision
@@ -40,7 +40,7 @@ def helps(fleet: Fleet, shape: Shape, rows: NDArray[np.intp]) -> bool:
     """Whether one of the rows has room for a pod of the shape."""
     if not rows.size:
         return False
-    return bool(roomy(fleet, shape.resources, eligible(fleet, shape, rows), rows).any())
+    return bool(with_capacity(fleet, shape.resources, eligible(fleet, shape, rows), rows).any())
 
 
 def within(fleet: Fleet, confined: bytes | None, among: int, rows: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -54,7 +54,7 @@ def within(fleet: Fleet, confined: bytes | None, among: int, rows: NDArray[np.in
     return rows[inside]
 
 
-def bare(app: ShapedApp) -> bool:
+def has_no_pods(app: ShapedApp) -> bool:
     """Whether it has no pods, so that a cluster is all it needs."""
     return not any(shape.count or shape.per_node for shape in app.shapes)
 
@@ -63,7 +63,7 @@ def _epoch(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-class Waiting:
+class WaitQueue:
     def __init__(self) -> None:
         self.groups: dict[str, Waiter] = {}
         self.nowhere: set[str] = set()  # refused when there was no cluster at all
@@ -154,7 +154,7 @@ class Waiting:
                 continue
             fresh, waiter.fresh = waiter.fresh, False
             for number, app in enumerate(waiter.record.apps):
-                if bare(app):
+                if has_no_pods(app):
                     waiter.opened = waiter.opened or self._opens(waiter, number, opened, fresh)
                     if waiter.opened:
                         found[group] = everything if fresh else rows
@@ -185,7 +185,7 @@ class Waiting:
         return any(
             helps(fleet, shape, within(fleet, where, waiter.among, rows))
             for app, where in zip(waiter.record.apps, confined, strict=True)
-            if not bare(app)
+            if not has_no_pods(app)
             for shape in app.shapes
         )
 

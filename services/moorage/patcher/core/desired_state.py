@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.ledger import Held, Ledger
+from moorage.ledger import ActiveClaim, Ledger
 from moorage.model.claims import Claim, Decision
 from moorage.model.desired import (
     AppStatus,
+    ClaimsRemoved,
     Confirm,
     Contribution,
     DesiredApp,
     DesiredRecord,
     DiffItem,
     GroupStatus,
-    Removed,
 )
 from moorage.model.groups import GroupRecord
 from moorage.model.phases import ENDED, phase
 from moorage.model.reasons import Reason
-from moorage.model.redaction import hidden
+from moorage.model.redaction import redacted
 from moorage.podspec import diff
 
 from .manifest_patching import preferred_nodes, tailor
@@ -42,7 +42,7 @@ class Head(msgspec.Struct, rename="camel"):
     state: str
 
 
-class Wanted(NamedTuple):
+class WantedApp(NamedTuple):
     """One app of a group on one cluster. `standing`: claims of the decision that stands; none = it is to go."""
 
     group: str
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
     standing: list[Claim]
 
 
-def wanted_on(ledger: Ledger, cluster: str) -> list[Wanted]:
+def wanted_on(ledger: Ledger, cluster: str) -> list[WantedApp]:
     """Everything that counts on a cluster, in a fixed order."""
     found: dict[tuple[str, str], list[Claim]] = {}
     for ident in ledger.by_cluster.get(cluster, ()):
@@ -58,10 +58,10 @@ def wanted_on(ledger: Ledger, cluster: str) -> list[Wanted]:
         standing = found.setdefault((held.group, held.claim.app), [])
         if not held.withdrawn:
             standing.append(held.claim)
-    return [Wanted(group, app, claims) for (group, app), claims in sorted(found.items())]
+    return [WantedApp(group, app, claims) for (group, app), claims in sorted(found.items())]
 
 
-def held_by(ledger: Ledger, group: str) -> Iterable[Held]:
+def held_by(ledger: Ledger, group: str) -> Iterable[ActiveClaim]:
     return (ledger.claims[ident] for ident in ledger.by_group.get(group, ()))
 
 
@@ -81,7 +81,7 @@ def objects_for(
     return given, tailor(given, contributions, by_object, desired.nodes, desired.decision)
 
 
-def desired_app(wanted: Wanted, cluster: str, desired: DesiredRecord, record: GroupRecord | None) -> DesiredApp:
+def desired_app(wanted: WantedApp, cluster: str, desired: DesiredRecord, record: GroupRecord | None) -> DesiredApp:
     if not wanted.standing or record is None:
         return DesiredApp(
             group=wanted.group,
@@ -118,7 +118,7 @@ def diff_items(record: GroupRecord, decision: Decision, desired: DesiredRecord) 
     for claim in decision.claims:
         places.setdefault((claim.cluster, claim.app), []).append(claim)
     for (cluster, app), claims in sorted(places.items()):
-        given, objects = (hidden(one) for one in objects_for(record, desired, app, cluster, claims))
+        given, objects = (redacted(one) for one in objects_for(record, desired, app, cluster, claims))
         yield DiffItem(cluster=cluster, app=app, manifests=given, objects=objects, patch=diff(given, objects))
 
 
@@ -174,7 +174,11 @@ def conclude(
     status.reached = bool(same and before is not None and before.reached)
     state: Any = head.state if head is not None else "Terminated"
     revision = head.revision if head is not None else 0
-    counting = ledger.leaving(group, revision) if head is not None and state in ENDED else ledger.counting(group)
+    counting = (
+        ledger.is_terminating(group, revision)
+        if head is not None and state in ENDED
+        else ledger.has_active_claims(group)
+    )
     status.phase = phase(state, revision, ident, counting, None, status if current else None)
     status.reached = status.reached or status.phase == "Running"
     if status.phase == "Degraded":
@@ -214,28 +218,28 @@ def repeats(status: AppStatus, before: AppStatus) -> bool:
 
 def removable(
     ledger: Ledger, group: str, desired: DesiredRecord | None, confirmed: Mapping[tuple[str, str], AppStatus]
-) -> list[Removed]:
+) -> list[ClaimsRemoved]:
     """Withdrawn claims whose removal the agent of their cluster has confirmed."""
     decision = ledger.standing.get(group)
     if desired is None or desired.decision != (decision.id if decision is not None else ""):
         return []
-    found: dict[str, Removed] = {}
+    found: dict[str, ClaimsRemoved] = {}
     for held in held_by(ledger, group):
         claim = held.claim
         status = confirmed.get((claim.app, claim.cluster))
         if held.withdrawn and status is not None and status.version >= desired.version:
-            one = found.setdefault(claim.cluster, Removed(claims=[], cluster=claim.cluster))
+            one = found.setdefault(claim.cluster, ClaimsRemoved(claims=[], cluster=claim.cluster))
             one.claims.append(claim.id)
             one.as_of = max(one.as_of, status.as_of)
     return list(found.values())
 
 
-def abandoned(ledger: Ledger, group: str, left: AbstractSet[str]) -> list[Removed]:
+def abandoned(ledger: Ledger, group: str, left: AbstractSet[str]) -> list[ClaimsRemoved]:
     """Withdrawn claims on clusters that left: no agent is there to confirm anything."""
-    found: dict[str, Removed] = {}
+    found: dict[str, ClaimsRemoved] = {}
     for held in held_by(ledger, group):
         if held.withdrawn and held.claim.cluster in left:
-            one = found.setdefault(held.claim.cluster, Removed(claims=[], cluster=held.claim.cluster, gone=True))
+            one = found.setdefault(held.claim.cluster, ClaimsRemoved(claims=[], cluster=held.claim.cluster, gone=True))
             one.claims.append(held.claim.id)
     return list(found.values())
 

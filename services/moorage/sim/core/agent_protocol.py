@@ -14,7 +14,7 @@ from moorage.model.desired import Confirm, DesiredApp, DesiredReply
 from moorage.model.reports import ReportReply, parts_of
 from moorage.telemetry import tracing
 
-from .cluster import AppKey, Cluster
+from .cluster import AppKey, SimulatedCluster
 from .cluster_spec import ClusterSpec, encode
 
 #: After this long without an answer a message is said again.
@@ -44,13 +44,13 @@ class Channel:
         self.since = 0.0
 
 
-class Agent:
+class SimulatedAgent:
     """`out` gets what is to be sent; `state` is new, introducing, known, refused, leaving or gone."""
 
     __slots__ = ("again", "applying", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds", "traced", "tries")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str, out: list[Send]) -> None:
-        self.cluster = Cluster(spec)
+        self.cluster = SimulatedCluster(spec)
         self.index = index
         self.session = self.origin = session
         self.tries = 0  # sessions that were refused

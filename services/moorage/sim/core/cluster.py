@@ -9,14 +9,14 @@ from typing import Any
 from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
 from moorage.model.reports import PodReport
 from moorage.model.shapes import PODS
-from moorage.parsing import show
+from moorage.parsing import format_amount
 from moorage.podspec import PatchError, apply, object_key
 from moorage.selectors import tolerated
 
 from .cluster_spec import ClusterSpec, NodeKind, encode, usage
 from .pod_needs import PodNeed, read_pod
-from .scheduler import Node, choose, selects
-from .workloads import Pod, Workload, step
+from .scheduler import SchedulerNode, choose, selects
+from .workloads import SimulatedPod, Workload, step
 
 AppKey = tuple[str, str]  # group, app
 WorkKey = tuple[AppKey, str]
@@ -24,15 +24,15 @@ WorkKey = tuple[AppKey, str]
 _ROUNDS = 10_000
 
 
-class Cluster:
+class SimulatedCluster:
     """`timers` is filled with (when, what, argument) and emptied by whoever keeps the time."""
 
     __slots__ = ("apps", "dirty", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gone_pods", "hold_until", "nodes", "pods", "serial", "spec", "timers", "unbound", "versions", "works")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
-        self.nodes: dict[str, Node] | None = None  # None: nothing ever happened here
-        self.pods: dict[str, Pod] = {}
+        self.nodes: dict[str, SchedulerNode] | None = None  # None: nothing ever happened here
+        self.pods: dict[str, SimulatedPod] = {}
         self.works: dict[WorkKey, Workload] = {}
         self.apps: dict[AppKey, list[str]] = {}  # keys of the objects, in order
         self.versions: dict[AppKey, int] = {}
@@ -42,7 +42,7 @@ class Cluster:
         self.dirty_nodes: set[str] = set()
         self.dirty_pods: set[str] = set()
         self.gone_pods: set[str] = set()
-        self.unbound: dict[str, Pod] = {}
+        self.unbound: dict[str, SimulatedPod] = {}
         self.hold_until = 0.0
         self.serial = 0
         self.timers: list[tuple[float, str, Any]] = []
@@ -51,13 +51,13 @@ class Cluster:
 
     # --- nodes
 
-    def _materialize(self) -> dict[str, Node]:
+    def _materialize(self) -> dict[str, SchedulerNode]:
         """Nodes as objects: only where something runs, or is to run."""
         if self.nodes is None:
             self.nodes = {}
             for number, (name, kind) in enumerate(self.spec.nodes()):
                 used, pods = usage(kind, self.spec.seed, number)
-                self.nodes[name] = Node(name, kind, dict(used), pods)
+                self.nodes[name] = SchedulerNode(name, kind, dict(used), pods)
             self._strangers()
         return self.nodes
 
@@ -72,7 +72,7 @@ class Cluster:
             node.take(need)
             if need.claim:
                 uid = f"{self.spec.id}/given-{number}"
-                pod = Pod(uid, manifest["metadata"]["name"], "", need, "", 0)
+                pod = SimulatedPod(uid, manifest["metadata"]["name"], "", need, "", 0)
                 pod.node, pod.ready = node, True
                 self.pods[uid] = pod
                 self.dirty_pods.add(uid)
@@ -92,7 +92,7 @@ class Cluster:
 
     def original_rows(self) -> Iterator[bytes]:
         """As they were before anything ran here."""
-        return Cluster(self.spec._replace(pods=())).rows()
+        return SimulatedCluster(self.spec._replace(pods=())).rows()
 
     def pod_rows(self, uids: Iterable[str]) -> Iterator[bytes]:
         for uid in uids:
@@ -107,7 +107,7 @@ class Cluster:
                 node=pod.node.name if pod.node is not None else "",
                 phase="Running" if pod.ready else "Pending",
                 labels=pod.need.labels,
-                requests={k: show(k, v) for k, v in pod.need.requests.items() if k != PODS},
+                requests={k: format_amount(k, v) for k, v in pod.need.requests.items() if k != PODS},
                 claim=pod.need.claim,
             )
             yield encode(report)
@@ -214,16 +214,16 @@ class Cluster:
 
     # --- pods
 
-    def _work_of(self, pod: Pod) -> Workload | None:
+    def _work_of(self, pod: SimulatedPod) -> Workload | None:
         return self.works.get(pod.owner) if pod.owner is not None else None
 
-    def _touch(self, pod: Pod) -> None:
+    def _touch(self, pod: SimulatedPod) -> None:
         self.dirty_pods.add(pod.uid)
         if pod.owner is not None:
             self.dirty[pod.owner] = None
             self.dirty_apps[pod.owner[0]] = None
 
-    def _delete(self, pod: Pod, work: Workload | None = None) -> None:
+    def _delete(self, pod: SimulatedPod, work: Workload | None = None) -> None:
         work = work or self._work_of(pod)
         pod.deleted = True
         self.pods.pop(pod.uid, None)
@@ -250,7 +250,7 @@ class Cluster:
         else:
             name = f"{work.name}-{work.template[:6]}-{work.serial}"
         need = work.need._replace(node_name=node) if node else work.need
-        pod = Pod(f"{self.spec.id}/{self.serial}-{name}", name, work.key, need, work.template, number)
+        pod = SimulatedPod(f"{self.spec.id}/{self.serial}-{name}", name, work.key, need, work.template, number)
         pod.owner = key
         work.pods.append(pod)
         self.pods[pod.uid] = pod
@@ -258,7 +258,7 @@ class Cluster:
         if not self._bind(pod, now):
             self.unbound[pod.uid] = pod
 
-    def _bind(self, pod: Pod, now: float) -> bool:
+    def _bind(self, pod: SimulatedPod, now: float) -> bool:
         nodes = self._materialize()
         if pod.need.node_name:
             named = nodes.get(pod.need.node_name)
@@ -277,7 +277,7 @@ class Cluster:
             self.timers.append((now + self.spec.ready_delay, "ready", pod))
         return True
 
-    def ready(self, pod: Pod, now: float) -> None:
+    def ready(self, pod: SimulatedPod, now: float) -> None:
         if not pod.deleted and pod.node is not None and not pod.ready and pod.node.kind.ready:
             pod.ready = True
             self._touch(pod)

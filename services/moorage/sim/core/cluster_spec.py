@@ -11,7 +11,7 @@ import msgspec
 
 from moorage.model.reports import Taint
 from moorage.model.shapes import PODS
-from moorage.parsing import amount, show
+from moorage.parsing import format_amount, parse_amount
 
 HOSTNAME = "kubernetes.io/hostname"
 _NOT_READY = "node.kubernetes.io/not-ready"
@@ -43,7 +43,7 @@ class NodeKind:
         self.exclusive = exclusive
         self.extras = {key: value for key, value in (extras or {}).items() if value}
         self.texts = {PODS: "110", **allocatable}
-        self.amounts = {name: amount(name, text, False) for name, text in self.texts.items()}
+        self.amounts = {name: parse_amount(name, text, False) for name, text in self.texts.items()}
 
     def _all(self) -> tuple[Any, ...]:
         return (
@@ -84,7 +84,7 @@ class NodeKind:
         """The node as it stands in a report; `cores` are taken exclusively."""
         labels, fixed = self._json
         own = encode(self.labels.get(HOSTNAME, name))
-        requested = encode({key: show(key, value) for key, value in used.items() if value and key != PODS})
+        requested = encode({key: format_amount(key, value) for key, value in used.items() if value and key != PODS})
         manager = b""
         if self.policy:
             manager = b',"cpuManager":{"policy":%b,"exclusiveFree":%d}' % (

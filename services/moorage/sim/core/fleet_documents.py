@@ -13,7 +13,7 @@ from moorage.model.documents import API_VERSION, Metadata, Strict
 from moorage.model.names import is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.reports import Taint
-from moorage.parsing import amount, canonical
+from moorage.parsing import canonical, parse_amount
 
 from .cluster_spec import ClusterSpec, NodeKind, Run
 
@@ -197,7 +197,7 @@ class _Rules:
         self.count(node.count, MAX_NODES, f"{path}.count")
         for name, value in node.allocatable.items():
             try:
-                if amount(name, _text(value), False) < 0:
+                if parse_amount(name, _text(value), False) < 0:
                     self.say(f"{path}.allocatable.{name}", "OutOfRange", "must not be negative")
             except ValueError as error:
                 self.say(f"{path}.allocatable.{name}", "BadQuantity", str(error))

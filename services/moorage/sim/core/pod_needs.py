@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from moorage.model.shapes import PODS, Requirement, Toleration
-from moorage.parsing import amount
+from moorage.parsing import parse_amount
 
 CLAIM = "moorage.dev/claim"
 #: What the scheduler assumes of containers that request nothing, for its scores only.
@@ -48,7 +48,7 @@ def _amounts(given: Any) -> dict[str, int]:
         return {}
     if not isinstance(given, dict):
         raise ValueError("resources must be objects")  # noqa: TRY004 - one exception for a pod that cannot be read
-    return {str(name): amount(str(name), v if isinstance(v, str) else repr(v), True) for name, v in given.items()}
+    return {str(name): parse_amount(str(name), v if isinstance(v, str) else repr(v), True) for name, v in given.items()}
 
 
 def _requests(of: Mapping[str, Any]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from moorage.model.shapes import Requirement
-from moorage.selectors import meets, tolerated
+from moorage.selectors import requirement_matches, tolerated
 
 from .cluster_spec import HOSTNAME, NodeKind
 from .pod_needs import PodNeed
@@ -14,7 +14,7 @@ from .pod_needs import PodNeed
 _NAME = "metadata.name"
 
 
-class Node:
+class SchedulerNode:
     """A node on which something happened, or may."""
 
     __slots__ = ("cores", "kind", "name", "pods", "scored", "used")
@@ -41,11 +41,11 @@ class Node:
         return self.name if key == _NAME else self.kind.labels.get(key)
 
 
-def _holds(term: Sequence[Requirement], node: Node) -> bool:
-    return bool(term) and all(meets(r, node.label(r.key)) for r in term)
+def _holds(term: Sequence[Requirement], node: SchedulerNode) -> bool:
+    return bool(term) and all(requirement_matches(r, node.label(r.key)) for r in term)
 
 
-def selects(need: PodNeed, node: Node) -> bool:
+def selects(need: PodNeed, node: SchedulerNode) -> bool:
     """The filters that do not depend on what runs there."""
     if need.node_name and need.node_name != node.name:
         return False
@@ -54,7 +54,7 @@ def selects(need: PodNeed, node: Node) -> bool:
     return tolerated(node.kind.repels, need.tolerations)
 
 
-def has_room(need: PodNeed, node: Node) -> bool:
+def has_room(need: PodNeed, node: SchedulerNode) -> bool:
     amounts, used = node.kind.amounts, node.used
     if node.pods >= amounts["pods"]:
         return False
@@ -63,7 +63,7 @@ def has_room(need: PodNeed, node: Node) -> bool:
     )
 
 
-def _least_allocated(need: PodNeed, node: Node) -> int:
+def _least_allocated(need: PodNeed, node: SchedulerNode) -> int:
     score, parts = 0, 0
     for i, name in enumerate(("cpu", "memory")):
         have = node.kind.amounts.get(name, 0)
@@ -74,7 +74,7 @@ def _least_allocated(need: PodNeed, node: Node) -> int:
     return score // parts if parts else 0
 
 
-def choose(need: PodNeed, nodes: Iterable[Node]) -> Node | None:
+def choose(need: PodNeed, nodes: Iterable[SchedulerNode]) -> SchedulerNode | None:
     """The best feasible node; of equals the first, where Kubernetes would draw lots."""
     feasible = [node for node in nodes if has_room(need, node) and selects(need, node)]
     if len(feasible) < 2:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .agent_protocol import Agent, Send
+from .agent_protocol import Send, SimulatedAgent
 from .cluster_spec import ClusterSpec
 
 FAULTS = ("silent", "slow", "refuse", "lose-pods", "replay")
@@ -27,7 +27,7 @@ class Changed(NamedTuple):
     removed: list[str]
 
 
-class Core:
+class Simulator:
     """`out` is what to send now. `wall` is added to `now` for the times in messages."""
 
     def __init__(self, session: str, succeeds: str = "", wall: float = 0.0, rng: random.Random | None = None) -> None:
@@ -35,8 +35,8 @@ class Core:
         self.succeeds = succeeds
         self.wall = wall
         self.rng = rng or random.Random(session)
-        self.agents: dict[str, Agent] = {}
-        self.by_index: dict[int, Agent] = {}
+        self.agents: dict[str, SimulatedAgent] = {}
+        self.by_index: dict[int, SimulatedAgent] = {}
         self.out: list[Send] = []
         self.unsettled: set[str] = set()  # clusters whose newest specification nobody has acknowledged
         self._heap: list[tuple[float, int, int, str, Any]] = []
@@ -48,7 +48,7 @@ class Core:
 
     # --- timers
 
-    def _at(self, when: float, agent: Agent, what: str, argument: Any = None) -> None:
+    def _at(self, when: float, agent: SimulatedAgent, what: str, argument: Any = None) -> None:
         self._count += 1
         heapq.heappush(self._heap, (when, self._count, agent.index, what, argument))
 
@@ -65,7 +65,7 @@ class Core:
             if agent is not None:
                 self._timer(agent, what, argument, now)
 
-    def _timer(self, agent: Agent, what: str, argument: Any, now: float) -> None:
+    def _timer(self, agent: SimulatedAgent, what: str, argument: Any, now: float) -> None:
         wall = now + self.wall
         if what == "beat":
             agent.beat(now, wall)
@@ -86,7 +86,7 @@ class Core:
             self._well(agent, now)
         self._after(agent, now)
 
-    def _after(self, agent: Agent, now: float) -> None:
+    def _after(self, agent: SimulatedAgent, now: float) -> None:
         """What an event at a cluster left behind: timers, versions to apply, changes to tell."""
         cluster = agent.cluster
         for when, what, argument in cluster.timers:
@@ -140,13 +140,15 @@ class Core:
         joins = self._joined[spec.id] = self._joined.get(spec.id, 0) + 1
         session = self.session if joins == 1 else f"{self.session}.{joins}"
         self._indexes += 1
-        agent = Agent(spec, self._indexes, session, old.session if old is not None else self.succeeds, self.out)
+        agent = SimulatedAgent(
+            spec, self._indexes, session, old.session if old is not None else self.succeeds, self.out
+        )
         self.agents[spec.id] = agent
         self.by_index[agent.index] = agent
         self.unsettled.add(spec.id)
         self._waiting.append(spec.id)
 
-    def _leave(self, agent: Agent, now: float) -> None:
+    def _leave(self, agent: SimulatedAgent, now: float) -> None:
         """Nothing to leave where nobody knew it."""
         if agent.state in ("new", "refused"):
             agent.state = "gone"
@@ -169,7 +171,7 @@ class Core:
             # The first beat is anywhere within a period, so that a fleet never breathes as one.
             self._at(now + self.rng.uniform(0.5, 2.5), agent, "beat")
 
-    def _settled(self, agent: Agent, now: float) -> None:
+    def _settled(self, agent: SimulatedAgent, now: float) -> None:
         self.unsettled.discard(agent.id)
         self._introducing.discard(agent.id)
         if agent.state == "gone":
@@ -216,7 +218,7 @@ class Core:
         self._after(agent, now)
         return True
 
-    def _well(self, agent: Agent, now: float) -> None:
+    def _well(self, agent: SimulatedAgent, now: float) -> None:
         fault, agent.fault, agent.fault_until = agent.fault, "", float("inf")
         if fault == "silent":
             agent.beat(now, now + self.wall)

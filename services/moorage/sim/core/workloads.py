@@ -13,13 +13,13 @@ from moorage.model.desired import ObjectStatus
 from moorage.podspec import object_key, template
 
 from .pod_needs import PodNeed, read_template
-from .scheduler import Node
+from .scheduler import SchedulerNode
 
 DECISION = "moorage.dev/decision"
 _REPLICATED = ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController")
 
 
-class Pod:
+class SimulatedPod:
     __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "ready", "template", "uid")
 
     def __init__(self, uid: str, name: str, key: str, need: PodNeed, template: str, number: int) -> None:
@@ -30,7 +30,7 @@ class Pod:
         self.need = need
         self.template = template
         self.number = number  # ordinal of a StatefulSet's pod
-        self.node: Node | None = None
+        self.node: SchedulerNode | None = None
         self.ready = False
         self.deleted = False
 
@@ -61,7 +61,7 @@ class Workload:
 
     def __init__(self, manifest: Mapping[str, Any], key: str) -> None:
         self.key = key
-        self.pods: list[Pod] = []
+        self.pods: list[SimulatedPod] = []
         self.serial = 0
         self.template = ""
         self.become(manifest)
@@ -117,7 +117,7 @@ class Workload:
             rolling = (spec.get("updateStrategy") or {}).get("rollingUpdate") or {}
             self.unavailable = max(1, int(_share(rolling.get("maxUnavailable", 1), 1, True)))
 
-    def current(self) -> list[Pod]:
+    def current(self) -> list[SimulatedPod]:
         """Pods of the template as it is now. A ReplicaSet leaves its older ones alone."""
         if self.kind in ("ReplicaSet", "ReplicationController"):
             return list(self.pods)
@@ -148,7 +148,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.create: list[tuple[int, str]] = []  # ordinal, node it must be on
-        self.delete: list[Pod] = []
+        self.delete: list[SimulatedPod] = []
 
 
 def step(work: Workload, eligible: list[str] | None = None) -> Steps:
@@ -175,7 +175,7 @@ def _plain(work: Workload, steps: Steps) -> None:
         _scale(work, current, work.wanted, steps)
 
 
-def _scale(work: Workload, current: list[Pod], to: int, steps: Steps) -> None:
+def _scale(work: Workload, current: list[SimulatedPod], to: int, steps: Steps) -> None:
     if len(current) < to:
         steps.create = [(0, "")] * (to - len(current))
     elif len(current) > to:

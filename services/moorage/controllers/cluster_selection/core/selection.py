@@ -15,7 +15,7 @@ from moorage.model.documents import PlacementIntentSpec, PlacementSet, Term
 from moorage.model.reasons import Reason
 from moorage.sdk import Allowed, allow, deny
 from moorage.sdk.answers import answer
-from moorage.selectors import placed
+from moorage.selectors import select_clusters
 
 NAME = "labels"
 KIND = "PlacementIntent"
@@ -43,7 +43,7 @@ def decide(ask: Ask, fleet: Fleet) -> Answer:
         sets = [one for spec in mine for one in spec.sets]
         allowed = fleet.known.copy()
         for spec in filters:
-            allowed &= placed(spec.all_of, spec.any_of, fleet)
+            allowed &= select_clusters(spec.all_of, spec.any_of, fleet)
         if sets:
             counted[app.name] = _counted(ask, fleet, app.name, allowed, sets)
         else:
@@ -57,7 +57,7 @@ def decide(ask: Ask, fleet: Fleet) -> Answer:
 def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[PlacementSet]) -> AppAnswer:
     found = AppAnswer()
     union = np.zeros(fleet.size, np.bool_)
-    masks = [placed(one.all_of, one.any_of, fleet) & within for one in sets]
+    masks = [select_clusters(one.all_of, one.any_of, fleet) & within for one in sets]
     # What is taken whole anyway is not asked for again by "every one of them".
     taken = np.zeros(fleet.size, np.bool_)
     for one, mask in zip(sets, masks, strict=True):

@@ -10,7 +10,7 @@ import msgspec
 from moorage.model.claims import Decision
 from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.documents import Consumer, HpaIntentSpec, Need
-from moorage.parsing import amount, need_amount, show
+from moorage.parsing import format_amount, need_amount, parse_amount
 from moorage.podspec import find, named, object_key, pod_spec, pointer, template_path
 
 NAME = "hpa"
@@ -135,7 +135,7 @@ def _there(target: _Target, container: str, resource: str) -> int:
     for field in ("requests", "limits"):
         value = (given.get(field) or {}).get(resource)
         if value is not None:
-            return amount(resource, str(value), True)
+            return parse_amount(resource, str(value), True)
     return 0
 
 
@@ -156,7 +156,7 @@ def _resources(target: _Target, sums: Mapping[tuple[str, str], Amounts], cluster
                     app=target.app,
                     object=target.object,
                     path=pointer((*base, field, resource)),
-                    value=show(resource, value),
+                    value=format_amount(resource, value),
                     by=NAME,
                     cluster=cluster,
                 )
@@ -167,7 +167,7 @@ def _raised(container: Mapping[str, Any], resource: str, requests: int) -> int:
     there = ((container.get("resources") or {}).get("limits") or {}).get(resource)
     if there is None:
         return 0
-    return requests if amount(resource, str(there), False) < requests else 0
+    return requests if parse_amount(resource, str(there), False) < requests else 0
 
 
 def _labels(target: _Target, clusters: Sequence[str], carried: Carried) -> Iterable[Contribution]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.candidates import pack
-from moorage.fit import Mask, Pairs, Room, Rooms, envelope
+from moorage.fit import ConflictCache, Fit, FitCache, Mask, envelope
 from moorage.fleet import BOUNDLESS, Fleet
 from moorage.model.candidates import Answer, Ask, Conflict
 from moorage.model.reasons import Reason, Warn
@@ -19,7 +19,7 @@ from moorage.model.shapes import EXCLUSIVE, OptionalNeed, Shape, ShapedApp
 from moorage.sdk import Allowed, allow, deny
 from moorage.sdk.answers import answer
 
-from .refusals import Refusals, together
+from .refusals import RefusalReasons, together
 
 NAME = "hpa"
 #: Scores are fifteenths, rounded down, so that an answer has at most 16 levels.
@@ -33,13 +33,13 @@ BROAD = 64
 _SILENT = Shape(key="nodes that report no CPU manager", object="", resources={EXCLUSIVE: BOUNDLESS // 2})
 
 
-class Hpa:
+class HardwareAnswers:
     """Answers asks over one fleet; shapes seen before cost almost nothing."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._rooms = Rooms(fleet)
-        self._pairs = Pairs(fleet)
+        self._rooms = FitCache(fleet)
+        self._pairs = ConflictCache(fleet)
         self._answered_at = (-1, -1, -1)
         self._answered: dict[tuple[tuple[str, ...], ...], Answer] = {}
 
@@ -70,7 +70,7 @@ class Hpa:
         warnings: list[Warn] = []
         unsure = self._unsure(ask)
         for app in ask.apps:
-            rooms = [self._rooms.of(shape) for shape in app.shapes]
+            rooms = [self._rooms.get(shape) for shape in app.shapes]
             alone = np.logical_and.reduce([fleet.usable_clusters, *(room.fits for room in rooms)])
             torn = self._pair(app.shapes, (), alone & unsure) if len(app.shapes) > 1 else None
             fits = alone if torn is None else alone & ~torn
@@ -79,7 +79,7 @@ class Hpa:
             fits = fits | held
             reasons: list[Reason] = []
             if ask.explain or not fits.any():
-                reasons = Refusals(fleet, app).reasons(rooms, torn)
+                reasons = RefusalReasons(fleet, app).reasons(rooms, torn)
             said[app.name] = allow(fits, levels=_levels(fleet, app, rooms, fits), reasons=reasons)
             fitting.append(fits & ~held)  # nor does it stand against another app there
             warnings += self._exclusive(app, fits)
@@ -97,7 +97,7 @@ class Hpa:
         """Clusters that may be too small for all apps together; most have room to spare, and one look says so."""
         shapes = [shape for app in ask.apps for shape in app.shapes]
         everything = envelope(shapes) if len(shapes) > 1 else None
-        return self._fleet.usable_clusters if everything is None else ~self._rooms.of(everything).fits
+        return self._fleet.usable_clusters if everything is None else ~self._rooms.get(everything).fits
 
     def _pair(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask | None:
         """Where both do not fit. With many clusters in question only what sums prove: the merger then has a choice, and
@@ -108,7 +108,7 @@ class Hpa:
         rest = both & ~found
         if 0 < np.count_nonzero(rest) <= BROAD:
             # What is kept is of the shapes alone; where this group runs, nothing stands against it.
-            found |= self._pairs.of(a, b, rest) & rest
+            found |= self._pairs.get(a, b, rest) & rest
         return found if found.any() else None
 
     def _short(self, shapes: Sequence[Shape]) -> Mask:
@@ -130,7 +130,7 @@ class Hpa:
             for s in app.shapes
             if any(EXCLUSIVE in r for r in (s.resources, *(o.resources for o in s.optional)))
         ]
-        silent = int(np.count_nonzero(self._rooms.of(_SILENT).fits & fits)) if asking else 0
+        silent = int(np.count_nonzero(self._rooms.get(_SILENT).fits & fits)) if asking else 0
         if silent:
             text = f"{silent} clusters that have room for {app.name} report no CPU manager"
             yield Warn(
@@ -139,7 +139,7 @@ class Hpa:
             )
 
 
-def _levels(fleet: Fleet, app: ShapedApp, rooms: list[Room], fits: Mask) -> list[tuple[float, Mask]]:
+def _levels(fleet: Fleet, app: ShapedApp, rooms: list[Fit], fits: Mask) -> list[tuple[float, Mask]]:
     """Optional weight met of optional weight asked."""
     wishes = [
         (shape, optional, where)

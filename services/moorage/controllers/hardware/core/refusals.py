@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moorage.fit import Figure, Mask, Room, explain, scarcest
+from moorage.fit import Fit, Mask, Quantity, explain, largest_shortage
 from moorage.fleet import Fleet
 from moorage.model.reasons import Reason
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.parsing import show
+from moorage.parsing import format_amount
 
 SAMPLES = 5
 
 
-class Refusals:
+class RefusalReasons:
     """All reasons for one app; a cluster that fails for two of its objects is counted for each."""
 
     def __init__(self, fleet: Fleet, app: ShapedApp) -> None:
         self._fleet, self._app = fleet, app
 
-    def reasons(self, rooms: Sequence[Room], torn: Mask | None) -> list[Reason]:
+    def reasons(self, rooms: Sequence[Fit], torn: Mask | None) -> list[Reason]:
         fleet = self._fleet
         found = self._unusable()
         for shape, room in zip(self._app.shapes, rooms, strict=True):
@@ -60,7 +60,7 @@ class Refusals:
             **more,
         )
 
-    def _of_shape(self, shape: Shape, figure: Figure) -> Reason:
+    def _of_shape(self, shape: Shape, figure: Quantity) -> Reason:
         if figure.code == "LabelMissing":
             message = f"no node carries {figure.label}, which {shape.object} needs"
             key = figure.label.partition("=")[0]
@@ -77,8 +77,8 @@ class Refusals:
         if not figure.resource:
             message = f"{shape.object}: {figure.message}"
             return self._reason(figure.code, figure.clusters, message, consumer=_consumers(shape))
-        needed, free = show(figure.resource, figure.needed), show(figure.resource, figure.best)
-        short = show(figure.resource, figure.needed - figure.best)
+        needed, free = format_amount(figure.resource, figure.needed), format_amount(figure.resource, figure.best)
+        short = format_amount(figure.resource, figure.needed - figure.best)
         what = "every node" if shape.per_node else "one node"
         message = f"a pod of {shape.object} needs {needed} {figure.resource} on {what}"
         message += f"; at most {free} is free there, {short} too little"
@@ -95,7 +95,7 @@ class Refusals:
 
 def together(fleet: Fleet, message: str, shapes: Sequence[Shape], where: Mask) -> tuple[str, dict[str, str]]:
     """What pods that do not go together lack: a sentence, and the fields of a reason."""
-    scarce = scarcest(fleet, shapes, where)
+    scarce = largest_shortage(fleet, shapes, where)
     if scarce is None:
         return message, {}
     more = scarce.shown()
