@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help install up test check docs bench kube-assets engine clean
+.PHONY: help install up test check check-workflows docs bench kube-assets engine clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ check: $(VENV)/developed ## formatting, lint, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check-workflows: ## lint the GitHub workflows (needs Go)
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
 
 docs: $(VENV)/installed ## make the pages that are made from tables in code
 	$(BIN)/python -c 'from moorage.bus import subjects; print(end=subjects.markdown())' >docs/subjects.md
