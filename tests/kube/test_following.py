@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from moorage.kube import Api, ApiError, Object, Reflector, reflector
-from moorage.kube.reflector import Key
+from moorage.kube.objects import Key
 from moorage_testkit.polling import until
 from moorage_testkit.scripted_api import ScriptedServer
 

@@ -12,7 +12,7 @@ from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
 from moorage.agent.core.pod_requests import exclusive_cores, requests
 from moorage.agent.reporting import cut
-from moorage.kube.reflector import Key
+from moorage.kube.objects import Key
 from moorage.model.reports import PART_BYTES, NodeReport, PodReport
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
-from moorage.kube.reflector import Key
+from moorage.kube.objects import Key
 from moorage.model.reports import NodeReport
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from moorage.kube import Api, ApiResource, Reflector
-from moorage.kube.reflector import Key
+from moorage.kube.objects import Key
 
 from .app_records import APP_LABEL
 

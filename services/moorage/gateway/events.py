@@ -14,8 +14,8 @@ from moorage.model.events import Event
 from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Refused, not_found
 
+from . import cloudevents
 from .authorization import hears, must, who_of
-from .core import cloudevents
 from .event_stream import EVENTS, LOG, Audience, EventStream, Listener, RecordedEvent, is_event_subject
 from .middleware import Gateway, gateway_of
 from .rate_limits import TooMany

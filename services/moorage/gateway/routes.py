@@ -8,8 +8,8 @@ from moorage.model.attempts import Why
 from moorage.model.desired import DiffReply
 from moorage.model.documents import IntentDocument
 
-from . import api_docs, candidates, clusters, commands, events, groups, health, token_routes
-from .core import cloudevents, schemas
+from . import api_docs, candidates, cloudevents, clusters, commands, events, groups, health, token_routes
+from .core import schemas
 from .core.schemas import Page
 from .route import JSON, SSE, TEXT, YAML, Query, Route
 from .tokens import TokenRequest

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from moorage.model.replies import Reply
 from moorage.telemetry import claim_health
 
 from . import discovery as _service
@@ -14,7 +15,7 @@ from . import subjects
 from .connection import MAX_PAYLOAD, Incoming, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
-from .fanout import FanOut, Reply
+from .fanout import FanOut
 from .lease import Lease
 from .settings import Settings, setting
 from .stores import Bucket, Entry, Log, LogFollower, Mirror, Objects

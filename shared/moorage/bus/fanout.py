@@ -13,6 +13,7 @@ import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
+from moorage.model.replies import Reply
 from moorage.telemetry import tracing
 
 from .connection import Connection, is_no_responders
@@ -20,13 +21,6 @@ from .subjects import together as many
 
 #: Questions in one message, and bytes; more of them would let those who could go on wait for the rest.
 AT_MOST, BYTES = 8, 1 << 20
-
-
-class Reply(NamedTuple):
-    outcome: str  # answered | timeout
-    data: bytes
-    took_ms: float
-    error: str = ""
 
 
 class _Answers(msgspec.Struct):

@@ -8,7 +8,8 @@ from .apply import MANAGER, Exists, apply, apply_order, create, delete, release
 from .config import connect
 from .discovery import ApiDiscovery, ApiResource
 from .leader_election import LeaderElector, Term
-from .reflector import Metadata, Object, Reflector
+from .objects import Metadata, Object
+from .reflector import Reflector
 
 __all__ = [
     "MANAGER",

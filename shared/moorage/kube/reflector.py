@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import structlog
 
 from .api import WELL_AFTER, Api, ApiError, Silent, Unreachable, decoded
+from .objects import Key, Object
 
 log = structlog.get_logger("kube")
 
@@ -28,22 +29,6 @@ _STEADY = 5.0
 _GONE_AFTER = 5
 
 
-class Metadata(msgspec.Struct, kw_only=True, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-
-
-class Object(msgspec.Struct, kw_only=True, rename="camel"):
-    """The least of any object; what is followed extends it. Servers write null for much that is empty."""
-
-    metadata: Metadata
-
-
 class _Event(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -57,11 +42,6 @@ class _ListMeta(msgspec.Struct, kw_only=True):
 class _Page(msgspec.Struct):
     metadata: _ListMeta
     items: list[msgspec.Raw] | None = None
-
-
-class Key(NamedTuple):
-    namespace: str
-    name: str
 
 
 _event = msgspec.json.Decoder(_Event).decode

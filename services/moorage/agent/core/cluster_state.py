@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.kube.reflector import Key
+from moorage.kube.objects import Key
 from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodReport, Taint
 from moorage.parsing import format_amount, parse_amount
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.kube import Object
+from moorage.kube.objects import Object
 
 Amounts = dict[str, str | int | float] | None
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from moorage.bus import Reply
 from moorage.candidates import DecodedAnswer, Mask, WeightedAnswer, decode_answer
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Asked
 from moorage.model.controllers import Controller
 from moorage.model.problems import Problem
 from moorage.model.reasons import Reason, Warn
+from moorage.model.replies import Reply
 
 #: A hundred thousand clusters by name are 2 MB; whatever is larger than this is no answer.
 MAX_ANSWER = 4 << 20

@@ -9,7 +9,7 @@ from aiohttp import web
 from moorage.model.events import Event
 from moorage.model.names import untoken
 
-from ..responses import bad_parameter
+from .responses import bad_parameter
 
 ONE = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
