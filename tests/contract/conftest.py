@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import moorage.cli
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 EXAMPLE = Path(moorage.cli.__path__[0]) / "example"
@@ -20,3 +21,9 @@ def fleet_mesh() -> Iterator[Mesh]:
         mesh = Mesh("--fleet", str(EXAMPLE / "fleet.yaml"))
         with mesh:
             yield mesh
+
+
+@pytest.fixture
+def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
+    """A client of `/v2`; parametrized indirectly, of another prefix."""
+    return HttpClient(fleet_mesh, getattr(request, "param", "/v2"))

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from moorage_testkit.http_client import HttpClient
-from moorage_testkit.mesh import Mesh
 
 from .conftest import EXAMPLE
 
@@ -209,11 +208,6 @@ def container(detail: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(params=["/v2", ""], ids=["v2", "bare"])
-def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
-    return HttpClient(fleet_mesh, request.param)
-
-
 @pytest.fixture
 def example(rest: HttpClient, request: pytest.FixtureRequest) -> Iterator[tuple[HttpClient, str]]:
     project = f"p-{abs(hash(request.node.name)) % 10**8}"
@@ -224,6 +218,7 @@ def example(rest: HttpClient, request: pytest.FixtureRequest) -> Iterator[tuple[
         end(rest, path)
 
 
+@pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
 def test_thirteen_bodies_make_a_group_that_runs_where_the_hardware_is(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     assert len(POSTS) == 13
@@ -320,6 +315,7 @@ def test_an_edit_changes_nothing_until_update(example: tuple[HttpClient, str]) -
     assert rest("POST", path + "/rollback", {}).status == 400
 
 
+@pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
 def test_every_step_names_the_wrong_state_and_may_be_repeated(example: tuple[HttpClient, str]) -> None:
     rest, path = example
 
@@ -385,6 +381,7 @@ def test_terminated_at_once_nothing_is_left(example: tuple[HttpClient, str]) -> 
         assert [c for c in claims if c["group"] == group] == []
 
 
+@pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
 def test_another_group_takes_its_place(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     project = path.split("/")[2]
@@ -427,7 +424,7 @@ def test_status_in_all_its_forms(example: tuple[HttpClient, str]) -> None:
 
 
 def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: HttpClient) -> None:
-    path = prepare(rest, f"broken{'-bare' if not rest.prefix else ''}")
+    path = prepare(rest, "broken")
     describe(rest, path)
     consumers = path + "/hpa-intents/fwall-hpa-intent/hpa-resource-consumers"
     spec = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "nobody", "container": "c"}

@@ -7,22 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from moorage.model.v2_resources import KINDS
 from moorage_testkit.http_client import HttpClient, Response
-from moorage_testkit.mesh import Mesh
 
 from .test_v2_routes import body, make, name_of, parent_of, url
 
 GROUP = next(k for k in KINDS if k.segment == "deployment-intent-groups")
 INTENT = next(k for k in KINDS if k.segment == "hpa-intents")
 CONSUMER = next(k for k in KINDS if k.segment == "hpa-resource-consumers")
-
-
-@pytest.fixture
-def rest(fleet_mesh: Mesh) -> HttpClient:
-    return HttpClient(fleet_mesh)
 
 
 def at_once(*actions: Callable[[], Response]) -> list[Response]:

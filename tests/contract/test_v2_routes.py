@@ -1,4 +1,5 @@
-"""Every route of `/v2`, with and without the prefix, and what it answers in every case that the table of statuses has."""
+"""Every route of `/v2`, and what it answers in every case that the table of statuses has. That the routes without the prefix
+are the same is tested once, in `tests/unit/test_v2_without_prefix.py`; here only what names the prefix runs with both."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ import pytest
 from moorage.model.v2_resources import CHILDREN, COMPOSITE_APP, KINDS, ResourceKind
 from moorage.model.v2_resources import Path as At
 from moorage_testkit.http_client import HttpClient, Response
-from moorage_testkit.mesh import Mesh
 
 _numbers = itertools.count()
 
@@ -88,11 +88,6 @@ def problem(answered: Response, status: int, code: str) -> list[dict[str, str]]:
     assert answered.code == code, answered.body
     errors: list[dict[str, str]] = answered.body["errors"]
     return errors
-
-
-@pytest.fixture(params=["/v2", ""], ids=["v2", "bare"])
-def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
-    return HttpClient(fleet_mesh, request.param)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -205,6 +200,13 @@ def test_nothing_without_a_token(rest: HttpClient, kind: ResourceKind) -> None:
         problem(rest(method, path, token="wrong"), 401, "Unauthorized")
 
 
+@pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
+def test_locations_have_the_prefix_of_the_request(rest: HttpClient) -> None:
+    name = name_of(KINDS[0])
+    assert rest("POST", "/projects", body(KINDS[0], name)).headers["location"] == f"{rest.prefix}/projects/{name}"
+
+
+@pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
 def test_lists_in_parts(rest: HttpClient) -> None:
     project = make(rest, KINDS[0], ())
     for number in range(5):
@@ -238,6 +240,7 @@ def test_networks_are_out_of_scope_in_so_many_words(rest: HttpClient, method: st
     assert "network" in answered.body["detail"]
 
 
+@pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
 def test_what_is_nowhere_is_not_found(rest: HttpClient) -> None:
     problem(rest("GET", "/nonsense"), 404, "NotFound")
     problem(rest("GET", "/projects/x/nonsense"), 404, "NotFound")

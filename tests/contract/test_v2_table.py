@@ -90,11 +90,6 @@ def tokens(fleet_mesh: Mesh) -> Iterator[dict[str, str]]:
         rest("DELETE", f"/tokens/{name}")
 
 
-@pytest.fixture(params=["/v2", ""], ids=["v2", "bare"])
-def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
-    return HttpClient(fleet_mesh, request.param)
-
-
 def at(row: Route, names: At) -> str:
     left = iter(names)
     return _NAME.sub(lambda _: next(left), row.path.removeprefix("/v2"))

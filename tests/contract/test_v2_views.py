@@ -25,11 +25,6 @@ from .conftest import EXAMPLE
 from .test_v2_example import begin, describe, end, manifests, phase_of, prepare
 
 
-@pytest.fixture
-def rest(fleet_mesh: Mesh) -> HttpClient:
-    return HttpClient(fleet_mesh)
-
-
 def test_an_application_is_seen_in_the_same_form(fleet_mesh: Mesh, rest: HttpClient) -> None:
     v1 = HttpClient(fleet_mesh, "/v1")
     document = yaml.safe_load((EXAMPLE / "application.yaml").read_text())
