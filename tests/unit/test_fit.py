@@ -1,4 +1,4 @@
-"""Rooms and assignments against exhaustive enumeration on small fleets."""
+"""Compares fits and assignments with exhaustive enumeration on small fleets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.fit import Assigned, FitCache, Unassigned, assign, still_fits, unsupported_reason
-from moorage.fit.packing import Bound, Problem, greedy, search, weights_of
+from moorage.fit.packing import BudgetExceeded, PackingProblem, greedy, resource_weights, search
 from moorage.fleet import Fleet
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import OptionalNeed, Requirement, Shape
@@ -29,19 +29,19 @@ from moorage_testkit.brute_force import (
 from moorage_testkit.fleets import fleet_of, node, writer_of
 
 
-def check_room(fleet: Fleet, rooms: FitCache, s: Shape) -> None:
-    room = rooms.get(s)
+def check_fit(fleet: Fleet, cache: FitCache, s: Shape) -> None:
+    fit = cache.get(s)
     for cid in range(fleet.size):
         where = rows_in(fleet, cid)
         if not s.count and not s.per_node:
-            assert room.fits[cid] == any(fleet.usable[row] for row in where)
+            assert fit.fits[cid] == any(fleet.usable[row] for row in where)
             continue
-        assert room.fits[cid] == exists(fleet, where, [s], [[]])
-        assert [bool(met[cid]) for met in room.met] == met_of(fleet, where, s)
+        assert fit.fits[cid] == exists(fleet, where, [s], [[]])
+        assert [bool(met[cid]) for met in fit.met] == met_of(fleet, where, s)
 
 
 def met_of(fleet: Fleet, where: list[int], s: Shape) -> list[bool]:
-    """The heaviest first, and what is granted stays granted."""
+    """Grants optional needs the heaviest first; a grant is never withdrawn."""
     granted: list[int] = []
     if exists(fleet, where, [s], [[]]):
         for i in sorted(range(len(s.optional)), key=lambda i: -s.optional[i].weight):
@@ -50,21 +50,21 @@ def met_of(fleet: Fleet, where: list[int], s: Shape) -> list[bool]:
     return [i in granted for i in range(len(s.optional))]
 
 
-def test_what_one_node_cannot_give_together_is_not_met_together() -> None:
-    apart = [node(name="n-0", cpu="4", resources={GPU: "1"}), node(name="n-1", cpu="64")]
-    fleet = fleet_of({"lab/apart": apart, "lab/one": [node(cpu="12", resources={GPU: "1"})]})
-    wishes = [
+def test_optional_needs_that_fit_only_on_different_nodes_are_not_met_together() -> None:
+    split = [node(name="n-0", cpu="4", resources={GPU: "1"}), node(name="n-1", cpu="64")]
+    fleet = fleet_of({"lab/split": split, "lab/one": [node(cpu="12", resources={GPU: "1"})]})
+    optional = [
         OptionalNeed(consumer="c", name="cpu", weight=5, resources={"cpu": 8000}),
         OptionalNeed(consumer="c", name=GPU, weight=6, resources={GPU: 1}),
     ]
-    s = shape(resources={"cpu": 1000}, optional=wishes)
+    s = shape(resources={"cpu": 1000}, optional=optional)
     assert [met.tolist() for met in FitCache(fleet).get(s).met] == [[False, True], [True, True]]
 
 
 @given(st.lists(clusters, min_size=1, max_size=3), shapes)
-def test_room_is_what_enumeration_finds(fleet_nodes: list[list[NodeReport]], s: Shape) -> None:
+def test_fit_equals_enumeration(fleet_nodes: list[list[NodeReport]], s: Shape) -> None:
     fleet = fleet_of({f"lab/{i}": many for i, many in enumerate(fleet_nodes)})
-    check_room(fleet, FitCache(fleet), s)
+    check_fit(fleet, FitCache(fleet), s)
 
 
 @given(
@@ -73,16 +73,16 @@ def test_room_is_what_enumeration_finds(fleet_nodes: list[list[NodeReport]], s: 
     st.lists(st.tuples(st.integers(0, 5), clusters), max_size=4),
 )
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_kept_rooms_follow_changes(
-    first: list[list[NodeReport]], asked: list[Shape], changes: list[tuple[int, list[NodeReport]]]
+def test_cached_fits_follow_changes(
+    first: list[list[NodeReport]], wanted: list[Shape], changes: list[tuple[int, list[NodeReport]]]
 ) -> None:
     from moorage.fleet import normalize_node
 
     writer = writer_of({f"lab/{i}": many for i, many in enumerate(first)})
     fleet = writer.fleet
-    rooms = FitCache(fleet, keep=2)
-    for s in asked:
-        check_room(fleet, rooms, s)
+    cache = FitCache(fleet, max_entries=2)
+    for s in wanted:
+        check_fit(fleet, cache, s)
     for cid, many in changes:
         for number, report in enumerate(many):
             report.name = report.labels["kubernetes.io/hostname"] = f"n-{number}"
@@ -90,21 +90,21 @@ def test_kept_rooms_follow_changes(
         places = rows_in(fleet, cid)
         if places:
             fleet.take(places[0], {"cpu": 1000, "pods": 1})
-        for s in asked:
-            check_room(fleet, rooms, s)
+        for s in wanted:
+            check_fit(fleet, cache, s)
 
 
-def test_an_unchanged_room_is_the_same_object_and_read_only() -> None:
+def test_an_unchanged_fit_is_the_same_object_and_read_only() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4")], "lab/b": [node(cpu="1")]})
-    rooms, s = FitCache(fleet), shape(resources={"cpu": 2000})
-    room = rooms.get(s)
-    assert room.fits.tolist() == [True, False]
-    assert rooms.get(s) is room
+    cache, s = FitCache(fleet), shape(resources={"cpu": 2000})
+    fit = cache.get(s)
+    assert fit.fits.tolist() == [True, False]
+    assert cache.get(s) is fit
     with pytest.raises(ValueError):
-        room.fits[0] = False
+        fit.fits[0] = False
     fleet.take(0, {"cpu": 3000})
-    assert rooms.get(s).fits.tolist() == [False, False]
-    assert room.fits.tolist() == [True, False], "who holds an old answer keeps it as it was"
+    assert cache.get(s).fits.tolist() == [False, False]
+    assert fit.fits.tolist() == [True, False], "an answer given earlier does not change"
 
 
 @given(clusters, st.lists(shapes, min_size=1, max_size=3))
@@ -112,26 +112,26 @@ def test_an_unchanged_room_is_the_same_object_and_read_only() -> None:
 def test_assignments_are_exact(many: list[NodeReport], group: list[Shape]) -> None:
     fleet = fleet_of({"lab/a": many})
     where = fleet.rows_of(0)
-    found = assign(fleet, where, group, steps=0)
+    result = assign(fleet, where, group, steps=0)
     possible = exists(fleet, rows_in(fleet, 0), group, [[] for _ in group])
-    if isinstance(found, Unassigned):
+    if isinstance(result, Unassigned):
         # Nine pods are beyond what is promised to be complete.
-        assert not possible or (found.code == "SearchBound" and sum(s.count for s in group) > 8)
+        assert not possible or (result.code == "SearchBound" and sum(s.count for s in group) > 8)
         return
     assert possible
     rows = {fleet.node_name(row): row for row in rows_in(fleet, 0)}
-    chosen = [[rows[slot.node] for slot in runs for _ in range(slot.count)] for runs in found.slots]
-    assert holds(fleet, group, found.met, chosen)
-    for s, runs, which in zip(group, found.slots, found.met, strict=True):
+    chosen = [[rows[slot.node] for slot in runs for _ in range(slot.count)] for runs in result.slots]
+    assert holds(fleet, group, result.met, chosen)
+    for s, runs, which in zip(group, result.slots, result.met, strict=True):
         assert all(slot.resources == {r: n for r, n in need_of(s, which).items() if n} for slot in runs)
         places = tuple(sorted(rows[slot.node] for slot in runs for _ in range(slot.count)))
         assert places in [tuple(sorted(way)) for way in placements(fleet, rows_in(fleet, 0), s, which)]
-    assert still_fits(fleet, where, group, found.slots)
-    # No single optional need more could have been granted.
+    assert still_fits(fleet, where, group, result.slots)
+    # No other optional need could have been granted in addition.
     if sum(s.count for s in group) <= 8:
         for number, s in enumerate(group):
-            for i in set(range(len(s.optional))) - set(found.met[number]):
-                wider = [[*which, i] if n == number else which for n, which in enumerate(found.met)]
+            for i in set(range(len(s.optional))) - set(result.met[number]):
+                wider = [[*which, i] if n == number else which for n, which in enumerate(result.met)]
                 assert not exists(fleet, rows_in(fleet, 0), group, wider)
 
 
@@ -139,28 +139,28 @@ def test_heavier_optional_needs_are_granted_first() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4", resources={GPU: "1"})]})
     light = shape("Deployment/l", optional=[OptionalNeed(consumer="l", name=GPU, weight=2, resources={GPU: 1})])
     heavy = shape("Deployment/h", optional=[OptionalNeed(consumer="h", name=GPU, weight=7, resources={GPU: 1})])
-    found = assign(fleet, fleet.rows_of(0), [light, heavy])
-    assert isinstance(found, Assigned)
-    assert found.met == [[], [0]]
+    result = assign(fleet, fleet.rows_of(0), [light, heavy])
+    assert isinstance(result, Assigned)
+    assert result.met == [[], [0]]
 
 
 def test_all_pods_of_an_object_get_an_optional_need_or_none() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4", resources={GPU: "1"}), node(cpu="4", resources={GPU: "1"})]})
-    wish = OptionalNeed(consumer="c", name=GPU, resources={GPU: 1})
+    optional = OptionalNeed(consumer="c", name=GPU, resources={GPU: 1})
     for count, met in ((2, [[0]]), (3, [[]])):
-        found = assign(fleet, fleet.rows_of(0), [shape(count=count, optional=[wish])])
-        assert isinstance(found, Assigned)
-        assert found.met == met
+        result = assign(fleet, fleet.rows_of(0), [shape(count=count, optional=[optional])])
+        assert isinstance(result, Assigned)
+        assert result.met == met
 
 
-def test_what_others_took_no_longer_fits() -> None:
+def test_slots_taken_by_others_no_longer_fit() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4"), node(cpu="3")]})
     where, group = fleet.rows_of(0), [shape(resources={"cpu": 2000}, count=3)]
-    found = assign(fleet, where, group)
-    assert isinstance(found, Assigned)
-    assert still_fits(fleet, where, group, found.slots)
+    result = assign(fleet, where, group)
+    assert isinstance(result, Assigned)
+    assert still_fits(fleet, where, group, result.slots)
     fleet.take(int(where[0]), {"cpu": 1000})
-    assert not still_fits(fleet, where, group, found.slots)
+    assert not still_fits(fleet, where, group, result.slots)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,9 @@ def test_what_others_took_no_longer_fits() -> None:
         ({"per_node": True, "resources": {"cpu": 4000}}, "ResourceShort", "cpu", 4000, 3000),
     ],
 )
-def test_refusals_say_what_is_missing(fields: dict[str, Any], code: str, resource: str, needed: int, best: int) -> None:
+def test_failures_name_the_missing_resource(
+    fields: dict[str, Any], code: str, resource: str, needed: int, best: int
+) -> None:
     fleet = fleet_of(
         {
             "lab/a": [
@@ -189,9 +191,9 @@ def test_refusals_say_what_is_missing(fields: dict[str, Any], code: str, resourc
         }
     )
     fitting = shape("Deployment/b", resources={"cpu": 1000})
-    refused = assign(fleet, fleet.rows_of(0), [fitting, shape(**fields)])
-    assert isinstance(refused, Unassigned)
-    assert (refused.code, refused.shape, refused.resource, refused.needed, refused.best) == (
+    failure = assign(fleet, fleet.rows_of(0), [fitting, shape(**fields)])
+    assert isinstance(failure, Unassigned)
+    assert (failure.code, failure.shape, failure.resource, failure.needed, failure.best) == (
         code, 1, resource, needed, best,
     )  # fmt: skip
 
@@ -199,18 +201,18 @@ def test_refusals_say_what_is_missing(fields: dict[str, Any], code: str, resourc
 def test_pods_that_fit_alone_but_not_together() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="3", memory="3"), node(cpu="3", memory="3")]})
     group = [shape("Deployment/a", resources={"cpu": 2000}, count=2), shape("Deployment/b", resources={"cpu": 2000})]
-    refused = assign(fleet, fleet.rows_of(0), group)
-    assert isinstance(refused, Unassigned)
-    assert refused.code == "PackingFails"
+    failure = assign(fleet, fleet.rows_of(0), group)
+    assert isinstance(failure, Unassigned)
+    assert failure.code == "PackingFails"
 
 
-def test_kinds_that_come_later_are_refused_not_ignored() -> None:
+def test_unsupported_needs_are_refused_not_ignored() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="3")]})
-    for_later: tuple[dict[str, Any], ...] = ({"devices": [{}]}, {"request_groups": [{}]}, {"machine": "m"})
-    for fields in for_later:
-        asked = shape(**fields)
-        assert unsupported_reason(asked)
-        assert not FitCache(fleet).get(asked).fits.any()
+    unsupported: tuple[dict[str, Any], ...] = ({"devices": [{}]}, {"request_groups": [{}]}, {"machine": "m"})
+    for fields in unsupported:
+        wanted = shape(**fields)
+        assert unsupported_reason(wanted)
+        assert not FitCache(fleet).get(wanted).fits.any()
     assert unsupported_reason(shape()) is None
 
 
@@ -219,12 +221,12 @@ def test_kinds_that_come_later_are_refused_not_ignored() -> None:
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=4),
     st.randoms(use_true_random=False),
 )
-def test_the_search_is_complete_and_right(
+def test_the_search_is_complete_and_correct(
     needs: list[tuple[int, int]], free: list[tuple[int, int]], random: Any
 ) -> None:
     able = np.array([[random.random() < 0.8 for _ in free] for _ in needs])
-    problem = Problem(np.array(free), np.array(needs), [1] * len(needs), able)
-    found = search(problem, 0)
+    problem = PackingProblem(np.array(free), np.array(needs), [1] * len(needs), able)
+    result = search(problem, 0)
 
     def place(at: int, left: list[list[int]]) -> bool:
         if at == len(needs):
@@ -237,32 +239,34 @@ def test_the_search_is_complete_and_right(
                     return True
         return False
 
-    assert (found is not None) == place(0, [list(f) for f in free])
-    if found is not None:
-        assert (found.sum(axis=1) == 1).all()
-        assert (found <= able).all()
-        assert (found.T @ problem.needs <= problem.free).all()
+    assert (result is not None) == place(0, [list(f) for f in free])
+    if result is not None:
+        assert (result.sum(axis=1) == 1).all()
+        assert (result <= able).all()
+        assert (result.T @ problem.needs <= problem.free).all()
 
 
-def test_the_search_finds_what_greed_misses() -> None:
-    # Only 6+5 on 11 and 5+4 on 9 do; best fit puts the 6 on 9.
-    problem = Problem(np.array([[11], [9]]), np.array([[5], [4], [6], [5]]), [1, 1, 1, 1], np.ones((4, 2), np.bool_))
-    assert isinstance(greedy(problem, [2, 0, 3, 1], weights_of(problem)), int)
+def test_the_search_finds_a_packing_that_greedy_misses() -> None:
+    # The only packing is 6+5 on 11 and 5+4 on 9; best fit puts the 6 on 9.
+    problem = PackingProblem(
+        np.array([[11], [9]]), np.array([[5], [4], [6], [5]]), [1, 1, 1, 1], np.ones((4, 2), np.bool_)
+    )
+    assert isinstance(greedy(problem, [2, 0, 3, 1], resource_weights(problem)), int)
     assert search(problem, 0) is not None
 
 
-def test_the_search_is_bounded_beyond_the_promise() -> None:
+def test_the_search_is_bounded_for_more_pods_than_promised() -> None:
     rng = np.random.default_rng(1)
     needs = rng.integers(20, 60, (24, 3))
-    problem = Problem(rng.integers(90, 110, (24, 3)), needs, [1] * 24, np.ones((24, 24), np.bool_))
-    with pytest.raises(Bound):
+    problem = PackingProblem(rng.integers(90, 110, (24, 3)), needs, [1] * 24, np.ones((24, 24), np.bool_))
+    with pytest.raises(BudgetExceeded):
         search(problem, 2000)
 
 
 @pytest.mark.parametrize("key", ["metadata.name", "kubernetes.io/hostname"])
 @pytest.mark.parametrize("operator", ["In", "NotIn"])
-def test_names_select_nodes_of_a_large_fleet_too(key: str, operator: str) -> None:
+def test_node_names_select_nodes_of_a_large_fleet(key: str, operator: str) -> None:
     fleet = fleet_of(
         {f"lab/{i}": [node(f"n-{i * j}", cpu="4", hostname=i % 2 == 0) for j in (1, 10)] for i in range(1, 90)}
     )
-    check_room(fleet, FitCache(fleet), shape(terms=[[Requirement(key=key, operator=operator, values=("n-2", "n-70"))]]))
+    check_fit(fleet, FitCache(fleet), shape(terms=[[Requirement(key=key, operator=operator, values=("n-2", "n-70"))]]))

@@ -1,4 +1,4 @@
-"""Up to 8 pods on up to 16 nodes the search is complete, whatever it may spend: against backtracking that remembers."""
+"""Up to 8 pods on up to 16 nodes the search is complete whatever its budget: compared with memoized backtracking."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moorage.fit import Assigned, Unassigned, assign
-from moorage.fit.packing import NODES, PODS, Bound, Problem, pack, search
+from moorage.fit.packing import EXACT_NODES, EXACT_PODS, BudgetExceeded, PackingProblem, pack, search
 from moorage_testkit.brute_force import shape
 from moorage_testkit.fleets import fleet_of, node
 
 Amounts = tuple[tuple[int, ...], ...]
-#: What backtracking may try before a question is left out; none of the promised ones may be left out by the search.
-PATIENCE = 20_000
+#: States that backtracking may visit before an example is skipped. The search must decide all of them.
+MAX_VISITED = 20_000
 
 
 class TooLong(Exception):
     pass
 
 
-def exists(problem: Problem) -> bool:
-    """Pod by pod, the largest first; places that were left the same way before are not tried again."""
+def exists(problem: PackingProblem) -> bool:
+    """Places pod by pod, the largest first; states with the same free amounts are visited once."""
     needs = [tuple(map(int, n)) for n, count in zip(problem.needs, problem.counts, strict=True) for _ in range(count)]
-    able = [a for a, count in zip(problem.able, problem.counts, strict=True) for _ in range(count)]
+    able = [a for a, count in zip(problem.feasible, problem.counts, strict=True) for _ in range(count)]
     order = sorted(range(len(needs)), key=lambda pod: (-max(needs[pod]), needs[pod]))
     tried = 0
 
@@ -34,7 +34,7 @@ def exists(problem: Problem) -> bool:
     def placed(done: int, left: Amounts) -> bool:
         nonlocal tried
         tried += 1
-        if tried > PATIENCE:
+        if tried > MAX_VISITED:
             raise TooLong
         if done == len(order):
             return True
@@ -49,9 +49,9 @@ def exists(problem: Problem) -> bool:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    """Of half of them an answer is known, which leaves next to nothing free; of the others few have one."""
-    count, nodes = draw(st.integers(1, PODS)), draw(st.integers(5, NODES))
+def problems(draw: st.DrawFn) -> PackingProblem:
+    """Half of them are built around a packing that leaves almost nothing free; few of the others have one."""
+    count, nodes = draw(st.integers(1, EXACT_PODS)), draw(st.integers(5, EXACT_NODES))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     groups: list[int] = []
     while (left := count - sum(groups)) > 0:
@@ -67,54 +67,56 @@ def problems(draw: st.DrawFn) -> Problem:
                 able[group, home] = True
     else:
         free = rng.integers(0, draw(st.sampled_from([9, 13, 16])), (nodes, 2))
-    return Problem(free, needs, groups, able)
+    return PackingProblem(free, needs, groups, able)
 
 
 @given(problems())
 @settings(max_examples=500, deadline=None)
-def test_a_packing_is_found_if_and_only_if_there_is_one(problem: Problem) -> None:
-    found = pack(problem, 0)
-    if isinstance(found, int):
+def test_a_packing_is_found_if_and_only_if_there_is_one(problem: PackingProblem) -> None:
+    result = pack(problem, 0)
+    if isinstance(result, int):
         assert search(problem, 0) is None
         try:
             assert not exists(problem)
         except TooLong:
             assume(False)
         return
-    assert found.sum(axis=1).tolist() == problem.counts
-    assert not found[~problem.able].any() and (found >= 0).all()
-    assert (found.T @ problem.needs <= problem.free).all()
+    assert result.sum(axis=1).tolist() == problem.counts
+    assert not result[~problem.feasible].any() and (result >= 0).all()
+    assert (result.T @ problem.needs <= problem.free).all()
 
 
-def test_the_hardest_of_the_promised_are_within_the_promise() -> None:
-    """All different, all at home nearly everywhere, and one pod too many for what is free."""
+def test_the_hardest_problems_within_the_limits_are_decided() -> None:
+    """All pods are different, nearly every node is feasible, and one pod too many is asked for."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        needs = rng.integers(20, 60, (PODS, 3))
-        problem = Problem(rng.integers(30, 70, (NODES, 3)), needs, [1] * PODS, rng.random((PODS, NODES)) < 0.9)
+        needs = rng.integers(20, 60, (EXACT_PODS, 3))
+        problem = PackingProblem(
+            rng.integers(30, 70, (EXACT_NODES, 3)), needs, [1] * EXACT_PODS, rng.random((EXACT_PODS, EXACT_NODES)) < 0.9
+        )
         search(problem, 0)
 
 
 def test_more_nodes_or_pods_than_promised_are_bounded() -> None:
-    for pods, nodes in ((PODS + 1, NODES), (PODS, NODES + 1)):
+    for pods, nodes in ((EXACT_PODS + 1, EXACT_NODES), (EXACT_PODS, EXACT_NODES + 1)):
         rng = np.random.default_rng(1)
         needs = rng.integers(40, 60, (pods, 3))
-        problem = Problem(rng.integers(50, 65, (nodes, 3)), needs, [1] * pods, np.ones((pods, nodes), np.bool_))
-        with pytest.raises(Bound):
+        problem = PackingProblem(rng.integers(50, 65, (nodes, 3)), needs, [1] * pods, np.ones((pods, nodes), np.bool_))
+        with pytest.raises(BudgetExceeded):
             search(problem, 0)
 
 
 @pytest.mark.parametrize("steps", [0, 1 << 30])
-def test_what_is_promised_is_kept_by_an_assignment_with_no_steps_to_spend(steps: int) -> None:
-    """Nodes whose free amounts suit exactly one pod each, met in the worst order."""
-    nodes = [node(cpu=str(1 + i % 8), memory=str(8 - i % 8)) for i in range(NODES)]
+def test_an_assignment_within_the_limits_needs_no_budget(steps: int) -> None:
+    """Each node suits exactly one of the pods, in the worst order."""
+    nodes = [node(cpu=str(1 + i % 8), memory=str(8 - i % 8)) for i in range(EXACT_NODES)]
     fleet = fleet_of({"lab/a": nodes})
     group = [
         shape(f"Deployment/{i}", count=1, resources={"cpu": 1000 * (1 + i % 8), "memory": 8 - i % 8})
-        for i in range(PODS)
+        for i in range(EXACT_PODS)
     ]
-    found = assign(fleet, fleet.rows_of(0), group, steps=steps)
-    assert isinstance(found, Assigned)
+    result = assign(fleet, fleet.rows_of(0), group, steps=steps)
+    assert isinstance(result, Assigned)
     more = [*group[1:], shape("Deployment/more", resources={"cpu": 8000, "memory": 8})]
-    refused = assign(fleet, fleet.rows_of(0), more, steps=steps)
-    assert isinstance(refused, Unassigned) and refused.code != "SearchBound"
+    failure = assign(fleet, fleet.rows_of(0), more, steps=steps)
+    assert isinstance(failure, Unassigned) and failure.code != "SearchBound"

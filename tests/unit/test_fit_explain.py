@@ -1,4 +1,4 @@
-"""Every cluster without room has one reason, with numbers that are true."""
+"""Every cluster that does not fit has exactly one reason, with correct amounts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from moorage_testkit.fleets import fleet_of, node
 
 
 @given(st.lists(clusters, min_size=1, max_size=4), shapes)
-def test_each_refused_cluster_has_exactly_one_reason(many: list[list[NodeReport]], s: Shape) -> None:
+def test_each_rejected_cluster_has_exactly_one_reason(many: list[list[NodeReport]], s: Shape) -> None:
     fleet = fleet_of({f"lab/{i}": nodes for i, nodes in enumerate(many)})
-    refused = fleet.known & ~FitCache(fleet).get(s).fits
-    figures = explain(fleet, s, refused)
+    rejected = fleet.known & ~FitCache(fleet).get(s).fits
+    rejections = explain(fleet, s, rejected)
     if s.count or s.per_node:
-        assert (sum((f.clusters.astype(int) for f in figures), np.zeros(fleet.size, int)) == refused).all()
-    for figure in figures:
-        for cid in np.flatnonzero(figure.clusters).tolist():
+        assert (sum((f.clusters.astype(int) for f in rejections), np.zeros(fleet.size, int)) == rejected).all()
+    for rejection in rejections:
+        for cid in np.flatnonzero(rejection.clusters).tolist():
             able = [row for row in rows_in(fleet, cid) if may(fleet, row, s)]
-            if figure.code in ("NodesUnusable", "LabelMissing"):
+            if rejection.code in ("NodesUnusable", "LabelMissing"):
                 assert not able
-            elif figure.resource and not s.per_node:
-                column = fleet.free(figure.resource)
+            elif rejection.resource and not s.per_node:
+                column = fleet.free(rejection.resource)
                 free = [0 if column is None else int(column[row]) for row in able]
-                assert max(free) <= figure.best < figure.needed == s.resources[figure.resource]
-            elif figure.code == "CapacityShort":
-                assert figure.best < figure.needed == s.count
+                assert max(free) <= rejection.best < rejection.needed == s.resources[rejection.resource]
+            elif rejection.code == "CapacityShort":
+                assert rejection.best < rejection.needed == s.count
 
 
 def test_reasons_by_cluster() -> None:
@@ -63,14 +63,14 @@ def test_reasons_by_cluster() -> None:
     }
 
 
-def test_a_resource_nobody_has() -> None:
+def test_a_resource_that_no_node_has_is_short() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="2")]})
-    (figure,) = explain(fleet, shape(resources={GPU: 2}), np.ones(1, np.bool_))
-    assert (figure.code, figure.resource, figure.needed, figure.best) == ("ResourceShort", GPU, 2, 0)
+    (rejection,) = explain(fleet, shape(resources={GPU: 2}), np.ones(1, np.bool_))
+    assert (rejection.code, rejection.resource, rejection.needed, rejection.best) == ("ResourceShort", GPU, 2, 0)
 
 
-def test_what_nothing_can_decide_is_said() -> None:
+def test_an_unsupported_need_is_a_reason() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="2")]})
-    (figure,) = explain(fleet, shape(machine="big"), np.ones(1, np.bool_))
-    assert figure.code == "Unsupported"
-    assert "a machine" in figure.message
+    (rejection,) = explain(fleet, shape(machine="big"), np.ones(1, np.bool_))
+    assert rejection.code == "Unsupported"
+    assert "a machine" in rejection.message

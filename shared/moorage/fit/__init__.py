@@ -1,11 +1,13 @@
-"""Shapes onto nodes: pure functions over columns, and the only place that packs."""
+"""Fits the pods of shapes onto nodes: filters, packing, joint assignment, conflicts, explanations. Pure functions over
+columns of nodes, and the only code that packs."""
 
 from __future__ import annotations
 
 from .assign import Assigned, Unassigned, assign, still_fits
+from .cluster_fit import Fit, unsupported_reason
 from .conflicts import ConflictCache, conflicts, envelope
-from .explain import Quantity, Shortage, explain, largest_shortage
-from .fit_cache import Fit, FitCache, unsupported_reason
+from .explain import Rejection, Shortage, explain, largest_shortage
+from .fit_cache import FitCache
 from .node_filter import any_with_label
 from .protocols import Ids, Mask, NamedRows, Rows
 
@@ -17,7 +19,7 @@ __all__ = [
     "Ids",
     "Mask",
     "NamedRows",
-    "Quantity",
+    "Rejection",
     "Rows",
     "Shortage",
     "Unassigned",

@@ -1,8 +1,10 @@
-"""Clusters where two lots of pods fit each alone but not together. Only what is proven counts: the joint assignment on
-the chosen clusters is the exact answer, so a conflict that is not seen costs a try and one that is not there a cluster.
+"""Finds conflicts: clusters where two sets of pods fit each alone but not together.
 
-Cheap tests over all clusters first, sufficient ones and necessary ones; what neither settles is packed in one greedy pass
-over all such clusters; only where that fails, and only on a few, exactly.
+A conflict is reported only when proven. The joint assignment on the chosen clusters is the exact answer, so a missed
+conflict costs one more attempt there, while a wrong one would exclude a cluster.
+
+A cheap sufficient test and a cheap necessary test run over all clusters first. The clusters that neither decides are
+packed in one greedy pass over all of them; where that fails, a few of them are searched exactly.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ from numpy.typing import NDArray
 from moorage.model.shapes import Shape
 
 from .assign import Unassigned, assign
-from .fit_cache import few_changed, renewed, rows_in, unsupported_reason
+from .cluster_fit import changed_clusters, merge_changed, rows_of_clusters, unsupported_reason
 from .node_filter import eligible
 from .protocols import Amounts, Ids, Mask, Rows
 
-#: The exact search is tried on so many clusters, with so many steps together.
-EXACT, STEPS = 64, 20_000
-#: Terms that are ORed multiply when several shapes' are joined.
+#: The exact search runs on at most this many clusters, with this many steps for all of them.
+MAX_EXACT_CLUSTERS, MAX_STEPS = 64, 20_000
+#: ANDing the terms of several shapes multiplies the number of ORed alternatives; an envelope has at most this many.
 MOST_TERMS = 16
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Joint:
-    """The rows of the clusters in question, what is free there, and what all pods together ask for."""
+class _JointDemand:
+    """The demand of all pods together, and the usable rows of the clusters still undecided with their free amounts."""
 
     def __init__(self, rows: Rows, shapes: Sequence[Shape], ids: Ids) -> None:
         self.size = rows.size
@@ -43,24 +45,25 @@ class _Joint:
         for resource in self.resources:
             free = rows.free(resource)
             self.free[resource] = np.zeros(len(ids), np.int64) if free is None else free[ids]
-        self.able = [eligible(rows, shape, ids) for shape in shapes]
+        self.feasible = [eligible(rows, shape, ids) for shape in shapes]
         self.groups = [number for number, shape in enumerate(shapes) if not shape.per_node and shape.count > 0]
         self.total = sum(shapes[number].count for number in self.groups)
 
-    def narrowed(self, keep: Mask) -> None:
-        """Forget the rows of settled clusters."""
-        rows = keep[self.clusters]
+    def restrict(self, undecided: Mask) -> None:
+        """Drops the rows of decided clusters."""
+        rows = undecided[self.clusters]
         self.clusters = self.clusters[rows]
         self.free = {resource: free[rows] for resource, free in self.free.items()}
-        self.able = [able[rows] for able in self.able]
+        self.feasible = [able[rows] for able in self.feasible]
 
     def per_cluster(self, values: Amounts) -> NDArray[np.float64]:
         return np.asarray(np.bincount(self.clusters, values, minlength=self.size), np.float64)
 
-    def take_per_node(self) -> Mask:
-        """Pods that run on every node have no choice: take theirs. Clusters where that cannot be are proven."""
+    def place_per_node(self) -> Mask:
+        """Subtracts the pods that run on every node, which leave no choice, and returns the clusters where they do not
+        fit: conflicts proven."""
         over = np.zeros(self.size, np.bool_)
-        for shape, able in zip(self.shapes, self.able, strict=True):
+        for shape, able in zip(self.shapes, self.feasible, strict=True):
             if shape.per_node:
                 for resource, need in shape.resources.items():
                     if need > 0:
@@ -69,7 +72,7 @@ class _Joint:
         return over
 
     def _pods(self, needs: dict[str, int], able: Mask, count: int) -> Amounts:
-        """How many pods with these needs each row takes, at most `count`."""
+        """How many pods with these needs each row holds, at most `count`."""
         pods = np.where(able, count, 0).astype(np.int64)
         for resource, need in needs.items():
             if need > 0:
@@ -77,36 +80,39 @@ class _Joint:
         return np.maximum(pods, 0, out=pods)
 
     def certainly_fit(self) -> Mask:
-        """Clusters with room for so many pods as there are, were each as large as the largest in every resource."""
+        """Sufficient test: clusters that hold all pods even if each needed the largest amount of every resource."""
         needs = {r: max(self.shapes[g].resources.get(r, 0) for g in self.groups) for r in self.resources}
-        able = np.logical_and.reduce([self.able[g] for g in self.groups])
+        able = np.logical_and.reduce([self.feasible[g] for g in self.groups])
         return self.per_cluster(self._pods(needs, able, self.total)) >= self.total
 
     def cannot_fit(self) -> Mask:
-        """Clusters where sums do not suffice, or not so many pods, were each as small as the smallest in everything."""
-        able = np.logical_or.reduce([self.able[g] for g in self.groups])
-        lots = [(self.shapes[g].resources, self.shapes[g].count) for g in self.groups]
+        """Necessary test: clusters where the sum of a resource is below the demand, or that do not hold all pods even if
+        each needed the smallest amount of every resource."""
+        feasible = np.logical_or.reduce([self.feasible[g] for g in self.groups])
+        demands = [(self.shapes[g].resources, self.shapes[g].count) for g in self.groups]
         short = np.zeros(self.size, np.bool_)
-        most = np.bincount(self.clusters, minlength=1).max(initial=1)
+        max_rows = np.bincount(self.clusters, minlength=1).max(initial=1)
         for resource in self.resources:
-            wanted = sum(needs.get(resource, 0) * count for needs, count in lots)
-            # Sums are in floating point, exact up to here; larger ones prove nothing.
-            if 0 < wanted * most < 1 << 53:
-                useful = np.where(able, np.clip(self.free[resource], 0, wanted), 0)
-                short |= self.per_cluster(useful) < wanted
-        least = {r: min(needs.get(r, 0) for needs, _ in lots) for r in self.resources}
-        return short | (self.per_cluster(self._pods(least, able, self.total)) < self.total)
+            total = sum(needs.get(resource, 0) * count for needs, count in demands)
+            # bincount sums in floating point, which is exact below 2**53; larger sums prove nothing.
+            if 0 < total * max_rows < 1 << 53:
+                usable = np.where(feasible, np.clip(self.free[resource], 0, total), 0)
+                short |= self.per_cluster(usable) < total
+        smallest = {r: min(needs.get(r, 0) for needs, _ in demands) for r in self.resources}
+        return short | (self.per_cluster(self._pods(smallest, feasible, self.total)) < self.total)
 
     def fit_greedily(self) -> Mask:
-        """Clusters where one pass of best fit decreasing places everything: all at once, rows sorted by cluster."""
+        """Clusters where one best-fit-decreasing pass places all pods. All clusters are packed at once: rows are sorted by
+        cluster, and running sums start again at each cluster."""
         placed = np.ones(self.size, np.bool_)
-        top = {resource: max(1, int(free.max(initial=1))) for resource, free in self.free.items()}
+        largest = {resource: max(1, int(free.max(initial=1))) for resource, free in self.free.items()}
         shares = {
-            g: max((n / top[r] for r, n in self.shapes[g].resources.items() if n > 0), default=0) for g in self.groups
+            g: max((n / largest[r] for r, n in self.shapes[g].resources.items() if n > 0), default=0)
+            for g in self.groups
         }
         for group in sorted(self.groups, key=lambda g: -shares[g]):
             needs, count = self.shapes[group].resources, self.shapes[group].count
-            pods = self._pods(needs, self.able[group], count)
+            pods = self._pods(needs, self.feasible[group], count)
             order = np.lexsort((pods, self.clusters))
             sorted_pods, clusters = pods[order], self.clusters[order]
             before = np.cumsum(sorted_pods) - sorted_pods
@@ -121,47 +127,46 @@ class _Joint:
         return placed
 
 
-def conflicts(rows: Rows, a: Sequence[Shape], b: Sequence[Shape], both: Mask, *, steps: int = STEPS) -> Mask:
-    """Those of `both` where it is proven that the pods of `a` and `b` do not fit together."""
+def conflicts(rows: Rows, a: Sequence[Shape], b: Sequence[Shape], both: Mask, *, steps: int = MAX_STEPS) -> Mask:
+    """Returns the clusters of `both` where the pods of `a` and `b` are proven not to fit together."""
     proven = np.zeros(rows.size, np.bool_)
     shapes = [*a, *b]
-    open_ = both[: rows.size].copy()
-    if not open_.any() or not shapes or any(unsupported_reason(shape) for shape in shapes):
+    undecided = both[: rows.size].copy()
+    if not undecided.any() or not shapes or any(unsupported_reason(shape) for shape in shapes):
         return proven
-    ids = rows_in(rows, np.flatnonzero(open_))
-    joint = _Joint(rows, shapes, ids[rows.usable[ids]])
-    over = joint.take_per_node() & open_
-    proven |= over
-    open_ &= ~over
+    ids = rows_of_clusters(rows, np.flatnonzero(undecided))
+    joint = _JointDemand(rows, shapes, ids[rows.usable[ids]])
+    proven |= joint.place_per_node() & undecided
+    undecided &= ~proven
     if not joint.groups:
         return proven
-    open_ &= ~joint.certainly_fit()
-    if open_.any():
-        joint.narrowed(open_)
-        never = joint.cannot_fit() & open_
-        proven |= never
-        open_ &= ~never
-    if open_.any():
-        joint.narrowed(open_)
-        open_ &= ~joint.fit_greedily()
-        # The search is complete for few pods whatever its bound, so more of them are looked at.
-        unsure = np.flatnonzero(open_)[: EXACT if joint.total <= 4 else EXACT // 4]
-        for cluster in unsure.tolist():
-            found = assign(rows, rows.rows_of(cluster), [_bare(shape) for shape in shapes], steps=steps // EXACT)
+    undecided &= ~joint.certainly_fit()
+    if undecided.any():
+        joint.restrict(undecided)
+        proven |= joint.cannot_fit() & undecided
+        undecided &= ~proven
+    if undecided.any():
+        joint.restrict(undecided)
+        undecided &= ~joint.fit_greedily()
+        # For few pods the search is complete whatever its bound, so more clusters are searched then.
+        limit = MAX_EXACT_CLUSTERS if joint.total <= 4 else MAX_EXACT_CLUSTERS // 4
+        mandatory = [_without_optional(shape) for shape in shapes]
+        for cluster in np.flatnonzero(undecided)[:limit].tolist():
+            result = assign(rows, rows.rows_of(cluster), mandatory, steps=steps // MAX_EXACT_CLUSTERS)
             # A search that was cut off proves nothing.
-            proven[cluster] = isinstance(found, Unassigned) and found.code != "SearchBound"
+            proven[cluster] = isinstance(result, Unassigned) and result.code != "SearchBound"
     return proven
 
 
 def envelope(shapes: Sequence[Shape]) -> Shape | None:
-    """A shape that is no easier to place than any of these, with as many pods as all have together: where it has room,
-    they have, together. None where that cannot be said in one shape. Its needs are rounded up, so that shapes never seen
-    before mostly have an envelope whose room is known."""
+    """Returns a shape at least as hard to place as each of these, with as many pods as all have: where it fits, they fit
+    together. None where one shape cannot express that. Its needs are rounded up, so that new shapes mostly share an
+    envelope whose fit is cached."""
     pods = [shape for shape in shapes if shape.per_node or shape.count]
     if any(shape.per_node or unsupported_reason(shape) for shape in pods) or not pods:
         return None
-    choices = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
-    distinct = list({frozenset(one): one for one in choices}.values())
+    alternatives = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
+    distinct = list({frozenset(terms): terms for terms in alternatives}.values())
     if prod(map(len, distinct)) > MOST_TERMS:
         return None
     resources: dict[str, int] = {}
@@ -183,52 +188,43 @@ def envelope(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def _rounded(need: int) -> int:
-    """Up to three significant bits."""
+    """Rounds up to three significant bits."""
     bits = max(0, need.bit_length() - 3)
     return -(-need >> bits) << bits
 
 
-def _bare(shape: Shape) -> Shape:
-    """Optional needs exclude nothing."""
-    if not shape.optional:
-        return shape
-    return Shape(
-        key=shape.key,
-        object=shape.object,
-        count=shape.count,
-        per_node=shape.per_node,
-        resources=shape.resources,
-        terms=shape.terms,
-        tolerations=shape.tolerations,
-    )
+def _without_optional(shape: Shape) -> Shape:
+    """The shape with its mandatory needs only: an optional need never causes a conflict."""
+    return msgspec.structs.replace(shape, optional=[]) if shape.optional else shape
 
 
 class ConflictCache:
-    """Conflicts by the keys of both lots, renewed only for clusters that changed; like `Rooms`."""
+    """Caches conflicts by the keys of both sets of shapes and recomputes only changed clusters, like `FitCache`."""
 
-    def __init__(self, rows: Rows, keep: int = 512) -> None:
+    def __init__(self, rows: Rows, max_entries: int = 512) -> None:
         self._rows = rows
-        self._keep = keep
-        self._kept: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[int, Mask]] = OrderedDict()
+        self._max_entries = max_entries
+        self._entries: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[int, Mask]] = OrderedDict()
 
     def get(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask:
-        """`both` follows from the same rows: where each fits alone, less where all surely fit together. Read only."""
+        """Returns the conflicts of `a` and `b` as a read-only mask. `both` is derived from the same rows: the clusters where
+        each fits alone, less those where all certainly fit together."""
         rows, tick = self._rows, self._rows.tick
         key = tuple(shape.key for shape in a), tuple(shape.key for shape in b)
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] == tick and len(kept[1]) == rows.size:
-            self._kept.move_to_end(key)
-            return kept[1]
-        changed = None if kept is None else few_changed(rows, kept[0])
-        if kept is None or changed is None:
+        cached = self._entries.get(key)
+        if cached is not None and cached[0] == tick and len(cached[1]) == rows.size:
+            self._entries.move_to_end(key)
+            return cached[1]
+        changed = None if cached is None else changed_clusters(rows, cached[0])
+        if cached is None or changed is None:
             mask = conflicts(rows, a, b, both)
             mask.setflags(write=False)
         else:
-            again = np.zeros(rows.size, np.bool_)
-            again[changed] = both[changed]
-            mask = renewed(kept[1], conflicts(rows, a, b, again), changed)
-        self._kept[key] = tick, mask
-        self._kept.move_to_end(key)
-        if len(self._kept) > self._keep:
-            self._kept.popitem(last=False)
+            subset = np.zeros(rows.size, np.bool_)
+            subset[changed] = both[changed]
+            mask = merge_changed(cached[1], conflicts(rows, a, b, subset), changed)
+        self._entries[key] = tick, mask
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
         return mask

@@ -1,8 +1,8 @@
-"""Equal pods in groups onto nodes: a quick greedy pass, and an exact search that proves where it fails.
+"""Packs groups of equal pods onto nodes: a fast greedy pass, then an exact search where it fails.
 
-The search goes node by node and keeps, of all partial packings, only those that no other one dominates: placing more of
-every group on the nodes so far is never worse. With 8 pods that are at most 70 states a node, so it is complete there;
-beyond, `steps` bound it.
+The search is a dynamic program over the nodes. Its state is the number of pods placed per group, and only undominated
+states are kept: placing more pods of every group on the nodes so far is never worse. With 8 pods there are at most 70
+states per node, so it is complete there; beyond, `steps` bounds it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from .protocols import Amounts, Mask
 
-#: Within these the search is complete whatever the bound.
-PODS, NODES = 8, 16
+#: Up to this many pods and nodes the search is complete whatever the bound.
+EXACT_PODS, EXACT_NODES = 8, 16
 
-#: Per group, how many of its pods each node takes.
+#: Pods per group and node.
 Packed = NDArray[np.int64]
 Vector = tuple[int, ...]
 
 
-class Bound(Exception):
-    """The search was cut off; there may be a packing."""
+class BudgetExceeded(Exception):
+    """Raised when the search is cut off by its step budget; a packing may still exist."""
 
 
 class Budget:
-    """Steps that may still be spent."""
+    """The steps left to a search."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -37,33 +37,33 @@ class Budget:
     def spend(self, steps: int) -> None:
         self.left -= steps
         if self.left < 0:
-            raise Bound
+            raise BudgetExceeded
 
 
-class Problem(NamedTuple):
+class PackingProblem(NamedTuple):
     free: Amounts  # node by resource
     needs: Amounts  # group by resource, of one pod
     counts: list[int]
-    able: NDArray[np.bool_]  # group by node: labels and taints let it in
+    feasible: NDArray[np.bool_]  # group by node: passes all filters but resources
 
 
 def capacity(free: Amounts, need: Amounts, able: Mask, count: int) -> NDArray[np.int64]:
-    """Pods of one group that each node has room for, at most `count`."""
-    asked = need > 0
+    """Pods of one group that each node holds, at most `count`."""
+    needed = need > 0
     pods = np.full(len(free), count, np.int64)
-    if asked.any():
-        np.minimum(pods, (free[:, asked] // need[asked]).min(axis=1), out=pods)
+    if needed.any():
+        np.minimum(pods, (free[:, needed] // need[needed]).min(axis=1), out=pods)
     return np.where(able, np.maximum(pods, 0), 0)
 
 
-def weights_of(problem: Problem) -> NDArray[np.float64]:
-    """What one unit of each resource is of the largest node."""
+def resource_weights(problem: PackingProblem) -> NDArray[np.float64]:
+    """The weight of one unit of each resource: its share of the largest free amount."""
     weights: NDArray[np.float64] = 1.0 / problem.free.max(axis=0, initial=1)
     return weights
 
 
-def _orders(problem: Problem, weights: NDArray[np.float64]) -> Iterator[list[int]]:
-    """Largest share of a node first; then those with the fewest nodes first."""
+def _group_orders(problem: PackingProblem, weights: NDArray[np.float64]) -> Iterator[list[int]]:
+    """Yields the orders to try: largest share of a node first; then fewest feasible nodes first."""
     groups = range(len(problem.counts))
     if len(groups) == 1:
         yield [0]
@@ -71,30 +71,31 @@ def _orders(problem: Problem, weights: NDArray[np.float64]) -> Iterator[list[int
     share = (problem.needs * weights).max(axis=1, initial=0).tolist()
     by_share = sorted(groups, key=lambda g: -share[g])
     yield by_share
-    nodes = problem.able.sum(axis=1).tolist()
+    nodes = problem.feasible.sum(axis=1).tolist()
     by_nodes = sorted(groups, key=lambda g: (nodes[g], -share[g]))
     if by_nodes != by_share:
         yield by_nodes
 
 
-def greedy(problem: Problem, order: Sequence[int], weight: NDArray[np.float64]) -> Packed | int:
-    """Best fit decreasing: each group onto the fullest nodes that take it. A group that does not fit, as its number."""
+def greedy(problem: PackingProblem, order: Sequence[int], weight: NDArray[np.float64]) -> Packed | int:
+    """Packs by best fit decreasing: each group onto the fullest nodes that hold it. Returns the number of the first group
+    that does not fit."""
     free = problem.free.copy()
     packed = np.zeros((len(problem.counts), len(free)), np.int64)
     for group in order:
         count, need = problem.counts[group], problem.needs[group]
-        if count == 1:  # most objects have one pod: what follows, without counting
-            asked = need > 0
-            room = ((free >= need) | ~asked).all(axis=1)
-            room &= problem.able[group]
-            nodes = room.nonzero()[0]
+        if count == 1:  # most objects have one pod; the general case below gives the same, more slowly
+            needed = need > 0
+            holds = ((free >= need) | ~needed).all(axis=1)
+            holds &= problem.feasible[group]
+            nodes = holds.nonzero()[0]
             if not nodes.size:
                 return group
-            node = nodes[(free[nodes] @ (weight * asked)).argmin()]
+            node = nodes[(free[nodes] @ (weight * needed)).argmin()]
             packed[group, node] = 1
             free[node] -= need
             continue
-        pods = capacity(free, need, problem.able[group], count)
+        pods = capacity(free, need, problem.feasible[group], count)
         nodes = np.flatnonzero(pods)
         nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]
         before = np.cumsum(pods[nodes]) - pods[nodes]
@@ -106,8 +107,10 @@ def greedy(problem: Problem, order: Sequence[int], weight: NDArray[np.float64]) 
     return packed
 
 
-def _choices(free: Vector, groups: Sequence[tuple[int, Vector, int]], width: int, budget: Budget) -> list[Vector]:
-    """All maximal numbers of pods per group that one node takes together. `groups`: (number, need, at most)."""
+def _maximal_choices(
+    free: Vector, groups: Sequence[tuple[int, Vector, int]], width: int, budget: Budget
+) -> list[Vector]:
+    """All maximal vectors of pods per group that one node holds. `groups`: (number, need of a pod, most pods)."""
     found: list[Vector] = []
     taken = [0] * width
 
@@ -130,6 +133,7 @@ def _choices(free: Vector, groups: Sequence[tuple[int, Vector, int]], width: int
 
 
 def _undominated(vectors: list[Vector], budget: Budget) -> list[Vector]:
+    """The vectors that no other one equals or exceeds in every component."""
     kept: list[Vector] = []
     for vector in sorted(set(vectors), key=sum, reverse=True):
         budget.spend(1 + len(kept) // 8)
@@ -138,27 +142,30 @@ def _undominated(vectors: list[Vector], budget: Budget) -> list[Vector]:
     return kept
 
 
-class _Node(NamedTuple):
+class _SearchNode(NamedTuple):
     number: int
-    most: Vector  # alone, per group
+    capacity: Vector  # pods per group, each group alone
     choices: list[Vector]
 
 
-def _leaves(alone: Vector) -> int:
-    """At most so many ways to fill a node: all groups but the most numerous vary."""
+def _enumeration_size(alone: Vector) -> int:
+    """An upper bound on the ways to fill a node: all groups but the most numerous vary."""
     leaves = 1
     for pods in sorted(alone)[:-1]:
         leaves *= pods + 1
     return leaves
 
 
-def _nodes(problem: Problem, steps: int) -> tuple[list[_Node], Budget]:
-    """The nodes that take anything, the narrowest first; equal ones share their choices."""
+def _search_nodes(problem: PackingProblem, steps: int) -> tuple[list[_SearchNode], Budget]:
+    """The nodes that hold any pod, those with the fewest choices first. Equal nodes share their choices."""
     most = np.array(
-        [capacity(problem.free, n, a, c) for n, a, c in zip(problem.needs, problem.able, problem.counts, strict=True)]
+        [
+            capacity(problem.free, n, a, c)
+            for n, a, c in zip(problem.needs, problem.feasible, problem.counts, strict=True)
+        ]
     )
     numbers = np.flatnonzero(most.any(axis=0))
-    small = sum(problem.counts) <= PODS and len(numbers) <= NODES
+    small = sum(problem.counts) <= EXACT_PODS and len(numbers) <= EXACT_NODES
     budget = Budget(1 << 62 if small else steps)
     needs = [tuple(int(amount) for amount in need) for need in problem.needs]
     shared: dict[tuple[Vector, Vector], list[Vector]] = {}
@@ -168,42 +175,45 @@ def _nodes(problem: Problem, steps: int) -> tuple[list[_Node], Budget]:
         free = tuple(int(amount) for amount in problem.free[number])
         choices = shared.get((free, alone))
         if choices is None:
-            budget.spend(_leaves(alone))  # asked before the work is done
+            budget.spend(_enumeration_size(alone))  # spent before the work, so that a huge enumeration never starts
             groups = [(g, needs[g], pods) for g, pods in enumerate(alone) if pods]
             groups.sort(key=lambda item: item[2])
-            choices = shared[(free, alone)] = _choices(free, groups, len(alone), budget)
-        nodes.append(_Node(int(number), alone, choices))
+            choices = shared[(free, alone)] = _maximal_choices(free, groups, len(alone), budget)
+        nodes.append(_SearchNode(int(number), alone, choices))
     nodes.sort(key=lambda node: len(node.choices))
     return nodes, budget
 
 
-def search(problem: Problem, steps: int) -> Packed | None:
-    """A packing if there is one; None is a proof that there is none. Raises Bound where `steps` end before either."""
+def search(problem: PackingProblem, steps: int) -> Packed | None:
+    """Returns a packing, or None as the proof that there is none. Raises BudgetExceeded where `steps` decide neither."""
     total = tuple(problem.counts)
-    nodes, budget = _nodes(problem, steps)
-    rest = [total]  # what must have been placed before the nodes that are left
+    nodes, budget = _search_nodes(problem, steps)
+    required = [total]  # pods that must be placed before the remaining nodes, which hold no more than the rest
     for node in reversed(nodes):
-        rest.append(tuple(max(0, r - m) for r, m in zip(rest[-1], node.most, strict=True)))
-    rest.reverse()
-    if any(rest[0]):
+        required.append(tuple(max(0, r - c) for r, c in zip(required[-1], node.capacity, strict=True)))
+    required.reverse()
+    if any(required[0]):
         return None
-    levels: list[dict[Vector, Vector]] = [{(0,) * len(total): ()}]
-    for node, due in zip(nodes, rest[1:], strict=True):
+    levels: list[dict[Vector, Vector]] = [{(0,) * len(total): ()}]  # per node: state -> the state before it
+    for node, minimum in zip(nodes, required[1:], strict=True):
         reached: dict[Vector, Vector] = {}
         budget.spend(len(levels[-1]) * len(node.choices))
         for state in levels[-1]:
             for choice in node.choices:
                 new = tuple(map(min, map(add, state, choice), total))
-                if new not in reached and all(map(ge, new, due)):
+                if new not in reached and all(map(ge, new, minimum)):
                     reached[new] = state
         if total in reached:
             levels.append(reached)
-            return _traced(levels, nodes, total, problem)
+            return _backtrack(levels, nodes, total, problem)
         levels.append({state: reached[state] for state in _undominated(list(reached), budget)})
     return None
 
 
-def _traced(levels: list[dict[Vector, Vector]], nodes: list[_Node], total: Vector, problem: Problem) -> Packed:
+def _backtrack(
+    levels: list[dict[Vector, Vector]], nodes: list[_SearchNode], total: Vector, problem: PackingProblem
+) -> Packed:
+    """The packing of the path from the initial state to `total`."""
     packed = np.zeros((len(total), len(problem.free)), np.int64)
     state = total
     for at in range(len(levels) - 1, 0, -1):
@@ -213,11 +223,11 @@ def _traced(levels: list[dict[Vector, Vector]], nodes: list[_Node], total: Vecto
     return packed
 
 
-def pack(problem: Problem, steps: int) -> Packed | int:
-    """A packing, or the number of a group that cannot be placed with the others. Raises Bound."""
+def pack(problem: PackingProblem, steps: int) -> Packed | int:
+    """Returns a packing, or the number of a group that cannot be placed with the others. Raises BudgetExceeded."""
     failed = -1
-    weights = weights_of(problem)
-    for order in _orders(problem, weights):
+    weights = resource_weights(problem)
+    for order in _group_orders(problem, weights):
         packed = greedy(problem, order, weights)
         if not isinstance(packed, int):
             return packed

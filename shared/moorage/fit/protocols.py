@@ -1,4 +1,4 @@
-"""What fitting needs to see of a fleet: columns over node rows. Whoever keeps a fleet satisfies this; nothing here does."""
+"""Protocols of the fleet that fitting reads: columns over node rows. `moorage.fleet` implements them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Where = slice | Ids
 
 
 class Rows(Protocol):
-    """Entries [0, n) are in use; arrays may be longer. Cluster ids are dense and below `size`."""
+    """Columns with one entry per node. Entries [0, n) are in use; arrays may be longer. Cluster ids are dense and below
+    `size`."""
 
     n: int
     size: int
@@ -30,7 +31,7 @@ class Rows(Protocol):
     tick: int  # grows with every change
 
     def free(self, resource: str) -> Amounts | None:
-        """Allocatable - requested - claimed; None: no node ever had it."""
+        """Allocatable - requested - claimed per row; None: no node ever had the resource."""
         ...
 
     def allocatable(self, resource: str) -> Amounts | None: ...
@@ -40,16 +41,16 @@ class Rows(Protocol):
     def rows_of(self, cluster: int) -> Ids: ...
 
     def blocks(self) -> tuple[Ids, Ids]:
-        """Each cluster's rows are neighbours: clusters that have any in their order, and where they begin."""
+        """The clusters that have rows, in row order, and the first row of each: the rows of a cluster are contiguous."""
         ...
 
     def changed_since(self, tick: int) -> NDArray[np.int32] | None:
-        """Clusters changed after `tick`; None: too long ago, everything may have."""
+        """Clusters changed after `tick`; None: that is too long ago, and every cluster may have changed."""
         ...
 
 
 @runtime_checkable
 class NamedRows(Protocol):
-    """A fleet that finds nodes by name without asking every row; optional."""
+    """Optional: a fleet with an index of node names."""
 
     def rows_named(self, name: str) -> Ids: ...

@@ -145,7 +145,7 @@ class _Assigner:
                     format_amount(why.resource, max(0, why.best)),
                 )
             elif not known.needed and (scarce := self._scarcest(cid, apps)) is not None:
-                more = scarce.shown()
+                more = scarce.reason_fields()
                 known.need, known.needed, known.free = more["need"], more["needed"], more["free"]
                 known.message = f"{app} needs {known.needed} {known.need} in one cluster, which has {known.free} free"
                 known.message += scarce.caveat

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moorage.fit import Fit, Mask, Quantity, explain, largest_shortage
+from moorage.fit import Fit, Mask, Rejection, explain, largest_shortage
 from moorage.fleet import Fleet
 from moorage.model.reasons import Reason
 from moorage.model.shapes import Shape, ShapedApp
@@ -60,7 +60,7 @@ class RefusalReasons:
             **more,
         )
 
-    def _of_shape(self, shape: Shape, figure: Quantity) -> Reason:
+    def _of_shape(self, shape: Shape, figure: Rejection) -> Reason:
         if figure.code == "LabelMissing":
             message = f"no node carries {figure.label}, which {shape.object} needs"
             key = figure.label.partition("=")[0]
@@ -98,7 +98,7 @@ def together(fleet: Fleet, message: str, shapes: Sequence[Shape], where: Mask) -
     scarce = largest_shortage(fleet, shapes, where)
     if scarce is None:
         return message, {}
-    more = scarce.shown()
+    more = scarce.reason_fields()
     message += (
         f": they need {more['needed']} {scarce.resource}, one cluster has at most {more['free']} free{scarce.caveat}"
     )
