@@ -470,3 +470,18 @@ def test_stored_intents_are_read_as_they_were_accepted() -> None:
     assert isinstance(given, AcceptedIntent)
     again = validate.stored(msgspec.json.decode(msgspec.json.encode(given.document)))
     assert again == given
+
+
+def test_limits_of_several_consumers_add_up_as_they_are_written_into_the_manifest() -> None:
+    of = manifest()
+    consumers = [
+        {"name": "one", "object": ref(of), "container": "main", "needs": [CPU4, {"resource": "memory", "requests": 2}]},
+        {
+            "name": "two",
+            "object": ref(of),
+            "container": "main",
+            "needs": [{"resource": "memory", "requests": 2, "limits": 3}],
+        },
+    ]
+    (found,) = revision([of], consumers).apps[0].shapes
+    assert found.resources[EXCLUSIVE] == 4  # memory is written with requests of 4 MB and a limit raised to them

@@ -18,6 +18,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "Pod": (),
 }
+#: Kinds that run `spec.replicas` pods; Jobs have a parallelism instead, and DaemonSets a pod on each node.
+REPLICATED = ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController")
 
 
 def object_key(manifest: Manifest) -> str:

@@ -1,82 +1,57 @@
-"""What a pod takes of its node, as the scheduler counts it: the sum of what runs together, or more where a step of the start
-needs more; plus what the runtime itself takes."""
+"""Reads what a running pod takes of its node."""
 
 from __future__ import annotations
 
+from moorage import podspec
 from moorage.parsing import parse_amount
+from moorage.podspec import ContainerResources
 
-from .kube_types import Amounts, Container, ContainerStatus, Pod
-
-Needs = dict[str, int]
-
-
-def _amounts(given: Amounts) -> Needs:
-    needs = {}
-    for name, value in (given or {}).items():
-        try:
-            needs[name] = parse_amount(name, value if isinstance(value, str) else repr(value), True)
-        except ValueError:
-            continue  # no server accepts one
-    return needs
+from .kube_types import Amounts, Container, Pod
 
 
-def _add(total: Needs, more: Needs) -> None:
-    for name, value in more.items():
-        total[name] = total.get(name, 0) + value
-
-
-def _most(one: Needs, other: Needs) -> Needs:
-    return one | {name: max(value, one.get(name, 0)) for name, value in other.items()}
-
-
-def _one(container: Container, statuses: dict[str, ContainerStatus]) -> Needs:
-    """While a pod is resized in place, the larger of what it asks for and what it was given counts."""
-    needs = _amounts(container.resources.requests if container.resources else None)
-    status = statuses.get(container.name)
-    if status is not None:
-        needs = _most(needs, _amounts(status.allocated_resources))
-        if status.resources is not None:
-            needs = _most(needs, _amounts(status.resources.requests))
-    return needs
-
-
-def requests(pod: Pod) -> Needs:
-    spec = pod.spec
-    statuses = {
-        s.name: s for s in (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
-    }
-    total: Needs = {}
-    for container in spec.containers or ():
-        _add(total, _one(container, statuses))
-    beside: Needs = {}  # init containers that go on running
-    start: Needs = {}
-    for container in spec.init_containers or ():
-        needs = _one(container, statuses)
-        if container.restart_policy == "Always":
-            _add(total, needs)
-            _add(beside, needs)
-            start = _most(start, beside)
-        else:
-            together = dict(beside)
-            _add(together, needs)
-            start = _most(start, together)
-    total = _most(total, start)
-    if spec.resources is not None:  # of the whole pod: they stand for those of its containers
-        total |= _amounts(spec.resources.requests)
-    _add(total, _amounts(spec.overhead))
-    return total
+def requests(pod: Pod) -> dict[str, int]:
+    spec, status = pod.spec, pod.status
+    statuses = {s.name: s for s in (*(status.container_statuses or ()), *(status.init_container_statuses or ()))}
+    containers = []
+    for container in _containers(pod):
+        container_status = statuses.get(container.name)
+        if container_status is not None:
+            granted = container_status.resources
+            container = podspec.while_resized(
+                container,
+                _amounts(container_status.allocated_resources),
+                _amounts(granted.requests if granted is not None else None),
+            )
+        containers.append(container)
+    return podspec.pod_requests(
+        containers,
+        requests=_amounts(spec.resources.requests if spec.resources is not None else None),
+        overhead=_amounts(spec.overhead),
+    )
 
 
 def exclusive_cores(pod: Pod) -> int:
-    """Whole cores that a static CPU manager gives to this pod alone: Guaranteed, and each container in whole cores."""
-    if pod.status.qos_class != "Guaranteed":
-        return 0
-    cores = 0
-    for container in (
-        *(pod.spec.containers or ()),
-        *(c for c in pod.spec.init_containers or () if c.restart_policy == "Always"),
-    ):
-        milli = _amounts(container.resources.requests if container.resources else None).get("cpu", 0)
-        if milli % 1000 == 0:
-            cores += milli // 1000
-    return cores
+    """Counts the cores that a static CPU manager gives to this pod alone."""
+    return podspec.exclusive_cores(_containers(pod)) if pod.status.qos_class == "Guaranteed" else 0
+
+
+def _containers(pod: Pod) -> list[ContainerResources]:
+    spec = pod.spec
+    app = [_container(container, False) for container in spec.containers or ()]
+    return app + [_container(container, True) for container in spec.init_containers or ()]
+
+
+def _container(container: Container, init: bool) -> ContainerResources:
+    # The API server has already made limits the requests where those were missing.
+    amounts = _amounts(container.resources.requests if container.resources is not None else None)
+    return podspec.container_resources(container.name, amounts, {}, init=init, restart_policy=container.restart_policy)
+
+
+def _amounts(quantities: Amounts) -> dict[str, int]:
+    amounts = {}
+    for resource, quantity in (quantities or {}).items():
+        try:
+            amounts[resource] = parse_amount(resource, quantity if isinstance(quantity, str) else repr(quantity), True)
+        except ValueError:
+            continue  # no API server accepts such a quantity
+    return amounts

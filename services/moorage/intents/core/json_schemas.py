@@ -16,7 +16,7 @@ import referencing
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from .pod_templates import Report
+from .violations import Report
 
 #: Of this process's time, for one document or schema.
 SECONDS = 0.25

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, Union
 import msgspec
 
 from moorage.model.problems import Violation
+from moorage.podspec.needs import label_text
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -136,13 +137,6 @@ def _entry(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
     if kind is str and isinstance(data, bool | int | float):
         return label_text(data)
     return _value(data, kind, path, errors)
-
-
-def label_text(value: str | float) -> str:
-    """What people mean by `true` or `1` where a label's value is wanted."""
-    if isinstance(value, str):
-        return value
-    return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
 def _leaf(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:

@@ -1,158 +1,54 @@
-"""Reads Kubernetes objects: which of them have pods, and what one pod of each asks for where. Everything else in a
-manifest passes through untouched."""
+"""Reads Kubernetes objects: which of them have pods, and what one pod of each asks for. Nothing else in a manifest is
+looked at or changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from moorage.model.problems import Violation
 from moorage.model.shapes import Requirement, Toleration
 from moorage.parsing import parse_amount
-from moorage.podspec import WORKLOADS
+from moorage.podspec import REPLICATED, WORKLOADS, ContainerResources, container_resources
 
-Report = Callable[[str, str, str], None]
-Number = int | float | str
-
-
-class _Kube(msgspec.Struct, rename="camel", gc=False):
-    """Only the fields that matter here; Kubernetes itself checks the rest, and null means not given."""
-
-
-class _Resources(_Kube):
-    requests: dict[str, Number] | None = None
-    limits: dict[str, Number] | None = None
-
-
-class _Port(_Kube):
-    host_port: int | None = None
-
-
-class _Container(_Kube):
-    name: str
-    resources: _Resources | None = None
-    ports: list[_Port] | None = None
-    restart_policy: str | None = None
-
-
-class _Expression(_Kube):
-    key: str
-    operator: str
-    values: list[str] | None = None
-
-
-class _Term(_Kube):
-    match_expressions: list[_Expression] | None = None
-    match_fields: list[_Expression] | None = None
-
-
-class _Selector(_Kube):
-    node_selector_terms: list[_Term] | None = None
-
-
-class _NodeAffinity(_Kube):
-    required: _Selector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
-
-
-class _PodAffinity(_Kube):
-    required: list[Any] | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
-
-
-class _Affinity(_Kube):
-    node_affinity: _NodeAffinity | None = None
-    pod_affinity: _PodAffinity | None = None
-    pod_anti_affinity: _PodAffinity | None = None
-
-
-class _Toleration(_Kube):
-    key: str | None = None
-    operator: str | None = None
-    value: str | None = None
-    effect: str | None = None
-
-
-class _Spread(_Kube):
-    when_unsatisfiable: str | None = None
-
-
-class _PodSpec(_Kube):
-    containers: list[_Container]
-    init_containers: list[_Container] | None = None
-    resources: _Resources | None = None
-    host_network: bool | None = None
-    overhead: dict[str, Number] | None = None
-    node_selector: dict[str, str] | None = None
-    node_name: str | None = None
-    affinity: _Affinity | None = None
-    tolerations: list[_Toleration] | None = None
-    topology_spread_constraints: list[_Spread] | None = None
-
-
-class _Template(_Kube):
-    spec: _PodSpec
-
-
-class _Rolling(_Kube):
-    max_surge: int | str | None = None
-
-
-class _Strategy(_Kube):
-    type: str | None = None
-    rolling_update: _Rolling | None = None
-
-
-class _Workload(_Kube):
-    template: _Template
-    replicas: int | None = None
-    parallelism: int | None = None
-    completions: int | None = None
-    strategy: _Strategy | None = None
-    update_strategy: _Strategy | None = None
-
-
-class _JobTemplate(_Kube):
-    spec: _Workload
-
-
-class _CronJob(_Kube):
-    job_template: _JobTemplate
-
-
-class Container(NamedTuple):
-    name: str
-    requests: dict[str, int]  # with what limits default them to
-    limits: dict[str, int]
-    init: bool = False
-    sidecar: bool = False
+from .pod_fields import (
+    ContainerFields,
+    CronJobSpec,
+    PodSpecFields,
+    PodTemplateFields,
+    Quantity,
+    ResourceQuantities,
+    SelectorRequirement,
+    WorkloadSpec,
+)
+from .violations import Report
 
 
 @dataclass(frozen=True, slots=True)
 class PodTemplate:
-    """The pods of one object. `terms` are ORed lists of ANDed requirements; empty = every node. `whole`: what the pod
-    requests besides its containers, which is at least what they request together."""
+    """The pods of one object. `terms` are ORed lists of ANDed requirements; empty = every node. `requests` and `limits`
+    are those of the whole pod, which stand beside those of its containers."""
 
     api_version: str
     kind: str
     name: str
     count: int
-    containers: list[Container]
+    containers: list[ContainerResources]
     overhead: dict[str, int]
-    whole: dict[str, int]
+    requests: dict[str, int]
+    limits: dict[str, int]
     terms: list[list[Requirement]]
     tolerations: list[Toleration]
     template: dict[str, Any]
     surge: int | str = 0
-    ignored: tuple[str, ...] = ()  # what keeps pods of Kubernetes apart and no shape expresses
+    ignored: tuple[str, ...] = ()  # rules of the manifest that shapes cannot express
 
     @property
     def object(self) -> str:
         return f"{self.kind}/{self.name}"
 
 
-REPLICATED = {"Deployment", "StatefulSet", "ReplicaSet", "ReplicationController"}
 JOBS = {"Job", "CronJob"}
 _GROUPS = dict.fromkeys(("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet"), "apps")
 _GROUPS |= {"Job": "batch", "CronJob": "batch", "Pod": "", "ReplicationController": ""}
@@ -172,7 +68,7 @@ _DAEMON = [
 
 
 def has_pods(manifest: dict[str, Any]) -> bool:
-    """By kind and API group: somebody's own kind `Job` in another group is a stranger."""
+    """Goes by kind and API group: a custom resource of kind `Job` in another group has no pods."""
     kind, version = manifest.get("kind"), manifest.get("apiVersion")
     if not isinstance(kind, str) or not isinstance(version, str) or kind not in WORKLOADS:
         return False
@@ -180,47 +76,29 @@ def has_pods(manifest: dict[str, Any]) -> bool:
 
 
 def read(manifest: dict[str, Any], path: str, report: Report) -> PodTemplate | None:
-    """The pods of an object that has some; None (and at least one report) where it cannot be read."""
+    """Reads the pods of an object that has some. Returns None, with at least one report, where they cannot be read."""
     kind = manifest["kind"]
-    try:
-        if kind == "Pod":
-            work = _Workload(template=msgspec.convert(manifest, _Template))
-        elif kind == "CronJob":
-            work = msgspec.convert(manifest.get("spec"), _CronJob).job_template.spec
-        else:
-            work = msgspec.convert(manifest.get("spec"), _Workload)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        inside = where.rstrip("`").replace("[...]", "")
-        base = path if kind == "Pod" else f"{path}.spec"
-        report(f"{base}{inside}", "InvalidManifest", message)
+    workload = _workload(manifest, path, report)
+    if workload is None:
         return None
-    template: Any = manifest
-    at = path
-    for step in WORKLOADS[kind]:
-        template, at = template[step], f"{at}.{step}"
-    spec = work.template.spec
-    count = _count(kind, work)
+    count = _count(kind, workload)
     if count < 0:
         report(f"{path}.spec.{'parallelism' if kind in JOBS else 'replicas'}", "OutOfRange", "must not be negative")
         return None
-    containers = [_container(c, False, f"{at}.spec.containers[{i}]", report) for i, c in enumerate(spec.containers)]
-    containers += [
-        _container(c, True, f"{at}.spec.initContainers[{i}]", report) for i, c in enumerate(spec.init_containers or ())
-    ]
-    if not spec.containers:
-        report(f"{at}.spec.containers", "Required", "a pod needs at least one container")
-    names = [c.name for c in containers]
-    if len(set(names)) < len(names):
-        report(f"{at}.spec.containers", "Duplicate", "two containers of the pod have the same name")
+    template: Any = manifest
+    for step in WORKLOADS[kind]:
+        template = template[step]
+    spec, at = workload.template.spec, ".".join((path, *WORKLOADS[kind], "spec"))
+    requests, limits = _resources(spec.resources, f"{at}.resources", report)
     return PodTemplate(
         api_version=manifest["apiVersion"],
         kind=kind,
         name=manifest["metadata"]["name"],
         count=count,
-        containers=containers,
-        overhead=_amounts(spec.overhead, f"{at}.spec.overhead", report) if spec.overhead else {},
-        whole=_requested(spec.resources, f"{at}.spec.resources", report)[0],
+        containers=_containers(spec, at, report),
+        overhead=_amounts(spec.overhead, f"{at}.overhead", report) if spec.overhead else {},
+        requests=requests,
+        limits=limits,
         terms=_terms(spec),
         tolerations=[
             Toleration(key=t.key or "", operator=t.operator or "Equal", value=t.value or "", effect=t.effect or "")
@@ -228,94 +106,122 @@ def read(manifest: dict[str, Any], path: str, report: Report) -> PodTemplate | N
         ]
         + (_DAEMON if kind == "DaemonSet" else []),
         template=template,
-        surge=_surge(kind, work, f"{path}.spec", report),
+        surge=_surge(kind, workload, f"{path}.spec", report),
         ignored=_ignored(spec),
     )
 
 
-def _count(kind: str, work: _Workload) -> int:
+def _workload(manifest: dict[str, Any], path: str, report: Report) -> WorkloadSpec | None:
+    kind = manifest["kind"]
+    try:
+        if kind == "Pod":
+            return WorkloadSpec(template=msgspec.convert(manifest, PodTemplateFields))
+        if kind == "CronJob":
+            return msgspec.convert(manifest.get("spec"), CronJobSpec).job_template.spec
+        return msgspec.convert(manifest.get("spec"), WorkloadSpec)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        inside = where.rstrip("`").replace("[...]", "")
+        base = path if kind == "Pod" else f"{path}.spec"
+        report(f"{base}{inside}", "InvalidManifest", message)
+        return None
+
+
+def _count(kind: str, workload: WorkloadSpec) -> int:
     if kind in REPLICATED:
-        return 1 if work.replicas is None else work.replicas
+        return 1 if workload.replicas is None else workload.replicas
     if kind in JOBS:
-        parallel = 1 if work.parallelism is None else work.parallelism
-        return parallel if work.completions is None else min(parallel, max(work.completions, 0))
+        parallelism = 1 if workload.parallelism is None else workload.parallelism
+        return parallelism if workload.completions is None else min(parallelism, max(workload.completions, 0))
     return 1
 
 
-def _container(given: _Container, init: bool, path: str, report: Report) -> Container:
-    requests, limits = _requested(given.resources, f"{path}.resources", report)
-    return Container(given.name, requests, limits, init, init and given.restart_policy == "Always")
+def _containers(spec: PodSpecFields, path: str, report: Report) -> list[ContainerResources]:
+    containers = [_container(c, False, f"{path}.containers[{i}]", report) for i, c in enumerate(spec.containers)]
+    containers += [
+        _container(c, True, f"{path}.initContainers[{i}]", report) for i, c in enumerate(spec.init_containers or ())
+    ]
+    if not spec.containers:
+        report(f"{path}.containers", "Required", "a pod needs at least one container")
+    if len({c.name for c in containers}) < len(containers):
+        report(f"{path}.containers", "Duplicate", "two containers of the pod have the same name")
+    return containers
 
 
-def _requested(given: _Resources | None, path: str, report: Report) -> tuple[dict[str, int], dict[str, int]]:
-    """Requests, with what limits default them to, and limits."""
-    requests: dict[str, int] = {}
-    limits: dict[str, int] = {}
-    if given is not None:
-        if given.limits:
-            limits = _amounts(given.limits, f"{path}.limits", report)
-        if given.requests:
-            requests = _amounts(given.requests, f"{path}.requests", report)
-            for resource, wanted in requests.items():
-                if resource in limits and wanted > limits[resource]:
-                    report(f"{path}.requests.{resource}", "RequestsAboveLimits", "is more than its limit")
-    return limits | requests, limits
+def _container(container: ContainerFields, init: bool, path: str, report: Report) -> ContainerResources:
+    requests, limits = _resources(container.resources, f"{path}.resources", report)
+    return container_resources(container.name, requests, limits, init=init, restart_policy=container.restart_policy)
 
 
-def _amounts(given: dict[str, Number], path: str, report: Report) -> dict[str, int]:
-    found = {}
-    for resource, value in given.items():
+def _resources(
+    resources: ResourceQuantities | None, path: str, report: Report
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Requests and limits of a container or of a whole pod."""
+    if resources is None:
+        return {}, {}
+    limits = _amounts(resources.limits, f"{path}.limits", report) if resources.limits else {}
+    requests = _amounts(resources.requests, f"{path}.requests", report) if resources.requests else {}
+    for resource, amount in requests.items():
+        if amount > limits.get(resource, amount):
+            report(f"{path}.requests.{resource}", "RequestsAboveLimits", "is more than its limit")
+    return requests, limits
+
+
+def _amounts(quantities: dict[str, Quantity], path: str, report: Report) -> dict[str, int]:
+    amounts = {}
+    for resource, quantity in quantities.items():
         try:
-            found[resource] = parse_amount(resource, value if type(value) is str else repr(value), True)
+            amounts[resource] = parse_amount(resource, quantity if type(quantity) is str else repr(quantity), True)
         except ValueError as error:
             report(f"{path}.{resource}", "InvalidQuantity", str(error))
             continue
-        if found[resource] < 0:
+        if amounts[resource] < 0:
             report(f"{path}.{resource}", "InvalidQuantity", "must not be negative")
-    return found
+    return amounts
 
 
-def _requirement(given: _Expression) -> Requirement:
-    return Requirement(key=given.key, operator=given.operator, values=tuple(given.values or ()))
+def _requirement(requirement: SelectorRequirement) -> Requirement:
+    return Requirement(key=requirement.key, operator=requirement.operator, values=tuple(requirement.values or ()))
 
 
-def _terms(spec: _PodSpec) -> list[list[Requirement]]:
-    always = [Requirement(key=k, operator="In", values=(v,)) for k, v in (spec.node_selector or {}).items()]
+def _terms(spec: PodSpecFields) -> list[list[Requirement]]:
+    """The node selector terms: what nodeSelector and nodeName require holds in each of them."""
+    required = [Requirement(key=k, operator="In", values=(v,)) for k, v in (spec.node_selector or {}).items()]
     if spec.node_name:
-        always.append(Requirement(key="metadata.name", operator="In", values=(spec.node_name,)))
-    node = spec.affinity.node_affinity if spec.affinity is not None else None
-    selector = node.required if node is not None else None
+        required.append(Requirement(key="metadata.name", operator="In", values=(spec.node_name,)))
+    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+    selector = affinity.required if affinity is not None else None
     if selector is None:
-        return [always] if always else []
+        return [required] if required else []
     terms = []
     for term in selector.node_selector_terms or ():
-        wanted = [_requirement(e) for e in term.match_expressions or ()]
-        wanted += [_requirement(e) for e in term.match_fields or ()]
-        if wanted:  # an empty term matches no node in Kubernetes
-            terms.append(always + wanted)
+        requirements = [_requirement(e) for e in (*(term.match_expressions or ()), *(term.match_fields or ()))]
+        if requirements:  # an empty term matches no node in Kubernetes
+            terms.append(required + requirements)
     return terms or [[Requirement(key="metadata.name", operator="In", values=())]]
 
 
-def _surge(kind: str, work: _Workload, path: str, report: Report) -> int | str:
+def _surge(kind: str, workload: WorkloadSpec, path: str, report: Report) -> int | str:
+    """The `maxSurge` of a rolling update: a number or a percentage."""
     if kind == "Deployment":
-        strategy, default, field = work.strategy, "25%", "strategy"
+        strategy, default, field = workload.strategy, "25%", "strategy"
     elif kind == "DaemonSet":
-        strategy, default, field = work.update_strategy, "0", "updateStrategy"
+        strategy, default, field = workload.update_strategy, "0", "updateStrategy"
     else:
         return 0
     if strategy is not None and strategy.type not in (None, "RollingUpdate"):
         return 0
-    given: int | str = default
+    surge: int | str = default
     if strategy is not None and strategy.rolling_update is not None and strategy.rolling_update.max_surge is not None:
-        given = strategy.rolling_update.max_surge
-    digits = given.removesuffix("%") if isinstance(given, str) else given
+        surge = strategy.rolling_update.max_surge
+    digits = surge.removesuffix("%") if isinstance(surge, str) else surge
     if isinstance(digits, str) and not (digits.isascii() and digits.isdigit() and len(digits) < 10):
         report(f"{path}.{field}.rollingUpdate.maxSurge", "Invalid", "must be a number or a percentage like 25%")
         return 0
     if isinstance(digits, int) and digits < 0:
         report(f"{path}.{field}.rollingUpdate.maxSurge", "OutOfRange", "must not be negative")
         return 0
-    return given
+    return surge
 
 
 def surge_of(pods: PodTemplate, count: int) -> int:
@@ -327,24 +233,18 @@ def surge_of(pods: PodTemplate, count: int) -> int:
     return int(pods.surge)
 
 
-def _ignored(spec: _PodSpec) -> tuple[str, ...]:
-    found = []
+def _ignored(spec: PodSpecFields) -> tuple[str, ...]:
+    """The scheduling rules of the pod that only Kubernetes looks at."""
+    rules = []
     affinity = spec.affinity
     if affinity is not None:
         if affinity.pod_affinity is not None and affinity.pod_affinity.required:
-            found.append("podAffinity")
+            rules.append("podAffinity")
         if affinity.pod_anti_affinity is not None and affinity.pod_anti_affinity.required:
-            found.append("podAntiAffinity")
+            rules.append("podAntiAffinity")
     if any(s.when_unsatisfiable != "ScheduleAnyway" for s in spec.topology_spread_constraints or ()):
-        found.append("topologySpreadConstraints")
+        rules.append("topologySpreadConstraints")
     ports = [port for c in (*spec.containers, *(spec.init_containers or ())) for port in c.ports or ()]
     if any(port.host_port for port in ports) or (spec.host_network and ports):
-        found.append("hostPort")
-    return tuple(found)
-
-
-def reporter(errors: list[Violation]) -> Report:
-    def report(path: str, code: str, message: str) -> None:
-        errors.append(Violation(path=path, code=code, message=message))
-
-    return report
+        rules.append("hostPort")
+    return tuple(rules)

@@ -15,6 +15,7 @@ from moorage.model.names import is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.reasons import Warn
 from moorage.model.v2_resources import COMPOSITE_APP, ResourceKind
+from moorage.podspec.needs import label_text
 
 from . import lenient_decode, validation_rules
 
@@ -279,7 +280,7 @@ def _resource(spec: _Spec, given: _Given, at: str, found: list[Violation], *, re
         report(f"{at}.{'name' if at == 'spec' else 'key'}", "Required", "is required: the name of a label of nodes")
     if given.value is None:
         report(f"{at}.value", "Required", "is required: the label's value")
-    value = "" if given.value is None else lenient_decode.label_text(given.value)
+    value = "" if given.value is None else label_text(given.value)
     if key and not amounts:
         _quantities(Need(label=key, value=value), at, found)
     return v2_bodies.Amount(key=key, value=value)

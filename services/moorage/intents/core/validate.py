@@ -19,7 +19,7 @@ from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid
 
 from . import json_schemas, lenient_decode, validation_rules
-from .pod_templates import reporter
+from .violations import reporter
 
 APPLICATION = "Application"
 BUILTIN: dict[str, type[msgspec.Struct]] = {

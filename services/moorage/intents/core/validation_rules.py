@@ -23,9 +23,11 @@ from moorage.model.documents import (
 from moorage.model.names import GroupName, is_name
 from moorage.model.shapes import EXCLUSIVE, PODS
 from moorage.parsing import need_amount
+from moorage.podspec import REPLICATED
+from moorage.podspec.needs import is_mandatory, label_text
 
-from .lenient_decode import label_text
-from .pod_templates import REPLICATED, PodTemplate, Report, has_pods, read
+from .pod_templates import PodTemplate, has_pods, read
+from .violations import Report
 
 MAX_APPS = 64
 MAX_MANIFESTS = 500
@@ -251,11 +253,6 @@ def _consumer(consumer: Consumer, path: str, report: Report) -> None:
         seen.add(key)
     if allocatable and not consumer.container:
         report(f"{path}.container", "Required", "a need for a resource belongs to a container; name it")
-
-
-def is_mandatory(need: Need) -> bool:
-    """True unless said otherwise; a weight alone says otherwise, since it counts only for what is optional."""
-    return need.weight is None if need.mandatory is None else need.mandatory
 
 
 def need_is_right(need: Need, path: str, report: Report) -> None:

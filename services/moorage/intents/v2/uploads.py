@@ -13,7 +13,7 @@ from moorage.model.problems import Refused, Violation, invalid
 from moorage.parsing import yaml_json
 
 from ..core import validation_rules
-from ..core.pod_templates import reporter
+from ..core.violations import reporter
 
 MAX_UNPACKED = 4 << 20
 MAX_FILES = 1000

@@ -1,4 +1,4 @@
-"""What Kubernetes reads out of a pod before it binds it."""
+"""Reads what Kubernetes' scheduler wants to know of a pod before it binds it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from moorage.model.shapes import PODS, Requirement, Toleration
 from moorage.parsing import parse_amount
+from moorage.podspec import ContainerResources, container_resources, exclusive_cores, is_guaranteed, pod_requests
 
 CLAIM = "moorage.dev/claim"
 #: What the scheduler assumes of containers that request nothing, for its scores only.
@@ -27,7 +28,8 @@ Terms = tuple[tuple[Requirement, ...], ...]
 
 
 class PodNeed(NamedTuple):
-    """`terms`: ORed, None = every node; `preferred`: (weight, one term). `scored`: CPU and memory for the scores."""
+    """`terms` are ORed, None = every node; `preferred` are pairs of weight and term. `scored` is CPU and memory as the
+    scheduler's scores count them."""
 
     requests: dict[str, int]
     terms: Terms | None
@@ -51,50 +53,32 @@ def _amounts(given: Any) -> dict[str, int]:
     return {str(name): parse_amount(str(name), v if isinstance(v, str) else repr(v), True) for name, v in given.items()}
 
 
-def _requests(of: Mapping[str, Any]) -> dict[str, int]:
-    """Limits stand in for requests that are not given."""
-    resources = of.get("resources") or {}
-    return {**_amounts(resources.get("limits")), **_amounts(resources.get("requests"))}
+def _resources(owner: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Requests and limits of a container or of a whole pod."""
+    resources = owner.get("resources") or {}
+    return _amounts(resources.get("requests")), _amounts(resources.get("limits"))
 
 
-def _add(into: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, value in more.items():
-        into[name] = into.get(name, 0) + value
+def _container(container: Mapping[str, Any], init: bool) -> ContainerResources:
+    policy = container.get("restartPolicy")
+    return container_resources(str(container.get("name", "")), *_resources(container), init=init, restart_policy=policy)
 
 
-def _total(spec: Mapping[str, Any]) -> tuple[dict[str, int], tuple[int, int]]:
-    """The pod's requests as the scheduler counts them: the sum of its containers, or what an init container needs beside
-    the sidecars before it, whichever is more, and the overhead."""
-    running: dict[str, int] = {}
-    scored = [0, 0]
-    for container in spec.get("containers") or []:
-        requests = _requests(container)
-        _add(running, requests)
-        for i, name in enumerate(("cpu", "memory")):
-            scored[i] += requests.get(name, _ASSUMED[name])
-    sidecars: dict[str, int] = {}
-    peak: dict[str, int] = {}
-    for container in spec.get("initContainers") or []:
-        requests = _requests(container)
-        if container.get("restartPolicy") == "Always":
-            _add(sidecars, requests)
-            now = sidecars
-        else:
-            now = dict(sidecars)
-            _add(now, requests)
-        for name, value in now.items():
-            peak[name] = max(peak.get(name, 0), value)
-    _add(running, sidecars)
-    for name, value in peak.items():
-        running[name] = max(running.get(name, 0), value)
-    running.update(_requests(spec))  # of the whole pod: they stand for those of its containers
+def _containers(spec: Mapping[str, Any]) -> list[ContainerResources]:
+    init = [_container(container, True) for container in spec.get("initContainers") or []]
+    return init + [_container(container, False) for container in spec.get("containers") or []]
+
+
+def _requests(spec: Mapping[str, Any], containers: list[ContainerResources]) -> tuple[dict[str, int], tuple[int, int]]:
+    """What the scheduler counts for its filters, and CPU and memory as it counts them for its scores."""
+    requests, limits = _resources(spec)
     overhead = _amounts(spec.get("overhead"))
-    _add(running, overhead)
-    total = (
-        max(scored[0] + overhead.get("cpu", 0), running.get("cpu", 0)),
-        max(scored[1] + overhead.get("memory", 0), running.get("memory", 0)),
-    )
-    return {**{name: value for name, value in running.items() if value}, PODS: 1}, total
+    total = pod_requests(containers, requests=requests, limits=limits, overhead=overhead)
+    assumed = [c._replace(requests={**_ASSUMED, **c.requests}) for c in containers]
+    scored = pod_requests(assumed, overhead=overhead)
+    cpu, memory = (max(scored.get(resource, 0), total.get(resource, 0)) for resource in ("cpu", "memory"))
+    amounts = {resource: amount for resource, amount in total.items() if amount}
+    return {**amounts, PODS: 1}, (cpu, memory)
 
 
 def _requirements(entries: Any) -> tuple[Requirement, ...]:
@@ -121,28 +105,14 @@ def _terms(spec: Mapping[str, Any]) -> Terms | None:
     return tuple(selector + term for term in terms if term)
 
 
-def _exclusive(spec: Mapping[str, Any]) -> int:
-    """Whole cores of a Guaranteed pod's containers."""
-    cores = 0
-    for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
-        resources = container.get("resources") or {}
-        limits = _amounts(resources.get("limits"))
-        requests = {**limits, **_amounts(resources.get("requests"))}
-        for name in ("cpu", "memory"):
-            if not limits.get(name) or limits[name] != requests[name]:
-                return 0
-        if limits["cpu"] % 1000 == 0:
-            cores += limits["cpu"] // 1000
-    return cores
-
-
 def read_template(template: Mapping[str, Any], *, daemon: bool = False) -> PodNeed:
     """ValueError where Kubernetes would not take the pod."""
     spec, metadata = template.get("spec"), template.get("metadata") or {}
     if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list):
         raise ValueError("a pod needs spec.containers")  # noqa: TRY004
     try:
-        requests, scored = _total(spec)
+        containers = _containers(spec)
+        requests, scored = _requests(spec, containers)
         node = (spec.get("affinity") or {}).get("nodeAffinity") or {}
         preferred = tuple(
             (int(p.get("weight", 1)), _term(p.get("preference") or {}))
@@ -163,7 +133,7 @@ def read_template(template: Mapping[str, Any], *, daemon: bool = False) -> PodNe
             preferred,
             tolerations + _DAEMON if daemon else tolerations,
             str(spec.get("nodeName") or ""),
-            _exclusive(spec),
+            exclusive_cores(containers) if all(map(is_guaranteed, containers)) else 0,
             scored,
             {str(k): str(v) for k, v in (metadata.get("labels") or {}).items()},
         )

@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 
 from moorage.model.desired import ObjectStatus
-from moorage.podspec import object_key, template
+from moorage.podspec import REPLICATED, object_key, template
 
 from .pod_needs import PodNeed, read_template
 from .scheduler import SchedulerNode
 
 DECISION = "moorage.dev/decision"
-_REPLICATED = ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController")
 
 
 class SimulatedPod:
@@ -88,7 +87,7 @@ class Workload:
             raise ValueError(f"{self.key}: {error}") from error
 
     def _counts(self, spec: Mapping[str, Any]) -> None:
-        if self.kind in _REPLICATED:
+        if self.kind in REPLICATED:
             replicas = spec.get("replicas")
             self.wanted = 1 if replicas is None else int(replicas)
         elif self.kind == "Job":

@@ -1,4 +1,5 @@
-"""What hpa writes into manifests: requests and limits of containers, labels as node affinity, replicas. Pure."""
+"""Contributes what needs change in manifests: requests and limits of containers, node affinity to labels, replicas.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,71 +10,34 @@ import msgspec
 
 from moorage.model.claims import Decision
 from moorage.model.desired import ActionAsk, Contribution
-from moorage.model.documents import Consumer, HpaIntentSpec, Need
-from moorage.parsing import format_amount, need_amount, parse_amount
-from moorage.podspec import find, named, object_key, pod_spec, pointer, template_path
+from moorage.model.documents import Consumer, HpaIntentSpec
+from moorage.model.shapes import Shape
+from moorage.parsing import format_amount, parse_amount
+from moorage.podspec import REPLICATED, find, named, object_key, pod_spec, pointer, template_path
+from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
 
 NAME = "hpa"
-#: Kinds that say how many pods run at once, and where; Jobs have a parallelism of their own.
-_REPLICAS = {
-    "Deployment": "/spec/replicas",
-    "StatefulSet": "/spec/replicas",
-    "ReplicaSet": "/spec/replicas",
-    "ReplicationController": "/spec/replicas",
-}
-
 
 #: Whether any node of a cluster has a label with this value.
 Carried = Callable[[str, tuple[str, str]], bool]
-
-
-class Amounts(NamedTuple):
-    requests: int = 0
-    limits: int = 0
-
-    def plus(self, other: Amounts) -> Amounts:
-        return Amounts(self.requests + other.requests, self.limits + other.limits)
-
-
-def mandatory(need: Need) -> bool:
-    """True unless said otherwise, or unless a weight is given without a word."""
-    return need.mandatory if need.mandatory is not None else need.weight is None
-
-
-def overcommits(resource: str) -> bool:
-    """Only these may have requests below limits; of all others Kubernetes wants both equal."""
-    return resource in ("cpu", "memory", "ephemeral-storage")
-
-
-def amounts(need: Need) -> Amounts:
-    """Requests and limits of an allocatable need; limits 0 = none given."""
-    given = [need_amount(need.resource, v, need.units) for v in (need.requests, need.limits) if v is not None]
-    if not overcommits(need.resource):
-        return Amounts(given[0], given[0])
-    limits = given[-1] if need.limits is not None else 0
-    return Amounts(given[0], limits)
+#: By container and resource.
+Sums = dict[tuple[str, str], NeedAmounts]
 
 
 def granted(extra: int, optional: Sequence[int]) -> list[bool]:
-    """Which of the optional amounts make up what a slot holds beyond the mandatory ones; the earlier ones where several
-    choices do."""
+    """Finds which of the optional amounts make up what a slot holds beyond the mandatory ones: the earlier ones where
+    several choices do."""
     reachable: dict[int, tuple[int, ...]] = {0: ()}
-    for index, value in enumerate(optional):
+    for index, amount in enumerate(optional):
         for total, chosen in list(reachable.items()):
-            if value > 0 and total + value <= extra and total + value not in reachable:
-                reachable[total + value] = (*chosen, index)
+            if amount > 0 and total + amount <= extra and total + amount not in reachable:
+                reachable[total + amount] = (*chosen, index)
     best = reachable[max(reachable)]
     return [index in best for index in range(len(optional))]
 
 
-def _label_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
 class _Target(NamedTuple):
-    """One object that consumers name, with all their needs: a pod is an object's, not a consumer's."""
+    """An object and all consumers that name it: they share its pods."""
 
     app: str
     manifest: dict[str, Any]
@@ -85,7 +49,7 @@ class _Target(NamedTuple):
 
 
 def _targets(ask: ActionAsk) -> list[_Target]:
-    found: dict[tuple[str, str, str], _Target] = {}
+    targets: dict[tuple[str, str, str], _Target] = {}
     for intent in ask.intents:
         if intent.get("kind") != "HpaIntent":
             continue
@@ -95,79 +59,79 @@ def _targets(ask: ActionAsk) -> list[_Target]:
             manifest = find(ask.manifests.get(spec.app, []), ref.api_version, ref.kind, ref.name)
             if manifest is not None:
                 key = (spec.app, ref.api_version, object_key(manifest))
-                found.setdefault(key, _Target(spec.app, manifest, [])).consumers.append(consumer)
-    return list(found.values())
+                targets.setdefault(key, _Target(spec.app, manifest, [])).consumers.append(consumer)
+    return list(targets.values())
 
 
-def _sums(target: _Target, extra: Mapping[str, int]) -> dict[tuple[str, str], Amounts]:
-    """(container, resource) → amounts, with the optional needs that `extra` shows to be granted."""
-    sums: dict[tuple[str, str], Amounts] = {}
-    optional: dict[str, list[tuple[str, Amounts]]] = {}
+def _sums(target: _Target, extra: Mapping[str, int]) -> Sums:
+    """Adds up the mandatory needs, and the optional ones that `extra` shows to be granted."""
+    sums: Sums = {}
+    optional: dict[str, list[tuple[str, NeedAmounts]]] = {}
     for consumer in target.consumers:
         for need in consumer.needs:
             if need.label:
                 continue
-            one = amounts(need)
-            if mandatory(need):
-                key = (consumer.container, need.resource)
-                sums[key] = sums.get(key, Amounts()).plus(one)
+            if is_mandatory(need):
+                _add(sums, consumer.container, need.resource, need_amounts(need))
             else:
-                optional.setdefault(need.resource, []).append((consumer.container, one))
+                optional.setdefault(need.resource, []).append((consumer.container, need_amounts(need)))
     for resource, candidates in optional.items():
-        # On top of mandatory needs, but instead of what the manifest has without any.
+        # An optional need adds to mandatory ones, but replaces what the manifest requests without any.
         more = [
-            one.requests - (0 if (container, resource) in sums else _there(target, container, resource))
-            for container, one in candidates
+            amounts.requests - (0 if (container, resource) in sums else _manifest_request(target, container, resource))
+            for container, amounts in candidates
         ]
-        taken = granted(extra.get(resource, 0), more)
-        for (container, one), yes in zip(candidates, taken, strict=True):
-            if yes:
-                key = (container, resource)
-                sums[key] = sums.get(key, Amounts()).plus(one)
+        chosen = granted(extra.get(resource, 0), more)
+        for (container, amounts), is_granted in zip(candidates, chosen, strict=True):
+            if is_granted:
+                _add(sums, container, resource, amounts)
     return sums
 
 
-def _there(target: _Target, container: str, resource: str) -> int:
-    """What the manifest itself requests for a container."""
+def _add(sums: Sums, container: str, resource: str, amounts: NeedAmounts) -> None:
+    key = (container, resource)
+    sums[key] = sums.get(key, NeedAmounts()).plus(amounts)
+
+
+def _manifest_request(target: _Target, container: str, resource: str) -> int:
     spec = pod_spec(target.manifest)
     found = named(spec, container) if spec is not None else None
-    given = (found[2].get("resources") or {}) if found is not None else {}
+    resources = (found[2].get("resources") or {}) if found is not None else {}
     for field in ("requests", "limits"):
-        value = (given.get(field) or {}).get(resource)
-        if value is not None:
-            return parse_amount(resource, str(value), True)
+        quantity = (resources.get(field) or {}).get(resource)
+        if quantity is not None:
+            return parse_amount(resource, str(quantity), True)
     return 0
 
 
-def _resources(target: _Target, sums: Mapping[tuple[str, str], Amounts], cluster: str) -> Iterable[Contribution]:
+def _resources(target: _Target, sums: Sums, cluster: str) -> Iterable[Contribution]:
     path, spec = template_path(target.manifest), pod_spec(target.manifest)
     if path is None or spec is None:
         return
-    for (container, resource), one in sums.items():
+    for (container, resource), amounts in sums.items():
         found = named(spec, container)
         if found is None:
             continue
         where, index, manifest = found
-        limits = max(one) if one.limits else _raised(manifest, resource, one.requests)
         base: tuple[str | int, ...] = (*path, "spec", where, index, "resources")
-        for field, value in (("requests", one.requests), ("limits", limits)):
-            if value:
+        for field, amount in (("requests", amounts.requests), ("limits", _limit(manifest, resource, amounts))):
+            if amount:
                 yield Contribution(
                     app=target.app,
                     object=target.object,
                     path=pointer((*base, field, resource)),
-                    value=format_amount(resource, value),
+                    value=format_amount(resource, amount),
                     by=NAME,
                     cluster=cluster,
                 )
 
 
-def _raised(container: Mapping[str, Any], resource: str, requests: int) -> int:
-    """A limit below the new requests would make the pod invalid: it goes up with them. Others stay as they are."""
-    there = ((container.get("resources") or {}).get("limits") or {}).get(resource)
-    if there is None:
-        return 0
-    return requests if parse_amount(resource, str(there), False) < requests else 0
+def _limit(container: Mapping[str, Any], resource: str, amounts: NeedAmounts) -> int:
+    """The limit to write; 0 where the container keeps what its manifest has."""
+    quantity = ((container.get("resources") or {}).get("limits") or {}).get(resource)
+    manifest = parse_amount(resource, str(quantity), False) if quantity is not None else 0
+    limit = amounts.limit(manifest)
+    return limit if amounts.limits or limit > manifest else 0
 
 
 def _labels(target: _Target, clusters: Sequence[str], carried: Carried) -> Iterable[Contribution]:
@@ -175,9 +139,9 @@ def _labels(target: _Target, clusters: Sequence[str], carried: Carried) -> Itera
         for need in consumer.needs:
             if not need.label:
                 continue
-            value = _label_value(need.value)
+            value = label_text(need.value)
             requirement = {"key": need.label, "operator": "In", "values": [value]}
-            if mandatory(need):
+            if is_mandatory(need):
                 yield Contribution(app=target.app, object=target.object, op="require", value=[requirement], by=NAME)
                 continue
             term = {"weight": need.weight or 1, "preference": {"matchExpressions": [requirement]}}
@@ -189,40 +153,26 @@ def _labels(target: _Target, clusters: Sequence[str], carried: Carried) -> Itera
 
 
 def _replicas(target: _Target) -> Iterable[Contribution]:
-    path = _REPLICAS.get(str(target.manifest.get("kind")))
-    if path is None:
+    if target.manifest.get("kind") not in REPLICATED:
         return
-    # Consumers that want different numbers disagree, and that is for the patcher to say.
+    # Consumers that want different numbers contradict each other; the patcher reports that.
     for consumer in target.consumers:
         if consumer.replicas is not None:
-            yield Contribution(app=target.app, object=target.object, path=path, value=consumer.replicas, by=NAME)
+            yield Contribution(
+                app=target.app, object=target.object, path="/spec/replicas", value=consumer.replicas, by=NAME
+            )
 
 
 def contributions(ask: ActionAsk, carried: Carried) -> list[Contribution]:
-    """Everything hpa wants in the manifests of the decided group."""
+    """Everything that the group's needs change in its manifests, per cluster where the clusters differ."""
     decision = msgspec.convert(ask.decision, Decision)
-    shaped = {(app.name, shape.object): shape for app in ask.apps for shape in app.shapes}
+    shapes = {(app.name, shape.object): shape for app in ask.apps for shape in app.shapes}
     found: list[Contribution] = []
     for target in _targets(ask):
         clusters = dict.fromkeys(claim.cluster for claim in decision.claims if claim.app == target.app)
         found.extend(_labels(target, list(clusters), carried))
         found.extend(_replicas(target))
-        shape = shaped.get((target.app, target.object))
-        per_cluster: dict[str, dict[tuple[str, str], Amounts]] = {}
-        for claim in decision.claims:
-            if claim.app != target.app or claim.object != target.object:
-                continue
-            extra: dict[str, int] = {}
-            if shape is not None and claim.slots:
-                # One template for all pods of the object: what only some slots hold is granted to none.
-                names = set(claim.slots[0].resources)
-                extra = {
-                    name: min(slot.resources.get(name, 0) for slot in claim.slots) - shape.resources.get(name, 0)
-                    for name in names
-                }
-            per_cluster[claim.cluster] = _sums(target, extra)
-        if not per_cluster:
-            per_cluster[""] = _sums(target, {})
+        per_cluster = _sums_by_cluster(target, decision, shapes.get((target.app, target.object)))
         first = next(iter(per_cluster.values()))
         if all(sums == first for sums in per_cluster.values()):
             found.extend(_resources(target, first, ""))
@@ -230,3 +180,20 @@ def contributions(ask: ActionAsk, carried: Carried) -> list[Contribution]:
             for cluster, sums in per_cluster.items():
                 found.extend(_resources(target, sums, cluster))
     return found
+
+
+def _sums_by_cluster(target: _Target, decision: Decision, shape: Shape | None) -> dict[str, Sums]:
+    """By cluster that has a claim for the object, or under "" where none has."""
+    per_cluster: dict[str, Sums] = {}
+    for claim in decision.claims:
+        if claim.app != target.app or claim.object != target.object:
+            continue
+        extra: dict[str, int] = {}
+        if shape is not None and claim.slots:
+            # All pods of the object share one template: an optional need that only some slots hold is granted to none.
+            extra = {
+                name: min(slot.resources.get(name, 0) for slot in claim.slots) - shape.resources.get(name, 0)
+                for name in claim.slots[0].resources
+            }
+        per_cluster[claim.cluster] = _sums(target, extra)
+    return per_cluster or {"": _sums(target, {})}

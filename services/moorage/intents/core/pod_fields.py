@@ -1,0 +1,114 @@
+"""The fields of Kubernetes workloads that placement reads, as Structs to decode manifests with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Quantity = int | float | str
+
+
+class _Fields(msgspec.Struct, rename="camel", gc=False):
+    """Only the fields that placement reads. Kubernetes itself checks the rest; null means not given."""
+
+
+class ResourceQuantities(_Fields):
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class ContainerPort(_Fields):
+    host_port: int | None = None
+
+
+class ContainerFields(_Fields):
+    name: str
+    resources: ResourceQuantities | None = None
+    ports: list[ContainerPort] | None = None
+    restart_policy: str | None = None
+
+
+class SelectorRequirement(_Fields):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class SelectorTerm(_Fields):
+    match_expressions: list[SelectorRequirement] | None = None
+    match_fields: list[SelectorRequirement] | None = None
+
+
+class RequiredNodeSelector(_Fields):
+    node_selector_terms: list[SelectorTerm] | None = None
+
+
+class NodeAffinityFields(_Fields):
+    required: RequiredNodeSelector | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class PodAffinityFields(_Fields):
+    required: list[Any] | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class AffinityFields(_Fields):
+    node_affinity: NodeAffinityFields | None = None
+    pod_affinity: PodAffinityFields | None = None
+    pod_anti_affinity: PodAffinityFields | None = None
+
+
+class TolerationFields(_Fields):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+
+
+class TopologySpread(_Fields):
+    when_unsatisfiable: str | None = None
+
+
+class PodSpecFields(_Fields):
+    containers: list[ContainerFields]
+    init_containers: list[ContainerFields] | None = None
+    resources: ResourceQuantities | None = None
+    host_network: bool | None = None
+    overhead: dict[str, Quantity] | None = None
+    node_selector: dict[str, str] | None = None
+    node_name: str | None = None
+    affinity: AffinityFields | None = None
+    tolerations: list[TolerationFields] | None = None
+    topology_spread_constraints: list[TopologySpread] | None = None
+
+
+class PodTemplateFields(_Fields):
+    spec: PodSpecFields
+
+
+class RollingUpdate(_Fields):
+    max_surge: int | str | None = None
+
+
+class UpdateStrategy(_Fields):
+    type: str | None = None
+    rolling_update: RollingUpdate | None = None
+
+
+class WorkloadSpec(_Fields):
+    template: PodTemplateFields
+    replicas: int | None = None
+    parallelism: int | None = None
+    completions: int | None = None
+    strategy: UpdateStrategy | None = None
+    update_strategy: UpdateStrategy | None = None
+
+
+class JobTemplateFields(_Fields):
+    spec: WorkloadSpec
+
+
+class CronJobSpec(_Fields):
+    job_template: JobTemplateFields

@@ -1,0 +1,52 @@
+"""Says what a need of a consumer means: whether it is mandatory, what it requests, and how it changes a container."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moorage.model.documents import Need
+from moorage.parsing import need_amount
+
+
+class NeedAmounts(NamedTuple):
+    """What needs for one resource of one container request together. A limit of 0 means that they set none."""
+
+    requests: int = 0
+    limits: int = 0
+
+    def plus(self, other: NeedAmounts) -> NeedAmounts:
+        return NeedAmounts(self.requests + other.requests, self.limits + other.limits)
+
+    def limit(self, manifest: int) -> int:
+        """The limit of the container (0 = none), where its manifest has the limit `manifest`. Kubernetes refuses a limit
+        below the requests, so it rises with them."""
+        limit = self.limits or manifest
+        return max(limit, self.requests) if limit else 0
+
+
+def is_mandatory(need: Need) -> bool:
+    """A need is mandatory unless it says otherwise; a weight alone makes it optional, since only optional needs have one."""
+    return need.weight is None if need.mandatory is None else need.mandatory
+
+
+def overcommits(resource: str) -> bool:
+    """Only these resources may have requests below limits; Kubernetes wants both equal for all others."""
+    return resource in ("cpu", "memory", "ephemeral-storage")
+
+
+def need_amounts(need: Need) -> NeedAmounts:
+    """Reads the amounts of a need for a resource. Limits alone are requests too, as in Kubernetes."""
+    given = need.limits if need.requests is None else need.requests
+    if given is None:
+        raise ValueError(f"{need.resource}: give requests or limits or both")
+    requests = need_amount(need.resource, given, need.units)
+    if not overcommits(need.resource):
+        return NeedAmounts(requests, requests)
+    return NeedAmounts(requests, 0 if need.limits is None else need_amount(need.resource, need.limits, need.units))
+
+
+def label_text(value: str | float) -> str:
+    """Spells the value of a label as Kubernetes does: `true` and `1` may be written without quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
