@@ -5,7 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help install up test check check-workflows docs bench kube-assets engine clean
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install up test test-fast check check-workflows docs bench kube-assets engine clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -30,8 +33,13 @@ install: $(VENV)/installed ## make .venv with the command .venv/bin/moorage
 up: $(VENV)/installed ## run a whole mesh with the example; Ctrl-C stops it
 	@exec $(BIN)/moorage up --example
 
-test: $(VENV)/developed ## run the tests (ARGS="-k name" for some)
-	$(BIN)/python -m pytest $(ARGS)
+# Most tests wait most of their time, so there are more processes than cores.
+test: $(VENV)/developed ## run the tests in parallel (ARGS="-k name" for some, WORKERS=0 for one process)
+	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+test-fast: $(VENV)/developed ## run unit, bus and contract tests and one end-to-end test
+	$(PYTEST) -n $(WORKERS) $(ARGS) tests/contract tests/e2e/test_commands.py tests/mesh/test_bus.py \
+		tests/mesh/test_bus_losses.py tests/unit
 
 check: $(VENV)/developed ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

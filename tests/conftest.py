@@ -1,3 +1,32 @@
-"""The servers are real in every test that needs one."""
+"""Configures all tests: the testkit's fixtures with real servers, and which files run in one process when tests run in
+parallel (`make test` does)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["moorage_testkit.plugin"]
+
+# How long an example takes says nothing on a busy machine; the same code is tested with the same examples.
+settings.register_profile("moorage", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("moorage")
+
+#: Files that share three control planes; started once, they serve all of these.
+FLEET_OF_CLUSTERS = tuple(f"tests/kube/test_{name}.py" for name in ("fleet", "moves", "registered"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
+    """Gives each process whole files, in the order of `testpaths`: the slowest first, so that none is left for the end."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "tests/kube/fleet" if file in FLEET_OF_CLUSTERS else file
+
+    config.option.loadscopereorder = False
+    return Scheduler(config)

@@ -26,7 +26,7 @@ GPU = "nvidia.com/gpu"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where there are no binaries, one line says so for all tests that need them."""
     assets, why = find()
-    needy = [item for item in items if "planes" in getattr(item, "fixturenames", ())]
+    needy = [item for item in items if {"plane", "planes"} & set(getattr(item, "fixturenames", ()))]
     if assets is not None or not needy:
         return
     needy[0].add_marker(pytest.mark.skip(reason=f"{len(needy)} tests: {why}"))
@@ -39,16 +39,23 @@ def planes() -> Iterator[list[ControlPlane]]:
     """edge-1 and edge-2 are plain; core-1 has GPUs and a zone of its own."""
     with control_planes("edge-1", "edge-2", "core-1") as made:
         for plane in made:
-            for i in range(4):
-                gpus = {GPU: "2"} if plane.name == "core-1" and i < 2 else {}
-                zone = "core" if plane.name == "core-1" else "edge"
-                plane.node(f"{plane.name}-n{i}", allocatable=gpus, labels={"topology.kubernetes.io/zone": zone})
+            add_nodes(plane)
         yield made
 
 
-@pytest.fixture
-def plane(planes: list[ControlPlane]) -> ControlPlane:
-    return planes[0]
+@pytest.fixture(scope="session")
+def plane() -> Iterator[ControlPlane]:
+    """One cluster like the fleet's edge-1."""
+    with ControlPlane("edge-1") as plane:
+        add_nodes(plane)
+        yield plane
+
+
+def add_nodes(plane: ControlPlane) -> None:
+    for i in range(4):
+        gpus = {GPU: "2"} if plane.name == "core-1" and i < 2 else {}
+        zone = "core" if plane.name == "core-1" else "edge"
+        plane.node(f"{plane.name}-n{i}", allocatable=gpus, labels={"topology.kubernetes.io/zone": zone})
 
 
 class Mesh:
