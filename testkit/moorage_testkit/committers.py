@@ -27,14 +27,14 @@ def pod_on(
     return Decision(id=ident or name, group=group(name), revision=number, claims=[claim])
 
 
-class TestCommitter:
+class CommitterHarness:
     """A committer with all it needs."""
 
     def __init__(self, nats: NatsServer, clusters: Callable[[], Clusters]) -> None:
         self.nats = nats
         self.fleet: Fleet = fleet_of(clusters())
 
-    async def open(self) -> TestCommitter:
+    async def open(self) -> CommitterHarness:
         self.bus = await Bus.connect(self.nats.settings(), worker="merger")
         self.follower = await open_ledger(self.bus)
         self.capacity = keep_capacity(self.follower, self.fleet)
@@ -61,11 +61,11 @@ class TestCommitter:
 @asynccontextmanager
 async def at_the_log(
     nats: NatsServer, clusters: Callable[[], Clusters], count: int
-) -> AsyncIterator[list[TestCommitter]]:
-    parties: list[TestCommitter] = []
+) -> AsyncIterator[list[CommitterHarness]]:
+    parties: list[CommitterHarness] = []
     try:
         for _ in range(count):
-            parties.append(await TestCommitter(nats, clusters).open())  # noqa: PERF401 - each is closed, whatever becomes of the next
+            parties.append(await CommitterHarness(nats, clusters).open())  # noqa: PERF401 - each is closed, whatever becomes of the next
         yield parties
     finally:
         for party in parties:

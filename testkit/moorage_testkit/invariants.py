@@ -11,7 +11,7 @@ from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet
 from moorage.fleet.redis_store import FAILURES, Changed, FleetStore
 from moorage.ledger import LOG, Ledger, decode_commit, read_snapshot
-from moorage.model.claims import Commit
+from moorage.model.claims import Commit, Decision
 
 #: Cluster → node → resource → what claims may add up to there.
 Room = Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -83,7 +83,7 @@ def violations(
         if commit.id and commit.id in seen:
             found.append(f"{seq}: commit {commit.id} is in the log twice")
         seen.add(commit.id)
-        groups = [decision.group for decision in commit.decisions]
+        groups = [decision.group for decision in commit.entries_of(Decision)]
         if len(groups) != len(set(groups)):
             found.append(f"{seq}: a group is decided twice in one commit")
         changes = ledger.fold(seq, commit)

@@ -17,7 +17,7 @@ from moorage.ledger.follower import SNAPSHOTS
 from moorage.merger import wait_loop
 from moorage.merger.worker import start
 from moorage.model.claims import Commit, Release, Withdrawal
-from moorage_testkit.committers import TestCommitter, pod_on
+from moorage_testkit.committers import CommitterHarness, pod_on
 from moorage_testkit.fleets import node
 from moorage_testkit.invariants import read_log
 from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision
@@ -25,7 +25,7 @@ from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
-Join = Callable[[], Awaitable[TestCommitter]]
+Join = Callable[[], Awaitable[CommitterHarness]]
 
 
 def clusters() -> Clusters:
@@ -35,10 +35,10 @@ def clusters() -> Clusters:
 @pytest_asyncio.fixture
 async def join(nats: NatsServer, bus: Bus) -> AsyncIterator[Join]:
     """Another one that reads and writes the log."""
-    joined: list[TestCommitter] = []
+    joined: list[CommitterHarness] = []
 
-    async def one() -> TestCommitter:
-        joined.append(await TestCommitter(nats, clusters).open())
+    async def one() -> CommitterHarness:
+        joined.append(await CommitterHarness(nats, clusters).open())
         return joined[-1]
 
     yield one
@@ -46,12 +46,12 @@ async def join(nats: NatsServer, bus: Bus) -> AsyncIterator[Join]:
         await party.bus.close()
 
 
-async def filled(party: TestCommitter, names: str) -> None:
+async def filled(party: CommitterHarness, names: str) -> None:
     for i, name in enumerate(names):
         await party.commit(pod_on(name, f"lab/c-{i % 4}", f"n-{i // 4 % 2}"))
 
 
-def same(one: TestCommitter, other: TestCommitter) -> bool:
+def same(one: CommitterHarness, other: CommitterHarness) -> bool:
     mine, others = one.follower.ledger, other.follower.ledger
     known = mine.seq == others.seq and mine.claims == others.claims and mine.standing == others.standing
     return known and one.free == other.free

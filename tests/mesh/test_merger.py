@@ -139,7 +139,7 @@ async def test_hints_that_come_twice_and_withdrawals_that_cross(site: Opener) ->
         await asyncio.sleep(0.2)
         assert not any(r.group in s.ledger.standing for r in records[1::2])
         _, commits = await read_log(s.bus)
-        decided = [d.group for _, c in commits for d in c.decisions]
+        decided = [d.group for _, c in commits for d in c.entries_of(Decision)]
         assert sorted(decided) == sorted(set(decided)), "each group was decided once"
 
 
@@ -443,7 +443,7 @@ async def test_a_merger_that_died_between_commit_and_event(site: Opener) -> None
         slot = Slot(node="n-0", resources={"cpu": 1000, "pods": 1})
         claim = Claim(id="c", decision="d", intent=intent, tenant="default", slots=[slot], app="a", cluster="lab/c-0")
         decision = Decision(id="d", group=group("told"), revision=1, claims=[claim])
-        commit = Commit(id="last words", by="the dead", decisions=[decision])
+        commit = Commit(id="last words", by="the dead", entries=[decision])
         await s.bus.log("MOORAGE_LEDGER").append(msgspec.json.encode(commit), expected=0)
         await s.attempt("untold", "Placed")
         await asyncio.sleep(0.2)

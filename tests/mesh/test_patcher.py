@@ -18,7 +18,7 @@ import pytest_asyncio
 from moorage.bus import Bus, Conflict, NoAnswer, new_id, subjects
 from moorage.bus.connection import Incoming
 from moorage.ledger import LedgerFollower, open_ledger
-from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassignment, Release, Slot, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAnswer, ActionAsk, ClaimsRemoved, Contribution, DiffReply, GroupStatus
 from moorage.model.events import Event
@@ -107,7 +107,7 @@ class World:
         removed = msgspec.json.decode(data, type=ClaimsRemoved)
         if self.releasing:
             assert not set(removed.claims) & set(self.live[removed.cluster].values()), "confirmed while pods run"
-            self.bus.spawn(self.commit(Commit(id=new_id(), releases=[Release(claims=removed.claims)])))
+            self.bus.spawn(self.commit(Commit(id=new_id(), entries=[Release(claims=removed.claims)])))
 
     async def commit(self, commit: Commit) -> None:
         log = self.bus.log("MOORAGE_LEDGER")
@@ -152,7 +152,7 @@ class World:
 
     async def decide(self, group: str, revision: int, clusters: list[str], template: str = "") -> Decision:
         made = self.decision(group, revision, clusters, template)
-        await self.commit(Commit(id=new_id(), decisions=[made]))
+        await self.commit(Commit(id=new_id(), entries=[made]))
         return made
 
     async def place(self, group: str, clusters: list[str], revision: int = 1) -> Decision:
@@ -190,7 +190,7 @@ async def test_from_a_decision_to_running_and_to_the_release(world: World) -> No
     assert not world.pods("lab/c-1")
     await until(lambda: [phase for group, phase in world.events if group == G][-1] == "Running")
     await world.document(G, 1, "Terminated")
-    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await world.commit(Commit(id=new_id(), entries=[Withdrawal(group=G, revision=1)]))
     await world.reach(G, "Terminated")
     assert not world.pods("lab/c-0")
     assert not world.follower.ledger.claims
@@ -202,7 +202,7 @@ async def test_a_decision_that_changes_nothing_restarts_nothing(world: World) ->
     before = world.pods("lab/c-0")
     again = world.decision(G, 1, ["lab/c-0"])
     again.claims[0].slots = [Slot(node="n-2", count=2, resources={"cpu": 1000, "pods": 1})]
-    await world.commit(Commit(id=new_id(), decisions=[again]))
+    await world.commit(Commit(id=new_id(), entries=[again]))
     await world.reach(G, "Running", again)
     assert world.pods("lab/c-0") == before
     world.kill()
@@ -217,7 +217,7 @@ async def test_a_claim_that_was_assigned_again_changes_nothing_that_runs(world: 
     await world.reach(G, "Running", first)
     before, version = world.pods("lab/c-0"), world.statuses[G].version
     elsewhere = [Slot(node="n-0", count=2, resources={"cpu": 1000, "pods": 1})]
-    await world.commit(Commit(id=new_id(), reassigns=[Reassign(claim="shop-c-0", slots=elsewhere)]))
+    await world.commit(Commit(id=new_id(), entries=[Reassignment(claim="shop-c-0", slots=elsewhere)]))
     again = await world.place(G, ["lab/c-0"], 2)
     await world.reach(G, "Running", again)
     assert world.pods("lab/c-0") == before
@@ -229,11 +229,11 @@ async def test_an_app_without_pods_is_applied_and_removed(world: World) -> None:
     await world.document(G, 1, "Instantiated", settings)
     made = world.decision(G, 1, ["lab/c-0"])
     made.claims[0].object, made.claims[0].slots = "", []
-    await world.commit(Commit(id=new_id(), decisions=[made]))
+    await world.commit(Commit(id=new_id(), entries=[made]))
     await world.reach(G, "Running", made)
     assert [o.object for o in world.statuses[G].apps[0].objects] == ["ConfigMap/settings"]
     await world.document(G, 1, "Terminated")
-    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await world.commit(Commit(id=new_id(), entries=[Withdrawal(group=G, revision=1)]))
     await world.reach(G, "Terminated")
 
 
@@ -276,7 +276,7 @@ async def test_claims_of_a_silent_cluster_stay(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0", "lab/c-1"]))
     world.sim.core.fault("lab/c-0", "silent", None, world.sim.now)
     await world.document(G, 1, "Terminated")
-    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await world.commit(Commit(id=new_id(), entries=[Withdrawal(group=G, revision=1)]))
     await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0"}, 10, "one is released")
     assert world.statuses[G].phase == "Terminating"
     world.sim.core.fault("lab/c-0", "silent", 0.1, world.sim.now)
@@ -302,7 +302,7 @@ async def test_killed_at_any_moment_everything_arrives(world: World) -> None:
     world.kill()
     for group in groups[:20]:
         await world.document(group, 1, "Terminated")
-        await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=group, revision=1)]))
+        await world.commit(Commit(id=new_id(), entries=[Withdrawal(group=group, revision=1)]))
     world.spawn()
     for group in groups[:20]:
         await world.reach(group, "Terminated")
@@ -334,7 +334,7 @@ async def test_confirmations_that_the_broker_forgot_are_said_again(world: World)
     world.releasing = False
     before = msgspec.json.encode(world.statuses[G])
     await world.document(G, 1, "Terminated")
-    await world.commit(Commit(id=new_id(), withdrawals=[Withdrawal(group=G, revision=1)]))
+    await world.commit(Commit(id=new_id(), entries=[Withdrawal(group=G, revision=1)]))
     await until(lambda: [app.removed for app in world.statuses[G].apps] == [True, True], 10, "it is confirmed")
     world.kill()
     await statuses.put(group_tokens(G), before)

@@ -30,10 +30,10 @@ from moorage.ledger import (
     write_snapshot,
 )
 from moorage.merger.worker import start
-from moorage.model.claims import Commit, Decision, Reassign, Release, Withdrawal
+from moorage.model.claims import Commit, Decision, Reassignment, Release, Withdrawal
 from moorage.model.groups import Decide
 from moorage.model.shapes import ShapedApp
-from moorage_testkit.committers import TestCommitter, at_the_log, pod_on
+from moorage_testkit.committers import CommitterHarness, at_the_log, pod_on
 from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.invariants import counting_pods, read_log, violations
 from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
@@ -116,7 +116,7 @@ async def test_of_committers_that_want_the_last_place_exactly_one_gets_it(
         assert sum(p.committer.conflicts for p in parties) > 0, "they did compete"
         _, commits = await read_log(bus)
         assert violations(commits, room) == []
-        assert sum(len(c.decisions) for _, c in commits) == len(places)
+        assert sum(len(c.entries_of(Decision)) for _, c in commits) == len(places)
         for party in parties:
             await party.follower.wait(await bus.log("MOORAGE_LEDGER").last())
             assert set(party.free.values()) == {0}
@@ -153,12 +153,12 @@ async def test_who_lost_a_place_is_decided_anew_in_its_turn(nats: NatsServer, bu
 
 
 async def test_batches_are_bounded_and_too_large_ones_refused(nats: NatsServer, bus: Bus) -> None:
-    party = await TestCommitter(nats, scarce).open()
+    party = await CommitterHarness(nats, scarce).open()
     many = [Withdrawal(group=group(f"g{i}"), revision=1) for i in range(100)]
     results = await asyncio.gather(*(party.committer.commit(w) for w in many))
     assert all(isinstance(r, Committed) for r in results)
     _, commits = await read_log(bus)
-    assert max(len(c.withdrawals) for _, c in commits) <= 32
+    assert max(len(c.entries_of(Withdrawal)) for _, c in commits) <= 32
     assert len(commits) < 10
     huge = pod_on("huge")
     huge.claims[0].object = "x" * (800 << 10)
@@ -175,7 +175,7 @@ async def test_who_won_over_others_lets_them_have_their_turn(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "PAUSE", 0.3)
-    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
+    first, second = [await CommitterHarness(nats, scarce).open() for _ in range(2)]
 
     async def two_batches(start: int) -> float:
         loop = asyncio.get_running_loop()
@@ -203,7 +203,7 @@ async def test_who_won_over_others_lets_them_have_their_turn(
 class Forgetful:
     """The log, but acknowledgements get lost: some after the message stood, some before it was sent."""
 
-    def __init__(self, party: TestCommitter, lose: list[str]) -> None:
+    def __init__(self, party: CommitterHarness, lose: list[str]) -> None:
         self._log, self._lose = party.committer._log, lose
 
     async def append(self, data: bytes, *, expected: int) -> int:
@@ -223,12 +223,12 @@ class Forgetful:
     "lose", [["acknowledgement"], ["message"], ["message", "acknowledgement"], ["acknowledgement", "message"]]
 )
 async def test_a_lost_acknowledgement_is_settled_by_looking(nats: NatsServer, bus: Bus, lose: list[str]) -> None:
-    party = await TestCommitter(nats, scarce).open()
+    party = await CommitterHarness(nats, scarce).open()
     party.committer._log = Forgetful(party, lose)  # type: ignore[assignment]
     result = await party.commit(pod_on("once"))
     assert isinstance(result, Committed)
     _, commits = await read_log(bus)
-    assert [d.id for _, c in commits for d in c.decisions] == ["once"]
+    assert [d.id for _, c in commits for d in c.entries_of(Decision)] == ["once"]
     again = await party.commit(pod_on("twice"))
     assert isinstance(again, Committed)
     assert party.follower.ledger.seq == await bus.log("MOORAGE_LEDGER").last()
@@ -236,7 +236,7 @@ async def test_a_lost_acknowledgement_is_settled_by_looking(nats: NatsServer, bu
 
 
 async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus) -> None:
-    parties = [await TestCommitter(nats, scarce).open() for _ in range(2)]
+    parties = [await CommitterHarness(nats, scarce).open() for _ in range(2)]
     await parties[0].committer.commit(Withdrawal(group=group("gone"), revision=1))
     result = await parties[1].commit(pod_on("gone"))
     assert isinstance(result, Dropped) or group("gone") not in parties[1].follower.ledger.standing
@@ -250,14 +250,14 @@ async def test_a_withdrawn_revision_is_not_committed(nats: NatsServer, bus: Bus)
 async def test_a_claim_that_is_kept_may_lose_its_room_before_the_decision_that_keeps_it(
     nats: NatsServer, bus: Bus, how: str
 ) -> None:
-    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
+    first, second = [await CommitterHarness(nats, scarce).open() for _ in range(2)]
     await first.commit(pod_on("kept", cpu=2000))
     again = pod_on("kept", cpu=2000, number=2, ident="again")
     if how == "released":
         await first.committer.commit(Withdrawal(group=group("kept"), revision=1))
-        freed: Release | Reassign = Release(claims=["claim-kept"])
+        freed: Release | Reassignment = Release(claims=["claim-kept"])
     else:
-        freed = Reassign(claim="claim-kept", slots=pod_on("kept", at="n-1", cpu=2000).claims[0].slots)
+        freed = Reassignment(claim="claim-kept", slots=pod_on("kept", at="n-1", cpu=2000).claims[0].slots)
     first.capacity.hold(again)
     assert first.capacity.fits("again")
     await second.follower.wait(first.follower.ledger.seq)
@@ -275,7 +275,7 @@ async def test_a_claim_that_is_kept_may_lose_its_room_before_the_decision_that_k
 async def test_what_is_withdrawn_in_the_same_commit_is_not_said_to_stand(
     nats: NatsServer, bus: Bus, withdrawal: str
 ) -> None:
-    party = await TestCommitter(nats, scarce).open()
+    party = await CommitterHarness(nats, scarce).open()
     entries: list[Decision | Withdrawal] = [
         pod_on("gone"),
         Withdrawal(group=group("gone"), revision=1),
@@ -288,7 +288,7 @@ async def test_what_is_withdrawn_in_the_same_commit_is_not_said_to_stand(
             party.capacity.hold(entry)
     results = await asyncio.gather(*(party.committer.commit(e) for e in entries))
     said = dict(zip((e.id if isinstance(e, Decision) else "" for e in entries), results, strict=True))
-    assert said["gone"] == Dropped("Withdrawn", "the revision was withdrawn or overtaken")
+    assert said["gone"] == Dropped("Withdrawn", "the revision was withdrawn, or a newer one is decided")
     assert said["stays"] == said[""] == Committed(1)
     assert list(party.follower.ledger.claims) == ["claim-stays"]
     cpu = party.capacity.fleet.free("cpu")
@@ -300,9 +300,9 @@ async def test_where_pods_went_and_what_is_decided_for_them_are_not_said_in_one_
     nats: NatsServer, bus: Bus
 ) -> None:
     """Where they went is where the pods of before are; the decision may be of more."""
-    party = await TestCommitter(nats, scarce).open()
+    party = await CommitterHarness(nats, scarce).open()
     await party.commit(pod_on("g"))
-    moved = Reassign(claim="claim-g", slots=pod_on("g", at="n-1").claims[0].slots)
+    moved = Reassignment(claim="claim-g", slots=pod_on("g", at="n-1").claims[0].slots)
     more = pod_on("g", cpu=1500, number=2, ident="more")
     party.capacity.hold(more)
     both = await asyncio.gather(party.committer.commit(more), party.committer.commit(moved))
@@ -318,8 +318,8 @@ async def test_where_pods_went_and_what_is_decided_for_them_are_not_said_in_one_
 
 async def test_a_commit_that_was_settled_is_named_by_its_own_number(nats: NatsServer, bus: Bus) -> None:
     """Others append while it is settled whether it stands."""
-    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
-    settle = first.committer._settle
+    first, second = [await CommitterHarness(nats, scarce).open() for _ in range(2)]
+    settle = first.committer._is_committed
 
     async def others_meanwhile(ident: str, expected: int) -> bool:
         await second.follower.wait(1)
@@ -328,20 +328,20 @@ async def test_a_commit_that_was_settled_is_named_by_its_own_number(nats: NatsSe
         return await settle(ident, expected)
 
     first.committer._log = Forgetful(first, ["acknowledgement"])  # type: ignore[assignment]
-    first.committer._settle = others_meanwhile  # type: ignore[method-assign]
+    first.committer._is_committed = others_meanwhile  # type: ignore[method-assign]
     assert await first.commit(pod_on("first")) == Committed(1)
     for p in (first, second):
         await p.bus.close()
 
 
 async def test_a_reader_begins_with_the_snapshot_and_survives_a_purge(nats: NatsServer, bus: Bus) -> None:
-    party, reader = await TestCommitter(nats, scarce).open(), await TestCommitter(nats, scarce).open()
+    party, reader = await CommitterHarness(nats, scarce).open(), await CommitterHarness(nats, scarce).open()
     for i in range(6):
         await party.commit(pod_on(f"g{i}", f"lab/c-{i % 4}", f"n-{i // 4}"))
         await write_snapshot(bus, party.follower.ledger)
     assert await bus.log("MOORAGE_LEDGER").first() == 6, "what comes before the second-newest snapshot is purged"
     assert len([n for n in await bus.objects("moorage-snapshots").names() if n.startswith("ledger-")]) == 2
-    late = await TestCommitter(nats, scarce).open()
+    late = await CommitterHarness(nats, scarce).open()
     assert late.follower.ledger.claims == party.follower.ledger.claims
     await until(lambda: reader.follower.ledger.seq == 6)
     await late.commit(pod_on("more", "lab/c-3", "n-1"))
@@ -356,7 +356,7 @@ async def test_a_reader_begins_with_the_snapshot_and_survives_a_purge(nats: Nats
         await p.bus.close()
 
 
-async def two_snapshots(party: TestCommitter) -> list[str]:
+async def two_snapshots(party: CommitterHarness) -> list[str]:
     for i in range(2):
         await party.commit(pod_on(f"g{i}"))
         await write_snapshot(party.bus, party.follower.ledger)
@@ -383,12 +383,12 @@ async def test_a_snapshot_that_cannot_be_read_is_passed_over(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(follower, "PATIENCE", 0.5)
-    party = await TestCommitter(nats, scarce).open()
+    party = await CommitterHarness(nats, scarce).open()
     older, newest = await two_snapshots(party)
     assert await newest_snapshot(bus) == 2
     await damage(bus, newest, how)
     assert (await read_snapshot(bus)).seq == 1
-    late = await TestCommitter(nats, scarce).open()
+    late = await CommitterHarness(nats, scarce).open()
     assert late.follower.ledger.claims == party.follower.ledger.claims
     # Where none is left and the log begins later, nothing is made up, and who must act is told how.
     await damage(bus, older, how)
@@ -406,10 +406,10 @@ async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) ->
     """What was told after it, as the capacity may be, would be wrong for ever."""
 
     def cannot(commit: Commit, _changes: Changes) -> None:
-        if any(d.id == "too much" for d in commit.decisions):
+        if any(d.id == "too much" for d in commit.entries_of(Decision)):
             raise KeyError("too much")
 
-    writer, *others = [await TestCommitter(nats, scarce).open() for _ in range(3)]
+    writer, *others = [await CommitterHarness(nats, scarce).open() for _ in range(3)]
     for party in others:
         party.follower.on_fold.insert(0, cannot)
     reader, committer = others
@@ -428,7 +428,7 @@ async def test_who_was_told_half_of_a_commit_ends(nats: NatsServer, bus: Bus) ->
 
 
 async def test_who_was_told_half_of_a_ledger_ends(nats: NatsServer, bus: Bus) -> None:
-    party = await TestCommitter(nats, scarce).open()
+    party = await CommitterHarness(nats, scarce).open()
 
     def cannot(_ledger: Ledger) -> None:
         raise KeyError("told in part")
@@ -441,7 +441,7 @@ async def test_who_was_told_half_of_a_ledger_ends(nats: NatsServer, bus: Bus) ->
 
 
 async def test_nothing_is_committed_onto_what_was_folded_in_part(nats: NatsServer, bus: Bus) -> None:
-    first, second = [await TestCommitter(nats, scarce).open() for _ in range(2)]
+    first, second = [await CommitterHarness(nats, scarce).open() for _ in range(2)]
 
     def cannot(_commit: Commit, _changes: Changes) -> None:
         raise KeyError("told in part")

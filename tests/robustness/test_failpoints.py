@@ -193,7 +193,7 @@ def decided(number: int) -> Commit:
     ident = f"d{number}"
     intent = IntentRef(kind="Application", name=group(ident), revision=1)
     claim = Claim(id=f"c{number}", decision=ident, intent=intent, tenant="default", slots=[], cluster="lab/c-0")
-    return Commit(id=f"m{number}", decisions=[Decision(id=ident, group=group(ident), revision=1, claims=[claim])])
+    return Commit(id=f"m{number}", entries=[Decision(id=ident, group=group(ident), revision=1, claims=[claim])])
 
 
 SNAPSHOT = """

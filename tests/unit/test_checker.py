@@ -7,7 +7,7 @@ import pytest
 
 from moorage.bus import Bus
 from moorage.ledger import LOG, Ledger, write_snapshot
-from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassignment, Release, Slot, Withdrawal
 from moorage_testkit.fleets import fleet_of, node
 from moorage_testkit.invariants import counting_pods, read_log, room_in, room_now, violations
 
@@ -40,86 +40,86 @@ def numbered(*commits: Commit) -> list[tuple[int, Commit]]:
 
 
 LEGAL = {
-    "two that fit": [Commit(decisions=[decided("g", on("n-0", 1000)), decided("h", on("n-0", 1000))])],
+    "two that fit": [Commit(entries=[decided("g", on("n-0", 1000)), decided("h", on("n-0", 1000))])],
     "taken after the release": [
-        Commit(decisions=[decided("g", on("n-0"))]),
-        Commit(withdrawals=[Withdrawal(group="g", revision=1)]),
-        Commit(releases=[Release(claims=["claim-g"])]),
-        Commit(decisions=[decided("h", on("n-0"))]),
+        Commit(entries=[decided("g", on("n-0"))]),
+        Commit(entries=[Withdrawal(group="g", revision=1)]),
+        Commit(entries=[Release(claims=["claim-g"])]),
+        Commit(entries=[decided("h", on("n-0"))]),
     ],
     "released and taken in one": [
-        Commit(decisions=[decided("g", on("n-0"))]),
-        Commit(withdrawals=[Withdrawal(group="g", revision=1)], releases=[Release(claims=["claim-g"])]),
-        Commit(decisions=[decided("h", on("n-0"))]),
+        Commit(entries=[decided("g", on("n-0"))]),
+        Commit(entries=[Withdrawal(group="g", revision=1), Release(claims=["claim-g"])]),
+        Commit(entries=[decided("h", on("n-0"))]),
     ],
     "moved to where there is room": [
-        Commit(decisions=[decided("g", on("n-0"))]),
-        Commit(reassigns=[Reassign(claim="claim-g", slots=on("n-1"))]),
-        Commit(decisions=[decided("h", on("n-0"))]),
+        Commit(entries=[decided("g", on("n-0"))]),
+        Commit(entries=[Reassignment(claim="claim-g", slots=on("n-1"))]),
+        Commit(entries=[decided("h", on("n-0"))]),
     ],
     "the same claim again": [
-        Commit(decisions=[decided("g", on("n-0"))]),
-        Commit(decisions=[decided("g", on("n-0"), revision=2)]),
+        Commit(entries=[decided("g", on("n-0"))]),
+        Commit(entries=[decided("g", on("n-0"), revision=2)]),
     ],
     "withdrawn before it was decided": [
-        Commit(decisions=[decided("h", on("n-0"))]),
-        Commit(withdrawals=[Withdrawal(group="g", revision=1)]),
-        Commit(decisions=[decided("g", on("n-0"))]),
+        Commit(entries=[decided("h", on("n-0"))]),
+        Commit(entries=[Withdrawal(group="g", revision=1)]),
+        Commit(entries=[decided("g", on("n-0"))]),
     ],
 }
 WRONG = {
     "one claims too much": (
-        [Commit(decisions=[decided("g", on("n-0", 2001))])],
+        [Commit(entries=[decided("g", on("n-0", 2001))])],
         "1: lab/one n-0 has 2000 cpu, claimed are 2001",
     ),
     "its pods together do": (
-        [Commit(decisions=[decided("g", on("n-0", 700, 3))])],
+        [Commit(entries=[decided("g", on("n-0", 700, 3))])],
         "1: lab/one n-0 has 2000 cpu, claimed are 2100",
     ),
     "two share a place": (
-        [Commit(decisions=[decided("g", on("n-0", 1500))]), Commit(decisions=[decided("h", on("n-0", 1000))])],
+        [Commit(entries=[decided("g", on("n-0", 1500))]), Commit(entries=[decided("h", on("n-0", 1000))])],
         "2: lab/one n-0 has 2000 cpu, claimed are 2500",
     ),
     "a node that is not there": (
-        [Commit(decisions=[decided("g", on("n-9", 1))])],
+        [Commit(entries=[decided("g", on("n-9", 1))])],
         "1: lab/one n-9 has 0 cpu, claimed are 1",
     ),
     "withdrawn ones still count": (
         [
-            Commit(decisions=[decided("g", on("n-0"))]),
-            Commit(withdrawals=[Withdrawal(group="g", revision=1)]),
-            Commit(decisions=[decided("h", on("n-0"))]),
+            Commit(entries=[decided("g", on("n-0"))]),
+            Commit(entries=[Withdrawal(group="g", revision=1)]),
+            Commit(entries=[decided("h", on("n-0"))]),
         ],
         "3: lab/one n-0 has 2000 cpu, claimed are 4000",
     ),
     "those of the decision before, too": (
         [
-            Commit(decisions=[decided("g", on("n-0"))]),
-            Commit(decisions=[decided("g", on("n-0"), revision=2, claim="another")]),
+            Commit(entries=[decided("g", on("n-0"))]),
+            Commit(entries=[decided("g", on("n-0"), revision=2, claim="another")]),
         ],
         "2: lab/one n-0 has 2000 cpu, claimed are 4000",
     ),
     "moved to a place that is taken": (
         [
-            Commit(decisions=[decided("g", on("n-0")), decided("h", on("n-1"))]),
-            Commit(reassigns=[Reassign(claim="claim-g", slots=on("n-1"))]),
+            Commit(entries=[decided("g", on("n-0")), decided("h", on("n-1"))]),
+            Commit(entries=[Reassignment(claim="claim-g", slots=on("n-1"))]),
         ],
         "2: lab/one n-1 has 2000 cpu, claimed are 4000",
     ),
     "withdrawn, and moved to a place that is taken": (
         [
-            Commit(decisions=[decided("g", on("n-0")), decided("h", on("n-1"))]),
-            Commit(withdrawals=[Withdrawal(group="g", revision=1)]),
-            Commit(reassigns=[Reassign(claim="claim-g", slots=on("n-1"))]),
+            Commit(entries=[decided("g", on("n-0")), decided("h", on("n-1"))]),
+            Commit(entries=[Withdrawal(group="g", revision=1)]),
+            Commit(entries=[Reassignment(claim="claim-g", slots=on("n-1"))]),
         ],
         "3: lab/one n-1 has 2000 cpu, claimed are 4000",
     ),
     "a commit that is there twice": (
-        [Commit(id="same", withdrawals=[Withdrawal(group="g", revision=1)]), Commit(id="same")],
+        [Commit(id="same", entries=[Withdrawal(group="g", revision=1)]), Commit(id="same")],
         "2: commit same is in the log twice",
     ),
     "a group that is decided twice at once": (
-        [Commit(decisions=[decided("g", on("n-0", 1)), decided("g", on("n-0", 1), revision=2)])],
+        [Commit(entries=[decided("g", on("n-0", 1)), decided("g", on("n-0", 1), revision=2)])],
         "1: a group is decided twice in one commit",
     ),
 }
@@ -139,13 +139,13 @@ def test_each_way_in_which_a_log_may_be_wrong(what: str) -> None:
 
 def test_a_snapshot_counts_as_the_log_before_it() -> None:
     ledger = Ledger()
-    ledger.fold(1, Commit(id="first", decisions=[decided("g", on("n-0"))]))
+    ledger.fold(1, Commit(id="first", entries=[decided("g", on("n-0"))]))
     assert violations([], ROOM, ledger) == []
     assert violations([], {"lab/one": {"n-0": {"cpu": 1000, "pods": 1}}}, ledger) == [
         "up to 1: lab/one n-0 has 1000 cpu, claimed are 2000"
     ]
-    ledger.fold(2, Commit(id="second", withdrawals=[Withdrawal(group="g", revision=1)]))
-    after = [(3, Commit(id="first", decisions=[decided("h", on("n-0"))]))]
+    ledger.fold(2, Commit(id="second", entries=[Withdrawal(group="g", revision=1)]))
+    after = [(3, Commit(id="first", entries=[decided("h", on("n-0"))]))]
     assert violations(after, ROOM, ledger) == [
         "3: commit first is in the log twice",
         "3: lab/one n-0 has 2000 cpu, claimed are 4000",
@@ -153,15 +153,15 @@ def test_a_snapshot_counts_as_the_log_before_it() -> None:
 
 
 def test_room_that_nobody_knows_of_has_as_much_as_is_said() -> None:
-    commits = numbered(Commit(decisions=[decided("g", on("n-9", 5000))]))
+    commits = numbered(Commit(entries=[decided("g", on("n-9", 5000))]))
     assert violations(commits, ROOM, unknown=5000) == []
     assert violations(commits, ROOM, unknown=4999) == ["1: lab/one n-9 has 4999 cpu, claimed are 5000"]
 
 
 def test_pods_that_count_are_those_of_standing_decisions() -> None:
     ledger = Ledger()
-    ledger.fold(1, Commit(id="1", decisions=[decided("g", on("n-0", 1, 3)), decided("h", on("n-1", 1, 2))]))
-    ledger.fold(2, Commit(id="2", withdrawals=[Withdrawal(group="h", revision=1)]))
+    ledger.fold(1, Commit(id="1", entries=[decided("g", on("n-0", 1, 3)), decided("h", on("n-1", 1, 2))]))
+    ledger.fold(2, Commit(id="2", entries=[Withdrawal(group="h", revision=1)]))
     assert counting_pods(ledger) == 3
 
 

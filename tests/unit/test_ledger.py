@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 from collections import Counter
-from typing import Any
+from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -13,9 +16,21 @@ from hypothesis import strategies as st
 
 from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE
-from moorage.ledger import Capacity, Ledger, uncovered
+from moorage.ledger import Capacity, Ledger, decode_commit, encode_commit, encode_entry, uncovered
 from moorage.ledger.capacity import beyond
-from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassign, Release, Slot, Withdrawal
+from moorage.ledger.entries import HANDLERS
+from moorage.model.claims import (
+    Claim,
+    Commit,
+    Decision,
+    Entry,
+    IntentRef,
+    Reassignment,
+    Release,
+    Slot,
+    Withdrawal,
+    decision_document,
+)
 from moorage_testkit.fleets import fleet_of, node, writer_of
 
 GROUPS = ["p/a/v1/default", "p/b/v1/default"]
@@ -46,14 +61,14 @@ def histories(draw: st.DrawFn) -> list[Commit]:
                         claim(i, pods("n-0", draw(st.integers(1, 2))), decision=f"d{number}") for i in sorted(idents)
                     ]
                     d = Decision(id=f"d{number}", group=group, revision=draw(st.integers(1, 4)), claims=held)
-                    if all(other.group != group for other in commit.decisions):
-                        commit.decisions.append(d)
+                    if all(other.group != group for other in commit.entries_of(Decision)):
+                        commit.entries.append(d)
                 case 1:
-                    commit.withdrawals.append(Withdrawal(group=group, revision=draw(st.integers(1, 4))))
+                    commit.entries.append(Withdrawal(group=group, revision=draw(st.integers(1, 4))))
                 case 2:
-                    commit.releases.append(Release(claims=idents))
+                    commit.entries.append(Release(claims=idents))
                 case _:
-                    commit.reassigns.extend(Reassign(claim=i, slots=[pods("n-1")]) for i in idents[:1])
+                    commit.entries.extend(Reassignment(claim=i, slots=[pods("n-1")]) for i in idents[:1])
         commits.append(commit)
     return commits
 
@@ -67,30 +82,36 @@ class Plain:
         self.leaving: dict[str, list[Slot]] = {}
 
     def fold(self, commit: Commit) -> None:
-        for w in commit.withdrawals:
+        for w in commit.entries_of(Withdrawal):
             self.ended[w.group] = max(self.ended.get(w.group, 0), w.revision)
             if w.group in self.standing and self.standing[w.group][0] <= w.revision:
                 self.leaving.update(self.standing.pop(w.group)[1])
-        for r in commit.releases:
+        for r in commit.entries_of(Release):
             for ident in r.claims:
                 self.leaving.pop(ident, None)
-        for d in commit.decisions:
-            if d.revision <= self.ended.get(d.group, 0):
-                continue
-            before = self.standing.get(d.group, (0, {}))
-            if before[0] > d.revision:
-                continue
-            new = {c.id: c.slots for c in d.claims}
-            self.leaving.update({i: s for i, s in before[1].items() if i not in new})
-            for ident in new:
-                self.leaving.pop(ident, None)
-            self.standing[d.group] = (d.revision, new)
-        for a in commit.reassigns:
-            if a.claim in self.leaving:
-                self.leaving[a.claim] = a.slots
-            for _, claims in self.standing.values():
-                if a.claim in claims:
-                    claims[a.claim] = a.slots
+        for entry in commit.entries:
+            match entry:
+                case Decision():
+                    self.decide(entry)
+                case Reassignment():
+                    self.reassign(entry)
+
+    def decide(self, d: Decision) -> None:
+        before = self.standing.get(d.group, (0, {}))
+        if d.revision <= self.ended.get(d.group, 0) or before[0] > d.revision:
+            return
+        new = {c.id: c.slots for c in d.claims}
+        self.leaving.update({i: s for i, s in before[1].items() if i not in new})
+        for ident in new:
+            self.leaving.pop(ident, None)
+        self.standing[d.group] = (d.revision, new)
+
+    def reassign(self, a: Reassignment) -> None:
+        if a.claim in self.leaving:
+            self.leaving[a.claim] = a.slots
+        for _, claims in self.standing.values():
+            if a.claim in claims:
+                claims[a.claim] = a.slots
 
 
 def assert_same(ledger: Ledger, plain: Plain) -> None:
@@ -135,10 +156,76 @@ def test_a_snapshot_and_the_tail_are_the_whole_log(history: list[Commit], cut: i
 def test_terminate_and_place_cannot_cross() -> None:
     ledger = Ledger()
     decision = Decision(id="d", group=GROUPS[0], revision=3, claims=[claim("k", pods("n-0"))])
-    ledger.fold(1, Commit(id="a", withdrawals=[Withdrawal(group=GROUPS[0], revision=3)]))
-    changes = ledger.fold(2, Commit(id="b", decisions=[decision]))
+    ledger.fold(1, Commit(id="a", entries=[Withdrawal(group=GROUPS[0], revision=3)]))
+    changes = ledger.fold(2, Commit(id="b", entries=[decision]))
     assert changes.refused == ("d",)
     assert not ledger.claims
+
+
+def test_every_kind_of_entry_has_a_handler() -> None:
+    assert set(HANDLERS) == set(get_args(Entry))
+
+
+@given(histories())
+def test_a_commit_is_read_as_it_was_written(history: list[Commit]) -> None:
+    for commit in history:
+        data = encode_commit(commit.id, commit.by, [encode_entry(entry) for entry in commit.entries])
+        assert data == msgspec.json.encode(commit)
+        assert decode_commit(data) == commit
+
+
+def test_the_kind_of_an_entry_is_written_with_it() -> None:
+    decision = Decision(id="d", group="g", revision=2, claims=[])
+    entries: list[Entry] = [
+        Withdrawal(group="g", revision=1),
+        Release(claims=["k"]),
+        Reassignment(claim="k", slots=[]),
+        decision,
+    ]
+    written = json.loads(encode_commit("c", "m", [encode_entry(entry) for entry in entries]))
+    assert written == {
+        "id": "c",
+        "by": "m",
+        "entries": [
+            {"kind": "withdrawal", "group": "g", "revision": 1},
+            {"kind": "release", "claims": ["k"]},
+            {"kind": "reassign", "claim": "k", "slots": []},
+            {"kind": "decision", "id": "d", "group": "g", "revision": 2, "claims": []},
+        ],
+    }
+    assert decision_document(decision) == {"id": "d", "group": "g", "revision": 2, "claims": []}
+
+
+class TestFormerFormat:
+    """A log and a snapshot from before entries had a kind, with what that release folded them to."""
+
+    FORMER = json.loads((Path(__file__).parent / "data/ledger_of_four_lists.json").read_text())
+
+    def fold(self, ledger: Ledger) -> None:
+        for seq, line in enumerate(self.FORMER["commits"], 1):
+            if seq <= ledger.seq:
+                continue
+            changes = ledger.fold(seq, decode_commit(line["commit"].encode()))._asdict()
+            assert {name: list(found) for name, found in changes.items() if name == "refused" and found} | {
+                name: sorted(found) for name, found in changes.items() if name not in ("seq", "refused") and found
+            } == line["changes"]
+        assert {
+            "standing": {group: decision_document(decision) for group, decision in ledger.standing.items()},
+            "claims": {
+                ident: {"group": a.group, "withdrawn": a.withdrawn, "claim": msgspec.to_builtins(a.claim)}
+                for ident, a in ledger.claims.items()
+            },
+            "ended": ledger.ended_revisions,
+            "commits": list(ledger.commits),
+        } == self.FORMER["folded"]
+
+    def test_a_log_of_four_lists_is_read(self) -> None:
+        self.fold(Ledger())
+
+    def test_a_snapshot_and_the_tail_are_read(self) -> None:
+        ledger = Ledger.decode(base64.b64decode(self.FORMER["snapshot"]))
+        assert ledger.seq == self.FORMER["snapshotSeq"]
+        self.fold(ledger)
 
 
 @given(st.binary(max_size=300))
@@ -189,14 +276,14 @@ def test_claims_take_room_until_pods_show_and_again_when_they_go() -> None:
     capacity = Capacity(writer.fleet, ledger)
 
     def fold(commit: Commit) -> None:
-        capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.decisions)
+        capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.entries_of(Decision))
 
     decision = Decision(id="d", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0", 2))])
     capacity.hold(decision)
     assert free(capacity) == 6000
     assert capacity.fits("d")
     before = capacity.fleet.tick
-    fold(Commit(id="c", decisions=[decision]))
+    fold(Commit(id="c", entries=[decision]))
     assert free(capacity) == 6000
     rows = capacity.fleet.improved_since(before)
     assert rows is not None
@@ -205,9 +292,9 @@ def test_claims_take_room_until_pods_show_and_again_when_they_go() -> None:
     assert free(capacity) == 7000
     writer.put(0, "lab/one", claims={"k": {}})
     assert free(capacity) == 6000
-    fold(Commit(id="e", withdrawals=[Withdrawal(group=GROUPS[0], revision=1)]))
+    fold(Commit(id="e", entries=[Withdrawal(group=GROUPS[0], revision=1)]))
     assert free(capacity) == 6000, "a withdrawn claim counts until its release"
-    fold(Commit(id="f", releases=[Release(claims=["k"])]))
+    fold(Commit(id="f", entries=[Release(claims=["k"])]))
     assert free(capacity) == 8000
     rows = capacity.fleet.improved_since(before)
     assert rows is not None
@@ -230,26 +317,26 @@ def test_room_that_a_decision_was_to_take_over_is_taken_itself_once_the_claim_th
     ledger = Ledger()
     capacity = Capacity(fleet_of({"lab/one": [node(cpu="1"), node(cpu="1")]}), ledger)
 
-    def fold(**entries: Any) -> None:
-        commit = Commit(id=str(ledger.seq), **entries)
-        capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.decisions)
+    def fold(*entries: Entry) -> None:
+        commit = Commit(id=str(ledger.seq), entries=list(entries))
+        capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.entries_of(Decision))
 
     first = Decision(id="first", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0"))])
     again = Decision(id="again", group=GROUPS[0], revision=2, claims=[claim("k", pods("n-0"))])
     other = Decision(id="other", group=GROUPS[1], revision=1, claims=[claim("l", pods("n-0"))])
-    fold(decisions=[first])
+    fold(first)
     capacity.hold(again)
     assert free(capacity) == 0
-    fold(reassigns=[Reassign(claim="k", slots=[pods("n-1")])])
+    fold(Reassignment(claim="k", slots=[pods("n-1")]))
     assert (free(capacity), free(capacity, node_name="n-1")) == (0, 0)
-    fold(reassigns=[Reassign(claim="k", slots=[pods("n-0")])])
+    fold(Reassignment(claim="k", slots=[pods("n-0")]))
     assert (free(capacity), free(capacity, node_name="n-1")) == (0, 1000)
-    fold(withdrawals=[Withdrawal(group=GROUPS[0], revision=1)])
+    fold(Withdrawal(group=GROUPS[0], revision=1))
     assert capacity.fits("again"), "its own room"
-    fold(releases=[Release(claims=["k"])])
+    fold(Release(claims=["k"]))
     assert free(capacity) == 0
     assert capacity.fits("again")
-    fold(decisions=[other])
+    fold(other)
     assert not capacity.fits("again")
     capacity.give_back("again")
     assert free(capacity) == 0
@@ -260,12 +347,12 @@ def test_more_pods_of_a_claim_whose_pods_run_elsewhere_take_what_will_count() ->
     ledger = Ledger()
     capacity = Capacity(writer.fleet, ledger)
     first = Decision(id="first", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0"))])
-    capacity.folded(ledger.fold(1, Commit(id="c", decisions=[first])), [first])
+    capacity.folded(ledger.fold(1, Commit(id="c", entries=[first])), [first])
     writer.put(0, "lab/one", claims={"k": {"n-1": 1}})
     more = Decision(id="more", group=GROUPS[0], revision=2, claims=[claim("k", pods("n-0"), pods("n-1"))])
     capacity.hold(more)
     held = free(capacity), free(capacity, node_name="n-1")
-    capacity.folded(ledger.fold(2, Commit(id="d", decisions=[more])), [more])
+    capacity.folded(ledger.fold(2, Commit(id="d", entries=[more])), [more])
     assert held == (free(capacity), free(capacity, node_name="n-1")) == (3000, 4000), "the live pod stands for its node"
 
 
@@ -276,7 +363,7 @@ def test_what_nobody_may_use_any_more_does_not_fit(how: str) -> None:
     ledger = Ledger()
     capacity = Capacity(writer.fleet, ledger)
     stands = Decision(id="stands", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0")), claim("conf")])
-    capacity.folded(ledger.fold(1, Commit(id="c", decisions=[stands])), [stands])
+    capacity.folded(ledger.fold(1, Commit(id="c", entries=[stands])), [stands])
     same = Decision(id="same", group=GROUPS[0], revision=2, claims=[claim("k", pods("n-0")), claim("conf")])
     more = Decision(id="more", group=GROUPS[0], revision=3, claims=[claim("k", pods("n-0", 2))])
     bare = Decision(id="bare", group=GROUPS[1], revision=1, claims=[claim("no pods")])
@@ -301,7 +388,7 @@ def test_nodes_that_go_and_come_are_taken_again() -> None:
     ledger = Ledger()
     capacity = Capacity(writer.fleet, ledger)
     decision = Decision(id="d", group=GROUPS[0], revision=1, claims=[claim("k", pods("n-0", 2))])
-    changes = ledger.fold(1, Commit(id="c", decisions=[decision]))
+    changes = ledger.fold(1, Commit(id="c", entries=[decision]))
     capacity.folded(changes)
     writer.put(0, "lab/one", gone=["n-0"])
     made, _ = normalize_node(node("n-0", cpu="4"))
@@ -348,8 +435,8 @@ def test_room_is_what_a_recount_says(seed: int) -> None:
                 flights[decision.id] = decision
             case 2 if flights:
                 decision = flights.pop(rng.choice(list(flights)))
-                commit = Commit(id=f"c{step}", decisions=[decision])
-                capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.decisions)
+                commit = Commit(id=f"c{step}", entries=[decision])
+                capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.entries_of(Decision))
             case 3 if flights:
                 ident = rng.choice(list(flights))
                 del flights[ident]
@@ -367,9 +454,9 @@ def test_room_is_what_a_recount_says(seed: int) -> None:
                 live[cid, ident] = {f"n-{rng.randrange(2)}": rng.randint(0, 2)}
                 writer.put(cid, names[cid], claims={ident: {n: c for n, c in live[cid, ident].items() if c}})
             case _:
-                commit = Commit(id=f"w{step}", withdrawals=[Withdrawal(group=group, revision=rng.randint(0, 1))])
+                commit = Commit(id=f"w{step}", entries=[Withdrawal(group=group, revision=rng.randint(0, 1))])
                 if ledger.claims and rng.random() < 0.5:
-                    commit.releases.append(Release(claims=[rng.choice(list(ledger.claims))]))
+                    commit.entries.append(Release(claims=[rng.choice(list(ledger.claims))]))
                 capacity.folded(ledger.fold(ledger.seq + 1, commit))
         for cid, name in enumerate(names):
             taken: Counter[str] = Counter()

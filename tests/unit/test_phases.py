@@ -94,7 +94,7 @@ def confirm(version: int, as_of: float = 1, removed: bool = False) -> Confirm:
 
 def test_a_move_from_one_cluster_to_another() -> None:
     ledger, head = Ledger(), Head("g", 1, "Instantiated")
-    ledger.fold(1, Commit(id="1", decisions=[decision("d1", 1, x="one")]))
+    ledger.fold(1, Commit(id="1", entries=[decision("d1", 1, x="one")]))
     desired = DesiredRecord(group="g", revision=1, decision="d1", version=1)
     first = conclude("g", head, ledger, desired, None, {})
     assert (first.phase, [a.cluster for a in first.apps]) == ("Deploying", ["one"])
@@ -104,7 +104,7 @@ def test_a_move_from_one_cluster_to_another() -> None:
     second = conclude("g", head, ledger, desired, first, confirmed)
     assert (second.phase, second.reached) == ("Running", True)
 
-    ledger.fold(2, Commit(id="2", decisions=[decision("d2", 1, y="two")]))
+    ledger.fold(2, Commit(id="2", entries=[decision("d2", 1, y="two")]))
     assert conclude("g", head, ledger, desired, second, confirmed).phase == "Placed", "nothing was handed out yet"
     assert removable(ledger, "g", desired, confirmed) == []
     assert [bool(w.standing) for w in wanted_on(ledger, "one") + wanted_on(ledger, "two")] == [False, True]
@@ -117,14 +117,14 @@ def test_a_move_from_one_cluster_to_another() -> None:
     confirmed["a", "one"] = gone
     (removed,) = removable(ledger, "g", desired, confirmed)
     assert (removed.claims, removed.cluster, removed.as_of) == (["x"], "one", 2)
-    ledger.fold(3, Commit(id="3", releases=[Release(claims=["x"])]))
+    ledger.fold(3, Commit(id="3", entries=[Release(claims=["x"])]))
     assert removable(ledger, "g", desired, confirmed) == []
     assert [a.cluster for a in conclude("g", head, ledger, desired, third, confirmed).apps] == ["two"]
 
 
 def test_a_cluster_that_left_the_fleet_is_not_where_a_group_is_known_to_run() -> None:
     ledger, head = Ledger(), Head("g", 1, "Instantiated")
-    ledger.fold(1, Commit(id="1", decisions=[decision("d1", 1, x="one")]))
+    ledger.fold(1, Commit(id="1", entries=[decision("d1", 1, x="one")]))
     desired = DesiredRecord(group="g", revision=1, decision="d1", version=1)
     known = learn(confirm(1), "one", None)
     assert known is not None
@@ -139,12 +139,12 @@ def test_a_cluster_that_left_the_fleet_is_not_where_a_group_is_known_to_run() ->
 
 def test_the_end_of_a_group() -> None:
     ledger, head = Ledger(), Head("g", 1, "Terminated")
-    ledger.fold(1, Commit(id="1", decisions=[decision("d1", 1, x="one")]))
-    ledger.fold(2, Commit(id="2", withdrawals=[Withdrawal(group="g", revision=1)]))
+    ledger.fold(1, Commit(id="1", entries=[decision("d1", 1, x="one")]))
+    ledger.fold(2, Commit(id="2", entries=[Withdrawal(group="g", revision=1)]))
     desired = DesiredRecord(group="g", revision=1, decision="", version=2)
     leaving = conclude("g", head, ledger, desired, None, {})
     assert leaving.phase == "Terminating"
-    ledger.fold(3, Commit(id="3", releases=[Release(claims=["x"])]))
+    ledger.fold(3, Commit(id="3", entries=[Release(claims=["x"])]))
     assert conclude("g", head, ledger, desired, leaving, {}).phase == "Terminated"
 
 

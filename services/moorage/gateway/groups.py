@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from moorage.bus import subjects
-from moorage.model.claims import Decision
+from moorage.model.claims import Decision, decision_document
 from moorage.model.controllers import Controller
 from moorage.model.desired import DiffAsk
 from moorage.model.names import token, untoken
@@ -166,7 +165,7 @@ async def intent(request: web.Request) -> web.StreamResponse:
 
 
 async def _decision_item(view: ReadModel, decision: Decision) -> dict[str, Any]:
-    item: dict[str, Any] = msgspec.to_builtins(decision)
+    item = decision_document(decision)
     item["seq"] = await view.seq_of(decision.group, decision.id)
     for claim in item.setdefault("claims", []):
         for slot in claim["slots"]:

@@ -15,7 +15,7 @@ from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, Settings, subjects
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import Capacity, Changes, Ledger, LedgerFollower, open_ledger
 from moorage.model.attempts import Attempt
-from moorage.model.claims import Commit
+from moorage.model.claims import Commit, Decision
 from moorage.model.controllers import Controller
 from moorage.model.desired import DesiredRecord, GroupStatus
 from moorage.model.events import Event
@@ -170,7 +170,7 @@ class ReadModel:
         self._tell(group)
 
     def _folded(self, commit: Commit, changes: Changes) -> None:
-        for decision in commit.decisions:
+        for decision in commit.entries_of(Decision):
             if decision.id not in changes.refused:
                 self._seqs[decision.group] = decision.id, changes.seq
         if self._capacity is not None:

@@ -76,7 +76,8 @@ class Telling:
         bus.spawn(self._run())
 
     def _saw(self, seq: int, commit: Commit, changes: Changes | None = None) -> None:
-        if not commit.decisions:
+        decisions = commit.entries_of(Decision)
+        if not decisions:
             return
         mine = self._newest.get(commit.by)
         if mine is None:
@@ -84,7 +85,7 @@ class Telling:
             if len(self._newest) > COMMITTERS:
                 self._newest.popitem(last=False)
         refused = changes.refused if changes is not None else ()
-        mine.extend((seq, decision) for decision in commit.decisions if decision.id not in refused)
+        mine.extend((seq, decision) for decision in decisions if decision.id not in refused)
 
     async def check(self) -> None:
         """Soon, and once for all who ask meanwhile."""

@@ -17,7 +17,7 @@ from moorage.fleet import FleetChange
 from moorage.ledger import Changes, Dropped, Guard, Ledger, newest_snapshot, write_snapshot
 from moorage.model.attempts import Attempt
 from moorage.model.base import Message, Model
-from moorage.model.claims import Claim, Commit, Reassign, Release, Slot
+from moorage.model.claims import Claim, Commit, Reassignment, Release, Slot, Withdrawal
 from moorage.model.desired import ClaimsRemoved
 from moorage.model.groups import Revision, State
 from moorage.model.names import untoken
@@ -199,7 +199,7 @@ class WaitLoop:
             waiter = self.waiting.groups.get(group)
             if waiter is not None and settled(ledger, group, waiter.record.revision):
                 self.waiting.drop(group)
-        for withdrawal in commit.withdrawals:
+        for withdrawal in commit.entries_of(Withdrawal):
             self._ending.pop(withdrawal.group, None)
             waiter = self.waiting.groups.get(withdrawal.group)
             if waiter is not None and waiter.record.revision <= withdrawal.revision:
@@ -396,7 +396,7 @@ class WaitLoop:
             del self._moved[ident]
             held = ledger.claims.get(ident)
             if held is not None and not held.withdrawn and capacity.displaced(held.claim) == slots:
-                where = Reassign(claim=ident, slots=slots)
+                where = Reassignment(claim=ident, slots=slots)
                 result = await self._decider.committer.commit(where, _unchanged(held.claim))
                 if isinstance(result, Dropped):
                     self._suspects.add(ident)

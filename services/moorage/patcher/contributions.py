@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
 from moorage.bus import Bus, Reply, new_id, subjects
-from moorage.model.claims import Decision
+from moorage.model.claims import Decision, decision_document
 from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAnswer, ActionAsk, Contribution
 from moorage.model.groups import GroupRecord
@@ -41,7 +41,7 @@ def question(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes
         group=decision.group,
         revision=decision.revision,
         budget_ms=budget_ms,
-        decision=cast("dict[str, Any]", decision),
+        decision=decision_document(decision),
         intents=list(record.resolved.intents),
         manifests=redacted(record.manifests),
         apps=record.resolved.apps,

@@ -17,7 +17,7 @@ from moorage.bus.failpoints import reached
 from moorage.bus.fenced_bucket import FencedBucket
 from moorage.bus.lease import ERA
 from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
-from moorage.model.claims import Commit, Decision
+from moorage.model.claims import Commit, Decision, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.desired import DesiredRecord, DiffAsk, DiffReply, GroupStatus
 from moorage.model.names import GroupName, cluster_from_tokens, group_tokens
@@ -148,10 +148,10 @@ class Patcher:
                 self.desk.mark(self.ledger.claims[ident].group)
 
     def _folded(self, commit: Commit, changes: Changes) -> None:
-        for withdrawal in commit.withdrawals:
+        for withdrawal in commit.entries_of(Withdrawal):
             if withdrawal.traceparent:
                 self._ending[withdrawal.group] = withdrawal.traceparent
-        for decision in commit.decisions:
+        for decision in commit.entries_of(Decision):
             if decision.id not in changes.refused:
                 self._at[decision.group] = changes.seq
         for group in changes.groups:

@@ -1,15 +1,16 @@
-"""The decision log folded, the room it takes from the fleet, and the one way to append to it."""
+"""The decision log: its folded state, the capacity that its claims use, and the committer that appends to it."""
 
 from __future__ import annotations
 
 from .capacity import Capacity, uncovered
-from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Dropped, Guard
+from .commits import decode_commit, encode_commit, encode_entry
+from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Guard
+from .entries import Dropped
 from .existing_placement import ExistingPlacement, existing_placement, kept_slots
 from .follower import (
     LOG,
     LedgerFollower,
     LedgerLost,
-    decode_commit,
     keep_capacity,
     newest_snapshot,
     open_ledger,
@@ -34,6 +35,8 @@ __all__ = [
     "LedgerFollower",
     "LedgerLost",
     "decode_commit",
+    "encode_commit",
+    "encode_entry",
     "existing_placement",
     "keep_capacity",
     "kept_slots",

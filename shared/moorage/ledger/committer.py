@@ -1,4 +1,5 @@
-"""Appends to the decision log: many entries in one message, each whole or absent, only ever onto what was folded."""
+"""Appends entries to the decision log. A message has many entries, and is only ever appended to the state that it was
+checked against."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Conflict, NoAnswer, new_id
-from moorage.model.base import Message
-from moorage.model.claims import Commit, Decision, Reassign, Release, Withdrawal
+from moorage.model.claims import Commit, Decision, Entry
 
 from .capacity import Capacity
+from .commits import encode_commit, encode_entry
+from .entries import Batch, Dropped, handler_of
+from .entries.decision import NO_ROOM, WITHDRAWN
 from .follower import LOG, LedgerFollower
 from .ledger import Changes, Ledger
 
@@ -23,42 +26,20 @@ log = structlog.get_logger("ledger")
 MAX_ENTRIES = 32
 MAX_BYTES = 768 << 10
 _ENVELOPE = 1024
-#: After a win, the other committer gets its turn; without it two of them refuse each other's batches for many rounds.
+#: Seconds for which a committer pauses after a win while others append too. Without it, two committers refuse each other's
+#: batches for many rounds.
 PAUSE = 0.002
 _RECENTLY = 1.0
-
-Entry = Decision | Withdrawal | Release | Reassign
-_encode = msgspec.json.Encoder().encode
-
-
-class _RawCommit(Message, kw_only=True):
-    """A Commit whose entries are encoded already: each is, once, to know its size."""
-
-    by: str = ""
-    decisions: list[msgspec.Raw] = []
-    withdrawals: list[msgspec.Raw] = []
-    releases: list[msgspec.Raw] = []
-    reassigns: list[msgspec.Raw] = []
 
 
 class Committed(msgspec.Struct, frozen=True):
     seq: int
 
 
-class Dropped(msgspec.Struct, frozen=True):
-    """Not in the log, and will not be. `code`: DecisionTooLarge, Withdrawn, or "" where it no longer fits and may be
-    decided anew."""
-
-    code: str
-    message: str
-
-
-_WITHDRAWN = Dropped("Withdrawn", "the revision was withdrawn or overtaken")
-
-#: Asked right before an entry goes out, each time: why it must not, or None.
+#: Is called right before each attempt to append an entry. Returns why the entry may not be appended, or None.
 Guard = Callable[[Ledger], Dropped | None]
-#: Where others took the room: another decision in its place, held already, or None.
-Again = Callable[[], Decision | None]
+#: Is called when other decisions took the room. Returns another decision, held in the capacity already, or None.
+DecideAgain = Callable[[], Decision | None]
 
 
 @dataclass(slots=True)
@@ -66,41 +47,36 @@ class _Pending:
     entry: Entry
     raw: msgspec.Raw
     guard: Guard | None
-    again: Again | None
+    again: DecideAgain | None
     done: asyncio.Future[Committed | Dropped] = field(repr=False)
 
 
-def _kind(entry: Entry) -> str:
-    if isinstance(entry, Decision):
-        return "decisions"
-    if isinstance(entry, Withdrawal):
-        return "withdrawals"
-    return "releases" if isinstance(entry, Release) else "reassigns"
-
-
 class Committer:
-    """One per process; the capacity is kept in step by `keep_capacity`. Decisions must be held in the capacity before they
-    are given here; they are given back when dropped and become claims when folded."""
+    """Appends the entries of one process in batches. `keep_capacity` must keep the capacity in step with the log. Decisions
+    must be held in the capacity before they are committed; they are given back when dropped and become claims when folded.
+    """
 
     def __init__(self, bus: Bus, follower: LedgerFollower, capacity: Capacity) -> None:
         self._bus, self._follower, self._capacity = bus, follower, capacity
         self._log = bus.log(LOG)
-        self._me = new_id()
+        self._committer_id = new_id()
         self._waiting: deque[_Pending] = deque()
         self._wake = asyncio.Event()
-        self._others = -_RECENTLY
+        self._others_at = -_RECENTLY  # when a commit of another committer was folded last
         self._sent = ""
-        self._refused: tuple[str, ...] | None = None  # decisions of the commit sent last that folded to nothing
+        self._refused: tuple[str, ...] | None = None  # decisions of the last sent commit that folded to nothing
         self.conflicts = 0
         follower.on_fold.append(self._folded)
         self._task = bus.spawn(self._run())
 
-    async def commit(self, entry: Entry, guard: Guard | None = None, again: Again | None = None) -> Committed | Dropped:
-        """`again`: decides anew on the spot, so that who lost a place does not lose its turn, too."""
-        raw = msgspec.Raw(_encode(entry))
+    async def commit(
+        self, entry: Entry, guard: Guard | None = None, again: DecideAgain | None = None
+    ) -> Committed | Dropped:
+        """Appends the entry. `again` makes another decision at once where the room was taken, so that the group keeps its
+        turn."""
+        raw = encode_entry(entry)
         if len(raw) > MAX_BYTES - _ENVELOPE:
-            if isinstance(entry, Decision):
-                self._capacity.give_back(entry.id)
+            handler_of(entry).give_back(entry, self._capacity)
             return Dropped("DecisionTooLarge", f"{len(raw)} bytes; a commit may have {MAX_BYTES}")
         done: asyncio.Future[Committed | Dropped] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Pending(entry, raw, guard, again, done))
@@ -108,8 +84,8 @@ class Committer:
         return await done
 
     def _folded(self, commit: Commit, changes: Changes) -> None:
-        if commit.by != self._me:
-            self._others = asyncio.get_running_loop().time()
+        if commit.by != self._committer_id:
+            self._others_at = asyncio.get_running_loop().time()
         elif commit.id == self._sent:
             self._refused = changes.refused
 
@@ -129,57 +105,45 @@ class Committer:
         return batch
 
     def _drop(self, pending: _Pending, why: Dropped) -> None:
-        if isinstance(pending.entry, Decision):
-            self._capacity.give_back(pending.entry.id)
+        handler_of(pending.entry).give_back(pending.entry, self._capacity)
         if not pending.done.done():
             pending.done.set_result(why)
 
-    def _check(self, batch: list[_Pending]) -> list[_Pending]:
-        """What may still go. In order: what one gives back by being dropped is there for those after it."""
-        ledger = self._follower.ledger
+    def _check(self, pendings: list[_Pending]) -> list[_Pending]:
+        """Drops what may not be appended any more and returns the rest. The order matters: room that a dropped decision
+        gives back is free for those after it."""
+        batch = Batch(self._follower.ledger, self._capacity)
         good: list[_Pending] = []
-        groups: set[str] = set()  # what their claims will be, one entry says
-        for pending in batch:
-            entry = pending.entry
-            why = pending.guard(ledger) if pending.guard is not None else None
-            if why is None and isinstance(entry, Decision):
-                if not ledger.accepts(entry):
-                    why = _WITHDRAWN
-                elif entry.group in groups:
-                    why = Dropped("", "the group's claims change with the same commit")
-                elif not self._capacity.fits(entry.id) and not self._decided_anew(pending):
-                    why = Dropped("", "the room is not there any more")
-                groups.add(entry.group)
-            elif why is None and isinstance(entry, Reassign) and (held := ledger.claims.get(entry.claim)) is not None:
-                if held.group in groups:
-                    why = Dropped("Overtaken", "the group is decided with the same commit")
-                groups.add(held.group)
+        for pending in pendings:
+            why = pending.guard(batch.ledger) if pending.guard is not None else None
+            if why is None:
+                why = handler_of(pending.entry).check(pending.entry, batch)
+            if why is NO_ROOM and self._decided_again(pending):
+                why = None
             if why is not None:
                 self._drop(pending, why)
             else:
                 good.append(pending)
         return good
 
-    def _decided_anew(self, pending: _Pending) -> bool:
-        assert isinstance(pending.entry, Decision)
-        self._capacity.give_back(pending.entry.id)
-        decision = pending.again() if pending.again is not None else None
+    def _decided_again(self, pending: _Pending) -> bool:
+        if pending.again is None:
+            return False
+        handler_of(pending.entry).give_back(pending.entry, self._capacity)
+        decision = pending.again()
         if decision is None:
             return False
-        pending.entry, pending.raw = decision, msgspec.Raw(_encode(decision))
+        pending.entry, pending.raw = decision, encode_entry(decision)
         return len(pending.raw) <= MAX_BYTES - _ENVELOPE
 
     async def _commit_batch(self, batch: list[_Pending]) -> None:
         while batch := self._check(batch):
             if self._follower.broken:
-                raise RuntimeError("the capacity may not be what the ledger says")
+                raise RuntimeError("the capacity may be out of step with the ledger")
             ident = self._sent = new_id()
             self._refused = None
             expected = self._follower.ledger.seq
-            lists: dict[str, list[msgspec.Raw]] = {}
-            for pending in batch:
-                lists.setdefault(_kind(pending.entry), []).append(pending.raw)
-            data = _encode(_RawCommit(id=ident, by=self._me, **lists))  # type: ignore[arg-type]
+            data = encode_commit(ident, self._committer_id, [pending.raw for pending in batch])
             try:
                 seq = await self._log.append(data, expected=expected)
             except Conflict:
@@ -188,39 +152,29 @@ class Committer:
                 continue
             except (NoAnswer, BusError) as error:
                 log.warning("a commit was not acknowledged", error=str(error))
-                if not await self._settle(ident, expected):
+                if not await self._is_committed(ident, expected):
                     continue
-                seq = expected + 1  # it could land nowhere else
+                seq = expected + 1  # it can be nowhere else
             else:
-                self._follower.fold(seq, self._whole(ident, batch))
+                entries = [pending.entry for pending in batch]
+                self._follower.fold(seq, Commit(id=ident, by=self._committer_id, entries=entries))
             for pending in batch:
-                entry = pending.entry
-                if isinstance(entry, Decision):
-                    # Folded to claims already; empty unless the fold came by a reload.
-                    self._capacity.give_back(entry.id)
-                if not pending.done.done():
-                    nothing = isinstance(entry, Decision) and not self._stood(entry)
-                    pending.done.set_result(_WITHDRAWN if nothing else Committed(seq))
-            if asyncio.get_running_loop().time() - self._others < _RECENTLY:
+                self._committed(pending, seq)
+            if asyncio.get_running_loop().time() - self._others_at < _RECENTLY:
                 await asyncio.sleep(PAUSE)
             return
 
-    def _stood(self, decision: Decision) -> bool:
-        """What goes with a withdrawal of its revision folds to nothing. Of a fold that came by a reload there is only what
-        stands now."""
-        if self._refused is not None:
-            return decision.id not in self._refused
-        stands = self._follower.ledger.standing.get(decision.group)
-        return stands is not None and stands.id == decision.id
-
-    def _whole(self, ident: str, batch: list[_Pending]) -> Commit:
-        commit = Commit(id=ident, by=self._me)
-        for pending in batch:
-            getattr(commit, _kind(pending.entry)).append(pending.entry)
-        return commit
+    def _committed(self, pending: _Pending, seq: int) -> None:
+        handler = handler_of(pending.entry)
+        # The fold turned what was held into claims. After a reload instead of a fold it is still held.
+        handler.give_back(pending.entry, self._capacity)
+        if not pending.done.done():
+            took_effect = handler.took_effect(pending.entry, self._follower.ledger, self._refused)
+            pending.done.set_result(Committed(seq) if took_effect else WITHDRAWN)
 
     async def _catch_up(self, expected: int) -> None:
-        """Until the commit that came before ours is folded. The tail brings it; should it not, the log is asked."""
+        """Waits until the commit that took the sequence after `expected` is folded. The follower delivers it; if it does
+        not, the log is asked whether there is one."""
         while self._follower.ledger.seq <= expected:
             try:
                 async with asyncio.timeout(1.0):
@@ -233,19 +187,20 @@ class Committer:
                 if last <= expected:
                     return
 
-    async def _settle(self, ident: str, expected: int) -> bool:
-        """Whether the commit stands. An append still on its way can only land right after `expected`; so put an empty
-        commit there or find that somebody did: from then on it is in the log or never will be."""
+    async def _is_committed(self, ident: str, expected: int) -> bool:
+        """Returns whether an unacknowledged commit is in the log. The append may still be under way, but it can succeed only
+        right after `expected`. So an empty commit is appended there, unless another one is there already: from then on the
+        first commit is in the log or never will be."""
         while True:
             if self._follower.ledger.seq > expected:
                 return ident in self._follower.ledger.commits
-            fence = Commit(id=new_id(), by=self._me)
+            fence = Commit(id=new_id(), by=self._committer_id)
             try:
-                seq = await self._log.append(_encode(fence), expected=expected)
+                seq = await self._log.append(encode_commit(fence.id, fence.by), expected=expected)
             except Conflict:
                 await self._catch_up(expected)
             except (NoAnswer, BusError) as error:
-                log.warning("settling waits for the log", error=str(error))
+                log.warning("the log cannot be asked for a commit that was not acknowledged", error=str(error))
                 await asyncio.sleep(0.1)
             else:
                 self._follower.fold(seq, fence)

@@ -14,9 +14,10 @@ import structlog
 from moorage.bus import Bus, BusError, LogFollower, NoAnswer
 from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
-from moorage.model.claims import Commit
+from moorage.model.claims import Commit, Decision
 
 from .capacity import Capacity
+from .commits import decode_commit
 from .ledger import Changes, Ledger
 
 log = structlog.get_logger("ledger")
@@ -25,8 +26,6 @@ SNAPSHOTS = "moorage-snapshots"
 _PREFIX = "ledger-"
 #: Who waits longer for a snapshot waits for a part that is not there; a list of them is short.
 PATIENCE, LISTED = 30.0, 5.0
-
-decode_commit = msgspec.json.Decoder(Commit).decode
 
 
 class LedgerLost(LookupError):
@@ -142,7 +141,7 @@ class LedgerFollower:
 def keep_capacity(follower: LedgerFollower, fleet: Fleet) -> Capacity:
     """The room that claims take, kept in step with this ledger from now on."""
     capacity = Capacity(fleet, follower.ledger)
-    follower.on_fold.append(lambda commit, changes: capacity.folded(changes, commit.decisions))
+    follower.on_fold.append(lambda commit, changes: capacity.folded(changes, commit.entries_of(Decision)))
     follower.on_reload.append(capacity.reload)
     return capacity
 

@@ -1,8 +1,10 @@
-"""The decision log, folded: what stands, what is withdrawn, and every claim that counts. Pure; everyone folds the same."""
+"""The state that the decision log folds to: standing decisions, withdrawn revisions and active claims. The fold is pure, so
+every follower of the log gets the same ledger."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import msgspec
@@ -10,12 +12,14 @@ import msgspec
 from moorage.model.base import Model
 from moorage.model.claims import Claim, Commit, Decision
 
-#: Ids of the newest commits are kept so that a missing acknowledgement can be settled.
+from .entries import FoldEffects, fold_order, handler_of
+
+#: The ids of this many commits are kept: a committer whose append was not acknowledged looks for its commit's id.
 REMEMBERED = 4096
 
 
 class ActiveClaim(NamedTuple):
-    """A claim that counts. Withdrawn: until its release."""
+    """A claim that uses capacity. One that is withdrawn does so until its release."""
 
     claim: Claim
     group: str
@@ -23,27 +27,29 @@ class ActiveClaim(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What one commit did. `refused`: decisions for withdrawn or overtaken revisions, which folded to nothing."""
+    """The changes that one commit made to the ledger."""
 
     seq: int
-    groups: frozenset[str] = frozenset()  # what stands for them changed
-    claims: frozenset[str] = frozenset()  # came, went, or have other slots
+    groups: frozenset[str] = frozenset()  # groups whose standing decision or ended revision changed
+    claims: frozenset[str] = frozenset()  # claims that were added, released, or have other slots now
     released: frozenset[str] = frozenset()
-    withdrawn: frozenset[str] = frozenset()  # claims that count only until their release now
-    refused: tuple[str, ...] = ()
+    withdrawn: frozenset[str] = frozenset()  # claims that are active only until their release now
+    refused: tuple[str, ...] = ()  # decisions whose revision was withdrawn or overtaken; they changed nothing
 
 
-class _Extra(Model, kw_only=True):
+class _WithdrawnClaim(Model, kw_only=True):
     group: str
     claim: Claim
 
 
 class _Snapshot(Model, kw_only=True):
+    """`withdrawn` are the ended revisions by group, `extra` the claims that are withdrawn and not released."""
+
     version: int = 1
     seq: int
     standing: list[Decision] = []
     withdrawn: dict[str, int] = {}
-    extra: list[_Extra] = []
+    extra: list[_WithdrawnClaim] = []
     commits: list[str] = []
 
 
@@ -52,7 +58,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Ledger:
-    """`standing`: the decision of each group that has one. `ended`: up to which revision each group was withdrawn."""
+    """The folded decision log. `standing` has the current decision of each group that has one, `ended_revisions` the newest
+    withdrawn revision of each group."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -64,125 +71,86 @@ class Ledger:
         self.commits: OrderedDict[str, None] = OrderedDict()
 
     def accepts(self, decision: Decision) -> bool:
-        """A decision for a withdrawn revision folds to nothing, and so does one that a newer revision overtook."""
+        """Returns whether the decision would take effect: its revision is neither withdrawn nor older than the standing
+        one."""
         if decision.revision <= self.ended_revisions.get(decision.group, 0):
             return False
-        stands = self.standing.get(decision.group)
-        return stands is None or stands.revision <= decision.revision
+        standing = self.standing.get(decision.group)
+        return standing is None or standing.revision <= decision.revision
 
     def fold(self, seq: int, commit: Commit) -> Changes:
+        """Applies the next commit. Raises ValueError if `seq` does not follow the last one."""
         if seq != self.seq + 1:
             raise ValueError(f"commit {seq} does not follow {self.seq}")
         self.seq = seq
         self.commits[commit.id] = None
         if len(self.commits) > REMEMBERED:
             self.commits.popitem(last=False)
-        groups: set[str] = set()
-        changed: set[str] = set()
-        withdrawn: set[str] = set()
-        released: set[str] = set()
-        refused: list[str] = []
-        # Withdrawals first: a decision of the same commit that they name must not count for a moment.
-        for withdrawal in commit.withdrawals:
-            self.ended_revisions[withdrawal.group] = max(
-                withdrawal.revision, self.ended_revisions.get(withdrawal.group, 0)
-            )
-            stands = self.standing.get(withdrawal.group)
-            groups.add(withdrawal.group)  # also where nothing stood: from now on nothing may come
-            if stands is not None and stands.revision <= withdrawal.revision:
-                del self.standing[withdrawal.group]
-                withdrawn |= self._withdraw(withdrawal.group, frozenset())
-        for release in commit.releases:
-            for ident in release.claims:
-                held = self.claims.get(ident)
-                # A claim that a later decision took up again is not the one whose removal was confirmed.
-                if held is not None and held.withdrawn:
-                    self._forget(ident, held)
-                    released.add(ident)
-        for decision in commit.decisions:
-            if not self.accepts(decision):
-                refused.append(decision.id)
-                continue
-            kept = frozenset(claim.id for claim in decision.claims)
-            withdrawn |= self._withdraw(decision.group, kept)
-            withdrawn -= kept
-            released -= kept  # let go and taken again in one commit
-            for claim in decision.claims:
-                self._hold(claim, decision.group)
-            changed |= kept
-            groups.add(decision.group)
-            self.standing[decision.group] = decision
-        for reassign in commit.reassigns:
-            held = self.claims.get(reassign.claim)
-            if held is None:
-                continue
-            claim = msgspec.structs.replace(held.claim, slots=reassign.slots)
-            self.claims[reassign.claim] = held._replace(claim=claim)
-            stands = self.standing.get(held.group)
-            if stands is not None and not held.withdrawn:
-                claims = [claim if c.id == claim.id else c for c in stands.claims]
-                self.standing[held.group] = msgspec.structs.replace(stands, claims=claims)
-            changed.add(reassign.claim)
-            groups.add(held.group)
+        effects = FoldEffects()
+        for entry in sorted(commit.entries, key=fold_order):
+            handler_of(entry).fold(entry, self, effects)
         return Changes(
             seq,
-            frozenset(groups),
-            frozenset(changed | released),
-            frozenset(released),
-            frozenset(withdrawn),
-            tuple(refused),
+            frozenset(effects.groups),
+            frozenset(effects.claims | effects.released),
+            frozenset(effects.released),
+            frozenset(effects.withdrawn),
+            tuple(effects.refused),
         )
 
-    def _withdraw(self, group: str, kept: frozenset[str]) -> set[str]:
-        gone: set[str] = set()
+    def withdraw_claims(self, group: str, kept: AbstractSet[str] = frozenset()) -> set[str]:
+        """Marks the group's claims as withdrawn, except those to be kept. Returns those that were not withdrawn before."""
+        withdrawn: set[str] = set()
         for ident in self.by_group.get(group, ()):
-            held = self.claims[ident]
-            if ident not in kept and not held.withdrawn:
-                self.claims[ident] = held._replace(withdrawn=True)
-                gone.add(ident)
-        return gone
+            active = self.claims[ident]
+            if ident not in kept and not active.withdrawn:
+                self.claims[ident] = active._replace(withdrawn=True)
+                withdrawn.add(ident)
+        return withdrawn
 
-    def _hold(self, claim: Claim, group: str) -> None:
+    def put_claim(self, claim: Claim, group: str) -> None:
+        """Counts a claim of a standing decision. It replaces a claim of the same id."""
         before = self.claims.get(claim.id)
         if before is not None and (before.group != group or before.claim.cluster != claim.cluster):
-            self._forget(claim.id, before)
+            self.remove_claim(claim.id)
         self.claims[claim.id] = ActiveClaim(claim, group, False)
         self.by_group.setdefault(group, set()).add(claim.id)
         self.by_cluster.setdefault(claim.cluster, set()).add(claim.id)
 
-    def _forget(self, ident: str, held: ActiveClaim) -> None:
-        del self.claims[ident]
-        for index, key in ((self.by_group, held.group), (self.by_cluster, held.claim.cluster)):
-            mine = index[key]
-            mine.discard(ident)
-            if not mine:
+    def remove_claim(self, ident: str) -> None:
+        """Stops counting a claim."""
+        active = self.claims.pop(ident)
+        for index, key in ((self.by_group, active.group), (self.by_cluster, active.claim.cluster)):
+            idents = index[key]
+            idents.discard(ident)
+            if not idents:
                 del index[key]
 
     def has_active_claims(self, group: str) -> bool:
-        """Claims of the group still count, standing or withdrawn."""
         return group in self.by_group
 
     def is_terminating(self, group: str, revision: int) -> bool:
-        """Of a group that was terminated at this revision: something counts, or may yet be decided."""
+        """Returns whether a group that was terminated at this revision has active claims or may still get a decision."""
         return self.has_active_claims(group) or self.ended_revisions.get(group, 0) < revision
 
     def encode(self) -> bytes:
-        extra = [_Extra(group=h.group, claim=h.claim) for h in self.claims.values() if h.withdrawn]
+        """Returns the ledger as a snapshot."""
+        withdrawn = [_WithdrawnClaim(group=a.group, claim=a.claim) for a in self.claims.values() if a.withdrawn]
         snapshot = _Snapshot(
             seq=self.seq,
             standing=list(self.standing.values()),
             withdrawn=self.ended_revisions,
-            extra=extra,
+            extra=withdrawn,
             commits=list(self.commits),
         )
         return _encode(snapshot)
 
     @classmethod
     def decode(cls, data: bytes) -> Ledger:
-        """Raises msgspec.DecodeError on junk."""
+        """Reads a snapshot of any age. Raises msgspec.DecodeError on junk."""
         snapshot = _decode(data)
         if snapshot.version != 1:
-            raise msgspec.ValidationError(f"a ledger snapshot of version {snapshot.version}")
+            raise msgspec.ValidationError(f"unknown version {snapshot.version} of a ledger snapshot")
         ledger = cls()
         ledger.seq = snapshot.seq
         ledger.ended_revisions = dict(snapshot.withdrawn)
@@ -190,8 +158,8 @@ class Ledger:
         for decision in snapshot.standing:
             ledger.standing[decision.group] = decision
             for claim in decision.claims:
-                ledger._hold(claim, decision.group)
-        for extra in snapshot.extra:
-            ledger._hold(extra.claim, extra.group)
-            ledger.claims[extra.claim.id] = ActiveClaim(extra.claim, extra.group, True)
+                ledger.put_claim(claim, decision.group)
+        for withdrawn in snapshot.extra:
+            ledger.put_claim(withdrawn.claim, withdrawn.group)
+            ledger.claims[withdrawn.claim.id] = ActiveClaim(withdrawn.claim, withdrawn.group, True)
         return ledger

@@ -1,9 +1,11 @@
-"""Claims and decisions, and the messages of the decision log: each a commit that holds many, whole or absent."""
+"""Claims, decisions and the other entries of the decision log, and the commit that carries them."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from .base import Message, Model
 from .candidates import Asked
@@ -17,7 +19,7 @@ class IntentRef(Model, kw_only=True):
 
 
 class Slot(Model, kw_only=True):
-    """A run of `count` equal pods' places on one node. `host`: its hostname label, where that is not its name."""
+    """Places for `count` equal pods on one node. `host` is the node's hostname label where that differs from its name."""
 
     node: str = ""
     host: str = ""
@@ -29,6 +31,8 @@ class Slot(Model, kw_only=True):
 
 
 class Claim(Model, kw_only=True):
+    """The slots of one object of an app on one cluster."""
+
     id: str
     decision: str
     intent: IntentRef
@@ -41,8 +45,12 @@ class Claim(Model, kw_only=True):
     replaces: str = ""
 
 
-class Decision(Model, kw_only=True):
-    """All claims of a group at a revision; it stands until another of the group or a withdrawal."""
+class LedgerEntry(Model, tag_field="kind", kw_only=True):
+    """One entry of the decision log. Entries are told apart by the field `kind`."""
+
+
+class Decision(LedgerEntry, tag="decision", kw_only=True):
+    """All claims of a group at a revision. It stands until the group's next decision or a withdrawal."""
 
     id: str
     group: str
@@ -53,41 +61,53 @@ class Decision(Model, kw_only=True):
     replicas: dict[str, int] = {}
     controllers: list[Asked] = []
     warnings: list[Warn] = []
-    traceparent: str = ""  # who carries it out goes on with this trace
+    traceparent: str = ""  # the patcher continues this trace
 
 
-class Withdrawal(Model, kw_only=True):
-    """Ends every decision of the group at or below the revision; one that comes later for it folds to nothing."""
+class Withdrawal(LedgerEntry, tag="withdrawal", kw_only=True):
+    """Ends all decisions of the group up to this revision; later ones for these revisions are ignored."""
 
     group: str
     revision: int
-    traceparent: str = ""  # who carries it out goes on with this trace
+    traceparent: str = ""  # the patcher continues this trace
 
 
-class Release(Model, kw_only=True):
-    """These claims count no more: the agent confirmed the removal and a later report shows no pod of theirs."""
+class Release(LedgerEntry, tag="release", kw_only=True):
+    """Stops counting these claims: an agent confirmed the removal, and a later report shows none of their pods."""
 
     claims: list[str]
 
 
-class Reassign(Model, kw_only=True):
-    """Pods run elsewhere than claimed (`Displaced`): the claim's slots are these now."""
+class Reassignment(LedgerEntry, tag="reassign", kw_only=True):
+    """Replaces the slots of a claim whose pods run on other nodes than claimed (`Displaced`)."""
 
     claim: str
     slots: list[Slot]
 
 
+Entry = Decision | Withdrawal | Release | Reassignment
+_Kind = TypeVar("_Kind", bound=LedgerEntry)
+
+
 class Commit(Message, kw_only=True):
-    """One message of the log. `id` is unique: a missing acknowledgement is settled by looking for it."""
+    """One message of the decision log. A missing acknowledgement is resolved by looking for its unique `id` in the log."""
 
     by: str = ""
-    decisions: list[Decision] = []
-    withdrawals: list[Withdrawal] = []
-    releases: list[Release] = []
-    reassigns: list[Reassign] = []
+    entries: list[Entry] = []
+
+    def entries_of(self, kind: type[_Kind]) -> list[_Kind]:
+        return [entry for entry in self.entries if isinstance(entry, kind)]
+
+
+def decision_document(decision: Decision) -> dict[str, Any]:
+    """Returns a decision as REST and action controllers see it: without the field that tells entries of the log apart."""
+    document: dict[str, Any] = msgspec.to_builtins(decision)
+    del document["kind"]
+    return document
 
 
 def claim_id(group: str, app: str, obj: str, cluster: str, template: str) -> str:
-    """Stable while the group, the app, the object, the cluster and the resolved pod template are; a valid label value."""
+    """Returns an id that stays the same while the arguments, of which `template` is the resolved pod template's hash, do.
+    It is a valid label value."""
     text = "\0".join((group, app, obj, cluster, template))
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()

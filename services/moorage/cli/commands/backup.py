@@ -153,6 +153,7 @@ async def _watched(bus: Bus) -> AsyncIterator[Any]:
     """What changes while streams are copied; yields a function that says why the copies are of no use."""
     from moorage.ledger import open_ledger
     from moorage.ledger.follower import SNAPSHOTS
+    from moorage.model.claims import Decision
     from moorage.model.names import group_tokens
 
     store = bus.objects(SNAPSHOTS)
@@ -161,7 +162,9 @@ async def _watched(bus: Bus) -> AsyncIterator[Any]:
     follower = await open_ledger(bus)
     claimed = {group_tokens(group) for group in follower.ledger.by_group}
     never = claimed - before
-    follower.on_fold.append(lambda commit, _: claimed.update(group_tokens(d.group) for d in commit.decisions))
+    follower.on_fold.append(
+        lambda commit, _: claimed.update(group_tokens(d.group) for d in commit.entries_of(Decision))
+    )
 
     async def unlike_a_crash(log: dict[str, Any]) -> str:
         await follower.wait(log["last_seq"])

@@ -1,0 +1,32 @@
+"""The kinds of entries in the decision log. Each kind's rules are in one module, registered in `HANDLERS`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.model.claims import Decision, Entry, LedgerEntry, Reassignment, Release, Withdrawal
+
+from .decision import DecisionHandler
+from .handler import Batch, Dropped, EntryHandler, FoldEffects
+from .reassignment import ReassignmentHandler
+from .release import ReleaseHandler
+from .withdrawal import WithdrawalHandler
+
+HANDLERS: dict[type[LedgerEntry], EntryHandler[Any]] = {
+    Withdrawal: WithdrawalHandler(),
+    Release: ReleaseHandler(),
+    Decision: DecisionHandler(),
+    Reassignment: ReassignmentHandler(),
+}
+
+
+def handler_of(entry: Entry) -> EntryHandler[Any]:
+    return HANDLERS[type(entry)]
+
+
+def fold_order(entry: Entry) -> int:
+    """Sorts a commit's entries into the order in which they are folded. The sort is stable."""
+    return HANDLERS[type(entry)].fold_order
+
+
+__all__ = ["HANDLERS", "Batch", "Dropped", "EntryHandler", "FoldEffects", "fold_order", "handler_of"]

@@ -1,0 +1,65 @@
+"""What every kind of entry defines: how it is folded, and when it may still be appended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from ..capacity import Capacity
+    from ..ledger import Ledger
+
+EntryT = TypeVar("EntryT")
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """The entry is not in the log and will not be. `code` is a reason code, or "" where the room was taken and the group
+    may be decided again."""
+
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class FoldEffects:
+    """What the entries of one commit changed so far. `Changes` explains the fields."""
+
+    groups: set[str] = field(default_factory=set)
+    claims: set[str] = field(default_factory=set)
+    released: set[str] = field(default_factory=set)
+    withdrawn: set[str] = field(default_factory=set)
+    refused: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Batch:
+    """The state that entries are checked against before they are appended together. `groups`: those whose claims an entry
+    checked before changes, so no other entry of the batch may."""
+
+    ledger: Ledger
+    capacity: Capacity
+    groups: set[str] = field(default_factory=set)
+
+
+class EntryHandler(Generic[EntryT]):
+    """The rules of one kind of entry. Entries with a smaller `fold_order` are folded first, equal ones in their order in
+    the commit."""
+
+    fold_order = 2
+
+    def fold(self, entry: EntryT, ledger: Ledger, effects: FoldEffects) -> None:
+        raise NotImplementedError
+
+    def check(self, entry: EntryT, batch: Batch) -> Dropped | None:
+        """Returns why the entry may not be appended, or None."""
+        return None
+
+    def give_back(self, entry: EntryT, capacity: Capacity) -> None:
+        """Gives back the room that is held for the entry, once it is in the log or dropped."""
+
+    def took_effect(self, entry: EntryT, ledger: Ledger, refused: tuple[str, ...] | None) -> bool:
+        """Returns whether the appended entry changed the ledger. `refused`: what the fold of its commit refused; None if
+        the ledger was loaded from a snapshot instead."""
+        return True

@@ -1,0 +1,24 @@
+"""The rules of releases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moorage.model.claims import Release
+
+from .handler import EntryHandler, FoldEffects
+
+if TYPE_CHECKING:
+    from ..ledger import Ledger
+
+
+class ReleaseHandler(EntryHandler[Release]):
+    fold_order = 1
+
+    def fold(self, entry: Release, ledger: Ledger, effects: FoldEffects) -> None:
+        for ident in entry.claims:
+            active = ledger.claims.get(ident)
+            # A claim that a later decision took up again is not the one whose removal was confirmed.
+            if active is not None and active.withdrawn:
+                ledger.remove_claim(ident)
+                effects.released.add(ident)
