@@ -297,20 +297,13 @@ async def test_what_was_refused_for_a_while_is_applied_and_old_objects_go(
     assert plane.get(config_path("blocked"))["data"] == {"a": "ours"}
 
 
-async def test_a_patch_that_does_not_fit_is_said_of_every_object(
-    plane: ControlPlane, mesh: Mesh, agents: Start
-) -> None:
+async def test_an_object_without_a_name_fails_its_version(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     agents(plane)
-    mesh.desired["web"] = DesiredApp(
-        group="p/shop/v1/default",
-        app="web",
-        version=5,
-        objects=[config("c", a="1")],
-        patch=[{"op": "replace", "path": "/objects/7/data", "value": {}}],
-    )
-    await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Failed"}, 20)
+    nameless = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "c-"}, "data": {}}
+    await mesh.want(CLUSTER, "web", 5, config("c", a="1"), nameless)
+    await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Failed", "ConfigMap/": "Failed"}, 20)
     confirm = mesh.said("web", 5)
-    assert confirm is not None and "does not fit" in confirm.objects[0].message
+    assert confirm is not None and "without a name" in confirm.objects[0].message
     assert there(plane, config_path("c")) is None
     await asyncio.sleep(0.5)
     assert mesh.confirms[-1] == confirm, "nothing else is said afterwards"

@@ -41,7 +41,7 @@ from moorage.model.groups import Decide, GroupRecord, Revision, Stored, Withdraw
 from moorage.model.reports import Report, ReportReply
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.v2_resources import Change
-from moorage.patcher.core.desired_state import learn
+from moorage.patcher.core.group_status import learn
 from moorage_testkit.fleets import fleet_of, node
 
 MESSAGES: tuple[type[msgspec.Struct], ...] = (

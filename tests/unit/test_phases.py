@@ -12,7 +12,9 @@ from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Wi
 from moorage.model.desired import AppStatus, Confirm, DesiredRecord, GroupStatus, ObjectStatus
 from moorage.model.phases import phase
 from moorage.model.reasons import Reason
-from moorage.patcher.core.desired_state import Head, conclude, learn, may_go, removable, wanted_on
+from moorage.patcher.core.claim_removal import may_remove, removed_claims
+from moorage.patcher.core.desired_state import apps_on
+from moorage.patcher.core.group_status import Head, conclude, learn
 
 READY: Any = "Ready"
 BUSY, FAILED = "Progressing", "Failed"
@@ -106,19 +108,19 @@ def test_a_move_from_one_cluster_to_another() -> None:
 
     ledger.fold(2, Commit(id="2", entries=[decision("d2", 1, y="two")]))
     assert conclude("g", head, ledger, desired, second, confirmed).phase == "Placed", "nothing was handed out yet"
-    assert removable(ledger, "g", desired, confirmed) == []
-    assert [bool(w.standing) for w in wanted_on(ledger, "one") + wanted_on(ledger, "two")] == [False, True]
+    assert removed_claims(ledger, "g", desired, confirmed) == []
+    assert [bool(a.claims) for a in apps_on(ledger, "one") + apps_on(ledger, "two")] == [False, True]
     desired = DesiredRecord(group="g", revision=1, decision="d2", version=2)
     third = conclude("g", head, ledger, desired, second, confirmed)
     assert (third.phase, third.reached) == ("Deploying", False)
-    assert removable(ledger, "g", desired, confirmed) == [], "what is confirmed is about the version before"
+    assert removed_claims(ledger, "g", desired, confirmed) == [], "what is confirmed is about the version before"
     gone = learn(confirm(2, 2, removed=True), "one", known)
     assert gone is not None
     confirmed["a", "one"] = gone
-    (removed,) = removable(ledger, "g", desired, confirmed)
+    (removed,) = removed_claims(ledger, "g", desired, confirmed)
     assert (removed.claims, removed.cluster, removed.as_of) == (["x"], "one", 2)
     ledger.fold(3, Commit(id="3", entries=[Release(claims=["x"])]))
-    assert removable(ledger, "g", desired, confirmed) == []
+    assert removed_claims(ledger, "g", desired, confirmed) == []
     assert [a.cluster for a in conclude("g", head, ledger, desired, third, confirmed).apps] == ["two"]
 
 
@@ -178,11 +180,11 @@ def test_the_old_place_goes_only_once_all_new_ones_run(
 ) -> None:
     stands = decision("d", 2, x="one", y="two")
     confirmed = {("a", place): known for place, known in (("one", one), ("two", two)) if known is not None}
-    assert may_go(stands, "a", 5, confirmed) is expected
+    assert may_remove(stands, "a", 5, confirmed) is expected
 
 
 def test_what_goes_altogether_waits_for_nothing() -> None:
-    assert may_go(None, "a", 5, {})
-    assert may_go(decision("d", 2, x="one"), "another", 5, {}), "no place is left to this app"
+    assert may_remove(None, "a", 5, {})
+    assert may_remove(decision("d", 2, x="one"), "another", 5, {}), "no place is left to this app"
     elsewhere = {("another", "one"): runs(5, READY), ("a", "two"): runs(5, READY)}
-    assert not may_go(decision("d", 2, x="one"), "a", 5, elsewhere), "another app, another cluster"
+    assert not may_remove(decision("d", 2, x="one"), "a", 5, elsewhere), "another app, another cluster"

@@ -13,7 +13,6 @@ from moorage.fleet import FleetWriter
 from moorage.inventory.core.fleet_state import FleetState
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
-from moorage.podspec import diff
 from moorage.sim.core.cluster_spec import ClusterSpec
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.fleet_generator import generate
@@ -247,22 +246,6 @@ def test_the_same_again_changes_nothing_and_a_new_template_rolls() -> None:
     assert not before & set(world.pods["lab/a"])
     assert world.last().objects[0].state == "Ready"
     world.truth()
-
-
-def test_a_patch_is_applied_over_the_manifests() -> None:
-    world = World(LAB)
-    plain, patched = workload(replicas=1), workload(replicas=2, nodeSelector={"disk": "ssd"})
-    one = app(1, plain)
-    one.patch = diff({"objects": [plain]}, {"objects": [patched]})
-    world.want("lab/a", one)
-    world.run(0.5)
-    assert world.last().objects[0].wanted == 2
-    one = app(2, plain)
-    one.patch = [{"op": "remove", "path": "/objects/0/nope"}]
-    world.want("lab/a", one)
-    world.run(0.5)
-    assert world.last().objects[-1].state == "Failed"
-    assert len(world.pods["lab/a"]) == 2
 
 
 def test_removal_takes_pods_away_and_says_so() -> None:

@@ -16,11 +16,11 @@ from moorage.bus.failpoints import reached
 from moorage.kube import ApiError, ApiResource, Unreachable, apply_order
 from moorage.kube.apply import gates
 from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
-from moorage.podspec import PatchError
+from moorage.podspec import object_key
 from moorage.telemetry import HANDLED, Handled, tracing
 
 from .app_records import AppRecord, AppRecordContent, Ref, label_of, names
-from .context import ClusterContext, Manifest, Owner, key_of, objects_of
+from .context import ClusterContext, Manifest, Owner, objects_of
 from .core.readiness import readiness_of
 from .fenced_configmap import StaleTerm
 from .managed_object import ManagedObject, ObjectWriter
@@ -52,7 +52,7 @@ class AppReconciler:
         self.wake = asyncio.Event()
         self.gone = False
         self._things: dict[Ref, ManagedObject] = {}
-        self._misfits: list[ObjectStatus] = []  # where the patch and the manifests do not go together
+        self._invalid: list[ObjectStatus] = []  # of a version that cannot be applied at all
         self._asked: set[str] = set()  # the objects that somebody named
         self._extra: list[Ref] = []  # what earlier versions made and this one has not
         self._found: dict[Ref, ApiResource] = {}  # what somebody made for this app and is not written down
@@ -129,12 +129,13 @@ class AppReconciler:
     async def _apply(self, desired: DesiredApp) -> None:
         try:
             objects = objects_of(desired)
-        except PatchError as error:
-            said = f"the patch does not fit: {error}"
-            self._misfits = [ObjectStatus(object=key_of(o), state="Failed", message=said) for o in desired.objects]
+        except ValueError as error:
+            self._invalid = [
+                ObjectStatus(object=object_key(o), state="Failed", message=str(error)) for o in desired.objects
+            ]
             self._things, self._extra, self._done = {}, [], desired.version
             return
-        self._misfits = []
+        self._invalid = []
         self._asked = {ref.key for ref in objects}
         known = dict.fromkeys(self.record.content.refs)
         objects = {**await self._missing_namespaces(objects), **objects}
@@ -260,7 +261,7 @@ class AppReconciler:
 
     async def _tell(self) -> float:
         """Confirm, if there is something new. Back with the seconds until somebody should look again."""
-        statuses, poll, unfollowed = list(self._misfits), False, 0
+        statuses, poll, unfollowed = list(self._invalid), False, 0
         for thing in self._things.values():
             seen, followed = await check_health(self.site, thing)
             poll = poll or (seen.state != "Ready" and not followed)
@@ -328,7 +329,7 @@ class AppReconciler:
             reached("agent.removed")
             await self.site.records.remove(self.record)
             self.record.content = AppRecordContent(group=self.group, app=self.app)
-            self._things, self._extra, self._misfits = {}, [], []
+            self._things, self._extra, self._invalid = {}, [], []
             self.site.unfollowed.pop(self.label, None)
             self._done = desired.version
             removed = [ObjectStatus(object=ref.key, state="Removed") for ref in refs]

@@ -10,8 +10,7 @@ import structlog
 
 from moorage.kube import MANAGER, Api, ApiDiscovery, ApiError, ApiResource, Term, Unreachable
 from moorage.model.desired import DesiredApp
-from moorage.podspec import PatchError
-from moorage.podspec import apply as patched
+from moorage.podspec import object_key
 
 from .app_records import APP_LABEL, OWNER, AppRecord, AppRecordContent, AppRecords, Ref, label_of
 from .core.cluster_state import ClusterState
@@ -139,12 +138,11 @@ def lost_of(marks: OwnershipRegistry, kind: ApiResource, live: Live) -> Lost | N
 
 
 def objects_of(desired: DesiredApp) -> dict[Ref, Manifest]:
-    """PatchError where the patch does not fit its objects."""
-    made = patched({"objects": desired.objects}, desired.patch)["objects"]
-    for obj in made:
-        if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict) or not obj["metadata"].get("name"):
-            raise PatchError("an object without a name")
-    return {ref_of(obj): obj for obj in made}
+    """Returns the objects to apply. Raises ValueError if one has no name."""
+    for obj in desired.objects:
+        if not isinstance(obj.get("metadata"), dict) or not obj["metadata"].get("name"):
+            raise ValueError(f"{object_key(obj)}: an object without a name cannot be applied")
+    return {ref_of(obj): obj for obj in desired.objects}
 
 
 def ref_of(obj: Manifest) -> Ref:
@@ -155,7 +153,3 @@ def ref_of(obj: Manifest) -> Ref:
         str(meta.get("namespace") or "default"),
         str(meta["name"]),
     )
-
-
-def key_of(obj: Manifest) -> str:
-    return f"{obj.get('kind', '')}/{(obj.get('metadata') or {}).get('name', '')}"

@@ -1,8 +1,9 @@
-"""What agents are told when they ask what should run on their cluster, and what they say became of it."""
+"""Serves agents: hands out the desired state of their cluster and takes their confirmations."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
@@ -11,147 +12,191 @@ import msgspec
 from moorage.bus import Bus, Incoming, subjects
 from moorage.bus.failpoints import reached
 from moorage.ledger import Ledger, LedgerFollower
-from moorage.model.desired import Confirm, DesiredApp, DesiredAsk
+from moorage.model.desired import Confirm, DesiredAsk, DesiredRecord
 from moorage.model.names import cluster_from_tokens
 from moorage.model.problems import Problem, Refused
 from moorage.telemetry import tracing
 
-from .core.desired_state import WantedApp, desired_app, encoded, held_by, learn, may_go, parts, repeats, wanted_on
+from .core.claim_removal import may_remove
+from .core.desired_state import (  # fmt: skip
+    AppOnCluster,
+    apps_on,
+    claims_of,
+    encode_app,
+    encode_confirm_again,
+    encode_removal,
+    final_objects,
+    reply_parts,
+)
+from .core.final_objects import FinalObjects
+from .core.group_status import learn, repeats
 from .group_queue import GroupQueue
 
 _confirm = msgspec.json.Decoder(Confirm).decode
 _ask = msgspec.json.Decoder(DesiredAsk).decode
 _encode = msgspec.json.Encoder().encode
+#: Replies of several parts that are kept until their agent has asked for all of them.
+_KEPT_REPLIES = 16
+#: Apps whose final objects are kept for other clusters.
+_KEPT_APPS = 64
+#: Seconds that a confirmation waits until it is stored.
+STORE_TIMEOUT = 5.0
 
 
 class AgentApi:
-    """`era`: what agents heard before a restore has smaller versions. `sure`: whether no other patcher can be active;
-    otherwise nothing is answered, and whoever is active hears it too."""
+    """`era`: versions that agents got before a restore are smaller. `is_certain`: whether no other patcher can be active;
+    if not, nothing is answered, because the active patcher receives each request too."""
 
     def __init__(
-        self, bus: Bus, desk: GroupQueue, follower: LedgerFollower, generation: int, era: int, sure: Callable[[], bool]
+        self,
+        bus: Bus,
+        desk: GroupQueue,
+        follower: LedgerFollower,
+        generation: int,
+        era: int,
+        is_certain: Callable[[], bool],
     ) -> None:
         self.bus, self.desk, self.follower = bus, desk, follower
-        self.generation, self.era, self._sure = generation, era, sure
-        self._parts: dict[tuple[str, bytes], list[bytes]] = {}
-        self._empty = parts([], generation)[0]
+        self.generation, self.era, self._is_certain = generation, era, is_certain
+        self._replies: dict[tuple[str, bytes], list[bytes]] = {}
+        self._empty = reply_parts([], generation)[0]
+        self._final: OrderedDict[tuple[str, str], tuple[DesiredRecord, FinalObjects]] = OrderedDict()
 
     @property
     def ledger(self) -> Ledger:
         return self.follower.ledger
 
     async def get(self, incoming: Incoming) -> bytes | None:
-        if not self._sure():
+        """Answers with the apps of the cluster that differ from the versions the agent has."""
+        if not self._is_certain():
             return None
         cluster, ask = _cluster(incoming), _ask(incoming.data)
         have = _encode(ask.have)
         if ask.part:
-            kept = self._parts.get((cluster, have))
+            kept = self._replies.get((cluster, have))
             if kept is not None and ask.part < len(kept):
                 return kept[ask.part]
-        apps: list[bytes] = []
-        known = wanted_on(self.ledger, cluster)
-        if self.era:
-            apps += self._strays(ask.have, {f"{wanted.group} {wanted.app}" for wanted in known})
-        for wanted in known:
-            app = await self._wanted(wanted, cluster, ask.have.get(f"{wanted.group} {wanted.app}", 0))
-            if app is not None:
-                apps.append(app)
-        if not self._sure():
+        apps = await self._changed_apps(cluster, ask.have)
+        if not self._is_certain():
             return None
         if not apps:
             return self._empty
-        made = parts(apps, self.generation)
-        if len(made) > 1:
-            self._parts[cluster, have] = made
-            if len(self._parts) > 16:
-                del self._parts[next(iter(self._parts))]
-        return made[min(ask.part, len(made) - 1)]
+        parts = reply_parts(apps, self.generation)
+        if len(parts) > 1:
+            self._replies[cluster, have] = parts
+            if len(self._replies) > _KEPT_REPLIES:
+                del self._replies[next(iter(self._replies))]
+        return parts[min(ask.part, len(parts) - 1)]
 
-    def _strays(self, have: Mapping[str, int], known: AbstractSet[str]) -> Iterable[bytes]:
-        """What a cluster was told before a restore and nobody knows of any more: taken away once."""
+    async def _changed_apps(self, cluster: str, have: Mapping[str, int]) -> list[bytes]:
+        on_cluster = apps_on(self.ledger, cluster)
+        changed: list[bytes] = []
+        if self.era:
+            changed += self._unknown_apps(have, {f"{app.group} {app.app}" for app in on_cluster})
+        for app in on_cluster:
+            encoded = await self._changed_app(app, cluster, have.get(f"{app.group} {app.app}", 0))
+            if encoded is not None:
+                changed.append(encoded)
+        return changed
+
+    def _unknown_apps(self, have: Mapping[str, int], known: AbstractSet[str]) -> Iterable[bytes]:
+        """Removes, once, what a cluster got before a restore and the restored log does not know."""
         for name, version in have.items():
             group, _, app = name.rpartition(" ")
-            if version < self.era and name not in known and self._may_go(group, app):
-                yield encoded(DesiredApp(group=group, app=app, version=self.era, remove=True))
+            if version < self.era and name not in known and self._may_remove(group, app):
+                yield encode_removal(group, app, self.era)
 
-    async def _wanted(self, wanted: WantedApp, cluster: str, have: int) -> bytes | None:
-        """What is new of one app for a cluster that has `have` of it, or is to be confirmed again."""
-        group = wanted.group
+    async def _changed_app(self, app: AppOnCluster, cluster: str, have: int) -> bytes | None:
+        """Encodes the app if the cluster, which has version `have`, must change it or confirm it again."""
+        group = app.group
         desired, decision = self.desk.desired.get(group), self.ledger.standing.get(group)
         if desired is not None and desired.version <= have:
-            return self._unconfirmed(wanted, cluster, desired.version)
+            if self.desk.missing(group, app.app, cluster, desired.version):
+                return encode_confirm_again(group, app.app, desired.version)
+            return None
         if desired is None or desired.reasons:
             return None
         if desired.decision != (decision.id if decision is not None else ""):
-            return None  # being worked on; a hint will come
-        if not wanted.standing and not self._may_go(group, wanted.app):
-            return None
-        record = await self.desk.fetch(group, desired.revision) if wanted.standing else None
-        if wanted.standing and record is None:
-            return None
-        return encoded(desired_app(wanted, cluster, desired, record))
+            return None  # the new desired state is still being made; a hint follows
+        if not app.claims:
+            if not self._may_remove(group, app.app):
+                return None
+            return encode_removal(group, app.app, desired.version, desired.traceparent)
+        final = await self._final_objects(app, desired)
+        return encode_app(app, desired, final.encoded_on_cluster(cluster, app.claims)) if final is not None else None
 
-    def _unconfirmed(self, wanted: WantedApp, cluster: str, version: int) -> bytes | None:
-        """A version that the agent has and that we name again, without its objects, is one to say again what became of."""
-        if not self.desk.missing(wanted.group, wanted.app, cluster, version):
+    async def _final_objects(self, app: AppOnCluster, desired: DesiredRecord) -> FinalObjects | None:
+        """None if the revision's record is not stored yet."""
+        key = (app.group, app.app)
+        kept = self._final.get(key)
+        if kept is not None and kept[0] is desired:
+            self._final.move_to_end(key)
+            return kept[1]
+        record = await self.desk.fetch(app.group, desired.revision)
+        if record is None:
             return None
-        return encoded(DesiredApp(group=wanted.group, app=wanted.app, version=version))
+        final = final_objects(record, desired, app.app)
+        self._final[key] = desired, final
+        self._final.move_to_end(key)
+        if len(self._final) > _KEPT_APPS:
+            self._final.popitem(last=False)
+        return final
 
-    def _may_go(self, group: str, app: str) -> bool:
+    def _may_remove(self, group: str, app: str) -> bool:
         desired = self.desk.desired.get(group)
         version = desired.version if desired is not None else 0
-        return may_go(self.ledger.standing.get(group), app, version, self.desk.confirmed.get(group, {}))
+        return may_remove(self.ledger.standing.get(group), app, version, self.desk.confirmed.get(group, {}))
 
-    async def hint(self, group: str) -> None:
-        """Clusters that an app has left may ask now what was kept from them."""
+    async def hint_removals(self, group: str) -> None:
+        """Tells clusters that apps of the group have left to ask again, once the apps may be removed there."""
         desired = self.desk.desired.get(group)
-        told = self.desk.confirmed.get(group, {})
-        leaving = set()
-        for held in held_by(self.ledger, group):
-            place = (held.claim.app, held.claim.cluster)
-            late = desired is not None and (place not in told or told[place].version < desired.version)
-            if held.withdrawn and late and self._may_go(group, held.claim.app):
-                leaving.add(held.claim.cluster)
-        for cluster in leaving:
+        confirmed = self.desk.confirmed.get(group, {})
+        clusters = set()
+        for active in claims_of(self.ledger, group):
+            app, cluster = active.claim.app, active.claim.cluster
+            status = confirmed.get((app, cluster))
+            behind = desired is not None and (status is None or status.version < desired.version)
+            if active.withdrawn and behind and self._may_remove(group, app):
+                clusters.add(cluster)
+        for cluster in clusters:
             await self.bus.publish(subjects.desired("changed", cluster), b"")
 
     async def confirmed(self, incoming: Incoming) -> bytes | None:
-        if not self._sure():
+        """Takes a confirmation and answers once it is stored."""
+        if not self._is_certain():
             return None
         cluster, confirm = _cluster(incoming), _confirm(incoming.data)
         with tracing.carried("confirm", confirm.traceparent, **{"moorage.cluster": cluster}):
-            await self._learned(cluster, confirm)
-        # Who took over while it was being stored may have read what stood there before.
-        return b"{}" if self._sure() else None
+            await self._store(cluster, confirm)
+        # A patcher that took over while it was being stored may have read the status from before.
+        return b"{}" if self._is_certain() else None
 
-    async def _learned(self, cluster: str, confirm: Confirm) -> None:
-        """Back once it is stored."""
+    async def _store(self, cluster: str, confirm: Confirm) -> None:
         group, place = confirm.group, (confirm.app, cluster)
-        if not any(h.claim.cluster == cluster and h.claim.app == confirm.app for h in held_by(self.ledger, group)):
+        if not any((c.claim.app, c.claim.cluster) == place for c in claims_of(self.ledger, group)):
             return  # long released
-        mine = self.desk.confirmed.setdefault(group, {})
-        before = mine.get(place)
-        new = learn(confirm, cluster, before)
-        if new is None:
+        confirmed = self.desk.confirmed.setdefault(group, {})
+        before = confirmed.get(place)
+        status = learn(confirm, cluster, before)
+        if status is None:
             return
-        mine[place] = new
+        confirmed[place] = status
         self.desk.hearing.heard(group, place)
-        if before is not None and repeats(new, before) and self.desk.rests(group):
+        if before is not None and repeats(status, before) and self.desk.rests(group):
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.desk.stored.setdefault(group, []).append(future)
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.desk.stored.setdefault(group, []).append(stored)
         self.desk.mark(group)
         try:
-            async with asyncio.timeout(5):
-                await future
+            async with asyncio.timeout(STORE_TIMEOUT):
+                await stored
         except TimeoutError:
-            problem = Problem(title="Not stored", status=503, code="NoAnswer", detail="say it again")
+            problem = Problem(title="Not stored", status=503, code="NoAnswer", detail="confirm it again")
             raise Refused(problem) from None
         reached("patcher.confirmed")
 
 
 def _cluster(incoming: Incoming) -> str:
-    """The sender is who may speak on that subject, never who the body says."""
+    """Takes the sender from the subject it may publish on, never from the body."""
     provider, cluster = incoming.subject.rsplit(".", 2)[1:]
     return cluster_from_tokens(provider, cluster)

@@ -17,8 +17,7 @@ from moorage.model.groups import GroupRecord
 from moorage.model.reasons import Reason, Warn
 from moorage.model.redaction import redacted
 
-from .core.desired_state import by_controller
-from .core.manifest_patching import disagreements, unusable
+from .core.contribution_checks import disagreements, unusable
 
 _answer = msgspec.json.Decoder(ActionAnswer).decode
 _encode = msgspec.json.Encoder().encode
@@ -95,7 +94,8 @@ def _read(
         return "ControllerError", f"{name} answered what cannot be read: {error}", []
     if answer.error:
         return "ControllerError", f"{name}: {answer.error}", []
-    mine = by_controller(answer.contributions, name)
+    # The author is the controller that was asked, whatever its answer says.
+    mine = [msgspec.structs.replace(contribution, by=name) for contribution in answer.contributions]
     if wrong := unusable(manifests, mine):
         return "ControllerError", wrong[0].message, []
     return "", "", mine

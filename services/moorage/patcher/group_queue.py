@@ -14,7 +14,7 @@ from moorage.model.desired import AppStatus, DesiredRecord, GroupStatus
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens
 
-from .core.desired_state import Head
+from .core.group_status import Head
 from .missing_confirmations import MissingConfirmations
 
 _head = msgspec.json.Decoder(Head).decode

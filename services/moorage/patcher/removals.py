@@ -13,7 +13,8 @@ from moorage.bus import Bus, BusError, subjects
 from moorage.ledger import Changes, LedgerFollower
 from moorage.model.claims import Commit
 
-from .core.desired_state import abandoned, held_by, removable
+from .core.claim_removal import abandoned_claims, removed_claims
+from .core.desired_state import claims_of
 from .group_queue import GroupQueue
 
 REMIND = 1.0
@@ -38,7 +39,7 @@ class Removals:
             self._removing[ledger.claims[ident].group] = None
         if changes.released:
             for group in list(self._removing):
-                if not any(held.withdrawn for held in held_by(ledger, group)):
+                if not any(held.withdrawn for held in claims_of(ledger, group)):
                     del self._removing[group]
                     self._desk.mark(group)
 
@@ -54,7 +55,7 @@ class Removals:
 
     async def tell(self, group: str) -> None:
         ledger, confirmed = self._follower.ledger, self._desk.confirmed.get(group, {})
-        found = removable(ledger, group, self._desk.desired.get(group), confirmed)
-        for removed in [*found, *abandoned(ledger, group, self._left)]:
+        found = removed_claims(ledger, group, self._desk.desired.get(group), confirmed)
+        for removed in [*found, *abandoned_claims(ledger, group, self._left)]:
             with contextlib.suppress(BusError, nats.errors.Error, OSError):
                 await self._bus.publish(subjects.MERGER_REMOVED, removed)

@@ -26,7 +26,8 @@ from moorage.telemetry import ACTIVE, HANDLED, Handled, MetricValue, tracing
 
 from .agent_api import AgentApi
 from .contributions import ActionFanout
-from .core.desired_state import conclude, diff_items, held_by, nodes_of
+from .core.desired_state import claims_of, diff_items, nodes_of
+from .core.group_status import conclude
 from .events import OWN_PHASES, Telling
 from .group_queue import RETRY, WORKERS, GroupQueue
 from .removals import Removals
@@ -249,7 +250,7 @@ class Patcher:
         if self.desk.older.get(group, (made.revision,))[0] != made.revision:
             del self.desk.older[group]
         reached("patcher.desired")
-        clusters = {held.claim.cluster for held in held_by(self.ledger, group)}
+        clusters = {held.claim.cluster for held in claims_of(self.ledger, group)}
         for cluster in clusters:
             await self.bus.publish(subjects.desired("changed", cluster), b"")
 
@@ -284,7 +285,7 @@ class Patcher:
             await self.telling.tell(status)
         if group in self.removals:
             await self.removals.tell(group)
-            await self.agents.hint(group)
+            await self.agents.hint_removals(group)
         if not self.ledger.has_active_claims(group) and group in desk.desired:
             await self._desired.delete(group_tokens(group))
             desk.end(group)

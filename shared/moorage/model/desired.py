@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from .base import Message, Model
 from .groups import Phase
 from .problems import Problem
@@ -42,18 +44,28 @@ class ActionAnswer(Message, kw_only=True):
     error: str = ""
 
 
-class DesiredApp(Model, kw_only=True):
-    """One app of a group on one cluster. `version` only grows; `remove`: take away what earlier versions made."""
+class AppVersion(Model, kw_only=True):
+    """A version of one app of a group on one cluster. `version` only grows; `remove`: delete what earlier versions made."""
 
     group: str
     app: str
     version: int
     decision: str = ""
     remove: bool = False
-    objects: list[dict[str, Any]] = []
-    patch: list[dict[str, Any]] = []  # RFC 6902, over {"objects": [...]}: what turns the manifests into what is applied
     claims: list[str] = []
     traceparent: str = ""
+
+
+class DesiredApp(AppVersion, kw_only=True):
+    """The final objects of a version, as the agent applies them."""
+
+    objects: list[dict[str, Any]] = []
+
+
+class EncodedDesiredApp(AppVersion, kw_only=True):
+    """A `DesiredApp` whose objects are encoded already: many clusters share them."""
+
+    objects: list[msgspec.Raw] = []
 
 
 class DesiredAsk(Message, kw_only=True):

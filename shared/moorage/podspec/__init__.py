@@ -3,7 +3,7 @@ is changed in place, because thousands of clusters may share one object."""
 
 from __future__ import annotations
 
-from .json_patch import PatchError, apply, assigned, diff, escape, pointer, replaced, split
+from .json_patch import PointerError, diff, format_pointer, list_index, parse_pointer, with_value, with_values
 from .requests import (
     ContainerResources,
     container_requests,
@@ -20,26 +20,25 @@ __all__ = [
     "REPLICATED",
     "WORKLOADS",
     "ContainerResources",
-    "PatchError",
-    "apply",
-    "assigned",
+    "PointerError",
     "container_requests",
     "container_resources",
     "containers",
     "diff",
-    "escape",
     "exclusive_cores",
     "find",
+    "format_pointer",
     "is_guaranteed",
+    "list_index",
     "named",
     "object_key",
+    "parse_pointer",
     "pod_requests",
     "pod_spec",
-    "pointer",
-    "replaced",
-    "split",
     "template",
     "template_path",
     "while_resized",
     "whole_cores",
+    "with_value",
+    "with_values",
 ]

@@ -1,5 +1,5 @@
-"""RFC 6902 on plain data, sharing everything that does not change. Written here because every copy counts: the patcher
-makes a patch per cluster and agents apply it, thousands of times over the same manifests."""
+"""JSON pointers, values set at them, and RFC 6902 patches as differences. Results share everything that does not change
+with the input: the patcher makes objects for thousands of clusters from the same manifests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 Operation = dict[str, Any]
 
 
-class PatchError(ValueError):
-    """The patch does not fit the document."""
+class PointerError(ValueError):
+    """The pointer is malformed, or nothing can be set there."""
 
 
 @lru_cache(16384)
@@ -19,136 +19,72 @@ def escape(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
 
-def pointer(parts: Sequence[str | int]) -> str:
+def format_pointer(parts: Sequence[str | int]) -> str:
     return "".join("/" + escape(str(part)) for part in parts)
 
 
 @lru_cache(16384)
-def split(path: str) -> tuple[str, ...]:
-    if not path:
+def parse_pointer(pointer: str) -> tuple[str, ...]:
+    if not pointer:
         return ()
-    if not path.startswith("/"):
-        raise PatchError(f"{path!r} is not a JSON pointer")
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/"))
+    if not pointer.startswith("/"):
+        raise PointerError(f"{pointer!r} is not a JSON pointer")
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
 
 
-def _index(part: str, length: int, path: str | Sequence[str]) -> int:
+def list_index(part: str, length: int, pointer: Sequence[str]) -> int:
+    """Parses `part` of a pointer as the index of an existing list entry."""
     if not part.isascii() or not part.isdigit() or (part[0] == "0" and len(part) > 1) or int(part) >= length:
-        path = path if isinstance(path, str) else pointer(path)
-        raise PatchError(f"{path}: no entry {part!r} in a list of {length}")
+        raise PointerError(f"{format_pointer(pointer)}: no entry {part!r} in a list of {length}")
     return int(part)
 
 
-def replaced(node: Any, parts: Sequence[str], value: Any, path: str = "") -> Any:
-    """`node` with `value` at `parts`; objects on the way are made where they are absent, entries of lists are not."""
+def with_value(node: Any, parts: Sequence[str], value: Any) -> Any:
+    """Returns `node` with `value` at `parts`. Missing objects on the way are created, missing list entries are not."""
+    return _with_value(node, parts, value, parts)
+
+
+def _with_value(node: Any, parts: Sequence[str], value: Any, pointer: Sequence[str]) -> Any:
     if not parts:
         return value
     head, rest = parts[0], parts[1:]
     if isinstance(node, list):
-        index = _index(head, len(node), path)
-        return [*node[:index], replaced(node[index], rest, value, path), *node[index + 1 :]]
+        index = list_index(head, len(node), pointer)
+        return [*node[:index], _with_value(node[index], rest, value, pointer), *node[index + 1 :]]
     if node is None:
         node = {}
     if not isinstance(node, dict):
-        raise PatchError(f"{path}: {head!r} is inside of something that holds nothing")
-    return {**node, head: replaced(node.get(head), rest, value, path)}
+        raise PointerError(f"{format_pointer(pointer)}: {head!r} is inside a value that is neither object nor list")
+    return {**node, head: _with_value(node.get(head), rest, value, pointer)}
 
 
-def assigned(node: dict[str, Any], settings: Sequence[tuple[Sequence[str], Any]]) -> dict[str, Any]:
-    """`node` with all these values at their paths, as `replaced` would one after the other; what several of them pass
-    through is copied once."""
+def with_values(node: dict[str, Any], settings: Sequence[tuple[Sequence[str], Any]]) -> dict[str, Any]:
+    """Returns `node` with all values at their paths, like repeated `with_value`, but copies each container only once."""
     root = [node]
-    mine: dict[int, Any] = {id(root): root}  # copies made here; kept, so that no id comes twice
+    copies: dict[int, Any] = {id(root): root}  # containers copied here, by id; held, so that no id is reused
     for parts, value in settings:
-        holder: Any = root
+        parent: Any = root
         key: Any = 0
         for part in parts:
-            child = holder[key] if isinstance(holder, list) else holder.get(key)
-            if id(child) not in mine:
+            child = parent[key] if isinstance(parent, list) else parent.get(key)
+            if id(child) not in copies:
                 if child is None:
                     child = {}
                 elif isinstance(child, dict | list):
                     child = child.copy()
                 else:
-                    raise PatchError(f"{pointer(parts)}: {part!r} is inside of something that holds nothing")
-                mine[id(child)] = holder[key] = child
-            holder = child
-            key = _index(part, len(child), parts) if isinstance(child, list) else part
-        holder[key] = value
+                    raise PointerError(
+                        f"{format_pointer(parts)}: {part!r} is inside a value that is neither object nor list"
+                    )
+                copies[id(child)] = parent[key] = child
+            parent = child
+            key = list_index(part, len(child), parts) if isinstance(child, list) else part
+        parent[key] = value
     return root[0]
 
 
-def _value(node: Any, parts: Sequence[str], path: str) -> Any:
-    for part in parts:
-        if isinstance(node, list):
-            node = node[_index(part, len(node), path)]
-        elif isinstance(node, dict) and part in node:
-            node = node[part]
-        else:
-            raise PatchError(f"{path}: {part!r} is not there")
-    return node
-
-
-def _changed(node: Any, parts: Sequence[str], op: str, value: Any, path: str) -> Any:
-    """One `add`, `replace` or `remove`."""
-    if not parts:
-        if op == "remove":
-            raise PatchError("the whole document cannot be removed")
-        return value
-    head, rest = parts[0], parts[1:]
-    if isinstance(node, list):
-        if rest:
-            index = _index(head, len(node), path)
-            return [*node[:index], _changed(node[index], rest, op, value, path), *node[index + 1 :]]
-        if op == "add":
-            index = len(node) if head == "-" else _index(head, len(node) + 1, path)
-            return [*node[:index], value, *node[index:]]
-        index = _index(head, len(node), path)
-        return [*node[:index], *([value] if op == "replace" else []), *node[index + 1 :]]
-    if not isinstance(node, dict):
-        raise PatchError(f"{path}: {head!r} is inside of something that holds nothing")
-    if rest:
-        if head not in node:
-            raise PatchError(f"{path}: {head!r} is not there")
-        return {**node, head: _changed(node[head], rest, op, value, path)}
-    if op == "add":
-        return {**node, head: value}
-    if head not in node:
-        raise PatchError(f"{path}: {head!r} is not there")
-    if op == "replace":
-        return {**node, head: value}
-    return {key: kept for key, kept in node.items() if key != head}
-
-
-def apply(document: Any, patch: Sequence[Operation]) -> Any:
-    """The document after all operations, in order; PatchError where one does not fit, and then nothing has happened."""
-    for operation in patch:
-        op, path = operation.get("op"), operation.get("path")
-        if not isinstance(path, str):
-            raise PatchError(f"{operation!r} has no path")
-        parts = split(path)
-        if op in ("add", "replace", "remove"):
-            if op != "remove" and "value" not in operation:
-                raise PatchError(f"{path}: no value")
-            document = _changed(document, parts, op, operation.get("value"), path)
-        elif op == "test":
-            if _value(document, parts, path) != operation.get("value"):
-                raise PatchError(f"{path}: is not what the patch expects")
-        elif op in ("copy", "move"):
-            origin = str(operation.get("from", ""))
-            if op == "move" and path.startswith(origin + "/"):
-                raise PatchError(f"{path}: cannot move something into itself")
-            value = _value(document, split(origin), origin)
-            if op == "move":
-                document = _changed(document, split(origin), "remove", None, origin)
-            document = _changed(document, parts, "add", value, path)
-        else:
-            raise PatchError(f"unknown operation {op!r}")
-    return document
-
-
 def diff(before: Any, after: Any) -> list[Operation]:
-    """A patch from one to the other. What is the very same object is skipped without a look inside."""
+    """Returns an RFC 6902 patch from `before` to `after`. Identical objects are skipped without comparing their content."""
     patch: list[Operation] = []
     if before is not after:
         _compare(before, after, "", patch)

@@ -10,7 +10,7 @@ from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
 from moorage.model.reports import PodReport
 from moorage.model.shapes import PODS
 from moorage.parsing import format_amount
-from moorage.podspec import PatchError, apply, object_key
+from moorage.podspec import object_key
 from moorage.selectors import tolerated
 
 from .cluster_spec import ClusterSpec, NodeKind, encode, usage
@@ -150,18 +150,7 @@ class SimulatedCluster:
         self.versions[key] = app.version
         self.dirty_apps[key] = None
         self._materialize()
-        objects: list[dict[str, Any]] = []
-        problem = ""
-        if not app.remove:
-            try:
-                objects = apply({"objects": app.objects}, app.patch)["objects"]
-            except (PatchError, KeyError, TypeError) as error:
-                problem = f"the patch does not fit: {error}"
-        if problem:
-            self.failed[(key, "patch")] = problem
-            return
-        self.failed.pop((key, "patch"), None)
-        names = [object_key(manifest) for manifest in objects]
+        names = [] if app.remove else [object_key(manifest) for manifest in app.objects]
         for old in self.apps.get(key, []):
             if old not in names:
                 self._drop((key, old))
@@ -170,7 +159,7 @@ class SimulatedCluster:
             self.settle(now)
             return
         self.apps[key] = names
-        for name, manifest in zip(names, objects, strict=True):
+        for name, manifest in zip(names, app.objects, strict=True):
             work = self.works.get((key, name))
             self.failed.pop((key, name), None)
             try:
@@ -192,7 +181,7 @@ class SimulatedCluster:
     def confirm(self, key: AppKey) -> Confirm:
         """How an app is doing, object by object."""
         version = self.versions.get(key, 0)
-        if key not in self.apps and (key, "patch") not in self.failed:
+        if key not in self.apps:
             return Confirm(group=key[0], app=key[1], version=version, removed=True)
         objects = []
         for name in self.apps.get(key, []):
@@ -201,8 +190,6 @@ class SimulatedCluster:
                 objects.append(ObjectStatus(object=name, state="Failed", message=message))
             else:
                 objects.append(self.works[(key, name)].status())
-        if (key, "patch") in self.failed:
-            objects.append(ObjectStatus(object="patch", state="Failed", message=self.failed[(key, "patch")]))
         return Confirm(group=key[0], app=key[1], version=version, objects=objects)
 
     def _drop(self, key: WorkKey) -> None:

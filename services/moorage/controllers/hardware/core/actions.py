@@ -13,7 +13,7 @@ from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.documents import Consumer, HpaIntentSpec
 from moorage.model.shapes import Shape
 from moorage.parsing import format_amount, parse_amount
-from moorage.podspec import REPLICATED, find, named, object_key, pod_spec, pointer, template_path
+from moorage.podspec import REPLICATED, find, format_pointer, named, object_key, pod_spec, template_path
 from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
 
 NAME = "hpa"
@@ -119,7 +119,7 @@ def _resources(target: _Target, sums: Sums, cluster: str) -> Iterable[Contributi
                 yield Contribution(
                     app=target.app,
                     object=target.object,
-                    path=pointer((*base, field, resource)),
+                    path=format_pointer((*base, field, resource)),
                     value=format_amount(resource, amount),
                     by=NAME,
                     cluster=cluster,

@@ -14,15 +14,9 @@ from moorage.controllers.hardware.core.actions import contributions, granted
 from moorage.model.claims import Claim, Decision, IntentRef, Slot
 from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.shapes import Shape, ShapedApp
-from moorage.patcher.core.manifest_patching import (
-    CLAIM_LABEL,
-    DECISION_ANNOTATION,
-    disagreements,
-    preferred_nodes,
-    tailor,
-    unusable,
-)
-from moorage.podspec import WORKLOADS, apply, diff, pod_spec, template
+from moorage.patcher.core.contribution_checks import disagreements, unusable
+from moorage.patcher.core.final_objects import CLAIM_LABEL, DECISION_ANNOTATION, FinalObjects, preferred_nodes
+from moorage.podspec import WORKLOADS, diff, pod_spec, template
 
 Manifest = dict[str, Any]
 API = {"Job": "batch/v1", "CronJob": "batch/v1", "Pod": "v1", "ReplicationController": "v1"}
@@ -83,17 +77,25 @@ def everywhere(_cluster: str, _label: tuple[str, str]) -> bool:
 
 def patched(asked: ActionAsk, cluster: str = "lab/a", extra: list[Contribution] | None = None) -> Manifest:
     decision = msgspec.convert(asked.decision, Decision)
-    found = [c for c in contributions(asked, everywhere) + (extra or []) if c.cluster in ("", cluster)]
+    found = contributions(asked, everywhere) + (extra or [])
     assert disagreements(found) == []
     assert unusable(asked.manifests, found) == []
-    claims = {c.object: c for c in decision.claims if c.cluster == cluster}
     nodes = {c.id: preferred_nodes(c) for c in decision.claims}
     before = copy.deepcopy(asked.manifests)
-    objects = tailor(asked.manifests["fwall"], found, claims, nodes, decision.id)
+    final = FinalObjects(asked.manifests["fwall"], found, nodes, decision.id)
+    by_cluster: dict[str, list[Claim]] = {}
+    for one in decision.claims:
+        by_cluster.setdefault(one.cluster, []).append(one)
+    for other, claims in by_cluster.items():  # what they share must not differ from what each gets alone
+        alone = FinalObjects(
+            asked.manifests["fwall"], [c for c in found if c.cluster in ("", other)], nodes, decision.id
+        )
+        assert final.on_cluster(other, claims) == alone.on_cluster(other, claims)
+        assert [msgspec.json.decode(raw) for raw in final.encoded_on_cluster(other, claims)] == alone.on_cluster(
+            other, claims
+        )
     assert asked.manifests == before, "the input manifest was changed"
-    patch = diff({"objects": asked.manifests["fwall"]}, {"objects": objects})
-    assert apply({"objects": asked.manifests["fwall"]}, patch) == {"objects": objects}
-    return objects[0]
+    return final.on_cluster(cluster, by_cluster.get(cluster, []))[0]
 
 
 NEEDS = [
@@ -282,8 +284,10 @@ def test_a_preference_names_nodes_by_their_hostname_label() -> None:
 def test_a_new_decision_that_changes_nothing_changes_no_template() -> None:
     asked = ask("StatefulSet", [{"container": "main", "needs": NEEDS}])
     found = contributions(asked, everywhere)
-    one = tailor(asked.manifests["fwall"], found, {"StatefulSet/core": claim()}, {"c1": ["n-1"]}, "d1")[0]
-    two = tailor(asked.manifests["fwall"], found, {"StatefulSet/core": claim()}, {"c1": ["n-1"]}, "d2")[0]
+    one, two = (
+        FinalObjects(asked.manifests["fwall"], found, {"c1": ["n-1"]}, ident).on_cluster("lab/a", [claim()])[0]
+        for ident in ("d1", "d2")
+    )
     assert one["metadata"] != two["metadata"]
     assert template(one) == template(two)
 
@@ -309,9 +313,8 @@ def test_what_nobody_contributed_to_stays_and_twice_is_once(kind: str, needs: li
     touched = {c.path for c in contributions(asked, everywhere) if c.op == "set"}
     for operation in diff(original, result):
         assert operation["op"] == "add" or operation["path"] in touched
-    claims = {f"{kind}/core": claim(kind=kind)}
-    again = tailor([result], contributions(asked, everywhere), claims, {"c1": ["n-1"]}, "d1")
-    assert again == [result]
+    again = FinalObjects([result], contributions(asked, everywhere), {"c1": ["n-1"]}, "d1")
+    assert again.on_cluster("lab/a", [claim(kind=kind)]) == [result]
 
 
 @given(st.lists(st.integers(1, 5), max_size=6), st.data())

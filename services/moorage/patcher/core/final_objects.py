@@ -1,0 +1,193 @@
+"""Makes the final objects of an app on a cluster from manifests, contributions and claims. Inputs are never changed, and
+whatever does not differ between clusters is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from moorage.model.claims import Claim
+from moorage.model.desired import Contribution
+from moorage.podspec import WORKLOADS, object_key, parse_pointer, template, template_path, with_value, with_values
+
+CLAIM_LABEL = "moorage.dev/claim"
+DECISION_ANNOTATION = "moorage.dev/decision"
+HOSTNAME = "kubernetes.io/hostname"
+#: Kubernetes' largest weight: the claimed nodes outweigh what the manifest itself prefers.
+CLAIMED_WEIGHT = 100
+#: Sets of equal contributions whose objects are kept for the next cluster.
+_KEPT_SETS = 8
+
+Manifest = dict[str, Any]
+_encode = msgspec.json.Encoder().encode
+
+
+class FinalObjects:
+    """The final objects of one app under one decision, on any of its clusters.
+
+    `contributions` are the app's, without any that disagree; `nodes` are the preferred nodes by claim id. Contributions are
+    applied once for all clusters that have equal ones, and objects that carry no claim are encoded once for them."""
+
+    def __init__(
+        self,
+        manifests: Sequence[Manifest],
+        contributions: Iterable[Contribution],
+        nodes: Mapping[str, Sequence[str]],
+        decision: str,
+    ) -> None:
+        self._manifests, self._nodes, self._decision = manifests, nodes, decision
+        self._distinct: list[Contribution] = []
+        numbers: dict[bytes, int] = {}  # encoded contribution, without its cluster → index in `_distinct`
+        self._by_cluster: dict[str, list[tuple[int, int]]] = {}  # position among all, index in `_distinct`
+        for position, contribution in enumerate(contributions):
+            number = numbers.setdefault(_encode(msgspec.structs.replace(contribution, cluster="")), len(self._distinct))
+            if number == len(self._distinct):
+                self._distinct.append(contribution)
+            self._by_cluster.setdefault(contribution.cluster, []).append((position, number))
+        self._contributed: dict[tuple[int, ...], _Contributed] = {}
+
+    def on_cluster(self, cluster: str, claims: Iterable[Claim]) -> list[Manifest]:
+        contributed, by_object = self._contributed_on(cluster), {claim.object: claim for claim in claims}
+        return [self._with_claim(manifest, by_object) or manifest for manifest in contributed.manifests]
+
+    def encoded_on_cluster(self, cluster: str, claims: Iterable[Claim]) -> list[msgspec.Raw]:
+        contributed, by_object = self._contributed_on(cluster), {claim.object: claim for claim in claims}
+        encoded = []
+        for index, manifest in enumerate(contributed.manifests):
+            claimed = self._with_claim(manifest, by_object)
+            encoded.append(contributed.encoded(index) if claimed is None else msgspec.Raw(_encode(claimed)))
+        return encoded
+
+    def _contributed_on(self, cluster: str) -> _Contributed:
+        # In their original order: the order of affinity terms is part of a pod template, and another template restarts pods.
+        positions = sorted((*self._by_cluster.get("", ()), *(self._by_cluster.get(cluster, ()) if cluster else ())))
+        numbers = tuple(number for _, number in positions)
+        found = self._contributed.get(numbers)
+        if found is None:
+            if len(self._contributed) >= _KEPT_SETS:
+                del self._contributed[next(iter(self._contributed))]
+            contributions = [self._distinct[number] for number in numbers]
+            found = _Contributed(with_contributions(self._manifests, contributions, self._decision))
+            self._contributed[numbers] = found
+        return found
+
+    def _with_claim(self, manifest: Manifest, claims: Mapping[str, Claim]) -> Manifest | None:
+        """Returns the workload with its claim; None if it has none."""
+        claim = claims.get(object_key(manifest))
+        if claim is None or manifest.get("kind") not in WORKLOADS:
+            return None
+        return with_claim(manifest, claim, self._nodes.get(claim.id, ()))
+
+
+class _Contributed:
+    """Objects with their contributions, each encoded at most once."""
+
+    def __init__(self, manifests: list[Manifest]) -> None:
+        self.manifests = manifests
+        self._encoded: dict[int, msgspec.Raw] = {}
+
+    def encoded(self, index: int) -> msgspec.Raw:
+        found = self._encoded.get(index)
+        if found is None:
+            found = self._encoded[index] = msgspec.Raw(_encode(self.manifests[index]))
+        return found
+
+
+def with_contributions(
+    manifests: Sequence[Manifest], contributions: Iterable[Contribution], decision: str
+) -> list[Manifest]:
+    """Applies the contributions and annotates each object with the decision."""
+    by_object: dict[str, list[Contribution]] = {}
+    for contribution in contributions:
+        by_object.setdefault(contribution.object, []).append(contribution)
+    return [_with_contributions(m, by_object.get(object_key(m), ()), decision) for m in manifests]
+
+
+def _with_contributions(manifest: Manifest, contributions: Sequence[Contribution], decision: str) -> Manifest:
+    values: list[tuple[Sequence[str], Any]] = [(parse_pointer(c.path), c.value) for c in contributions if c.op == "set"]
+    values.sort(key=lambda entry: len(entry[0]))  # what is inside another value is set after it
+    values.append((("metadata", "annotations", DECISION_ANNOTATION), decision))
+    manifest = with_values(manifest, values)
+    for op in ("require", "prefer"):
+        for contribution in contributions:
+            if contribution.op == op:
+                manifest = with_affinity(manifest, contribution)
+    return manifest
+
+
+def with_affinity(manifest: Manifest, contribution: Contribution) -> Manifest:
+    """Adds a contribution's node affinity, required or preferred, to the pod template."""
+    found = template(manifest)
+    if found is None:
+        return manifest
+    add = _with_required if contribution.op == "require" else _with_preferred
+    return _with_template(manifest, {**found, "spec": add(found.get("spec") or {}, contribution.value)})
+
+
+def with_claim(manifest: Manifest, claim: Claim, nodes: Sequence[str]) -> Manifest:
+    """Labels the pod template with the claim and adds node affinity to the claimed nodes."""
+    found = template(manifest)
+    if found is None:
+        return manifest
+    found = with_value(found, ["metadata", "labels", CLAIM_LABEL], claim.id)
+    if nodes:
+        requirement = {"key": HOSTNAME, "operator": "In", "values": list(nodes)}
+        spec = found.get("spec") or {}
+        if _names_parts(claim):
+            spec = _with_required(spec, [requirement])
+        # A DaemonSet's pods are bound by name already; a preference would only make its template change with nodes.
+        if manifest.get("kind") != "DaemonSet":
+            spec = _with_preferred(spec, {"weight": CLAIMED_WEIGHT, "preference": {"matchExpressions": [requirement]}})
+        found = {**found, "spec": spec}
+    return _with_template(manifest, found)
+
+
+def preferred_nodes(claim: Claim) -> list[str]:
+    """Lists the claim's nodes by their hostname labels: a preference for several nodes cannot name them otherwise."""
+    return sorted({slot.host or slot.node for slot in claim.slots if slot.node})
+
+
+def _names_parts(claim: Claim) -> bool:
+    """Whether slots name something inside a node: they are valid only there."""
+    return any(slot.devices or slot.providers or slot.numa is not None for slot in claim.slots)
+
+
+def _with_template(manifest: Manifest, pod_template: Manifest) -> Manifest:
+    changed: Manifest = with_value(manifest, template_path(manifest) or (), pod_template)
+    return changed
+
+
+def _with_required(spec: Manifest, requirements: Sequence[Mapping[str, Any]]) -> Manifest:
+    """Adds the requirements to every existing term, or as the only one. Terms are ORed: another one would widen."""
+    path = ["affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"]
+    required = _node_affinity(spec).get(path[2]) or {}
+    terms = required.get("nodeSelectorTerms") or []
+    if not terms:
+        terms = [{"matchExpressions": list(requirements)}]
+    else:
+        # An empty term matches no node at all; with a requirement in it, it would match some.
+        terms = [_with_requirements(t, requirements) if any(t.values()) else t for t in terms]
+    changed: Manifest = with_value(spec, path, {**required, "nodeSelectorTerms": terms})
+    return changed
+
+
+def _with_requirements(term: Manifest, requirements: Sequence[Mapping[str, Any]]) -> Manifest:
+    existing = term.get("matchExpressions") or []
+    new = [requirement for requirement in requirements if requirement not in existing]
+    return {**term, "matchExpressions": [*existing, *new]} if new else term
+
+
+def _with_preferred(spec: Manifest, term: Mapping[str, Any]) -> Manifest:
+    path = ["affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution"]
+    existing = _node_affinity(spec).get(path[2]) or []
+    if term in existing:
+        return spec
+    changed: Manifest = with_value(spec, path, [*existing, dict(term)])
+    return changed
+
+
+def _node_affinity(spec: Manifest) -> Manifest:
+    affinity: Manifest = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return affinity

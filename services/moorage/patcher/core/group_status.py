@@ -1,0 +1,115 @@
+"""Derives a group's status and phase from its document, the ledger, the desired state and the agents' confirmations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from moorage.ledger import Ledger
+from moorage.model.desired import AppStatus, Confirm, DesiredRecord, GroupStatus
+from moorage.model.groups import State
+from moorage.model.phases import ENDED, phase
+from moorage.model.reasons import Reason
+
+from .desired_state import claims_of
+
+Place = tuple[str, str]  # app, cluster
+Confirmed = Mapping[Place, AppStatus]
+
+
+class Head(msgspec.Struct, rename="camel"):
+    """The few fields of a group's record that a phase needs."""
+
+    group: str
+    revision: int
+    state: State
+
+
+def conclude(
+    group: str,
+    head: Head | None,
+    ledger: Ledger,
+    desired: DesiredRecord | None,
+    before: GroupStatus | None,
+    confirmed: Confirmed,
+    left: AbstractSet[str] = frozenset(),
+) -> GroupStatus:
+    """Returns the group's new status. `left`: clusters that are no longer part of the fleet."""
+    decision = ledger.standing.get(group)
+    ident = decision.id if decision is not None else ""
+    active = {(claim.claim.app, claim.claim.cluster) for claim in claims_of(ledger, group)}
+    standing = {(c.app, c.cluster) for c in decision.claims} if decision is not None else set()
+    # Until the new desired state is stored, confirmations are about the one before.
+    current = desired is not None and desired.decision == ident
+    status = GroupStatus(
+        group=group,
+        revision=decision.revision if decision is not None else head.revision if head is not None else 0,
+        phase="Draft",
+        decision=ident if current else (before.decision if before is not None else ""),
+        version=desired.version if desired is not None else 0,
+    )
+    if desired is not None and current:
+        status.reasons = [*desired.reasons, *map(_cluster_gone, sorted({cluster for _, cluster in standing} & left))]
+        status.warnings = desired.warnings
+    places = standing if current and standing else active
+    status.apps = [confirmed.get(place) or AppStatus(app=place[0], cluster=place[1]) for place in sorted(places)]
+    status.reached = before is not None and before.decision == status.decision and before.reached
+    state, revision = (head.state, head.revision) if head is not None else ("Terminated", 0)
+    if head is not None and state in ENDED:
+        counting = ledger.is_terminating(group, revision)
+    else:
+        counting = ledger.has_active_claims(group)
+    status.phase = phase(state, revision, ident, counting, None, status if current else None)
+    status.reached = status.reached or status.phase == "Running"
+    if status.phase == "Degraded":
+        status.reasons = [*status.reasons, *apply_failures(status.apps)]
+    # What is being removed is shown beside what stands, until it is gone.
+    status.apps += [confirmed[place] for place in sorted(active - places) if place in confirmed]
+    return status
+
+
+def _cluster_gone(cluster: str) -> Reason:
+    message = (
+        f"it left the fleet, and what runs there is not known; `moorage delete cluster {cluster} --abandon-claims`"
+        " has the group decided anew"
+    )
+    return Reason(code="ClusterGone", cluster=cluster, clusters=1, samples=[cluster], message=message)
+
+
+def apply_failures(apps: Iterable[AppStatus]) -> list[Reason]:
+    """Returns a reason for each object that failed on a cluster."""
+    return [
+        Reason(
+            code="ApplyFailed",
+            app=app.app,
+            cluster=app.cluster,
+            clusters=1,
+            samples=[app.cluster],
+            message=f"{status.object}: {status.message}",
+            by="agent",
+        )
+        for app in apps
+        for status in app.objects
+        if status.state == "Failed"
+    ]
+
+
+def learn(confirm: Confirm, cluster: str, before: AppStatus | None) -> AppStatus | None:
+    """Returns the status that a confirmation reports; None if a newer one is known."""
+    if before is not None and (confirm.version, confirm.as_of) < (before.version, before.as_of):
+        return None
+    return AppStatus(
+        app=confirm.app,
+        cluster=cluster,
+        version=confirm.version,
+        removed=confirm.removed,
+        objects=confirm.objects,
+        as_of=confirm.as_of,
+    )
+
+
+def repeats(status: AppStatus, before: AppStatus) -> bool:
+    """Whether nothing but the time differs."""
+    return msgspec.structs.replace(status, as_of=before.as_of) == before
