@@ -51,7 +51,7 @@ check-workflows: ## lint the GitHub workflows (needs Go)
 	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
 
 docs: $(VENV)/installed ## make the pages that are made from tables in code
-	$(BIN)/python -c 'from moorage.bus import subjects; print(end=subjects.markdown())' >docs/subjects.md
+	$(BIN)/python -c 'from moorage.mesh import discovery, docs; print(end=docs.markdown(discovery.installed()))' >docs/subjects.md
 	$(BIN)/python -c 'from moorage.model import reasons; print(end=reasons.markdown())' >docs/reasons.md
 
 bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes bench.json

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus
+from moorage.mesh.discovery import installed
 
 from .servers import NatsServer, RedisServer
 
@@ -48,6 +49,6 @@ def redis() -> Iterator[RedisServer]:
 async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
     """A provisioned bus, as an administrator."""
     bus = await Bus.connect(nats.settings(), worker="admin")
-    await bus.provision()
+    await bus.provision(installed().stores.values())
     yield bus
     await bus.close()

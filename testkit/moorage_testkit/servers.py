@@ -20,7 +20,8 @@ import msgspec
 import nkeys
 
 from moorage.bus import Settings
-from moorage.bus.permissions import KINDS, for_user
+from moorage.mesh.discovery import installed
+from moorage.mesh.permissions import for_user
 
 
 def free_port() -> int:
@@ -85,7 +86,8 @@ class NatsServer(_Server):
             "jetstream": {"store_dir": str(self._dir / "js"), "sync_interval": "always"},
         }
         if secure:
-            table = {kind: for_user(kind) for kind in KINDS} | (users or {})
+            mesh = installed()
+            table = {user: for_user(mesh, user) for user in mesh.users} | (users or {})
             listed = []
             for kind, permissions in table.items():
                 self.seeds[kind], public = new_user()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.workers import WORKERS
+from moorage.mesh.discovery import installed
 
 from .conftest import TOP, Stack
 
@@ -23,7 +23,7 @@ ONCE = {"keys", "provision"}
 
 def test_everything_runs_and_is_healthy(stack: Stack) -> None:
     found = stack.containers()
-    assert {*WORKERS, "nats", "redis", "edge-1", "edge-3", "pop-1"} == found.keys() - ONCE
+    assert {*installed().workers, "nats", "redis", "edge-1", "edge-3", "pop-1"} == found.keys() - ONCE
     for name, container in found.items():
         state = container["State"]
         if name in ONCE:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from moorage.bus.permissions import KINDS
 from moorage.cli.kubernetes_manifests import FILES, METRICS, USER, files
 from moorage.cli.main import run
-from moorage.cli.workers import WORKERS
+from moorage.mesh.discovery import installed
 
 TOP = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((TOP / "compose.yaml").read_text())
@@ -38,7 +37,7 @@ def test_all_run_the_same_workers() -> None:
     told = re.sub(r"[\s│|]+", " ", said.getvalue())
     listed = re.search(r"((?:[a-z]+, )+[a-z]+), or a Python file", told)
     assert listed, told
-    assert set(WORKERS) == in_compose == on_kubernetes == set(listed[1].split(", "))
+    assert set(installed().workers) == in_compose == on_kubernetes == set(listed[1].split(", "))
     assert all(SERVICES[name]["command"] == ["run", name] for name in in_compose)
     scraping = yaml.safe_load((TOP / "ops/monitoring/prometheus.yaml").read_text())
     targets = {t for job in scraping["scrape_configs"] for some in job["static_configs"] for t in some["targets"]}
@@ -72,7 +71,7 @@ def test_every_key_has_a_volume_that_its_user_can_write_once() -> None:
     directories = {path.removeprefix("/var/lib/moorage/keys/") for name, path in made.items() if name != "nats"}
     clusters = SERVICES["keys"]["command"][3:]
     agents = {f"agent.{cluster.replace('/', '.')}" for cluster in clusters}
-    assert directories == {*KINDS, *BROKERS, *agents}
+    assert directories == {*installed().users, *BROKERS, *agents}
     named = re.search(r"mkdir nats redis ((?:agent\.\S+ )+)", (TOP / "ops/image/Dockerfile").read_text())
     assert named and set(named[1].split()) == agents
     assert {SERVICES[name]["environment"]["MOORAGE_CLUSTER"] for name in AGENTS} == set(clusters)
@@ -93,7 +92,7 @@ def test_kubernetes_gives_each_pod_its_own_keys() -> None:
             name = one["metadata"]["name"]
             assert secret == ("moorage-admin" if name == "provision" else f"moorage-{name}")
             used.add(secret)
-            if one["kind"] == "Deployment" and name in WORKERS:
+            if one["kind"] == "Deployment" and name in installed().workers:
                 (container,) = spec["containers"]
                 assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
                 assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"

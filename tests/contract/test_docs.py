@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from moorage.bus import subjects
+from moorage.mesh import docs
+from moorage.mesh.discovery import installed
 from moorage.model import reasons
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("page", "made"), [("subjects", subjects.markdown()), ("reasons", reasons.markdown())])
+@pytest.mark.parametrize(("page", "made"), [("subjects", docs.markdown(installed())), ("reasons", reasons.markdown())])
 def test_a_page_is_what_the_table_makes(page: str, made: str) -> None:
     assert (ROOT / "docs" / f"{page}.md").read_text() == made, "run `make docs`"
 

@@ -9,17 +9,33 @@ import msgspec
 import pytest
 
 from moorage.bus import Bus, Incoming, NoAnswer, Settings
-from moorage.bus.permissions import KINDS, READS, STREAMS, WRITES, for_agent, for_user
-from moorage.bus.subjects import BUCKETS, TABLE
+from moorage.mesh import Bucket, Stream
+from moorage.mesh.discovery import installed
+from moorage.mesh.permissions import for_agent, for_user
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
 AGENT = "lab/edge.1"
+MESH = installed()
+KINDS, TABLE = MESH.users, MESH.subjects
+BUCKETS = [store.name for store in MESH.stores.values() if isinstance(store, Bucket)]
+
+
+def written(kind: str) -> set[str]:
+    """The buckets that a kind may write."""
+    spec = MESH.spec(kind)
+    return {*(store.name for store in spec.owns), *spec.writes} & {*BUCKETS}
+
+
+def used(kind: str) -> set[str]:
+    """The stores that a kind may read."""
+    spec = MESH.spec(kind)
+    return {*(store.name for store in spec.owns), *spec.writes, *spec.reads}
 
 
 @pytest.fixture
 def broker() -> Iterator[NatsServer]:
-    server = NatsServer(secure=True, users={"agent.lab.edge=2E1": for_agent(AGENT)})
+    server = NatsServer(secure=True, users={"agent.lab.edge=2E1": for_agent(MESH, AGENT)})
     server.start()
     yield server
     server.remove()
@@ -27,7 +43,7 @@ def broker() -> Iterator[NatsServer]:
 
 async def as_admin(broker: NatsServer) -> Bus:
     admin = await Bus.connect(broker.settings("admin"), worker="admin")
-    await admin.provision()
+    await admin.provision(installed().stores.values())
     return admin
 
 
@@ -46,16 +62,16 @@ async def test_each_kind_reaches_its_subjects_and_stores(broker: NatsServer, kin
     bus = await Bus.connect(broker.settings(kind), worker=kind)
     heard: list[str] = []
     for row in TABLE:
-        if kind in row.says and "*" not in row.pattern and ">" not in row.pattern and "<" not in row.pattern:
+        if kind in row.publishers and "*" not in row.pattern and ">" not in row.pattern and "<" not in row.pattern:
             await admin.subscribe(row.pattern, lambda subject, _: heard.append(subject))
             await bus.publish(row.pattern, b"{}")
             await until(functools.partial(heard.__contains__, row.pattern), what=f"{kind} says {row.pattern}")
-    for bucket in WRITES.get(kind, ()):
+    for bucket in written(kind):
         await bus.bucket(bucket).put("key", b"1")
-    for bucket in {*WRITES.get(kind, ()), *READS.get(kind, ())}:
+    for bucket in used(kind) & {*BUCKETS}:
         await (await bus.bucket(bucket).mirror(lambda *_: None)).stop()
         await bus.bucket(bucket).get("key")
-    for stream in STREAMS.get(kind, ()):
+    for stream in (name for name in used(kind) if isinstance(MESH.stores[name], Stream)):
         await (await bus.log(stream).follow(1, lambda *_: None)).stop()
     await bus.announce(lambda: {"ok": True})
     answer = msgspec.json.decode(await admin.request(f"$SRV.PING.moorage-{kind}", b""))
@@ -70,14 +86,14 @@ async def test_no_kind_writes_what_another_owns(broker: NatsServer, kind: str) -
     admin = await as_admin(broker)
     bus = await Bus.connect(broker.settings(kind), worker=kind)
     for bucket in BUCKETS:
-        if bucket not in WRITES.get(kind, ()):
+        if bucket not in written(kind):
             await bus.publish(f"$KV.{bucket}.mine", b"1")
     if kind != "merger":
         await bus.publish("moorage.ledger.commit", b"{}")
     await bus.publish("$JS.API.STREAM.DELETE.MOORAGE_LEDGER", b"")
     await bus.settle()
     for bucket in BUCKETS:
-        if bucket not in WRITES.get(kind, ()):
+        if bucket not in written(kind):
             assert await admin.bucket(bucket).get("mine") is None
     assert await admin.log("MOORAGE_LEDGER").last() == 0
     assert bus.counts["errors"] > 0
@@ -121,9 +137,9 @@ async def test_a_controller_of_ones_own_cannot_answer_for_a_built_in(broker: Nat
 
 def test_every_row_of_the_table_names_known_users() -> None:
     for row in TABLE:
-        assert {*row.says, *row.hears} <= {*KINDS, "agent"}, row.pattern
+        assert {*row.publishers, *row.subscribers} <= {*KINDS, "agent"}, row.pattern
 
 
 def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="no such kind"):
-        for_user("nobody")
+    with pytest.raises(ValueError, match="no such user"):
+        for_user(MESH, "nobody")

@@ -17,20 +17,26 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
-from moorage.bus.permissions import KINDS, OBJECT_READS, OBJECT_WRITES, READS, STREAMS, WRITES, for_agent
-from moorage.bus.subjects import BUCKETS, BUILTIN_CONTROLLERS, LEDGER_COMMIT, LOGS, OBJECTS, TABLE, Subject
 from moorage.cli.state_dir import StateDirectory
 from moorage.cli.up.brokers import redis_server, redis_url, write_redis_conf
 from moorage.cli.up.credentials import Credentials
+from moorage.mesh import Bucket, ObjectStore, SubjectRow
+from moorage.mesh.discovery import installed
+from moorage.mesh.permissions import for_agent
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer, free_port, wait_for_port
 
+MESH = installed()
+KINDS, TABLE = MESH.users, MESH.subjects
+BUILTIN_CONTROLLERS = [spec.name for spec in MESH.builtin_controllers]
+BUCKETS = [store.name for store in MESH.stores.values() if isinstance(store, Bucket)]
+OBJECTS = [store.name for store in MESH.stores.values() if isinstance(store, ObjectStore)]
 WORKERS = [kind for kind in KINDS if kind != "admin"]
 OWN, AGENT = "lab.edge=2E1", "agent.lab.edge=2E1"
 #: Clusters that are not the agent's, however much their names look like it.
 FOREIGN = ["lab.edge", "lab.edge=2E11", "other.edge=2E1", "*.*", "lab.*", "*.edge=2E1"]
 NAMES = [*BUILTIN_CONTROLLERS, "mine", "*"]
-EVERY_STREAM = [*(f"KV_{bucket}" for bucket in BUCKETS), *(f"OBJ_{bucket}" for bucket in OBJECTS), *LOGS]
+EVERY_STREAM = [store.stream for store in MESH.stores.values()]
 #: Only these may write it; of leases each takes its own.
 OWNERS = {
     "moorage-groups": {"intents"},
@@ -52,7 +58,7 @@ ENDING = ["STREAM.DELETE.{}", "STREAM.UPDATE.{}", "STREAM.CREATE.{}", "STREAM.MS
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[NatsServer]:
-    server = NatsServer(secure=True, users={AGENT: for_agent("lab/edge.1")})
+    server = NatsServer(secure=True, users={AGENT: for_agent(MESH, "lab/edge.1")})
     server.start()
     yield server
     server.remove()
@@ -106,7 +112,7 @@ async def connected(broker: NatsServer, name: str) -> AsyncIterator[User]:
         await user.client.close()
 
 
-def met(row: Subject, clusters: Iterable[str], names: Iterable[str] = NAMES) -> list[tuple[str, str]]:
+def met(row: SubjectRow, clusters: Iterable[str], names: Iterable[str] = NAMES) -> list[tuple[str, str]]:
     """Subjects of a row, each with the controller or the cluster that it names."""
     if "<provider>" in row.pattern:
         made = [(row.pattern.replace("<provider>.<cluster>", cluster), cluster) for cluster in clusters]
@@ -117,7 +123,13 @@ def met(row: Subject, clusters: Iterable[str], names: Iterable[str] = NAMES) -> 
     return [(re.sub(r"\.\*$", ".source", subject).replace(">", "some.thing"), of) for subject, of in made]
 
 
-def may(kind: str, of: str, row: Subject, listed: tuple[str, ...]) -> bool:
+def used(kind: str) -> set[str]:
+    """The stores that a kind may read."""
+    spec = MESH.spec(kind)
+    return {*(store.name for store in spec.owns), *spec.writes, *spec.reads}
+
+
+def may(kind: str, of: str, row: SubjectRow, listed: tuple[str, ...]) -> bool:
     if kind not in listed:
         return False
     if row.pattern.startswith("moorage.controllers.*."):
@@ -132,7 +144,7 @@ def may(kind: str, of: str, row: Subject, listed: tuple[str, ...]) -> bool:
 async def test_a_kind_says_what_the_table_says_and_nothing_else(broker: NatsServer, kind: str) -> None:
     rows = [(row, subject, of) for row in TABLE for subject, of in met(row, [OWN], NAMES[:-1])]
     # One subject may be met by two rows.
-    allowed = {subject for row, subject, of in rows if may(kind, of, row, row.says)}
+    allowed = {subject for row, subject, of in rows if may(kind, of, row, row.publishers)}
     async with connected(broker, kind) as user:
         assert await user.may_say(subject for _, subject, _ in rows) == allowed
 
@@ -141,7 +153,7 @@ async def test_a_kind_says_what_the_table_says_and_nothing_else(broker: NatsServ
 async def test_a_kind_hears_what_the_table_says_and_nothing_else(broker: NatsServer, kind: str) -> None:
     rows = [(row, subject, of) for row in TABLE for subject, of in met(row, [OWN, "*.*"])]
     # The log is read through the stream, by consumers that cannot be fed by anybody else.
-    allowed = {subject for row, subject, of in rows if row.pattern != LEDGER_COMMIT and may(kind, of, row, row.hears)}
+    allowed = {subject for row, subject, of in rows if not row.streamed and may(kind, of, row, row.subscribers)}
     async with connected(broker, kind) as user:
         assert await user.may_hear(subject for _, subject, _ in rows) == allowed
 
@@ -165,16 +177,14 @@ async def test_a_kind_writes_only_what_it_owns(broker: NatsServer, kind: str) ->
 
 @pytest.mark.parametrize("kind", WORKERS)
 async def test_a_kind_reads_no_stream_that_it_needs_not(broker: NatsServer, kind: str) -> None:
-    kept = {f"KV_{bucket}" for bucket in (*WRITES.get(kind, ()), *READS.get(kind, ()))}
-    kept |= {f"OBJ_{bucket}" for bucket in (*OBJECT_WRITES.get(kind, ()), *OBJECT_READS.get(kind, ()))}
-    kept |= set(STREAMS.get(kind, ()))
+    kept = {MESH.stores[name].stream for name in used(kind)}
     asked = {f"$JS.API.{verb.format(stream)}": stream for stream in EVERY_STREAM for verb in READING}
     async with connected(broker, kind) as user:
         assert await user.may_say(asked) == {subject for subject, stream in asked.items() if stream in kept}
 
 
 def test_who_may_enter_is_read_by_the_gateway_alone() -> None:
-    assert {kind for kind in KINDS if "moorage-tokens" in (*WRITES.get(kind, ()), *READS.get(kind, ()))} == {"gateway"}
+    assert {kind for kind in WORKERS if "moorage-tokens" in used(kind)} == {"gateway"}
 
 
 @pytest.mark.parametrize("kind", [*WORKERS, AGENT])
@@ -196,9 +206,9 @@ async def test_an_agent_says_and_hears_its_own_rows_for_its_own_cluster(broker: 
     for row in TABLE:
         for subject, of in met(row, [OWN, *FOREIGN]):
             every.add(subject)
-            if of == OWN and "agent" in row.says:
+            if of == OWN and "agent" in row.publishers:
                 says.add(subject)
-            if of == OWN and "agent" in row.hears:
+            if of == OWN and "agent" in row.subscribers:
                 hears.add(subject)
     assert len(says) == 3 and len(hears) == 1
     async with connected(broker, AGENT) as agent:

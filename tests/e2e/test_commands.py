@@ -465,7 +465,7 @@ def test_a_controller_from_a_file_is_asked(example: Mesh, tmp_path: Path) -> Non
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as own:
         try:
             assert own.stderr is not None
-            assert own.stderr.readline().decode() == "only-eu is registered and is asked from now on; Ctrl-C ends it\n"
+            assert own.stderr.readline().decode() == "only-eu is registered; Ctrl-C stops it\n"
             assert "only-eu" in ran(example, "get", "controllers", "-o", "name")
             why = shown(example, "simulate", "-f", "-", data=fits("eu-only"))
             assert why["apps"]["web"]["clusters"][0].startswith("lab/")

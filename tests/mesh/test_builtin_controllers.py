@@ -13,6 +13,7 @@ import pytest_asyncio
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.candidates.decode import decode_answer
 from moorage.cli.workers import load
+from moorage.mesh.discovery import installed
 from moorage.model.base import Model
 from moorage.model.candidates import Answer, Ask
 from moorage.model.reports import Report
@@ -27,7 +28,7 @@ CLUSTERS = ["lab/large", "lab/small"]
 @pytest_asyncio.fixture
 async def controllers(secure_nats: NatsServer, redis: RedisServer) -> AsyncIterator[Bus]:
     bus = await Bus.connect(secure_nats.settings("admin"), worker="admin")
-    await bus.provision()
+    await bus.provision(installed().stores.values())
     kinds = ("intents", "inventory", "hpa", "labels", "affinity")
     try:
         async with running_workers(*(load(kind)(secure_nats.settings(kind, redis.url)) for kind in kinds)) as workers:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer, Reply, subjects
-from moorage.bus.fanout import AT_MOST
+from moorage.mesh.subjects import MAX_BATCH
 from moorage.model.problems import Refused, not_found
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
@@ -128,7 +128,7 @@ async def test_questions_that_come_up_together_go_out_in_one_message(bus: Bus) -
         return msgspec.json.encode({"answers": {ask: f"answer to {ask}" for ask in asks if ask != "no"}})
 
     await bus.serve("t.a", one)
-    await bus.serve(subjects.together("t.a"), many)
+    await bus.serve(subjects.batch("t.a"), many)
 
     async def ask(ident: str) -> Reply:
         replies = await bus.ask_many({"a": ("t.a", 0.2)}, b'"%b"' % ident.encode(), ident=ident, together={"a"})
@@ -136,9 +136,9 @@ async def test_questions_that_come_up_together_go_out_in_one_message(bus: Bus) -
 
     assert (await ask("x")).data == b'"alone"'
     assert together == []  # with nobody to go with it goes as it always did
-    count = AT_MOST + 3
+    count = MAX_BATCH + 3
     replies = await asyncio.gather(*(ask(f"q{i}") for i in range(count)))
-    assert [len(asks) for asks in together] == [AT_MOST, 3]
+    assert [len(asks) for asks in together] == [MAX_BATCH, 3]
     assert [reply.data for reply in replies] == [b'"answer to q%d"' % i for i in range(count)]
     yes, no = await asyncio.gather(ask("yes"), ask("no"))
     assert (yes.outcome, no.outcome) == ("answered", "timeout")
@@ -165,7 +165,7 @@ async def test_what_is_no_answer_to_a_bundle_is_told_to_each_who_asked(bus: Bus,
         return answer
 
     if answer is not None:
-        await bus.serve(subjects.together("t.b"), many)
+        await bus.serve(subjects.batch("t.b"), many)
     asks = [bus.ask_many({"b": ("t.b", 2)}, b"{}", ident=str(i), together={"b"}) for i in range(3)]
     started = asyncio.get_running_loop().time()
     replies = [reply["b"] for reply in await asyncio.gather(*asks)]

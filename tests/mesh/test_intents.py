@@ -18,6 +18,7 @@ import moorage.cli.example
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.bus.stores import Bucket
 from moorage.intents.worker import main
+from moorage.mesh.discovery import installed
 from moorage.model.groups import Decide, GroupRecord, Withdraw
 from moorage.model.names import group_tokens
 from moorage.model.problems import Refused, conflict
@@ -84,7 +85,7 @@ class Mesh:
 
     async def start(self) -> asyncio.Task[None]:
         """One more worker, ready once it answers."""
-        task = asyncio.create_task(main(self.nats.settings("intents")))
+        task = asyncio.create_task(main(self.nats.settings("intents"), mesh=installed()))
         self.workers.append(task)
         want = len(self.workers)
 
@@ -138,7 +139,7 @@ def broker(secure_nats: NatsServer) -> Iterator[NatsServer]:
 @pytest_asyncio.fixture
 async def mesh(broker: NatsServer) -> AsyncIterator[Mesh]:
     bus = await Bus.connect(broker.settings("admin"), worker="admin")
-    await bus.provision()
+    await bus.provision(installed().stores.values())
     mesh = Mesh(bus, broker)
     await mesh.listen()
     await mesh.start()
@@ -397,7 +398,7 @@ async def test_bad_messages_are_answered_kept_and_survived(mesh: Mesh) -> None:
 
 async def test_ends_when_told_to_at_any_moment_of_its_start(mesh: Mesh) -> None:
     for step in range(25):
-        task = asyncio.create_task(main(mesh.nats.settings("intents")))
+        task = asyncio.create_task(main(mesh.nats.settings("intents"), mesh=installed()))
         await asyncio.sleep(step * 0.002)
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=8)
@@ -442,8 +443,8 @@ async def test_a_group_that_was_deleted_while_the_broker_died_is_told_once(mesh:
 async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -> None:
     await mesh.stop(mesh.workers[0])
     settings = mesh.nats.settings("intents")
-    program = "import asyncio; from moorage.bus import Settings; from moorage.intents.worker import main\n"
-    program += f"asyncio.run(main(Settings({settings.nats_url!r}, {settings.nats_seed!r})))"
+    program = "import asyncio; from moorage.bus import Settings; from moorage.intents.worker import main\nfrom moorage.mesh.discovery import installed\n"
+    program += f"asyncio.run(main(Settings({settings.nats_url!r}, {settings.nats_seed!r}), mesh=installed()))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
     acknowledged: set[int] = set()
 

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from moorage.bus import Bus, subjects
 from moorage.intents.worker import Worker
+from moorage.mesh.discovery import installed
 from moorage.model.v2_resources import path_of
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
@@ -51,7 +52,7 @@ async def stores(nats: NatsServer, bus: Bus) -> AsyncIterator[Stores]:
         for _ in range(STORES):
             own = await Bus.connect(nats.settings(), worker="intents")
             stack.push_async_callback(own.close)
-            worker = Worker(own)
+            worker = Worker(own, installed())
             await worker.start()
             workers.append(worker)
         yield Stores(bus, workers)

@@ -22,6 +22,7 @@ import pytest
 import structlog
 
 from moorage.bus import Bus, Incoming
+from moorage.mesh.discovery import installed
 from moorage.model.problems import Refused, not_found
 from moorage.telemetry import HANDLED, ProcessHealth, configure, handling, listen, serve_health, tracing, url_of
 from moorage.telemetry.health import CURRENT
@@ -90,7 +91,7 @@ def test_readiness_says_what_is_missing(nats: NatsServer, redis: RedisServer) ->
 
 async def _provision(nats: NatsServer) -> None:
     bus = await Bus.connect(nats.settings(), worker="admin")
-    await bus.provision()
+    await bus.provision(installed().stores.values())
     await bus.close()
 
 
@@ -288,8 +289,8 @@ import sys
 for name in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.trace"):
     sys.modules[name] = None
 import importlib
-from moorage.cli.workers import WORKERS
-for module in WORKERS.values():
+from moorage.mesh.discovery import installed
+for module in [spec.module for spec in installed().workers.values()]:
     importlib.import_module(module)
 from moorage.telemetry import configure
 configure("tester")

@@ -13,6 +13,7 @@ import pytest_asyncio
 from moorage.bus import Bus, subjects
 from moorage.cli.workers import load
 from moorage.fleet import Fleet
+from moorage.mesh.discovery import installed
 from moorage.model.candidates import Answer, Ask, Asks
 from moorage.model.controllers import Controller
 from moorage.model.names import token
@@ -59,7 +60,7 @@ async def odd() -> Odd:
 @pytest_asyncio.fixture
 async def bus(secure_nats: NatsServer, redis: RedisServer, odd: Odd) -> AsyncIterator[Bus]:
     admin = await Bus.connect(secure_nats.settings("admin"), worker="admin")
-    await admin.provision()
+    await admin.provision(installed().stores.values())
     known: dict[str, Controller] = {}
 
     def registered(key: str, data: bytes | None, _revision: int) -> None:
@@ -139,10 +140,10 @@ async def test_more_than_can_be_under_way_is_refused_at_once(bus: Bus, odd: Odd)
 
 async def test_junk_in_a_bundle_is_answered_with_a_problem(bus: Bus) -> None:
     for junk in (b"{", b'{"asks":[{"group":1}]}', b'{"asks":7}'):
-        reply = await bus.request(subjects.together(subjects.candidates(NAME)), junk)
+        reply = await bus.request(subjects.batch(subjects.candidates(NAME)), junk)
         assert msgspec.json.decode(reply)["problem"]["code"] == "Undecodable"
     good = msgspec.json.encode(Asks(asks=[question("a")]))
-    reply = await bus.request(subjects.together(subjects.candidates(NAME)), good)
+    reply = await bus.request(subjects.batch(subjects.candidates(NAME)), good)
     assert msgspec.json.decode(reply)["answers"]["id-a"]["apps"]["web"]["groups"]
 
 

@@ -252,11 +252,10 @@ async def test_only_an_empty_place_will_do(mesh: Mesh, tmp_path: Path) -> None:
 
 def test_every_stream_is_backed_up_or_known_not_to_be() -> None:
     """Who adds a stream decides what becomes of it."""
-    from moorage.bus.subjects import BUCKETS, LOGS, OBJECTS
     from moorage.cli.commands.backup import OTHERS
+    from moorage.mesh.discovery import installed
 
-    there = {*LOGS, *(f"KV_{name}" for name in BUCKETS), *(f"OBJ_{name}" for name in OBJECTS)}
-    assert there == {*STREAMS, *OTHERS}
+    assert {store.stream for store in installed().stores.values()} == {*STREAMS, *OTHERS}
 
 
 async def test_clusters_that_lived_on_become_what_the_backup_says(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from moorage.bus import Bus, NoAnswer
-from moorage.bus.subjects import TABLE, Subject
+from moorage.mesh import SubjectRow
+from moorage.mesh.discovery import installed
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet
 
@@ -53,7 +54,7 @@ TOO_MUCH = (8 << 20) - 1024
 KEPT = {"Undecodable", "TooDeep", "TooLarge"}
 
 
-def concrete(row: Subject) -> list[str]:
+def concrete(row: SubjectRow) -> list[str]:
     pattern = row.pattern.replace("<provider>.<cluster>", CLUSTER)
     if row.pattern in NAMES:
         return [pattern.replace("*", name) for name in NAMES[row.pattern]]
@@ -62,14 +63,14 @@ def concrete(row: Subject) -> list[str]:
 
 REQUESTS = [
     pytest.param(row, subject, id=subject)
-    for row in TABLE
+    for row in installed().subjects
     if row.request and not row.pattern.startswith("$")
     for subject in concrete(row)
 ]
 #: Told to workers that answer nobody; streams and events are written by workers alone and read as records.
 HINTS = [
     subject
-    for row in TABLE
+    for row in installed().subjects
     if not row.request and row.pattern.startswith(("moorage.groups.", "moorage.merger.", "moorage.desired.changed"))
     for subject in concrete(row)
 ] + [
@@ -89,8 +90,10 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
 
 
 def test_every_subject_of_the_table_is_met() -> None:
-    met = [subject for row in TABLE if row.request and row.pattern[0] != "$" for subject in concrete(row)] + HINTS
-    for row in TABLE:
+    met = [
+        subject for row in installed().subjects if row.request and row.pattern[0] != "$" for subject in concrete(row)
+    ] + HINTS
+    for row in installed().subjects:
         pattern = re.escape(row.pattern.replace("<provider>.<cluster>", CLUSTER))
         pattern = pattern.replace(r"\*", "[^.]+").replace(">", ".+")
         if row.pattern[0] != "$":  # the broker's own protocol, which asks nothing of what is sent
@@ -117,7 +120,7 @@ async def works(driver: MeshClient, name: str) -> None:
 
 @pytest.mark.parametrize(("row", "subject"), REQUESTS)
 async def test_every_request_refuses_junk_with_a_code_and_keeps_it(
-    driver: MeshClient, row: Subject, subject: str
+    driver: MeshClient, row: SubjectRow, subject: str
 ) -> None:
     since = await driver.bus.log("MOORAGE_REJECTED").last()
     refusals: dict[str, str] = {}
@@ -167,7 +170,9 @@ async def test_afterwards_all_of_them_work(mesh: Mesh, driver: MeshClient) -> No
         except NoAnswer as error:
             raise AssertionError(f"{subject} answers nobody") from error
 
-    subjects = [subject for row in TABLE if row.request and row.pattern[0] != "$" for subject in concrete(row)]
+    subjects = [
+        subject for row in installed().subjects if row.request and row.pattern[0] != "$" for subject in concrete(row)
+    ]
     await asyncio.gather(*(ask(s, junk) for s in subjects for junk in (*UNREADABLE.values(), WRONG) for _ in range(3)))
     await works(driver, "afterwards")
     mesh.read_endpoint()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.bus.subjects import BUCKETS
+from moorage.mesh import Bucket
+from moorage.mesh.discovery import installed
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import MeshClient, application, fleet
 
@@ -43,7 +44,9 @@ async def works(driver: MeshClient, name: str) -> None:
     await driver.delete([name])
 
 
-@pytest.mark.parametrize("bucket", [bucket for bucket in BUCKETS if bucket not in BESIDE])
+@pytest.mark.parametrize(
+    "bucket", [s.name for s in installed().stores.values() if isinstance(s, Bucket) and s.name not in BESIDE]
+)
 async def test_a_record_that_cannot_be_read_stands_in_nobodys_way(mesh: Mesh, driver: MeshClient, bucket: str) -> None:
     name = bucket.removeprefix("moorage-")
     mesh.read_endpoint()

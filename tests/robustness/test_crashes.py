@@ -29,7 +29,7 @@ FLEET = fleet(CLUSTERS, CPU)
 
 ACCEPTED = "moorage.events.intents.>"
 HINTED = subjects.GROUPS_DECIDE
-ASKED = (subjects.candidates("hpa"), subjects.together(subjects.candidates("hpa")))
+ASKED = (subjects.candidates("hpa"), subjects.batch(subjects.candidates("hpa")))
 COMMITTED = subjects.LEDGER_COMMIT
 PLACED = "moorage.events.decisions.placed.>"
 DESIRED = "$KV.moorage-desired.>"

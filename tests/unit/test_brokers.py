@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from moorage.bus.permissions import KINDS, for_user
 from moorage.cli.commands.bus import config
 from moorage.cli.state_dir import StateDirectory
 from moorage.cli.up import brokers, command
 from moorage.cli.up.credentials import Credentials, public_key
 from moorage.cli.up.launch import Options
 from moorage.gateway import worker as gateway
+from moorage.mesh.discovery import installed
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def told(state: StateDirectory) -> dict[str, object]:
 
 
 def test_what_nats_acknowledges_is_on_disk(state: StateDirectory) -> None:
-    brokers.write_nats_conf(state, "127.0.0.1:4222", Credentials.open(state, KINDS), for_user)
+    brokers.write_nats_conf(state, "127.0.0.1:4222", Credentials.open(state, installed().users), installed())
     assert told(state)["jetstream"] == {"store_dir": str(state.nats_store), "sync_interval": "always"}
 
 
@@ -42,9 +42,9 @@ def test_a_broker_of_ones_own_is_told_the_same(tmp_path: Path) -> None:
 
 
 def test_nats_lets_in_only_whom_it_is_told_to(state: StateDirectory) -> None:
-    secrets = Credentials.open(state, KINDS)
+    secrets = Credentials.open(state, installed().users)
     secrets.agents["lab/edge"] = secrets.seeds["sim"]
-    brokers.write_nats_conf(state, "127.0.0.1:4222", secrets, for_user)
+    brokers.write_nats_conf(state, "127.0.0.1:4222", secrets, installed())
     conf = told(state)
     assert set(conf) & {"http", "monitor_port", "leafnodes", "websocket", "mqtt", "cluster", "no_auth_user"} == set()
     users = conf["authorization"]
@@ -55,7 +55,7 @@ def test_nats_lets_in_only_whom_it_is_told_to(state: StateDirectory) -> None:
 
 
 def test_redis_is_heard_by_this_machine_alone_and_keeps_nothing(state: StateDirectory) -> None:
-    brokers.write_redis_conf(state, 6379, Credentials.open(state, KINDS))
+    brokers.write_redis_conf(state, 6379, Credentials.open(state, installed().users))
     lines = state.redis_conf.read_text().splitlines()
     assert [line for line in lines if line.startswith(("bind", "protected-mode"))] == ["bind 127.0.0.1"]
     assert {'save ""', "appendonly no"} <= set(lines)
@@ -76,7 +76,7 @@ def test_a_port_alone_is_this_machines() -> None:
 
 @pytest.mark.parametrize("what", ["nats_conf", "redis_conf", "secrets"])
 def test_what_holds_keys_is_read_by_its_owner_alone(state: StateDirectory, what: str) -> None:
-    secrets = Credentials.open(state, KINDS)
-    brokers.write_nats_conf(state, "127.0.0.1:4222", secrets, for_user)
+    secrets = Credentials.open(state, installed().users)
+    brokers.write_nats_conf(state, "127.0.0.1:4222", secrets, installed())
     brokers.write_redis_conf(state, 6379, secrets)
     assert getattr(state, what).stat().st_mode & 0o777 == 0o600

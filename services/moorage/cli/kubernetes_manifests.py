@@ -11,16 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .workers import WORKERS
+from moorage.mesh import WorkerSpec
+from moorage.mesh.discovery import installed
 
 Object = dict[str, Any]
 NAMESPACE = "moorage"
 IMAGE, NATS, REDIS = "moorage", "nats:2.12-alpine", "redis:7-alpine"
 USER = 65532
 METRICS = 9464
-#: Of inventory and patcher the second one stands by; simulated clusters are for who wants them.
-REPLICAS = {"inventory": 2, "patcher": 2, "merger": 2, "hpa": 2, "labels": 2, "affinity": 2, "gateway": 2, "sim": 0}
-MEMORY = {"gateway": "1Gi", "merger": "1Gi", "inventory": "1Gi", "sim": "2Gi"}
 #: What each user finds in its directory of `moorage bus config`.
 FILES = {"nats": ("nats.conf", "users.conf"), "redis": ("redis.conf",), "gateway": ("nats.nk", "redis.url", "token")}
 _OWN = ("nats.nk", "redis.url")
@@ -87,7 +85,8 @@ def _environment(**more: str) -> list[Object]:
     return [{"name": name, "value": value} for name, value in found.items()]
 
 
-def worker(kind: str) -> Object:
+def worker(spec: WorkerSpec) -> Object:
+    kind = spec.name
     ports = [{"name": "metrics", "containerPort": METRICS}]
     more: dict[str, str] = {}
     if kind == "gateway":
@@ -97,19 +96,18 @@ def worker(kind: str) -> Object:
         kind,
         IMAGE,
         ["run", kind],
-        MEMORY.get(kind, "512Mi"),
+        spec.memory,
         env=_environment(**more),
         ports=ports,
         livenessProbe={"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
         readinessProbe={"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 5},
     )
-    replicas = REPLICAS.get(kind, 1)
-    spec: Object = {
-        "replicas": replicas,
+    deployment: Object = {
+        "replicas": spec.replicas,
         "selector": {"matchLabels": _labels(kind)},
         "template": _pod(kind, kind, container),
     }
-    return _object("apps/v1", "Deployment", kind, spec=spec)
+    return _object("apps/v1", "Deployment", kind, spec=deployment)
 
 
 def provision() -> Object:
@@ -184,7 +182,8 @@ def _budget(kind: str) -> Object:
 
 
 def mesh() -> dict[str, list[Object]]:
-    """File → its objects."""
+    """Returns the objects of each file."""
+    workers = installed().workers
     namespace = _object("v1", "Namespace", NAMESPACE, "mesh")
     namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
     account = _object("v1", "ServiceAccount", "moorage", "mesh", automountServiceAccountToken=False)
@@ -200,15 +199,15 @@ def mesh() -> dict[str, list[Object]]:
             provision(),
         ],
         "workers.yaml": [
-            *map(worker, WORKERS),
+            *map(worker, workers.values()),
             _service("gateway", "http", 7070),
-            *(_budget(kind) for kind in WORKERS if REPLICAS.get(kind, 1) > 1),
+            *(_budget(kind) for kind, spec in workers.items() if spec.replicas > 1),
         ],
     }
 
 
 def kustomization(resources: Iterable[str]) -> Object:
-    users = ("nats", "redis", "admin", *WORKERS)
+    users = ("nats", "redis", "admin", *installed().workers)
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

@@ -1,16 +1,18 @@
-"""The workers there are, in one place, and how a process becomes one of them."""
+"""Turns a process into a worker: one of the installed ones, or a file with controllers."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from moorage.mesh.discovery import installed
 
 from .exit_codes import DONE, FAILED, FORBIDDEN, USAGE, Failure
 from .terminal import note
@@ -19,64 +21,50 @@ if TYPE_CHECKING:
     from moorage.bus import Settings
     from moorage.telemetry import ProcessHealth
 
-#: kind → the module with `async def main(settings)`; also the order in which they are started.
-WORKERS = {
-    "intents": "moorage.intents.worker",
-    "inventory": "moorage.inventory.worker",
-    "hpa": "moorage.controllers.hardware.worker",
-    "labels": "moorage.controllers.cluster_selection.worker",
-    "affinity": "moorage.controllers.affinity.worker",
-    "merger": "moorage.merger.worker",
-    "patcher": "moorage.patcher.worker",
-    "sim": "moorage.sim.worker",
-    "gateway": "moorage.gateway.worker",
-}
-
-#: What all workers import, once, before any is forked: its pages are shared.
+#: Imported once before workers are forked, so that they share the memory.
 HEAVY = ("numpy", "nats", "msgspec", "redis.asyncio", "pyroaring", "uvloop", "structlog", "asyncio", "hiredis")
 
-#: Where cores are short, deciding comes before carrying out and reporting; simulated clusters come last.
-NICE = {"inventory": 10, "patcher": 15, "sim": 19}
-
-#: How long a worker that was asked to end has for it, until it is asked again.
-AGAIN = 3.0
+#: Seconds after which a worker that has not ended is cancelled again.
+CANCEL_AGAIN = 3.0
 
 
-def load(kind: str) -> Callable[..., Coroutine[Any, Any, None]]:
-    main: Callable[..., Coroutine[Any, Any, None]] = importlib.import_module(WORKERS[kind]).main
-    return main
+def load(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Imports the main function of an installed worker."""
+    spec = installed().workers[name]
+    main: Callable[..., Coroutine[Any, Any, None]] = spec.main()
+    return partial(main, mesh=installed()) if spec.takes_mesh else main
 
 
-def settle(kind: str) -> None:
-    """What a process does to itself before it becomes a worker."""
-    os.nice(NICE.get(kind, 0))
-    # Ledger and fleet are large and live long: looking through them for garbage after every few hundred messages costs
-    # more than all that deciding does.
+def prepare_process(nice: int = 0) -> None:
+    """Lowers the priority of this process and tunes its garbage collection for a worker."""
+    os.nice(nice)
+    # Ledger and fleet are large and live long. The default thresholds would scan them every few hundred messages, which
+    # costs more than all decisions together.
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
 
 
 def serve(coro: Coroutine[Any, Any, None], vitals: ProcessHealth, listener: socket.socket | None = None) -> int:
-    """Runs a worker's main until it ends or SIGTERM or SIGINT cancels it; 0 only if somebody asked it to end. `listener`:
-    where it shows how it does; without one, MOORAGE_METRICS says where, if anywhere."""
+    """Runs a worker's main until it ends or SIGTERM or SIGINT cancels it, and returns 0 only after a signal. Health and
+    metrics are served on `listener`, or where MOORAGE_METRICS says, if it is set."""
     import uvloop
 
     from moorage.telemetry import end_traces, from_env, serve_health
 
-    asked = False
+    signalled = False
 
     async def guarded() -> None:
         task = asyncio.ensure_future(coro)
         loop = asyncio.get_running_loop()
 
         def end() -> None:
-            nonlocal asked
-            asked = True
+            nonlocal signalled
+            signalled = True
             if not task.done():
                 task.cancel()
-                # Before Python 3.12 asyncio.wait_for, which the broker's client uses, loses a cancellation that comes as
-                # its future is done; once lost, a worker would run on.
-                loop.call_later(AGAIN, end)
+                # Before Python 3.12 asyncio.wait_for, which the broker's client uses, loses a cancellation that arrives as
+                # its future completes; without a second one the worker would run on.
+                loop.call_later(CANCEL_AGAIN, end)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
@@ -84,39 +72,41 @@ def serve(coro: Coroutine[Any, Any, None], vitals: ProcessHealth, listener: sock
             try:
                 await task
             except asyncio.CancelledError:
-                if not asked:
+                if not signalled:
                     raise
 
     try:
         uvloop.run(guarded())
     finally:
         end_traces()
-    return DONE if asked else FAILED
+    return DONE if signalled else FAILED
 
 
 def run_worker(what: str, settings: Settings) -> int:
-    """`moorage run`: a built-in kind by its name, or a file with controllers of one's own."""
+    """Runs an installed worker by its name, or a Python file with controllers."""
     from moorage.telemetry import configure
 
-    if what in WORKERS:
+    workers = installed().workers
+    if what in workers:
         vitals = configure(what)
         main = load(what)
-        settle(what)
+        prepare_process(workers[what].nice)
         return serve(main(settings), vitals)
     path = Path(what)
     if path.suffix != ".py" and not path.exists():
-        raise Failure(f"{what!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
+        raise Failure(f"{what!r} is neither a worker ({', '.join(workers)}) nor a Python file", USAGE)
     if not path.is_file():
         raise Failure(f"there is no file '{path}'", USAGE)
     from moorage.sdk import CannotRun, run_file
 
     vitals = configure(path.stem)
+    reserved = {spec.name for spec in installed().builtin_controllers}
     try:
-        return serve(run_file(str(path), settings, _asked), vitals)
+        return serve(run_file(str(path), settings, reserved, _announce), vitals)
     except CannotRun as wrong:
         raise Failure(str(wrong), FORBIDDEN if wrong.forbidden else FAILED) from None
 
 
-def _asked(names: list[str]) -> None:
-    verb = "is" if len(names) == 1 else "are"
-    note(f"{', '.join(names)} {verb} registered and {verb} asked from now on; Ctrl-C ends it")
+def _announce(names: list[str]) -> None:
+    is_, it = ("is", "it") if len(names) == 1 else ("are", "them")
+    note(f"{', '.join(names)} {is_} registered; Ctrl-C stops {it}")

@@ -12,16 +12,17 @@ import msgspec
 
 from moorage.bus import Bus, subjects
 from moorage.bus.stores import LogFollower
+from moorage.mesh import stores
 from moorage.model.auth import Caller
 from moorage.model.events import Event
 
 from .authorization import hears
 
 EVENTS = "moorage.events.>"
-LOG = "MOORAGE_EVENTS"
+LOG = stores.EVENTS
 #: Messages that could not be read, shown as events are.
 REJECTED = "moorage.rejected.>"
-REJECTED_LOG = "MOORAGE_REJECTED"
+REJECTED_LOG = stores.REJECTED
 #: Events that wait for one who is still told older ones, and bytes that wait for one who reads slowly.
 _BACKLOG, _BUFFER = 8192, 4 << 20
 #: How many events are known by name, and how many are told again to one who comes back.

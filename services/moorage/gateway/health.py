@@ -27,10 +27,6 @@ _PATIENCE = 0.6
 #: So many are named of what is not well; how many there are is said, too.
 _MOST = 100
 
-#: Kinds of users of the bus that are no workers, or need not run.
-_NO_WORKERS = ("admin", "controller", "sim")
-EXPECTED = tuple(kind for kind in subjects.KINDS if kind not in _NO_WORKERS)
-
 
 async def livez(request: web.Request) -> web.StreamResponse:
     return web.Response(text="ok\n")
@@ -70,7 +66,7 @@ async def health(request: web.Request) -> web.StreamResponse:
     away = _away(gateway, set(stale), who_of(request))
     return answer(
         {
-            "expected": EXPECTED,
+            "expected": [name for name, spec in gateway.mesh.workers.items() if not spec.optional],
             "workers": workers,
             "controllers": controllers,
             "stale": sorted(stale)[:_MOST],
@@ -123,7 +119,7 @@ async def _workers(gateway: Gateway) -> list[dict[str, Any]]:
                 "missing": meta.get("missing", ""),
             }
         )
-        if {*EXPECTED, "sim"} <= {one["kind"] for one in found}:
+        if gateway.mesh.workers.keys() <= {one["kind"] for one in found}:
             complete.set()
 
     inbox = f"{bus.nc.new_inbox()}.ping"
@@ -162,10 +158,10 @@ async def subject_table(request: web.Request) -> web.StreamResponse:
                 "subject": row.pattern,
                 "payload": row.payload,
                 "request": row.request,
-                "publish": row.says,
-                "subscribe": row.hears,
-                "about": row.about,
+                "publish": row.publishers,
+                "subscribe": row.subscribers,
+                "about": row.description,
             }
-            for row in subjects.TABLE
+            for row in gateway_of(request).mesh.subjects
         ]
     )

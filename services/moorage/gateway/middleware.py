@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from moorage.bus import Bus, BusError, NoAnswer
+from moorage.mesh import Mesh
 from moorage.model.auth import Caller
 from moorage.model.problems import Problem, Refused, unreadable
 from moorage.telemetry import SECONDS
@@ -41,6 +42,7 @@ class Gateway:
     stream: EventStream
     rejected: EventStream
     token: str
+    mesh: Mesh
     ready: bool = False
     limits: Limits = field(default_factory=Limits)
 

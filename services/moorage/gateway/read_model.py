@@ -14,6 +14,7 @@ import structlog
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, Settings, subjects
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import Capacity, Changes, Ledger, LedgerFollower, open_ledger
+from moorage.mesh import stores
 from moorage.model.attempts import Attempt
 from moorage.model.claims import Commit, Decision
 from moorage.model.controllers import Controller
@@ -80,11 +81,11 @@ class ReadModel:
     async def start(self) -> None:
         bus = self.bus
         await bus.subscribe("moorage.events.decisions.>", self._heard, max_bytes=MAX_PAYLOAD)
-        await bus.bucket("moorage-controllers").mirror(self._registry)
-        await bus.bucket("moorage-documents").mirror(self._documents)
-        await bus.bucket("moorage-resources").mirror(self._resource)
-        await bus.bucket("moorage-status").mirror(self._status)
-        await bus.bucket("moorage-groups").mirror(self._group)
+        await bus.bucket(stores.CONTROLLERS).mirror(self._registry)
+        await bus.bucket(stores.DOCUMENTS).mirror(self._documents)
+        await bus.bucket(stores.RESOURCES).mirror(self._resource)
+        await bus.bucket(stores.STATUS).mirror(self._status)
+        await bus.bucket(stores.GROUPS).mirror(self._group)
         self._log = await open_ledger(bus)
         self._log.on_fold.append(self._folded)
         self._log.on_reload.append(self._reloaded)
@@ -195,7 +196,7 @@ class ReadModel:
 
     async def _recall(self) -> None:
         """After a start: why groups wait was said before we listened, and stands in the log of events."""
-        events = self.bus.log("MOORAGE_EVENTS")
+        events = self.bus.log(stores.EVENTS)
         for group in list(self._groups):
             known = self.known(group)
             if known is None or known.record.state != "Instantiated" or known.attempt is not None:
@@ -270,7 +271,7 @@ class ReadModel:
         known = self._seqs.get(group)
         if known is not None and known[0] == decision:
             return known[1]
-        entry = await self.bus.bucket("moorage-desired").get(group_tokens(group))
+        entry = await self.bus.bucket(stores.DESIRED).get(group_tokens(group))
         desired = None if entry is None else msgspec.json.decode(entry.value, type=DesiredRecord)
         if desired is None or desired.decision != decision:
             return 0
@@ -280,7 +281,7 @@ class ReadModel:
     async def caught_up(self, group: str, within: float = 1.0) -> None:
         """Until a write that was acknowledged is seen here too, so that who wrote can read it."""
         with contextlib.suppress(NoAnswer, TimeoutError):
-            entry = await self.bus.bucket("moorage-groups").get(group_tokens(group))
+            entry = await self.bus.bucket(stores.GROUPS).get(group_tokens(group))
             async with asyncio.timeout(within):
                 while not self._has(group, None if entry is None else entry.revision):
                     await self._moved.wait()
@@ -288,7 +289,7 @@ class ReadModel:
     async def caught_up_document(self, key: str, within: float = 1.0) -> None:
         """The same of an intent of its own."""
         with contextlib.suppress(NoAnswer, TimeoutError):
-            entry = await self.bus.bucket("moorage-documents").get(key)
+            entry = await self.bus.bucket(stores.DOCUMENTS).get(key)
             async with asyncio.timeout(within):
                 while entry is not None and self.document_revisions.get(key, 0) < entry.revision:
                     await self._moved.wait()

@@ -12,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from moorage.bus import Bus, Conflict, new_id, now_text
+from moorage.mesh import stores
 from moorage.model.auth import Caller, Role, Token
 from moorage.model.names import token
 from moorage.model.problems import Refused, conflict, not_found
 
-BUCKET = "moorage-tokens"
+BUCKET = stores.TOKENS
 _FORM = re.compile(r"mrg_([A-Za-z0-9]{1,64})_([A-Za-z0-9_-]{43})", re.ASCII)
 _stored = msgspec.json.Decoder(Token).decode
 

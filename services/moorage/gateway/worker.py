@@ -9,6 +9,7 @@ import socket
 from aiohttp import web
 
 from moorage.bus import Bus, Settings, setting
+from moorage.mesh import Mesh
 
 from . import api_docs, health
 from .audit import audited
@@ -45,7 +46,7 @@ def listener_of(address: str) -> socket.socket:
     return sock
 
 
-async def main(settings: Settings, *, listener: socket.socket | None = None, token: str = "") -> None:
+async def main(settings: Settings, *, mesh: Mesh, listener: socket.socket | None = None, token: str = "") -> None:
     """`listener` and `token` come from the supervisor; alone, MOORAGE_HTTP and MOORAGE_TOKEN say them."""
     token = token or setting("MOORAGE_TOKEN")
     if not token:
@@ -55,7 +56,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     try:
         view, stream = ReadModel(bus, settings), EventStream(bus)
         kept = EventStream(bus, REJECTED, REJECTED_LOG, rejected)
-        gateway = Gateway(bus, view, stream, kept, token, limits=limits)
+        gateway = Gateway(bus, view, stream, kept, token, mesh, limits=limits)
         await gateway.tokens.start()
         await view.start()
         v2.start(gateway)

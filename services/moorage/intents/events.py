@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bucket, Bus, BusError, Entry, NoAnswer, new_id, subjects
+from moorage.mesh import stores
 from moorage.model.groups import Stored, Withdraw
 from moorage.model.names import GroupName, group_tokens
 
@@ -72,7 +73,7 @@ class Telling:
                 await asyncio.sleep(GRACE)
 
     async def _retell_changes(self) -> None:
-        events = self._bus.log("MOORAGE_EVENTS")
+        events = self._bus.log(stores.EVENTS)
         newest = sorted(self._copies.known.values(), key=lambda known: known.at)[-NEWEST:]
         for known in newest:
             head = known.head
@@ -85,7 +86,7 @@ class Telling:
                 await self.tell(head.group, head.revision, head.state, event, ident=ident)
 
     async def _retell_ends(self, tombstones: list[Entry]) -> None:
-        events = self._bus.log("MOORAGE_EVENTS")
+        events = self._bus.log(stores.EVENTS)
         for entry in tombstones:
             tokens, tombstone = entry.key.rpartition(".")[0], read_tombstone(entry.value)
             group = str(GroupName.from_tokens(tokens))

@@ -10,6 +10,7 @@ import msgspec
 
 from moorage.bus import Bus, Conflict, Entry, NoAnswer, subjects
 from moorage.bus.failpoints import reached
+from moorage.mesh import stores
 from moorage.model.groups import GroupRecord
 from moorage.model.names import token
 from moorage.model.problems import Refused, conflict, not_found
@@ -28,7 +29,7 @@ _data = msgspec.json.Decoder(dict[str, Any])
 class StandaloneIntents:
     def __init__(self, bus: Bus, store: GroupStore) -> None:
         self._bus, self._store, self._copies = bus, store, store.copies
-        self._documents = bus.bucket("moorage-documents")
+        self._documents = bus.bucket(stores.DOCUMENTS)
 
     async def apply(
         self, given: AcceptedIntent, cause: str, if_match: int | None = None, *, again: bool = False

@@ -14,6 +14,7 @@ import msgspec
 
 from moorage.bus import Bus, Conflict, Entry, NoAnswer, new_id, now_text, subjects
 from moorage.bus.failpoints import reached
+from moorage.mesh import stores
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Problem, Refused, changed_since, conflict, not_found
@@ -63,10 +64,10 @@ def application_of(record: GroupRecord) -> Accepted:
 class GroupStore:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._groups = bus.bucket("moorage-groups")
-        self._revisions = bus.bucket("moorage-revisions")
+        self._groups = bus.bucket(stores.GROUPS)
+        self._revisions = bus.bucket(stores.REVISIONS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.copies = GroupCache(self._groups, bus.bucket("moorage-documents"))
+        self.copies = GroupCache(self._groups, bus.bucket(stores.DOCUMENTS))
         self.telling = Telling(bus, self._groups, self._revisions, self.copies)
 
     async def start(self) -> None:

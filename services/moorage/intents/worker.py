@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, subjects
+from moorage.mesh import Mesh, stores
 from moorage.model.base import Message
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import GroupName, is_name, token, untoken
@@ -78,12 +79,13 @@ _changes = msgspec.json.Decoder(Change)
 
 
 class Worker:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, mesh: Mesh) -> None:
         self._bus = bus
+        self._builtin_controllers = mesh.builtin_controllers
         self._store = GroupStore(bus)
         self._attaching = StandaloneIntents(bus, self._store)
         self._life = Lifecycle(bus, self._store)
-        self._registry = bus.bucket("moorage-controllers")
+        self._registry = bus.bucket(stores.CONTROLLERS)
         self._known: dict[str, tuple[Controller, int]] = {}
         self._kinds: dict[str, list[dict[str, Any]]] = {}
 
@@ -99,8 +101,8 @@ class Worker:
             (subjects.INTENTS_DELETE, self._delete),
             (subjects.INTENTS_ACT, self._act),
             (subjects.INTENTS_RESOURCE, self._resource),
-            ("moorage.controllers.*.register", self._register),
-            ("moorage.controllers.*.leave", self._leave),
+            (subjects.REGISTER, self._register),
+            (subjects.LEAVE, self._leave),
             (subjects.CONTROLLERS_SET, self._set),
         )
         for subject, handle in served:
@@ -291,10 +293,10 @@ class Worker:
         registered would be decided without it, as if nobody had asked for labels."""
         if self._known:
             return
-        for name in subjects.BUILTIN_CONTROLLERS:
-            value = _encode(Controller(name=name, policy="required", actions=name == "hpa"))
+        for spec in self._builtin_controllers:
+            key, value = token(spec.name), _encode(Controller(name=spec.name, policy="required", actions=spec.actions))
             with contextlib.suppress(Conflict):  # another store, or the controller itself
-                self._saw_controller(token(name), value, await self._registry.create(token(name), value))
+                self._saw_controller(key, value, await self._registry.create(key, value))
 
     def _saw_controller(self, key: str, value: bytes | None, at: int) -> None:
         if value is None:
@@ -349,11 +351,11 @@ def _reply(name: str, done: Done) -> dict[str, Any]:
     return reply
 
 
-async def main(settings: Settings) -> None:
+async def main(settings: Settings, *, mesh: Mesh) -> None:
     """Runs until it is cancelled or the broker is gone for good."""
     bus = await Bus.connect(settings, worker="intents")
     try:
-        worker = Worker(bus)
+        worker = Worker(bus, mesh)
         await worker.start()
         bus.vitals.show(worker.figures)
         await bus.announce(worker.health)

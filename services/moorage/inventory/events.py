@@ -13,6 +13,7 @@ import structlog
 
 from moorage.bus import Bus, BusError, NoAnswer, new_id, now_text, subjects
 from moorage.bus.stores import Bucket
+from moorage.mesh import stores
 from moorage.model.names import cluster_tokens
 
 from .core.cluster_ids import ClusterRecord
@@ -140,4 +141,4 @@ class Telling:
             return await self._records.time(cluster_tokens(said.cluster))
 
         subject = subjects.fleet_event(said.change, said.cluster)
-        return await self._bus.log("MOORAGE_EVENTS").is_missing(subject, said.id, written)
+        return await self._bus.log(stores.EVENTS).is_missing(subject, said.id, written)

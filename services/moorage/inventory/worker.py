@@ -25,6 +25,7 @@ from moorage.fleet import (
     StoreSuperseded,
     still_wanted,
 )
+from moorage.mesh import stores
 from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
@@ -99,7 +100,7 @@ async def main(settings: Settings) -> None:
 class InventoryWorker:
     def __init__(self, bus: Bus, store: FleetStore, lease: Lease) -> None:
         self.bus, self.store, self.lease = bus, store, lease
-        self.kv = bus.bucket("moorage-clusters")
+        self.kv = bus.bucket(stores.CLUSTERS)
         self.core: FleetState | None = None
         self.writer = FleetWriter()
         self.generation = 0  # in Redis: the lease's, or more if Redis has seen more

@@ -13,6 +13,7 @@ import structlog
 
 from moorage.bus import Bus, BusError, NoAnswer, subjects
 from moorage.ledger import LOG, Changes, LedgerFollower, decode_commit
+from moorage.mesh import stores
 from moorage.model.attempts import AppView, Attempt, ClaimView, slot_views
 from moorage.model.claims import Commit, Decision
 
@@ -134,7 +135,7 @@ class Telling:
             self._newest.setdefault(by, deque(maxlen=NEWEST)).extend(newer)
 
     async def _mend(self) -> None:
-        events, ledger_log = self._bus.log("MOORAGE_EVENTS"), self._bus.log(LOG)
+        events, ledger_log = self._bus.log(stores.EVENTS), self._bus.log(LOG)
         live = self._follower.ledger.standing
         known, self._kept = set() if self._doubtful else self._kept, set()
         self._doubtful = False

@@ -15,6 +15,7 @@ from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects
 from moorage.bus.failpoints import reached
 from moorage.fleet import FleetChange
 from moorage.ledger import Changes, Dropped, Guard, Ledger, newest_snapshot, write_snapshot
+from moorage.mesh import stores
 from moorage.model.attempts import Attempt
 from moorage.model.base import Message, Model
 from moorage.model.claims import Claim, Commit, Reassignment, Release, Slot, Withdrawal
@@ -96,7 +97,7 @@ class WaitLoop:
             await self._bus.subscribe(subjects.MERGER_REMOVED, self._confirmed),
             await self._bus.subscribe("moorage.controllers.*.changed", self._controller_changed),
         ]
-        mirror = await self._bus.bucket("moorage-groups").mirror(self._record)
+        mirror = await self._bus.bucket(stores.GROUPS).mirror(self._record)
         log.info("looking after what waits", groups=len(self.waiting.groups))
         await self._telling.check()
         self._snapshot_at = self._decider.ledger.seq

@@ -12,6 +12,7 @@ from moorage.bus import Bus, Incoming, Settings, subjects
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import CapacityCollector, clusters, followed
+from moorage.mesh import stores
 from moorage.model.controllers import Controller
 from moorage.model.groups import Decide, Withdraw
 from moorage.model.names import untoken
@@ -88,7 +89,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     log = await open_ledger(bus)
     decider = Decider(bus, fleet, log, keep_capacity(log, fleet))
     merger = Merger(bus, decider)
-    await bus.bucket("moorage-controllers").mirror(merger.registry)
+    await bus.bucket(stores.CONTROLLERS).mirror(merger.registry)
     queue = subjects.MERGERS
     await bus.subscribe(subjects.GROUPS_STORED, merger.stored.heard)
     await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)

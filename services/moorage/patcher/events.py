@@ -11,6 +11,7 @@ import structlog
 
 from moorage.bus import Bus, BusError, NoAnswer, subjects
 from moorage.bus.fenced_bucket import FencedBucket
+from moorage.mesh import stores
 from moorage.model.desired import GroupStatus, PhaseChange
 from moorage.model.names import group_tokens
 from moorage.telemetry import tracing
@@ -53,7 +54,7 @@ class Telling:
 
     async def retell(self) -> None:
         """The newest phases of all, where the one before us, or the broker, died before their events were kept."""
-        events = self._bus.log("MOORAGE_EVENTS")
+        events = self._bus.log(stores.EVENTS)
         try:
             for group in list(self._newest):
                 status = self._desk.statuses.get(group)

@@ -17,6 +17,7 @@ from moorage.bus.failpoints import reached
 from moorage.bus.fenced_bucket import FencedBucket
 from moorage.bus.lease import ERA
 from moorage.ledger import Changes, Ledger, LedgerFollower, open_ledger
+from moorage.mesh import stores
 from moorage.model.claims import Commit, Decision, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.desired import DesiredRecord, DiffAsk, DiffReply, GroupStatus
@@ -60,7 +61,7 @@ class Patcher:
         self.bus, self.lease = bus, lease
         self.generation = generation = lease.generation
         self.era = era  # what agents heard before a restore has smaller versions
-        self.desk = GroupQueue(bus.bucket("moorage-revisions"))
+        self.desk = GroupQueue(bus.bucket(stores.REVISIONS))
         self.asking = ActionFanout(bus)
         self.follower: LedgerFollower
         self.removals: Removals
@@ -69,8 +70,8 @@ class Patcher:
         self._left: set[str] = set()  # clusters that are no longer part of the fleet
         self._ending: dict[str, str] = {}  # group → the trace its withdrawal belongs to, where there are traces
         self._at: dict[str, int] = {}  # group → where its newest decision stands in the log, until it is carried out
-        self._desired = FencedBucket(bus.bucket("moorage-desired"), generation)
-        self._statuses = FencedBucket(bus.bucket("moorage-status"), generation)
+        self._desired = FencedBucket(bus.bucket(stores.DESIRED), generation)
+        self._statuses = FencedBucket(bus.bucket(stores.STATUS), generation)
         self.telling = Telling(bus, self.desk, self._statuses)
 
     @property
@@ -88,14 +89,14 @@ class Patcher:
     async def start(self) -> None:
         desk = self.desk
         mirrors = [
-            await self.bus.bucket("moorage-desired").mirror(self._learn_desired),
-            await self.bus.bucket("moorage-status").mirror(self._learn_status),
+            await self.bus.bucket(stores.DESIRED).mirror(self._learn_desired),
+            await self.bus.bucket(stores.STATUS).mirror(self._learn_status),
         ]
         for mirror in mirrors:
             await mirror.stop()  # from now on, this is their only writer
-        await self.bus.bucket("moorage-controllers").mirror(self._learn_controller)
-        await self.bus.bucket("moorage-groups").mirror(desk.learn_record)
-        await self.bus.bucket("moorage-clusters").mirror(self._learn_cluster)
+        await self.bus.bucket(stores.CONTROLLERS).mirror(self._learn_controller)
+        await self.bus.bucket(stores.GROUPS).mirror(desk.learn_record)
+        await self.bus.bucket(stores.CLUSTERS).mirror(self._learn_cluster)
         self.follower = await open_ledger(self.bus)
         self.follower.on_fold.append(self._folded)
         self.follower.on_reload.append(lambda _ledger: self._everything())
@@ -294,7 +295,7 @@ class Patcher:
         """These buckets are not synced at each write: a broker that died may have lost what it acknowledged last. What it
         has is where each group goes on from."""
         stored: list[dict[str, tuple[bytes, int]]] = [{}, {}]
-        for found, name in zip(stored, ("moorage-desired", "moorage-status"), strict=True):
+        for found, name in zip(stored, (stores.DESIRED, stores.STATUS), strict=True):
 
             def learn(key: str, value: bytes | None, at: int, found: dict[str, tuple[bytes, int]] = found) -> None:
                 if value is not None:
@@ -363,7 +364,7 @@ async def main(settings: Settings) -> None:
         bus.vitals.show(lambda: [MetricValue(*ACTIVE, float(state["role"] == "active"))])
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
-        era = await bus.bucket("moorage-leases").get(ERA)
+        era = await bus.bucket(stores.LEASES).get(ERA)
         patcher = Patcher(bus, lease, int(era.value) if era is not None else 0)
         bus.vitals.show(patcher.figures)
         await patcher.start()

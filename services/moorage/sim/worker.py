@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from moorage.bus import MAX_PAYLOAD, Bus, BusError, Incoming, NoAnswer, Settings, new_id, subjects
+from moorage.mesh import stores
 from moorage.model.names import cluster_from_tokens, cluster_tokens
 from moorage.model.problems import ENVELOPE, Problem, Refused, Violation, invalid, not_found, unknown_fields
 from moorage.parsing import yaml_json
@@ -23,7 +24,7 @@ from .core.fleet_documents import FleetDocument, decode, expand
 from .core.fleet_generator import generate
 from .core.simulator import FAULTS, Simulator
 
-KEPT = "moorage-sim"
+KEPT = stores.SIMULATED_FLEET
 #: Between two looks at the timers at least this long: idle fleets are looked at in bunches.
 STEP = 0.01
 MAX_FLEET = 8 << 20

@@ -1,17 +1,17 @@
-"""The bus: one wrapper around NATS for every worker, and the one table of its subjects."""
+"""The bus: the one wrapper around NATS that every worker uses."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from moorage.mesh import Store, subjects
 from moorage.model.replies import Reply
 from moorage.telemetry import claim_health
 
 from . import discovery as _service
 from . import provision as _provision
-from . import subjects
 from .connection import MAX_PAYLOAD, Incoming, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
@@ -73,14 +73,16 @@ class Bus(FanOut):
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
 
-    async def provision(self) -> None:
-        await _provision.provision(self)
+    async def provision(self, stores: Iterable[Store]) -> None:
+        """Creates or updates these stores. Needs an administrator."""
+        await _provision.provision(self, stores)
 
     def bucket(self, name: str) -> Bucket:
         return Bucket(self, name)
 
-    def log(self, name: str) -> Log:
-        return Log(self, name, subjects.LOGS[name])
+    def log(self, name: str, subject: str = subjects.LEDGER_COMMIT) -> Log:
+        """The stream of this name; `subject` is the one on which `Log.append` publishes."""
+        return Log(self, name, subject)
 
     def objects(self, name: str) -> Objects:
         return Objects(self, name)

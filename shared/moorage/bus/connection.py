@@ -19,12 +19,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.nuid import NUID
 
+from moorage.mesh import subjects
 from moorage.model.events import Event
 from moorage.model.problems import UNREADABLE, Problem, Refused, unreadable
 from moorage.model.redaction import sample
 from moorage.telemetry import HANDLED, Handled, ProcessHealth, tracing
 
-from . import subjects
 from .errors import NoAnswer
 from .metrics import BusMetrics
 from .settings import Settings

@@ -13,14 +13,14 @@ import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
+from moorage.mesh import subjects
 from moorage.model.replies import Reply
 from moorage.telemetry import tracing
 
 from .connection import Connection, is_no_responders
-from .subjects import together as many
 
-#: Questions in one message, and bytes; more of them would let those who could go on wait for the rest.
-AT_MOST, BYTES = 8, 1 << 20
+#: Bytes of asks in one batch message.
+MAX_BATCH_BYTES = 1 << 20
 
 
 class _Answers(msgspec.Struct):
@@ -135,7 +135,7 @@ class FanOut(Connection):
         for question in questions:
             question.future.add_done_callback(partial(self._done_with, reply, bundle, question.ident))
         payload = b'{"asks":[' + b",".join(question.payload for question in questions) + b"]}"
-        await self.nc.publish(many(subject), payload, reply)
+        await self.nc.publish(subjects.batch(subject), payload, reply)
 
     def _done_with(self, reply: str, bundle: dict[str, _Request], ident: str, _future: _Future) -> None:
         bundle.pop(ident, None)
@@ -167,7 +167,7 @@ def _split(questions: list[_Request]) -> Iterator[list[_Request]]:
     bundle: list[_Request] = []
     size = 0
     for question in questions:
-        if bundle and (len(bundle) == AT_MOST or size + len(question.payload) > BYTES):
+        if bundle and (len(bundle) == subjects.MAX_BATCH or size + len(question.payload) > MAX_BATCH_BYTES):
             yield bundle
             bundle, size = [], 0
         bundle.append(question)

@@ -7,6 +7,8 @@ import contextlib
 
 import structlog
 
+from moorage.mesh import stores
+
 from .connection import Connection, new_id
 from .errors import BusError, Conflict, NoAnswer
 from .stores import Bucket
@@ -21,7 +23,7 @@ class Lease:
 
     def __init__(self, conn: Connection, name: str, ttl: float = 3.0) -> None:
         self._conn, self._name, self._ttl = conn, name, ttl
-        self._bucket = Bucket(conn, "moorage-leases", timeout=ttl / 3)
+        self._bucket = Bucket(conn, stores.LEASES, timeout=ttl / 3)
         self._me = new_id().encode()
         self._revision = 0
         self.generation = 0

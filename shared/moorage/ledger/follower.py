@@ -14,6 +14,7 @@ import structlog
 from moorage.bus import Bus, BusError, LogFollower, NoAnswer
 from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
+from moorage.mesh import stores
 from moorage.model.claims import Commit, Decision
 
 from .capacity import Capacity
@@ -21,8 +22,8 @@ from .commits import decode_commit
 from .ledger import Changes, Ledger
 
 log = structlog.get_logger("ledger")
-LOG = "MOORAGE_LEDGER"
-SNAPSHOTS = "moorage-snapshots"
+LOG = stores.LEDGER
+SNAPSHOTS = stores.SNAPSHOTS
 _PREFIX = "ledger-"
 #: Who waits longer for a snapshot waits for a part that is not there; a list of them is short.
 PATIENCE, LISTED = 30.0, 5.0

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class ControllerRunner:
                     return found if isinstance(found, Answer) else await found
 
                 await self._bus.serve(subject, alone, queue=one.name, limit=AT_ONCE, max_bytes=4 << 20)
-                many = subjects.together(subject)
+                many = subjects.batch(subject)
                 await self._bus.serve(
                     many, partial(self._together, said), queue=one.name, limit=AT_ONCE, max_bytes=4 << 20
                 )
@@ -268,8 +268,13 @@ async def _accompany(companion: Alongside) -> None:
     await companion()
 
 
-async def run_file(path: str, settings: Settings, asked: Callable[[list[str]], None] | None = None) -> None:
-    """Import a Python file and serve the controllers it declares."""
+async def run_file(
+    path: str,
+    settings: Settings,
+    reserved: Container[str] = (),
+    asked: Callable[[list[str]], None] | None = None,
+) -> None:
+    """Imports a Python file and serves the controllers it declares. Their names may not be `reserved` ones."""
     name = Path(path).stem.replace("-", "_")
     spec = importlib.util.spec_from_file_location(f"moorage_controllers_{name}", path)
     if spec is None or spec.loader is None:
@@ -281,7 +286,7 @@ async def run_file(path: str, settings: Settings, asked: Callable[[list[str]], N
     except SyntaxError as error:
         raise CannotRun(f"{error.filename}:{error.lineno}: {error.msg}") from error
     controllers = declared()
-    if taken := [one.name for one in controllers if one.name in subjects.BUILTIN_CONTROLLERS]:
+    if taken := [one.name for one in controllers if one.name in reserved]:
         detail = f"{', '.join(taken)}: built-in controllers have this name; give yours another one"
         raise CannotRun(f"{path}: {detail}", forbidden=True)
     try:

@@ -22,6 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from moorage.mesh import stores
+
 from ..backup_archive import Archive, write
 from ..documents import STDIN
 from ..exit_codes import CONFLICT, DONE, UNREACHABLE, USAGE, Failure
@@ -34,22 +36,22 @@ if TYPE_CHECKING:
 
 #: Effects before causes. Refused messages are not kept; leases only by their number.
 STREAMS = (
-    "MOORAGE_EVENTS",
-    "OBJ_moorage-sim",
-    "KV_moorage-status",
-    "KV_moorage-desired",
-    "OBJ_moorage-snapshots",
-    "MOORAGE_LEDGER",
-    "KV_moorage-groups",
-    "KV_moorage-revisions",
-    "KV_moorage-documents",
-    "KV_moorage-resources",
-    "KV_moorage-controllers",
-    "KV_moorage-clusters",
-    "KV_moorage-tokens",
+    stores.EVENTS,
+    f"OBJ_{stores.SIMULATED_FLEET}",
+    f"KV_{stores.STATUS}",
+    f"KV_{stores.DESIRED}",
+    f"OBJ_{stores.SNAPSHOTS}",
+    stores.LEDGER,
+    f"KV_{stores.GROUPS}",
+    f"KV_{stores.REVISIONS}",
+    f"KV_{stores.DOCUMENTS}",
+    f"KV_{stores.RESOURCES}",
+    f"KV_{stores.CONTROLLERS}",
+    f"KV_{stores.CLUSTERS}",
+    f"KV_{stores.TOKENS}",
 )
-LEASES = "KV_moorage-leases"
-OTHERS = (LEASES, "MOORAGE_REJECTED")
+LEASES = f"KV_{stores.LEASES}"
+OTHERS = (LEASES, stores.REJECTED)
 _KEYS = "keys.json"
 _TRIES = 8
 
@@ -141,7 +143,7 @@ async def taken(settings: Settings, stack: ExitStack) -> _Made:
                     streams[stream] = await stream_backup.snapshot(bus, stream, part.write)
                 leases = await stream_backup.state_of(bus, LEASES)
                 about["leases"] = 0 if leases is None else leases["last_seq"]
-                why = await unlike_a_crash(streams["MOORAGE_LEDGER"]["state"])
+                why = await unlike_a_crash(streams[stores.LEDGER]["state"])
             if not why:
                 return _Made(about, parts)
             note(f"{why}; once more")
@@ -182,7 +184,7 @@ async def _watched(bus: Bus) -> AsyncIterator[Any]:
 async def _keys(bus: Bus) -> set[str]:
     """The groups there are."""
     found: set[str] = set()
-    mirror = await bus.bucket("moorage-groups").mirror(lambda key, value, _: None if value is None else found.add(key))
+    mirror = await bus.bucket(stores.GROUPS).mirror(lambda key, value, _: None if value is None else found.add(key))
     await mirror.stop()
     return found
 
@@ -217,7 +219,7 @@ def restore(file: str, /, *, state: StateDir = None) -> int:
             return DONE
 
         _with_broker(where, work, empty=True)
-    last = archive.about["streams"]["MOORAGE_LEDGER"]["state"]["last_seq"]
+    last = archive.about["streams"][stores.LEDGER]["state"]["last_seq"]
     note(f"restored the state of {archive.about['created']}, decisions up to {last}")
     out("restored")
     return DONE
@@ -228,6 +230,7 @@ async def _put(settings: Settings, archive: Archive) -> None:
     from moorage.bus.provision import create_leases
     from moorage.bus.stream_backup import remove
     from moorage.bus.stream_backup import restore as put_back
+    from moorage.mesh.discovery import installed
 
     async with _connected(settings) as bus:
         found = await _refuse_what_is_used(bus)
@@ -242,7 +245,7 @@ async def _put(settings: Settings, archive: Archive) -> None:
             # Agents that live on heard numbers of leases and versions that were given after the back-up, or after an earlier
             # restore of it: those to come are larger. Nobody decides more than a thousand times a second.
             await create_leases(bus, max(archive.about["leases"], time.time_ns() // 1_000_000))
-            await bus.provision()
+            await bus.provision(installed().stores.values())
         except BaseException:
             for stream in done:  # half of a mesh is worse than none
                 with contextlib.suppress(BusError, NoAnswer):
@@ -323,14 +326,14 @@ def _with_broker(where: StateDirectory, work: Any, *, empty: bool = False) -> in
 @contextlib.contextmanager
 def _broker(where: StateDirectory) -> Iterator[Settings]:
     from moorage.bus import Settings
-    from moorage.bus.permissions import KINDS, for_user
+    from moorage.mesh.discovery import installed
 
     from ..up import brokers
     from ..up.credentials import Credentials
 
-    secrets = Credentials.open(where, KINDS)
+    secrets = Credentials.open(where, installed().users)
     port = brokers.free_port()
-    brokers.write_nats_conf(where, f"127.0.0.1:{port}", secrets, for_user)
+    brokers.write_nats_conf(where, f"127.0.0.1:{port}", secrets, installed())
     with (where.logs / "nats.log").open("ab") as log:
         process = subprocess.Popen([brokers.nats_server(), "-c", str(where.nats_conf)], stdout=log, stderr=log)
     try:

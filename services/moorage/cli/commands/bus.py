@@ -8,6 +8,8 @@ from pathlib import Path
 
 from cyclopts import App
 
+from moorage.mesh.discovery import installed
+
 from ..exit_codes import DONE, USAGE, Failure
 from ..output import StateDir
 from ..state_dir import write_private
@@ -66,23 +68,25 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
     """
     import json
 
-    from moorage.bus.permissions import KINDS, for_agent, for_user
+    from moorage.mesh import ADMIN
+    from moorage.mesh.permissions import for_agent, for_user
     from moorage.model.names import cluster_tokens, is_name
 
     from ..up.brokers import redis_users
     from ..up.credentials import new_seed, public_key
 
+    mesh = installed()
     for cluster in clusters:
         if cluster.count("/") != 1 or not all(is_name(part) for part in cluster.split("/")):
             raise Failure(f"{cluster!r} is not PROVIDER/NAME", USAGE)
     try:
         users = []
-        for kind in KINDS:
+        for kind in mesh.users:
             seed = _kept(directory / kind / "nats.nk", new_seed)
-            users.append({"nkey": public_key(seed), "permissions": for_user(kind)})
+            users.append({"nkey": public_key(seed), "permissions": for_user(mesh, kind)})
         for cluster in clusters:
             seed = _kept(directory / f"agent.{cluster_tokens(cluster)}" / "nats.nk", new_seed)
-            users.append({"nkey": public_key(seed), "permissions": for_agent(cluster)})
+            users.append({"nkey": public_key(seed), "permissions": for_agent(mesh, cluster)})
         text = f"authorization: {json.dumps({'users': users}, indent=1)}\n"
         _kept(directory / "nats" / "nats.conf", lambda: _CONF % store)
         write_private(directory / "nats" / "users.conf", text)
@@ -92,8 +96,8 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
         }
         conf = ["port 6379", "protected-mode no", 'save ""', "appendonly no", "dir /tmp", *redis_users(words)]
         write_private(directory / "redis" / "redis.conf", "\n".join(conf) + "\n")
-        for kind in KINDS:
-            user = "inventory" if kind == "inventory" else "default" if kind == "admin" else "reader"
+        for kind in mesh.users:
+            user = "default" if kind == ADMIN else "inventory" if mesh.spec(kind).writes_redis else "reader"
             write_private(directory / kind / "redis.url", f"redis://{user}:{words[user]}@{redis}/0\n")
         _kept(directory / "gateway" / "token", lambda: secrets.token_urlsafe(32))
     except OSError as wrong:
@@ -129,7 +133,7 @@ def provision(*, state: StateDir = None) -> int:
     async def work() -> None:
         bus = await Bus.connect(settings, worker="admin", timeout=30)
         try:
-            await bus.provision()
+            await bus.provision(installed().stores.values())
         finally:
             await bus.close()
 

@@ -91,25 +91,28 @@ def _print(event: dict[str, Any], output: str) -> None:
 
 
 def subjects(*, output: Format = "table") -> int:
-    """Print the table of subjects: payloads, who may say and who may hear them. Needs no running mesh."""
-    from moorage.bus.subjects import TABLE
+    """Print the table of subjects: payloads, publishers and subscribers. Needs no running mesh."""
+    from moorage.mesh.discovery import installed
 
     items = [
         {
             "subject": row.pattern,
             "payload": row.payload,
             "request": row.request,
-            "publish": list(row.says),
-            "subscribe": list(row.hears),
-            "about": row.about,
+            "publish": list(row.publishers),
+            "subscribe": list(row.subscribers),
+            "about": row.description,
         }
-        for row in TABLE
+        for row in installed().subjects
     ]
     if output in ("json", "yaml"):
         return show({"items": items}, output)
     if output == "name":
-        out("\n".join(row.pattern for row in TABLE))
+        out("\n".join(row.pattern for row in installed().subjects))
         return DONE
-    rows = [[r.pattern, r.payload, ",".join(r.says), ",".join(r.hears), r.about] for r in TABLE]
-    out(table(["SUBJECT", "PAYLOAD", "SAID BY", "HEARD BY", "ABOUT"], rows))
+    rows = [
+        [r.pattern, r.payload, ",".join(r.publishers), ",".join(r.subscribers), r.description]
+        for r in installed().subjects
+    ]
+    out(table(["SUBJECT", "PAYLOAD", "PUBLISHERS", "SUBSCRIBERS", "DESCRIPTION"], rows))
     return DONE

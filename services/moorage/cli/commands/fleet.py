@@ -116,18 +116,19 @@ def sim(
     if (file is None) == (clusters <= 0):
         raise Failure("give either a fleet FILE or --clusters N", USAGE)
     from ..state_dir import StateDirectory, state_dir
-    from ..workers import serve, settle
+    from ..workers import prepare_process, serve
     from .run import settings_for
 
     body = read_fleet(str(file)).body if file is not None else None
     settings = settings_for("sim", StateDirectory(state_dir(state)))
     from msgspec import to_builtins
 
+    from moorage.mesh.discovery import installed
     from moorage.model.problems import Refused
     from moorage.sim.worker import simulate
     from moorage.telemetry import configure
 
-    settle("sim")
+    prepare_process(installed().workers["sim"].nice)
     cluster = os.environ.get("MOORAGE_CLUSTER", "")
     simulated = simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster, say=note)
     try:

@@ -6,10 +6,12 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from moorage.mesh.discovery import installed
+
 from ..exit_codes import UNREACHABLE, USAGE, Failure
 from ..output import StateDir
 from ..state_dir import StateDirectory, state_dir
-from ..workers import WORKERS, run_worker
+from ..workers import run_worker
 
 if TYPE_CHECKING:
     from moorage.bus import Settings
@@ -25,8 +27,8 @@ def run(worker: str, /, *, state: StateDir = None) -> int:
     worker
         intents, inventory, hpa, labels, affinity, merger, patcher, sim, gateway, or a Python file.
     """
-    if worker not in WORKERS and not os.path.isfile(worker):
-        raise Failure(f"{worker!r} is neither a worker ({', '.join(WORKERS)}) nor a Python file", USAGE)
+    if worker not in installed().workers and not os.path.isfile(worker):
+        raise Failure(f"{worker!r} is neither a worker ({', '.join(installed().workers)}) nor a Python file", USAGE)
     return run_worker(worker, settings_for(worker, StateDirectory(state_dir(state))))
 
 
@@ -49,7 +51,7 @@ def settings_for(worker: str, state: StateDirectory) -> Settings:
 
 def _seed(worker: str, state: StateDirectory, endpoint: dict[str, Any]) -> str:
     """A worker's own key, a stranger's for files: never more rights than `up` would give it."""
-    if worker not in WORKERS and worker != "admin":
+    if worker not in installed().workers and worker != "admin":
         return str(endpoint.get("controllerSeed", ""))
     try:
         return str(json.loads(state.secrets.read_bytes())["seeds"][worker])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from moorage.mesh import Mesh
 from moorage.model.names import cluster_tokens
 
 from ..exit_codes import DONE, FAILED, Failure
@@ -33,12 +34,12 @@ class AgentUsers:
         state: StateDirectory,
         secrets: Credentials,
         listen: str,
-        permissions: Callable[[str], dict[str, Any]],
+        mesh: Mesh,
         pid: Callable[[], int],
         perform: Callable[[str, Callable[[], int | None]], int],
     ) -> None:
         self._state, self._secrets, self._listen = state, secrets, listen
-        self._permissions, self._pid, self._perform = permissions, pid, perform
+        self._mesh, self._pid, self._perform = mesh, pid, perform
 
     def answer(self) -> None:
         """Every request that lies there."""
@@ -74,7 +75,7 @@ class AgentUsers:
 
     def _write(self) -> None:
         self._secrets.save(self._state)
-        write_nats_conf(self._state, self._listen, self._secrets, self._permissions)
+        write_nats_conf(self._state, self._listen, self._secrets, self._mesh)
         pid = self._pid()
         if not pid:
             raise Failure("the broker is being started again; try once more")

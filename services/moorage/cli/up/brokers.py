@@ -7,11 +7,11 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from moorage.bus.permissions import for_agent
+from moorage.mesh import Mesh
+from moorage.mesh.permissions import for_agent, for_user
 
 from ..exit_codes import Failure
 from ..state_dir import StateDirectory, write_private
@@ -62,15 +62,13 @@ def redis_server() -> str:
     return str(binary)
 
 
-def write_nats_conf(
-    state: StateDirectory, listen: str, secrets: Credentials, permissions: Callable[[str], dict[str, Any]]
-) -> None:
+def write_nats_conf(state: StateDirectory, listen: str, secrets: Credentials, mesh: Mesh) -> None:
     """JSON is a subset of NATS's own format. Every write to a stream is on disk before it is acknowledged."""
     users = [
-        {"nkey": public_key(seed), "permissions": permissions(kind)} for kind, seed in sorted(secrets.seeds.items())
+        {"nkey": public_key(seed), "permissions": for_user(mesh, kind)} for kind, seed in sorted(secrets.seeds.items())
     ]
     users += [
-        {"nkey": public_key(seed), "permissions": for_agent(cluster)}
+        {"nkey": public_key(seed), "permissions": for_agent(mesh, cluster)}
         for cluster, seed in sorted(secrets.agents.items())
     ]
     conf = {

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from moorage.cli.output import StateDir
 from moorage.cli.terminal import note, out
-from moorage.cli.workers import WORKERS
+from moorage.mesh.discovery import installed
 
 from ..exit_codes import DONE, FAILED, USAGE, Failure
 from ..state_dir import StateDirectory, state_dir
@@ -75,8 +75,8 @@ def _counts(given: list[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for one in given:
         kind, equals, number = one.partition("=")
-        if kind not in WORKERS or not equals or not number.isdigit() or int(number) > 64:
-            raise Failure(f"--workers {one!r} is not KIND=NUMBER with one of {', '.join(WORKERS)}", USAGE)
+        if kind not in installed().workers or not equals or not number.isdigit() or int(number) > 64:
+            raise Failure(f"--workers {one!r} is not KIND=NUMBER with one of {', '.join(installed().workers)}", USAGE)
         counts[kind] = int(number)
     return counts
 

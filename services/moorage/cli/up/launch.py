@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from moorage.bus import Bus, Settings, setting
-from moorage.bus.permissions import KINDS, for_user
-from moorage.cli.workers import HEAVY, WORKERS, load, serve, settle
+from moorage.cli.workers import HEAVY, load, prepare_process, serve
+from moorage.mesh.discovery import installed
 from moorage.telemetry import configure, listen, url_of
 
 from ..exit_codes import DONE, Failure
@@ -40,8 +40,10 @@ class Options:
 def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) -> int:
     """Runs a mesh until somebody asks for its end. The state directory is already ours."""
     listener = brokers.listen(options.http)
-    secrets = Credentials.open(state, KINDS)
-    warm([*HEAVY, *(WORKERS[kind] for kind in WORKERS if options.counts.get(kind, 1))])
+    mesh = installed()
+    counts = {kind: count for kind in mesh.workers if (count := options.counts.get(kind, 1))}
+    secrets = Credentials.open(state, mesh.users)
+    warm([*HEAVY, *(mesh.workers[kind].module for kind in counts)])
     nats, redis = os.environ.get("MOORAGE_NATS_URL", ""), setting("MOORAGE_REDIS_URL")
     shared_seed = setting("MOORAGE_NATS_SEED")
     plan = Plan(
@@ -58,19 +60,18 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
     try:
         redis_for = _start_brokers(supervisor, secrets, options.nats)
         _provision(supervisor)
-        say("starting " + ", ".join(kind for kind in WORKERS if options.counts.get(kind, 1)))
+        say("starting " + ", ".join(counts))
         shown: list[socket.socket] = []
-        for kind in WORKERS:
+        for kind, count in counts.items():
             seed = shared_seed if nats else secrets.seeds[kind]
             settings = Settings(plan.nats, seed, redis_for(kind))
-            for number in range(options.counts.get(kind, 1)):
+            for number in range(count):
                 _start_worker(supervisor, kind, number, settings, listener, shown)
         if not nats:  # only on a broker of our own can agents be given users
             _start_agents(supervisor, Settings(plan.nats, plan.admin_seed), listener, shown)
         supervisor.tell()
-        expected = {kind: count for kind in WORKERS if (count := options.counts.get(kind, 1))}
         logs = str(state.logs)
-        opening = Opening(plan.url, plan.token, expected, options.fleet, options.example, logs, options.named)
+        opening = Opening(plan.url, plan.token, counts, options.fleet, options.example, logs, options.named)
         code = supervisor.perform("opening", partial(open_up, opening))
         if code != DONE:
             tails = [f"--- {kept.log} ({kept.last_exit})\n{kept.tail()}" for kept in plan.kept if kept.deaths]
@@ -95,12 +96,14 @@ def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) ->
         port = brokers.nats_port(secrets, int(given))
         secrets.save(state)
         listen = f"{host or '127.0.0.1'}:{port}"
-        brokers.write_nats_conf(state, listen, secrets, for_user)
+        brokers.write_nats_conf(state, listen, secrets, installed())
         plan.nats = f"nats://127.0.0.1:{port}"
         kept = supervisor.start(program("nats", [brokers.nats_server(), "-c", str(state.nats_conf)], state.logs))
         waits.append((kept, partial(brokers.nats_ready, port)))
         broker = kept
-        supervisor.asked = AgentUsers(state, secrets, listen, for_user, lambda: broker.pid, supervisor.perform).answer
+        supervisor.asked = AgentUsers(
+            state, secrets, listen, installed(), lambda: broker.pid, supervisor.perform
+        ).answer
     redis_port = 0
     if not plan.redis:
         redis_port = brokers.free_port()
@@ -112,7 +115,9 @@ def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) ->
     def redis_for(kind: str) -> str:
         if not redis_port:
             return plan.redis
-        return brokers.redis_url(redis_port, secrets, "inventory" if kind == "inventory" else "reader")
+        return brokers.redis_url(
+            redis_port, secrets, "inventory" if installed().workers[kind].writes_redis else "reader"
+        )
 
     for kept, ready in waits:
         supervisor.say(f"starting {kept.kind}")
@@ -126,7 +131,7 @@ def _provision(supervisor: Supervisor) -> None:
 
     async def provision() -> None:
         bus = await Bus.connect(settings, worker="admin")
-        await bus.provision()
+        await bus.provision(installed().stores.values())
         await bus.close()
 
     if supervisor.perform("provision", lambda: asyncio.run(provision())) != DONE:
@@ -144,7 +149,7 @@ def _start_agents(
         for sock in (listener, *shown):
             sock.close()
         vitals = configure("agents", restarts=kept.deaths)
-        settle("agents")
+        prepare_process()
         return serve(registered_agents.main(settings, state), vitals, own)
 
     kept = SupervisedProcess("agents", 0, body, state.logs / "agents.log", metrics=url_of(own))
@@ -172,7 +177,7 @@ def _start_worker(
             if other is not own:
                 other.close()
         vitals = configure(kind, restarts=kept.deaths)
-        settle(kind)
+        prepare_process(installed().workers[kind].nice)
         return serve(load(kind)(settings, **extra), vitals, own)
 
     name = f"{kind}-{number}" if number else kind

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, Settings
+from moorage.mesh import stores
 from moorage.model.names import token
 from moorage.model.v2_resources import path_of
 from moorage.telemetry import MetricValue
@@ -144,7 +145,7 @@ async def main(settings: Settings, state: StateDirectory) -> None:
     bus = await Bus.connect(settings, worker="admin")
     registered = RegisteredAgents(state)
     try:
-        await bus.bucket("moorage-resources").mirror(registered.saw, KEYS)
+        await bus.bucket(stores.RESOURCES).mirror(registered.saw, KEYS)
         bus.vitals.show(registered.figures)
         bus.set_health(dict)
         await bus.closed.wait()

@@ -10,6 +10,7 @@ import structlog
 
 from moorage.bus import NoAnswer, subjects
 from moorage.fleet import FleetChange
+from moorage.mesh import stores
 from moorage.model.base import Model
 from moorage.model.names import cluster_tokens
 from moorage.model.problems import Refused
@@ -90,7 +91,7 @@ class LabelSync:
                 labels = wanted(self._view, cluster)
                 try:
                     # What an operator set besides stays.
-                    entry = await self._view.bus.bucket("moorage-clusters").get(cluster_tokens(cluster))
+                    entry = await self._view.bus.bucket(stores.CLUSTERS).get(cluster_tokens(cluster))
                     have = _labels(entry.value).labels if entry is not None else {}
                     others = {k: v for k, v in have.items() if k not in self._told.get(cluster, {})}
                     body = {"cluster": cluster, "labels": others | labels}

@@ -9,6 +9,7 @@ import msgspec
 import yaml
 from aiohttp import web
 
+from moorage.mesh import stores
 from moorage.model.problems import Problem, Refused, not_found
 from moorage.model.redaction import redacted
 from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, PROJECT, Path, Resource, ResourceKind, key_of
@@ -53,7 +54,7 @@ async def one(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
 
 async def _file(request: web.Request, path: Path) -> web.StreamResponse:
     """What was uploaded: a chart as it came, manifests as YAML. What is secret is not given back."""
-    entry = await gateway_of(request).bus.bucket("moorage-resources").get(key_of(path))
+    entry = await gateway_of(request).bus.bucket(stores.RESOURCES).get(key_of(path))
     found = _stored(entry.value) if entry is not None else None
     if found is not None and found.chart:
         return web.Response(body=base64.b64decode(found.chart), content_type="application/octet-stream")

@@ -11,6 +11,7 @@ import structlog
 
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, now_text
 from moorage.bus.stores import Entry
+from moorage.mesh import stores
 from moorage.model.desired import GroupStatus
 from moorage.model.groups import Action, GroupRecord
 from moorage.model.names import GroupName, group_tokens
@@ -70,7 +71,7 @@ class Lifecycle:
     def __init__(self, bus: Bus, store: GroupStore) -> None:
         self._bus, self._store, self._copies = bus, store, store.copies
         self.resources = ResourceStore(bus, self._stands)
-        self._statuses = bus.bucket("moorage-status")
+        self._statuses = bus.bucket(stores.STATUS)
         self._look = asyncio.Event()
 
     async def start(self) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from moorage.bus import Bus, Conflict, NoAnswer, now_text
 from moorage.bus.stores import Mirror
+from moorage.mesh import stores
 from moorage.model import v2_bodies
 from moorage.model.problems import Problem, Refused, Violation, conflict, invalid, not_found
 from moorage.model.redaction import REDACTED, restored
@@ -58,7 +59,7 @@ class ResourceStore:
 
     def __init__(self, bus: Bus, others: Callable[[Path], bool]) -> None:
         self._bus = bus
-        self._bucket = bus.bucket("moorage-resources")
+        self._bucket = bus.bucket(stores.RESOURCES)
         self._others = others
         self.tree = ResourceTree()
         self._moved = asyncio.Event()

@@ -1,0 +1,33 @@
+from moorage.mesh import Bucket, Subject, WorkerSpec, stores, subjects
+
+SPEC = WorkerSpec(
+    name="intents",
+    entry="moorage.intents.worker:main",
+    order=10,
+    takes_mesh=True,
+    serves=(
+        Subject(subjects.INTENTS_APPLY, "a document", "store a document and act on it", request=True),
+        Subject(subjects.INTENTS_CHECK, "a document", "the same, but store nothing", request=True),
+        Subject(subjects.INTENTS_DELETE, "kind, project, name", "remove a terminated document", request=True),
+        Subject(subjects.INTENTS_ACT, "group, verb", "a step in a group's life cycle", request=True),
+        Subject(subjects.INTENTS_RESOURCE, "Change", "make, change or remove a `/v2` resource", request=True),
+        Subject(subjects.CONTROLLERS_SET, "Setting", "an operator edits the registry", request=True),
+        Subject(subjects.REGISTER, "Register", "a controller starts", request=True),
+        Subject(subjects.LEAVE, "Register", "a controller ends", request=True),
+    ),
+    publishes=(
+        Subject(subjects.INTENT_EVENTS, "Event", "documents and life cycle"),
+        subjects.GROUPS_DECIDE,
+        subjects.GROUPS_STORED,
+        subjects.GROUPS_WITHDRAW,
+    ),
+    subscribes=(subjects.DECISION_EVENTS,),
+    owns=(
+        Bucket(stores.GROUPS),
+        Bucket(stores.REVISIONS),
+        Bucket(stores.DOCUMENTS),
+        Bucket(stores.RESOURCES, atomic=True),
+        Bucket(stores.CONTROLLERS),
+    ),
+    reads=(stores.STATUS, stores.EVENTS),
+)

@@ -1,0 +1,85 @@
+"""Least privilege: what each user of the bus may publish and subscribe to, in the form of the server's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.model.names import cluster_tokens
+
+from . import subjects
+from .mesh import ADMIN, Mesh, SubjectRow
+from .spec import WorkerSpec
+from .stores import Bucket, ObjectStore
+
+_API = "$JS.API"
+
+
+def for_user(mesh: Mesh, user: str) -> dict[str, Any]:
+    """Returns the permissions of one kind of worker."""
+    if user == ADMIN:
+        return {"publish": {"allow": [">"]}, "subscribe": {"allow": [">"]}}
+    spec = mesh.spec(user)
+    publish = [_own(row, spec) for row in mesh.subjects if user in row.publishers]
+    subscribe = [_own(row, spec) for row in mesh.subjects if user in row.subscribers and not row.streamed]
+    permissions: dict[str, Any] = {
+        "publish": {"allow": publish + _stores(mesh, spec)},
+        "subscribe": {"allow": [f"_INBOX.{user}.>", *subscribe]},
+        # Asks that came in one batch may be answered one by one.
+        "allow_responses": {"max": subjects.MAX_BATCH, "expires": "2m"} if spec.controller else True,
+    }
+    if spec.controller and not spec.entry:
+        # Another controller never answers, registers or leaves in the name of a built-in one.
+        deny = [subjects.OF_CONTROLLER.replace("*", builtin.name) + ">" for builtin in mesh.builtin_controllers]
+        permissions["publish"]["deny"] = deny
+        permissions["subscribe"]["deny"] = deny
+    return permissions
+
+
+def for_agent(mesh: Mesh, cluster: str) -> dict[str, Any]:
+    """Returns the permissions of the agent of one cluster: it uses the subjects of that cluster and has no rights on
+    streams at all."""
+    own = cluster_tokens(cluster)
+    agents = {spec.name for spec in mesh.specs if spec.per_cluster}
+    publish = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if agents & {*row.publishers}]
+    subscribe = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if agents & {*row.subscribers}]
+    return {"publish": {"allow": publish}, "subscribe": {"allow": [f"_INBOX.agent.{own}.>", *subscribe]}}
+
+
+def _own(row: SubjectRow, spec: WorkerSpec) -> str:
+    """Returns the pattern with all clusters, and with the controller's own name if it is a built-in one."""
+    pattern = row.pattern.replace(subjects.OF_CLUSTER, "*.*")
+    if spec.builtin_controller and pattern.startswith(subjects.OF_CONTROLLER):
+        pattern = pattern.replace("*", spec.name, 1)
+    return pattern
+
+
+def _read(stream: str) -> list[str]:
+    return [
+        f"{_API}.STREAM.INFO.{stream}",
+        f"{_API}.CONSUMER.CREATE.{stream}.>",
+        f"{_API}.CONSUMER.DELETE.{stream}.>",
+        f"{_API}.CONSUMER.INFO.{stream}.>",
+        f"{_API}.DIRECT.GET.{stream}",
+        f"{_API}.DIRECT.GET.{stream}.>",
+        f"{_API}.STREAM.MSG.GET.{stream}",
+    ]
+
+
+def _stores(mesh: Mesh, spec: WorkerSpec) -> list[str]:
+    allow = ["$JS.FC.>"]
+    written = {store.name for store in spec.owns} | {*spec.writes}
+    for name in dict.fromkeys((*(store.name for store in spec.owns), *spec.writes, *spec.reads)):
+        store = mesh.stores[name]
+        allow += _read(store.stream)
+        if isinstance(store, Bucket):
+            if name in written:
+                allow.append(f"$KV.{name}.>")
+            continue
+        if name in written:
+            allow.append(f"{_API}.STREAM.PURGE.{store.stream}")
+        if isinstance(store, ObjectStore):
+            # The client's object store lists through a consumer without a name and asks for the stream's name first.
+            allow += [f"{_API}.CONSUMER.CREATE.{store.stream}", f"{_API}.STREAM.NAMES"]
+            if name in written:
+                allow.append(f"$O.{name}.>")
+    return allow

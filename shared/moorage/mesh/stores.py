@@ -1,0 +1,68 @@
+"""Names of the key-value buckets, streams and object stores, and how their owners declare them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+GROUPS = "moorage-groups"
+REVISIONS = "moorage-revisions"
+DOCUMENTS = "moorage-documents"
+RESOURCES = "moorage-resources"
+CONTROLLERS = "moorage-controllers"
+CLUSTERS = "moorage-clusters"
+LEASES = "moorage-leases"
+DESIRED = "moorage-desired"
+STATUS = "moorage-status"
+TOKENS = "moorage-tokens"
+
+SNAPSHOTS = "moorage-snapshots"
+SIMULATED_FLEET = "moorage-sim"
+
+LEDGER = "MOORAGE_LEDGER"
+EVENTS = "MOORAGE_EVENTS"
+REJECTED = "MOORAGE_REJECTED"
+
+
+class Bucket(NamedTuple):
+    """A key-value bucket. `rebuildable`: its content can be made again, so writes need no fsync each. `atomic`: several
+    keys can change in one batch."""
+
+    name: str
+    rebuildable: bool = False
+    atomic: bool = False
+
+    @property
+    def stream(self) -> str:
+        return f"KV_{self.name}"
+
+
+class ObjectStore(NamedTuple):
+    """A store for values larger than one message."""
+
+    name: str
+
+    @property
+    def stream(self) -> str:
+        return f"OBJ_{self.name}"
+
+
+class Stream(NamedTuple):
+    """A stream of everything published on `subject`. Zero means no limit; a limited stream drops its oldest messages and
+    is written without an fsync each."""
+
+    name: str
+    subject: str
+    max_messages: int = 0
+    max_bytes: int = 0
+    max_age_days: int = 0
+
+    @property
+    def stream(self) -> str:
+        return self.name
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.max_messages or self.max_bytes or self.max_age_days)
+
+
+Store = Bucket | ObjectStore | Stream

@@ -1,0 +1,104 @@
+"""Subjects of the bus that several workers use: patterns as constants, subjects of one controller, cluster or group as
+functions."""
+
+from __future__ import annotations
+
+from moorage.model.names import cluster_tokens, group_tokens, token
+
+INTENTS_APPLY = "moorage.intents.apply"
+INTENTS_CHECK = "moorage.intents.check"
+INTENTS_DELETE = "moorage.intents.delete"
+INTENTS_ACT = "moorage.intents.act"
+INTENTS_RESOURCE = "moorage.intents.resource"
+GROUPS_DECIDE = "moorage.groups.decide"
+GROUPS_STORED = "moorage.groups.stored"
+GROUPS_WITHDRAW = "moorage.groups.withdraw"
+MERGER_SIMULATE = "moorage.merger.simulate"
+MERGER_WAITING = "moorage.merger.waiting"
+MERGER_REMOVED = "moorage.merger.removed"
+PATCHER_DIFF = "moorage.patcher.diff"
+CONTROLLERS_SET = "moorage.controllers.set"
+CLUSTERS_SET = "moorage.clusters.set"
+SIM_APPLY = "moorage.sim.apply"
+SIM_FAULT = "moorage.sim.fault"
+SIM_LIST = "moorage.sim.list"
+LEDGER_COMMIT = "moorage.ledger.commit"
+
+#: The queue group of all mergers.
+MERGERS = "mergers"
+
+OF_CONTROLLER = "moorage.controllers.*."
+CANDIDATES = OF_CONTROLLER + "candidates"
+CANDIDATES_BATCH = CANDIDATES + ".many"
+ACTIONS = OF_CONTROLLER + "actions"
+REGISTER = OF_CONTROLLER + "register"
+LEAVE = OF_CONTROLLER + "leave"
+CHANGED = OF_CONTROLLER + "changed"
+
+#: What `<provider>.<cluster>` of a row becomes: the tokens of a cluster, or wildcards.
+OF_CLUSTER = "<provider>.<cluster>"
+REPORTS = f"moorage.reports.{OF_CLUSTER}.*"
+DESIRED_GET = f"moorage.desired.get.{OF_CLUSTER}"
+DESIRED_CHANGED = f"moorage.desired.changed.{OF_CLUSTER}"
+DESIRED_CONFIRM = f"moorage.desired.confirm.{OF_CLUSTER}"
+
+INTENT_EVENTS = "moorage.events.intents.>"
+FLEET_EVENTS = "moorage.events.fleet.>"
+DECISION_EVENTS = "moorage.events.decisions.>"
+AUDIT_EVENTS = "moorage.events.audit.>"
+EVENTS = "moorage.events.>"
+
+REJECTED = "moorage.rejected.*"
+EVERY_REJECTED = "moorage.rejected.>"
+SERVICES = "$SRV.>"
+
+#: Asks in one batch message. A larger batch would let those that could go on wait for the rest.
+MAX_BATCH = 8
+
+
+def candidates(name: str) -> str:
+    return f"moorage.controllers.{token(name)}.candidates"
+
+
+def batch(subject: str) -> str:
+    """The subject for several asks of `subject` in one message."""
+    return f"{subject}.many"
+
+
+def actions(name: str) -> str:
+    return f"moorage.controllers.{token(name)}.actions"
+
+
+def controller(name: str, verb: str) -> str:
+    """`verb` is register, leave or changed."""
+    return f"moorage.controllers.{token(name)}.{verb}"
+
+
+def reports(cluster: str, source: str) -> str:
+    return f"moorage.reports.{cluster_tokens(cluster)}.{token(source)}"
+
+
+def desired(verb: str, cluster: str) -> str:
+    """`verb` is get, changed or confirm."""
+    return f"moorage.desired.{verb}.{cluster_tokens(cluster)}"
+
+
+def intent_event(change: str, group: str) -> str:
+    return f"moorage.events.intents.{change}.{group_tokens(group)}"
+
+
+def fleet_event(change: str, cluster: str) -> str:
+    return f"moorage.events.fleet.{change}.{cluster_tokens(cluster)}"
+
+
+def decision_event(phase: str, group: str) -> str:
+    return f"moorage.events.decisions.{phase}.{group_tokens(group)}"
+
+
+def audit_event(outcome: str, who: str) -> str:
+    return f"moorage.events.audit.{outcome}.{token(who)}"
+
+
+def rejected(subject: str) -> str:
+    """The subject under which a bad message that came on `subject` is kept."""
+    return f"moorage.rejected.{subject.split('.', 2)[1] if subject.startswith('moorage.') else 'other'}"
