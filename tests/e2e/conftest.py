@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from moorage_testkit import kube_assets
 from moorage_testkit.mesh import Mesh
 
 
 @pytest.fixture(scope="session")
 def example() -> Iterator[Mesh]:
-    with Mesh("--example") as mesh:
+    mesh = Mesh("--example")
+    helm = kube_assets.helm()
+    if helm is not None:
+        mesh.environment["PATH"] = f"{helm.parent}{os.pathsep}{os.environ['PATH']}"
+    with mesh:
         yield mesh

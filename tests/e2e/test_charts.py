@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 from moorage_testkit import kube_assets
+from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 FILES = {
@@ -103,6 +106,44 @@ def test_a_chart_is_applied_changed_and_deleted(example: Mesh, tmp_path: Path) -
         assert b"manifests[0].chart" in refused.stderr
     finally:
         assert example.run("delete", "application", "charted").returncode == 0
+
+
+def archive() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, text in FILES.items():
+            info = tarfile.TarInfo(f"web/{name}")
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+@pytest.mark.usefixtures("path")
+def test_an_uploaded_chart_is_rendered_without_its_tests(example: Mesh) -> None:
+    rest = HttpClient(example)
+    rest.must(201, "POST", "/projects", {"metadata": {"name": "charted"}})
+    apps = "/projects/charted/composite-apps"
+    rest.must(201, "POST", apps, {"metadata": {"name": "web"}, "spec": {"compositeAppVersion": "v1"}})
+    made = rest.upload("POST", f"{apps}/web/v1/apps", {"metadata": {"name": "web"}}, archive())
+    assert made.status == 201, made
+    group = f"{apps}/web/v1/deployment-intent-groups/g"
+    override = {"app": "web", "values": {"replicas": 2, "image": "nginx:1,28"}}
+    spec = {"version": "r", "overrideValues": [override]}
+    rest.must(201, "POST", f"{apps}/web/v1/deployment-intent-groups", {"metadata": {"name": "g"}, "spec": spec})
+    rest.must(202, "POST", f"{group}/approve")
+    rest.must(202, "POST", f"{group}/instantiate")
+    try:
+        rest.until(f"{group}/status", lambda status: status["phase"] == "Running")
+        status = rest.must(200, "GET", f"{group}/status?output=detail")
+        (cluster,) = status["apps"][0]["clusters"]
+        resources = {f"{r['GVK']['Kind']}/{r['name']}": r for r in cluster["resources"]}
+        assert resources.keys() == {"CustomResourceDefinition/things.example.com", "Deployment/web-nginx"}
+        deployment = resources["Deployment/web-nginx"]["detail"]["spec"]
+        assert deployment["replicas"] == 2
+        assert deployment["template"]["spec"]["containers"][0]["image"] == "nginx:1,28"
+    finally:
+        rest.must(202, "POST", f"{group}/terminate")
+        rest.until(f"{group}/status", lambda status: status["phase"] == "Terminated")
 
 
 def test_elsewhere_it_is_refused(example: Mesh) -> None:

@@ -1,17 +1,18 @@
-"""`{chart: PATH, values: {}}` among manifests: rendered here by `helm template`, since the chart lies where the command runs."""
+"""Renders `{chart: PATH, values: {}}` among manifests. The command line does it because the chart lies on its machine."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moorage.podspec import helm
+
 from .exit_codes import FAILED, Failure
 
-_WITHIN = 60.0
+_TIMEOUT = 60.0
+#: Characters of helm's error output that are shown: its end says what is wrong.
+_SHOWN = 2000
 
 
 def is_chart(item: object) -> bool:
@@ -19,7 +20,7 @@ def is_chart(item: object) -> bool:
 
 
 def render(item: Mapping[str, Any], release: str, where: str, base: Path) -> str:
-    """What the chart makes of the values, as YAML documents; its custom resource definitions, too, but no tests."""
+    """Renders the chart with the values, as YAML documents. `where` is the path of the item in the document."""
     name, values = item["chart"], item.get("values") or {}
     if not isinstance(name, str) or not name:
         raise Failure(f"{where}.chart: must be a path", FAILED)
@@ -30,20 +31,13 @@ def render(item: Mapping[str, Any], release: str, where: str, base: Path) -> str
         raise Failure(
             f"{where}.chart: there is no '{chart}'; a chart is a directory or an archive on this machine", FAILED
         )
-    helm = shutil.which("helm")
-    if helm is None:
-        raise Failure(
-            f"{where}.chart: {chart} is a Helm chart, and there is no program `helm` on the path; install it, or write down "
-            f"what `helm template {release} {name}` makes of it where it is installed",
-            FAILED,
-        )
-    command = [helm, "template", release, str(chart), "--include-crds", "--skip-tests", "--values", "-"]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(values), capture_output=True, text=True, timeout=_WITHIN, check=False
-        )
-    except (subprocess.TimeoutExpired, OSError) as wrong:
-        raise Failure(f"{where}.chart: {chart} was not rendered: {wrong}", FAILED) from wrong
-    if done.returncode:
-        raise Failure(f"{where}.chart: {chart} was not rendered: {done.stderr.strip()[-2000:]}", FAILED)
-    return done.stdout
+        return helm.template(release, chart, values, timeout=_TIMEOUT)
+    except helm.HelmMissing:
+        raise Failure(
+            f"{where}.chart: {chart} is a Helm chart, and there is no program `helm` on the path; install it, or replace "
+            f"the chart by the output of `helm template {release} {name}`",
+            FAILED,
+        ) from None
+    except helm.HelmFailed as error:
+        raise Failure(f"{where}.chart: {chart} cannot be rendered: {str(error)[-_SHOWN:]}", FAILED) from error
