@@ -16,7 +16,7 @@ import yaml
 
 import moorage.cli.example
 from moorage.bus import Bus, NoAnswer, subjects
-from moorage.bus.stores import Bucket
+from moorage.bus.kv import Bucket
 from moorage.intents.worker import main
 from moorage.mesh.discovery import installed
 from moorage.model.groups import Decide, GroupRecord, Withdraw
@@ -516,14 +516,14 @@ async def test_whatever_refuses_a_document_says_so_in_one_form(mesh: Mesh, monke
     async def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("moorage.intents.store.Store.apply", broken)
+    monkeypatch.setattr("moorage.intents.store.GroupStore.apply", broken)
     refusal(await mesh.apply(application()), 500, "Internal")
 
     async def slow(*_: Any, **__: Any) -> Any:
         await asyncio.sleep(1)
         raise Refused(conflict("it was slow"))
 
-    monkeypatch.setattr("moorage.intents.store.Store.apply", slow)
+    monkeypatch.setattr("moorage.intents.store.GroupStore.apply", slow)
     answers = await asyncio.gather(*(mesh.apply(application(f"a{n}")) for n in range(520)))
     busy = [a for a in answers if a["problem"]["code"] == "Busy"]
     assert len(busy) >= 8

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from moorage.bus import Bus, NoAnswer, Settings, subjects
-from moorage.bus.stores import Bucket
+from moorage.bus.kv import Bucket
 from moorage.fleet import Epoch, Fleet, FleetFollower, FleetWriter
 from moorage.fleet.delta import FleetDelta, encode
 from moorage.fleet.redis_store import CURRENT, STREAM, FleetStore

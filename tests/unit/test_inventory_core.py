@@ -13,7 +13,7 @@ from moorage.inventory.core.cluster_ids import ClusterIds, ClusterRecord, change
 from moorage.inventory.core.fleet_state import FleetEvent, FleetState, Outcome, period_for
 from moorage.inventory.core.node_overlays import AHEAD, GATHERED
 from moorage.inventory.core.report_sessions import MAX_BYTES, ReportSession, Verdict, joined
-from moorage.inventory.events import named, shortened
+from moorage.inventory.events import shortened, with_ids
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
 from moorage.model.shapes import EXCLUSIVE
 from moorage_testkit.fleets import node
@@ -395,7 +395,7 @@ said_ = st.builds(
 
 @given(st.lists(said_), st.integers(0, 20))
 def test_what_cannot_be_said_for_long_keeps_the_newest_of_every_state(said: list[FleetEvent], most: int) -> None:
-    said = named(said)
+    said = with_ids(said)
     kept = shortened(said, most)
     states = [one for one in said if one.change != "changed"]
     newest = {(one.change, one.cluster): one for one in states}

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from moorage.bus import Bus, subjects
-from moorage.bus.stores import LogFollower
+from moorage.bus.ordered_consumer import OrderedConsumer
 from moorage.mesh import stores
 from moorage.model.auth import Caller
 from moorage.model.events import Event
@@ -169,7 +169,7 @@ class EventStream:
         self._places: OrderedDict[str, int] = OrderedDict()
         self._recalled = False
         self._recalling = asyncio.Lock()
-        self._follower: LogFollower | None = None
+        self._follower: OrderedConsumer | None = None
         self.next = 1
 
     @property

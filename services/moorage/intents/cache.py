@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.bus import Bucket, Mirror
+from moorage.bus import Bucket, OrderedConsumer
 from moorage.model.names import GroupName, group_tokens
 
 from .core import transitions, validate
@@ -34,7 +34,7 @@ class GroupCache:
         self.woken = asyncio.Event()
         self._intents: dict[str, tuple[AcceptedIntent, int]] = {}
         self._attached: dict[str, dict[str, AcceptedIntent]] = defaultdict(dict)
-        self._mirrors: list[Mirror] = []
+        self._mirrors: list[OrderedConsumer] = []
 
     async def start(self) -> None:
         self._mirrors.append(await self._documents.mirror(self._saw_document))

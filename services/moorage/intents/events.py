@@ -1,32 +1,29 @@
-"""What is said of groups once it is durable, and that it is said: a store may die, or the broker with it, between the write
-of a record, or its deletion, and the kept event. How each is told stands in the record, of a deletion in what it leaves;
-the newest are compared with the kept events on starting and after each reconnect."""
+"""Publishes the events of groups and hints to mergers, and republishes events that were lost when a store or the broker died.
+
+A group's record has the event of its last change and the event's id; a deleted group leaves a tombstone that has them.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 import msgspec
-import structlog
 
-from moorage.bus import Bucket, Bus, BusError, Entry, NoAnswer, new_id, subjects
-from moorage.mesh import stores
+from moorage.bus import Bucket, Bus, Entry, new_id, subjects
+from moorage.bus.outbox import Outbox, RecordedEvent
 from moorage.model.groups import Stored, Withdraw
 from moorage.model.names import GroupName, group_tokens
 
-from .cache import GroupCache
+from .cache import CachedGroup, GroupCache
 
-log = structlog.get_logger("intents")
-
-#: Changes whose events are looked for after a death or a reconnect, and how long others may take to say them.
-NEWEST, GRACE = 256, 1.0
-#: Changes of the revisions' bucket among which those of deleted groups are looked for.
+#: Changed groups, and deleted groups, whose events are compared with the kept ones.
+NEWEST = 256
+#: Changes of the revisions' bucket among which tombstones are searched.
 BACK = 4096
 
 
 class Tombstone(msgspec.Struct, omit_defaults=True):
-    """Stands before the group is gone: from which revision on it may come again, and how its end is told."""
+    """What a deleted group leaves, written before the deletion: its last revision, and the id and cause of its event."""
 
     revision: int
     told: str = ""
@@ -36,66 +33,71 @@ class Tombstone(msgspec.Struct, omit_defaults=True):
 read_tombstone = msgspec.json.Decoder(Tombstone).decode
 
 
-class Telling:
-    def __init__(self, bus: Bus, groups: Bucket, revisions: Bucket, copies: GroupCache) -> None:
-        self._bus, self._groups, self._revisions, self._copies = bus, groups, revisions, copies
+class GroupEvents:
+    """The events of the groups that changed or were deleted last."""
 
-    async def tell(
+    def __init__(self, bus: Bus, groups: Bucket, revisions: Bucket, cache: GroupCache) -> None:
+        self._bus, self._groups, self._revisions, self._cache = bus, groups, revisions, cache
+        self._outbox = Outbox(bus, self._recorded)
+
+    def start(self) -> None:
+        self._bus.on_reconnect(self._outbox.recheck)
+        self._outbox.start()
+        self._outbox.check()
+
+    async def publish(
         self, group: str, revision: int, state: str, event: str, *, hint: str = "", cause: str = "", ident: str = ""
     ) -> None:
-        """Hints, after what they are about is durable: mergers and others find it by themselves where one is lost. Event
-        and hint share their id: what the hint sets off has the event for its cause, and a story has no gap."""
+        """Publishes the event of a durable change, and a hint to mergers, who find the change by themselves if it is lost.
+
+        Event and hint share their id: what the hint causes has the event as its cause, and a story has no gap.
+        """
+        data = {"group": group, "revision": revision, "state": state}
         once = bool(ident)
         ident = ident or new_id()
         if hint == "decide":
             await self._bus.publish(subjects.GROUPS_STORED, Stored(id=ident, cause=cause))
         elif hint == "withdraw":
             await self.withdraw(group, revision, ident)
-        data = {"group": group, "revision": revision, "state": state}
         await self._bus.emit(subjects.intent_event(event, group), data, cause=cause, id=ident, once=once)
 
     async def withdraw(self, group: str, revision: int, cause: str) -> None:
         hint = Withdraw(id=new_id(), cause=cause, group=group, revision=revision)
         await self._bus.publish(subjects.GROUPS_WITHDRAW, hint)
 
-    async def retell(self) -> None:
-        """The events of the newest changes, where a store or the broker died before they were kept."""
-        while True:
-            try:
-                # What went before this moment has had its time by the end of the pause.
-                ended = await self._revisions.newest("*.*.*.*.deleted", BACK)
-                await asyncio.sleep(GRACE)
-                await self._retell_changes()
-                await self._retell_ends(ended[-NEWEST:])
-                return
-            except (NoAnswer, BusError) as error:
-                log.warning("events could not be compared with documents", error=str(error))
-                await asyncio.sleep(GRACE)
+    async def _recorded(self) -> list[RecordedEvent]:
+        deleted = (await self._revisions.newest("*.*.*.*.deleted", BACK))[-NEWEST:]
+        changed = sorted(self._cache.known.values(), key=lambda known: known.at)[-NEWEST:]
+        changes = [self._change(known) for known in changed if len(known.head.told) == 2]
+        return changes + [event for entry in deleted if (event := self._deletion(entry)).id]
 
-    async def _retell_changes(self) -> None:
-        events = self._bus.log(stores.EVENTS)
-        newest = sorted(self._copies.known.values(), key=lambda known: known.at)[-NEWEST:]
-        for known in newest:
-            head = known.head
-            if len(head.told) != 2:
-                continue
-            event, ident = head.told
-            written = partial(self._groups.time, group_tokens(head.group))
-            if await events.is_missing(subjects.intent_event(event, head.group), ident, written):
-                log.warning("an event was missing", group=head.group, event_name=event)
-                await self.tell(head.group, head.revision, head.state, event, ident=ident)
+    def _change(self, known: CachedGroup) -> RecordedEvent:
+        head = known.head
+        event, ident = head.told
+        return RecordedEvent(
+            subjects.intent_event(event, head.group),
+            ident,
+            partial(self._groups.written_at, group_tokens(head.group)),
+            partial(self._republish_change, known),
+        )
 
-    async def _retell_ends(self, tombstones: list[Entry]) -> None:
-        events = self._bus.log(stores.EVENTS)
-        for entry in tombstones:
-            tokens, tombstone = entry.key.rpartition(".")[0], read_tombstone(entry.value)
-            group = str(GroupName.from_tokens(tokens))
-            written = partial(self._revisions.time, entry.key)
-            subject = subjects.intent_event("deleted", group)
-            if not tombstone.told or not await events.is_missing(subject, tombstone.told, written):
-                continue
-            if await self._groups.get(tokens) is not None:
-                continue  # it was not deleted after all, or is there again
-            log.warning("an event was missing", group=group, event_name="deleted")
-            cause, ident = tombstone.cause, tombstone.told
-            await self.tell(group, tombstone.revision, "Terminated", "deleted", cause=cause, ident=ident)
+    async def _republish_change(self, known: CachedGroup) -> None:
+        head = known.head
+        event, ident = head.told
+        if self._cache.known.get(group_tokens(head.group)) is known:
+            await self.publish(head.group, head.revision, head.state, event, ident=ident)
+
+    def _deletion(self, entry: Entry) -> RecordedEvent:
+        tokens, tombstone = entry.key.rpartition(".")[0], read_tombstone(entry.value)
+        return RecordedEvent(
+            subjects.intent_event("deleted", str(GroupName.from_tokens(tokens))),
+            tombstone.told,
+            partial(self._revisions.written_at, entry.key),
+            partial(self._republish_deletion, tokens, tombstone),
+        )
+
+    async def _republish_deletion(self, tokens: str, tombstone: Tombstone) -> None:
+        if await self._groups.get(tokens) is not None:
+            return  # the deletion did not happen, or the group exists again
+        group, cause, ident = str(GroupName.from_tokens(tokens)), tombstone.cause, tombstone.told
+        await self.publish(group, tombstone.revision, "Terminated", "deleted", cause=cause, ident=ident)

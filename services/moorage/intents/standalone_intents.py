@@ -68,7 +68,7 @@ class StandaloneIntents:
         if done is None:
             if outcome != "unchanged":
                 event = "updated" if outcome == "updated" else "accepted"
-                await self._store.telling.tell(group, 0, "", event, cause=cause)
+                await self._store.events.publish(group, 0, "", event, cause=cause)
             return Done(group, 0, "", outcome, (_early(group),))
         return done._replace(outcome=outcome)
 

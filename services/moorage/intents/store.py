@@ -24,7 +24,7 @@ from .cache import CachedGroup, GroupCache
 from .core import transitions, validate
 from .core.transitions import Head, Transition
 from .core.validate import Accepted
-from .events import Telling, Tombstone, read_tombstone
+from .events import GroupEvents, Tombstone, read_tombstone
 
 _encode = msgspec.json.Encoder().encode
 _records = msgspec.json.Decoder(GroupRecord)
@@ -68,12 +68,11 @@ class GroupStore:
         self._revisions = bus.bucket(stores.REVISIONS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.copies = GroupCache(self._groups, bus.bucket(stores.DOCUMENTS))
-        self.telling = Telling(bus, self._groups, self._revisions, self.copies)
+        self.events = GroupEvents(bus, self._groups, self._revisions, self.copies)
 
     async def start(self) -> None:
         await self.copies.start()
-        self._bus.spawn(self.telling.retell())
-        self._bus.on_reconnect(self.telling.retell)
+        self.events.start()
 
     # What is stored
 
@@ -146,7 +145,7 @@ class GroupStore:
                 return transitions.acted(record, verb, now_text())
             except Refused:
                 if verb == "terminate" and record.state == "Terminated":
-                    await self.telling.withdraw(group, record.revision, cause)  # in case the first word was lost
+                    await self.events.withdraw(group, record.revision, cause)  # in case the first word was lost
                 raise
 
         return await self.change(group, plan, cause)
@@ -193,7 +192,7 @@ class GroupStore:
                     continue
                 self.copies.forget(tokens)
                 reached("intents.deleted")
-                await self.telling.tell(group, head.revision, "Terminated", "deleted", cause=cause, ident=ident)
+                await self.events.publish(group, head.revision, "Terminated", "deleted", cause=cause, ident=ident)
                 return Done(group, head.revision, head.state, "deleted")
         raise Refused(conflict(f"group {group} keeps changing; try again"))
 
@@ -278,7 +277,7 @@ class GroupStore:
         self.copies.remember(group_tokens(group), CachedGroup(Head.of(record), at))
         reached("intents.stored")
         ident = record.told[1] if record.told else ""
-        await self.telling.tell(
+        await self.events.publish(
             group, record.revision, record.state, change.event, hint=change.hint, cause=cause, ident=ident
         )
         return Done(group, record.revision, record.state, change.outcome, change.warnings, record)

@@ -34,7 +34,7 @@ from moorage.telemetry import ACTIVE, MetricValue
 
 from .core.cluster_ids import ClusterRecord, changed, later
 from .core.fleet_state import AT_ONCE, TAKEOVER, FleetEvent, FleetState
-from .events import Telling, named, shortened
+from .events import ClusterEvents, shortened, with_ids
 
 log = structlog.get_logger("inventory")
 
@@ -110,7 +110,7 @@ class InventoryWorker:
         self._publish_by = 0.0  # nothing stands in Redis yet: write it when all are there, or at this time
         self._whole = False  # all that is in memory stands in Redis
         self._dirty = asyncio.Event()
-        self.telling = Telling(bus, self.kv)
+        self.events = ClusterEvents(bus, self.kv)
         self._said: list[FleetEvent] = []
         self._said_most = MAX_SAID
         self._unsure: FleetFlush | None = None
@@ -165,7 +165,7 @@ class InventoryWorker:
             core.register(name, record, now)
         if not inherited and core.present:
             self._publish_by = now + TAKEOVER * core.period
-        await self.telling.begin(core, records, told)
+        await self.events.begin(core, records, told)
         self.core = core
         log.info("inventory is active", generation=self.generation, clusters=core.present, inherited=inherited)
         await self.bus.serve("moorage.reports.*.*.*", self.on_report, limit=8192)
@@ -327,7 +327,7 @@ class InventoryWorker:
     def _say(self, said: list[FleetEvent]) -> None:
         if not said:
             return
-        self._said += named(said)
+        self._said += with_ids(said)
         if len(self._said) > self._said_most:  # Redis is away: of what tells the same the newest matters
             self._said = shortened(self._said, MAX_SAID // 2)
             self._said_most = max(MAX_SAID, 2 * len(self._said))
@@ -392,7 +392,7 @@ class InventoryWorker:
         if ready:
             reached("inventory.written")
         for said in ready:
-            await self.telling.tell(said)
+            await self.events.publish(said)
 
     async def _check(self) -> None:
         """Redis may have been emptied, or have come back with an older memory."""
@@ -409,7 +409,7 @@ class InventoryWorker:
         if first:
             self.writer.settle()
         self.counter += 1
-        await self.store.rewrite(self.generation, self.counter, self.writer, self.telling.all_flags(self._said))
+        await self.store.rewrite(self.generation, self.counter, self.writer, self.events.all_flags(self._said))
         self._whole = True
 
     async def _flush(self) -> list[FleetEvent]:
@@ -422,7 +422,7 @@ class InventoryWorker:
             (later if self.writer.waits(clusters[said.cluster].record.id) else ready).append(said)
         self._said = later
         try:
-            current = await self.store.write(self.generation, flush, self.telling.flags(ready))
+            current = await self.store.write(self.generation, flush, self.events.flags(ready))
         except BaseException:
             self._said = ready + self._said
             raise

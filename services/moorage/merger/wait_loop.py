@@ -26,7 +26,7 @@ from moorage.telemetry import tracing
 
 from .core.wait_queue import WaitQueue
 from .decider import Decider, settled
-from .events import Telling, tell
+from .events import DecisionEvents, tell
 
 log = structlog.get_logger("merger")
 
@@ -61,8 +61,8 @@ _removals = msgspec.json.Decoder(ClaimsRemoved)
 
 
 class WaitLoop:
-    def __init__(self, bus: Bus, decider: Decider, telling: Telling) -> None:
-        self._bus, self._decider, self._telling = bus, decider, telling
+    def __init__(self, bus: Bus, decider: Decider, events: DecisionEvents) -> None:
+        self._bus, self._decider, self._events = bus, decider, events
         self._fleet = decider.fleet
         self.waiting = WaitQueue()
         self._hinted: dict[str, tuple[_Head, float]] = {}  # somebody was told to decide these; until when he has time
@@ -99,7 +99,7 @@ class WaitLoop:
         ]
         mirror = await self._bus.bucket(stores.GROUPS).mirror(self._record)
         log.info("looking after what waits", groups=len(self.waiting.groups))
-        await self._telling.check()
+        self._events.check()
         self._snapshot_at = self._decider.ledger.seq
         recalling = self._bus.spawn(self._recall())
         try:
@@ -271,7 +271,7 @@ class WaitLoop:
             if self._now - swept >= SWEEP:
                 swept = self._now
                 self._forced.update(self.waiting.groups)
-                await self._telling.check()
+                self._events.check()
             self._promote_due()
             await self._release()
             await self._reassign()
@@ -442,13 +442,13 @@ def _unchanged(claim: Claim) -> Guard:
     return guard
 
 
-async def look_after(bus: Bus, decider: Decider, telling: Telling, current: list[WaitLoop]) -> None:
+async def look_after(bus: Bus, decider: Decider, events: DecisionEvents, current: list[WaitLoop]) -> None:
     """Holds the lease whenever it can; `current` shows the state while it does."""
     lease = Lease(bus, "pending")
     try:
         while True:
             await lease.hold()
-            pending = WaitLoop(bus, decider, telling)
+            pending = WaitLoop(bus, decider, events)
             current[:] = [pending]
             task = asyncio.ensure_future(pending.run())
             lost = asyncio.ensure_future(lease.lost.wait())

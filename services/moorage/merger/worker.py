@@ -20,7 +20,7 @@ from moorage.model.names import untoken
 from .concurrency import ConcurrencyLimit
 from .decider import Decider
 from .durability import DurableRevisions
-from .events import Telling, tell
+from .events import DecisionEvents, tell
 from .metrics import state
 from .wait_loop import WaitLoop, look_after
 
@@ -97,7 +97,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, merger.pending)
     bus.vitals.show(lambda: state(started))
-    bus.spawn(look_after(bus, decider, Telling(bus, log), started.pending))
+    bus.spawn(look_after(bus, decider, DecisionEvents(bus, log), started.pending))
     return started
 
 

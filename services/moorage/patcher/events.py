@@ -1,42 +1,40 @@
-"""The events of phases, and that they are kept: who stored a phase may die, or the broker with him, before its event is. So
-the newest phases are compared with the kept events on starting and after each reconnect."""
+"""Publishes the events of phases, and republishes those that were lost when a patcher or the broker died."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from functools import partial
 
-import structlog
-
-from moorage.bus import Bus, BusError, NoAnswer, subjects
+from moorage.bus import Bus, subjects
 from moorage.bus.fenced_bucket import FencedBucket
-from moorage.mesh import stores
+from moorage.bus.outbox import Outbox, RecordedEvent
 from moorage.model.desired import GroupStatus, PhaseChange
 from moorage.model.names import group_tokens
 from moorage.telemetry import tracing
 
-from .group_queue import RETRY, WORKERS, GroupQueue
-
-log = structlog.get_logger("patcher")
+from .group_queue import WORKERS, GroupQueue
 
 OWN_PHASES = ("Deploying", "Running", "Degraded", "Terminating", "Terminated")
-#: Phases whose events may have got lost when a patcher or the broker died: more than are worked on at once.
+#: Phases whose events may be lost: more than are worked on at once.
 NEWEST = 4 * WORKERS
 
 
-class Telling:
+class PhaseEvents:
+    """The events of the phases that were stored last."""
+
     def __init__(self, bus: Bus, desk: GroupQueue, statuses: FencedBucket) -> None:
         self._bus, self._desk, self._statuses = bus, desk, statuses
-        self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was told last
+        self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was stored last
+        self.outbox = Outbox(bus, self._recorded)
 
     def learn(self, group: str) -> None:
-        """In the order of their writing."""
+        """Remembers a group whose phase was stored; to be called in the order of storing."""
         self._newest[group] = None
+        self._newest.move_to_end(group)
         if len(self._newest) > NEWEST:
             self._newest.popitem(last=False)
 
-    async def tell(self, status: GroupStatus) -> None:
+    async def publish(self, status: GroupStatus) -> None:
         change = PhaseChange(
             group=status.group,
             revision=status.revision,
@@ -45,25 +43,35 @@ class Telling:
             reasons=status.reasons,
         )
         self.learn(status.group)
-        self._newest.move_to_end(status.group)
-        subject = subjects.decision_event(status.phase.lower(), status.group)
         desired = self._desk.desired.get(status.group)
-        of = desired.traceparent if desired is not None else ""
-        with tracing.carried(status.phase.lower(), of, **{"moorage.group": status.group}):
-            await self._bus.emit(subject, change, cause=status.decision, id=status.told, once=True)
+        traceparent = desired.traceparent if desired is not None else ""
+        with tracing.carried(status.phase.lower(), traceparent, **{"moorage.group": status.group}):
+            await self._bus.emit(_subject(status), change, cause=status.decision, id=status.told, once=True)
 
-    async def retell(self) -> None:
-        """The newest phases of all, where the one before us, or the broker, died before their events were kept."""
-        events = self._bus.log(stores.EVENTS)
-        try:
-            for group in list(self._newest):
-                status = self._desk.statuses.get(group)
-                if status is None or group in self._desk.busy or not status.told or status.phase not in OWN_PHASES:
-                    continue
-                written = partial(self._statuses.time, group_tokens(group))
-                if await events.is_missing(subjects.decision_event(status.phase.lower(), group), status.told, written):
-                    log.warning("an event was missing", group=group, phase=status.phase)
-                    await self.tell(status)
-        except (NoAnswer, BusError) as error:
-            log.warning("events could not be compared with phases", error=str(error))
-            asyncio.get_running_loop().call_later(RETRY, lambda: self._bus.spawn(self.retell()))
+    async def _recorded(self) -> list[RecordedEvent]:
+        statuses = [status for group in self._newest if (status := self._stored_status(group)) is not None]
+        return [
+            RecordedEvent(
+                _subject(status),
+                status.told,
+                partial(self._statuses.written_at, group_tokens(status.group)),
+                partial(self._republish, status),
+            )
+            for status in statuses
+        ]
+
+    def _stored_status(self, group: str) -> GroupStatus | None:
+        """Returns the status of a group unless its phase has no event here. One that is worked on may not be stored yet."""
+        status = self._desk.statuses.get(group)
+        if status is None or group in self._desk.busy or not status.told or status.phase not in OWN_PHASES:
+            return None
+        return status
+
+    async def _republish(self, status: GroupStatus) -> None:
+        current = self._desk.statuses.get(status.group)
+        if current is not None and current.told == status.told:
+            await self.publish(current)
+
+
+def _subject(status: GroupStatus) -> str:
+    return subjects.decision_event(status.phase.lower(), status.group)

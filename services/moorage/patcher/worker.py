@@ -29,7 +29,7 @@ from .agent_api import AgentApi
 from .contributions import ActionFanout
 from .core.desired_state import claims_of, diff_items, nodes_of
 from .core.group_status import conclude
-from .events import OWN_PHASES, Telling
+from .events import OWN_PHASES, PhaseEvents
 from .group_queue import RETRY, WORKERS, GroupQueue
 from .removals import Removals
 
@@ -72,7 +72,7 @@ class Patcher:
         self._at: dict[str, int] = {}  # group → where its newest decision stands in the log, until it is carried out
         self._desired = FencedBucket(bus.bucket(stores.DESIRED), generation)
         self._statuses = FencedBucket(bus.bucket(stores.STATUS), generation)
-        self.telling = Telling(bus, self.desk, self._statuses)
+        self.events = PhaseEvents(bus, self.desk, self._statuses)
 
     @property
     def ledger(self) -> Ledger:
@@ -107,7 +107,8 @@ class Patcher:
         for _ in range(WORKERS):
             self.bus.spawn(self._work())
         self.bus.spawn(self.removals.remind())
-        self.bus.spawn(self.telling.retell())
+        self.events.outbox.start()
+        self.events.outbox.check()
         self.bus.on_reconnect(self._recover)
         await self.bus.serve("moorage.desired.get.*.*", self.agents.get, limit=4096)
         await self.bus.serve("moorage.desired.confirm.*.*", self.agents.confirmed, limit=CONFIRMS)
@@ -128,7 +129,7 @@ class Patcher:
             self._statuses.learn(key, revision)
             group = str(GroupName.from_tokens(key))
             self.desk.learn_status(group, _status(value))
-            self.telling.learn(group)
+            self.events.learn(group)
 
     def _learn_controller(self, key: str, value: bytes | None, _revision: int) -> None:
         if value is None:
@@ -283,7 +284,7 @@ class Patcher:
             raise
         reached("patcher.concluded")
         if status.told != told:
-            await self.telling.tell(status)
+            await self.events.publish(status)
         if group in self.removals:
             await self.removals.tell(group)
             await self.agents.hint_removals(group)
@@ -320,7 +321,7 @@ class Patcher:
                 if status:
                     desk.statuses[group] = _status(status)
                 desk.mark(group)
-        await self.telling.retell()
+        await self.events.outbox.recheck()
 
     async def _forget(self, group: str) -> None:
         """The document is gone and nothing of it runs."""

@@ -16,9 +16,12 @@ from .connection import MAX_PAYLOAD, Incoming, new_id, now_text
 from .connection import connect as _connect
 from .errors import BusError, Conflict, NoAnswer
 from .fanout import FanOut
+from .kv import Bucket, Entry
 from .lease import Lease
+from .log import Log
+from .objects import Objects
+from .ordered_consumer import OrderedConsumer
 from .settings import Settings, setting
-from .stores import Bucket, Entry, Log, LogFollower, Mirror, Objects
 
 __all__ = [
     "MAX_PAYLOAD",
@@ -30,10 +33,9 @@ __all__ = [
     "Incoming",
     "Lease",
     "Log",
-    "LogFollower",
-    "Mirror",
     "NoAnswer",
     "Objects",
+    "OrderedConsumer",
     "Reply",
     "Settings",
     "new_id",

@@ -63,8 +63,8 @@ class FencedBucket:
                 await self._look(key)
         raise BusError(f"{key} keeps changing under its only writer")
 
-    async def time(self, key: str) -> str | None:
-        return await self._bucket.time(key)
+    async def written_at(self, key: str) -> str | None:
+        return await self._bucket.written_at(key)
 
     async def _look(self, key: str) -> None:
         """It is our own, its acknowledgement lost; or an older one's last; or a newer one's."""

@@ -11,7 +11,7 @@ from moorage.mesh import stores
 
 from .connection import Connection, new_id
 from .errors import BusError, Conflict, NoAnswer
-from .stores import Bucket
+from .kv import Bucket
 
 log = structlog.get_logger("bus")
 #: Beside the leases: the number at which they began after a restore.

@@ -13,8 +13,9 @@ from moorage.mesh import ObjectStore, Store, Stream, stores
 
 from .connection import Connection
 from .errors import BusError
+from .kv import Bucket
 from .lease import ERA
-from .stores import Bucket, create_objects
+from .objects import create_objects
 
 _SECOND = 10**9
 _DAY = 24 * 3600 * _SECOND

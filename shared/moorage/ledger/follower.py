@@ -11,7 +11,7 @@ import nats.errors
 import nats.js.errors
 import structlog
 
-from moorage.bus import Bus, BusError, LogFollower, NoAnswer
+from moorage.bus import Bus, BusError, NoAnswer, OrderedConsumer
 from moorage.bus.failpoints import reached
 from moorage.fleet import Fleet
 from moorage.mesh import stores
@@ -43,7 +43,7 @@ class LedgerFollower:
         self.ledger = Ledger()
         self.on_fold: list[Callable[[Commit, Changes], None]] = []
         self.on_reload: list[Callable[[Ledger], None]] = []
-        self._tail: LogFollower | None = None
+        self._tail: OrderedConsumer | None = None
         self._loading = False
         self.broken = False
         self._moved = asyncio.Event()

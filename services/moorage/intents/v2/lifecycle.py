@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, now_text
-from moorage.bus.stores import Entry
+from moorage.bus.kv import Entry
 from moorage.mesh import stores
 from moorage.model.desired import GroupStatus
 from moorage.model.groups import Action, GroupRecord
@@ -152,7 +152,7 @@ class Lifecycle:
             record, fresh = await self._record(order.group, entry)
             if order.repeat and record.state in _REACHED.get(order.verb, ()):
                 if order.verb == "terminate":
-                    await self._store.telling.withdraw(order.group, record.revision, order.cause)
+                    await self._store.events.withdraw(order.group, record.revision, order.cause)
                 return Transition(fresh, "unchanged")
             if order.verb == "update":
                 transitions.check_state(order.group, record.state, "update")

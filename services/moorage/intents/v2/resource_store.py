@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, Conflict, NoAnswer, now_text
-from moorage.bus.stores import Mirror
+from moorage.bus.ordered_consumer import OrderedConsumer
 from moorage.mesh import stores
 from moorage.model import v2_bodies
 from moorage.model.problems import Problem, Refused, Violation, conflict, invalid, not_found
@@ -66,7 +66,7 @@ class ResourceStore:
         self._making: Counter[Path] = Counter()  # parents below which something is being made
         self._leaving: set[Path] = set()
         self._orphans: set[Path] = set()
-        self._mirrors: list[Mirror] = []
+        self._mirrors: list[OrderedConsumer] = []
 
     async def start(self) -> None:
         self._mirrors.append(await self._bucket.mirror(self._saw, passed=self._passed))
