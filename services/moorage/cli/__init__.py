@@ -1,1 +1,1 @@
-"""The command line, and `up`: everything a person does with a mesh."""
+"""The command line, and the supervisor behind `moorage up`."""

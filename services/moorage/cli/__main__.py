@@ -1,4 +1,4 @@
-"""`python -m moorage.cli`: the same as `moorage`, where no script is installed."""
+"""Runs `moorage` as `python -m moorage.cli`, for environments without the installed script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Documents from files, directories and stdin; `{file: …}` is replaced by what it names before anything is sent."""
+"""Reads documents from files, directories and stdin. `{file: …}` and `{chart: …}` are replaced by the objects they name
+before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,20 +11,20 @@ from typing import Any
 
 from .exit_codes import FAILED, USAGE, Failure
 from .helm import is_chart
-from .helm import render as rendered
+from .helm import render as render_chart
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = "/dev/stdin"
 API_VERSION = "moorage.dev/v1alpha1"
-#: What a file may become; nothing larger is taken anywhere.
+#: The largest size of a decoded file; the gateway refuses larger bodies anyway.
 MAX_BYTES = 64 << 20
 
 
 @dataclass
 class Document:
     body: dict[str, Any]
-    where: str  # the file and, of several, which one: for messages
-    base: Path = Path()  # what it names is relative to
+    where: str  # the file, with an index if it has several documents; for messages
+    base: Path = Path()  # the directory that relative paths in the document start from
 
     @property
     def kind(self) -> str:
@@ -44,28 +45,28 @@ Values = dict[str, Any] | None
 
 
 def read_all(sources: list[str], *, fleet: bool = False, values: Values = None) -> list[Document]:
-    """With `values` texts are templates."""
+    """Reads all documents of all sources. With `values`, the files are templates."""
     found = [document for source in sources for document in read(source, fleet=fleet, values=values)]
     if not found:
-        raise Failure(f"{', '.join(sources)}: there is no document in it", USAGE)
+        raise Failure(f"{', '.join(sources)}: no documents found", USAGE)
     return found
 
 
 def read_values(sources: list[str] | None) -> Values:
-    """Values files, later ones over earlier ones; None where there are none."""
+    """Merges values files; later ones override earlier ones. Returns None if no file is given."""
     if not sources:
         return None
     found: dict[str, Any] = {}
     for source in sources:
         for body in parse(_text(Path(source)), source):
             if body is not None and not isinstance(body, dict):
-                raise Failure(f"{source}: values are a mapping")
+                raise Failure(f"{source}: values must be a mapping")
             found |= body or {}
     return found
 
 
 def read(source: str, *, fleet: bool = False, values: Values = None) -> list[Document]:
-    """All documents of a file, of every file of a directory (by name), or of stdin (`-`)."""
+    """Reads all documents of a file, of every file of a directory (sorted by name), or of stdin (`-`)."""
     if source in ("-", STDIN):
         return read_text(sys.stdin.read(), "stdin", Path(), fleet=fleet, values=values)
     path = Path(source)
@@ -76,26 +77,26 @@ def read(source: str, *, fleet: bool = False, values: Values = None) -> list[Doc
 
 
 def read_fleet(source: str) -> Document:
-    """The fleet that a file, a directory or stdin holds, in one document or several."""
+    """Reads the fleet that a file, a directory or stdin holds in one or several documents."""
     documents = read(source, fleet=True)
     if not documents:
-        raise Failure(f"{source}: there is no document in it", USAGE)
-    return one_fleet(documents, source)[0]
+        raise Failure(f"{source}: no documents found", USAGE)
+    return merge_fleets(documents, source)[0]
 
 
-def one_fleet(documents: list[Document], where: str = "") -> list[Document]:
-    """Of several Fleets one, with the clusters of all: a fleet is applied as a whole, and the next would take its place."""
+def merge_fleets(documents: list[Document], where: str = "") -> list[Document]:
+    """Merges all Fleet documents into one. A fleet is applied as a whole, so a second one would replace the first."""
     fleets = [d for d in documents if d.kind == "Fleet"]
     if len(fleets) < 2:
         return documents
     clusters: list[Any] = []
-    for one in fleets:
-        if not isinstance(own := one.body.get("clusters"), list):
-            raise Failure(f"{one.where}: clusters must be a list")
-        clusters += own
+    for fleet in fleets:
+        if not isinstance(items := fleet.body.get("clusters"), list):
+            raise Failure(f"{fleet.where}: clusters must be a list")
+        clusters += items
     first = fleets[0]
-    whole = Document({**first.body, "clusters": clusters}, where or first.where, first.base)
-    return [whole if d is first else d for d in documents if d is first or d.kind != "Fleet"]
+    merged = Document({**first.body, "clusters": clusters}, where or first.where, first.base)
+    return [merged if d is first else d for d in documents if d is first or d.kind != "Fleet"]
 
 
 def _files(path: Path) -> list[Path]:
@@ -108,9 +109,9 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Failure(f"there is no file '{path}'", USAGE) from None
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise Failure(f"cannot read {path}: {wrong}", USAGE) from wrong
+        raise Failure(f"file '{path}' does not exist", USAGE) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read {path}: {error}", USAGE) from error
 
 
 def read_text(text: str, where: str, base: Path, *, fleet: bool = False, values: Values = None) -> list[Document]:
@@ -119,18 +120,18 @@ def read_text(text: str, where: str, base: Path, *, fleet: bool = False, values:
 
         text = render(text, values, where)
     elif "resourceContext" in text and "{{" in text:
-        raise Failure(f"{where}: this is a template; name the file with its values: -v values.yaml", USAGE)
+        raise Failure(f"{where} is a template; give its values with -v values.yaml", USAGE)
     bodies = [body for body in parse(text, where) if body is not None]
     found: list[Document] = []
     for number, body in enumerate(bodies):
         name = where if len(bodies) == 1 else f"{where}[{number}]"
         if not isinstance(body, dict):
-            raise Failure(f"{name}: a document is a mapping, this is a {type(body).__name__}")
+            raise Failure(f"{name}: a document must be a mapping, not a {type(body).__name__}")
         if fleet:
             body = {"apiVersion": API_VERSION, "kind": "Fleet"} | body
             if body["kind"] != "Fleet":
-                raise Failure(f"{name}: kind is {body['kind']}, a Fleet is wanted here")
-        body.pop("status", None)  # what `get` shows and nobody writes
+                raise Failure(f"{name}: kind must be Fleet, not {body['kind']}")
+        body.pop("status", None)  # `get` shows it, but it cannot be written
         if body.get("kind") == "Application":
             _inline(body, name, base)
         found.append(Document(body, name, base))
@@ -139,14 +140,14 @@ def read_text(text: str, where: str, base: Path, *, fleet: bool = False, values:
 
 def parse(text: str, where: str) -> list[Any]:
     if text.lstrip()[:1] == "{":
-        try:  # JSON is what programs send, and faster by far
+        try:  # programs send JSON, which is much faster to parse
             return [json.loads(text)]
         except (ValueError, RecursionError):
             pass  # several documents, or YAML in braces
     import yaml
 
     class Loader(yaml.CSafeLoader):  # type: ignore[misc,unused-ignore]
-        """Dates stay text, as Kubernetes has them; a key that stands twice is an error, not a silent loss."""
+        """Keeps dates as text, as Kubernetes does, and refuses duplicate keys instead of dropping one silently."""
 
         yaml_implicit_resolvers = {
             first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
@@ -157,9 +158,7 @@ def parse(text: str, where: str) -> list[Any]:
             seen: set[Any] = set()
             for key, _ in node.value:
                 if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands twice", key.start_mark
-                    )
+                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
@@ -171,10 +170,10 @@ def parse(text: str, where: str) -> list[Any]:
         return list(yaml.load_all(text, Loader))
     except Refused as refusal:
         raise Failure(f"{where}: {refusal}") from None
-    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as wrong:
-        mark = getattr(wrong, "problem_mark", None)
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}" if mark is not None else where
-        raise Failure(f"{place}: not valid YAML: {getattr(wrong, 'problem', None) or wrong}") from wrong
+        raise Failure(f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
 
 
 def _inline(body: dict[str, Any], where: str, base: Path) -> None:
@@ -183,36 +182,36 @@ def _inline(body: dict[str, Any], where: str, base: Path) -> None:
     for number, app in enumerate(apps if isinstance(apps, list) else []):
         if isinstance(app, dict) and "manifests" in app:
             release = str(app.get("name", ""))
-            app["manifests"] = _inlined(app["manifests"], f"{where}: spec.apps[{number}].manifests", base, release)
+            app["manifests"] = _expand(app["manifests"], f"{where}: spec.apps[{number}].manifests", base, release)
 
 
-def _inlined(manifests: Any, where: str, base: Path, release: str) -> Any:
+def _expand(manifests: Any, where: str, base: Path, release: str) -> Any:
     if isinstance(manifests, dict):
-        read = _read_in(manifests, where, base, release)
-        return manifests if read is None else read
+        objects = _expand_reference(manifests, where, base, release)
+        return manifests if objects is None else objects
     if not isinstance(manifests, list):
         return manifests
     found: list[Any] = []
-    for number, one in enumerate(manifests):
-        read = _read_in(one, f"{where}[{number}]", base, release)
-        found += [one] if read is None else read
+    for number, manifest in enumerate(manifests):
+        objects = _expand_reference(manifest, f"{where}[{number}]", base, release)
+        found += [manifest] if objects is None else objects
     return found
 
 
-def _read_in(item: Any, where: str, base: Path, release: str) -> list[Any] | None:
-    """The objects of a file or a chart; None for what is an object itself, or nothing that is known here."""
+def _expand_reference(item: Any, where: str, base: Path, release: str) -> list[Any] | None:
+    """Returns the objects of a `{file: …}` or `{chart: …}`, None for anything else."""
     if isinstance(item, dict) and set(item) == {"file"}:
-        return _named(item["file"], where, base)
+        return _read_objects(item["file"], where, base)
     if is_chart(item):
-        return _objects(rendered(item, release, where, base), f"{where}.chart")
+        return _objects(render_chart(item, release, where, base), f"{where}.chart")
     return None
 
 
-def _named(name: Any, where: str, base: Path) -> list[Any]:
-    """The Kubernetes objects in a file or directory, with lists taken apart."""
+def _read_objects(name: Any, where: str, base: Path) -> list[Any]:
+    """Reads the Kubernetes objects of a file or directory; items of List objects are returned one by one."""
     path = base / str(name)
     if not path.exists():
-        raise Failure(f"{where}.file: there is no file or directory '{path}'", FAILED)
+        raise Failure(f"{where}.file: file or directory '{path}' does not exist", FAILED)
     found: list[Any] = []
     for file in _files(path):
         found += _objects(_text(file), str(file))
@@ -221,9 +220,9 @@ def _named(name: Any, where: str, base: Path) -> list[Any]:
 
 def _objects(text: str, where: str) -> list[Any]:
     found: list[Any] = []
-    for one in parse(text, where):
-        if isinstance(one, dict) and one.get("kind") == "List":
-            found += one.get("items") or []
-        elif one is not None:
-            found.append(one)
+    for item in parse(text, where):
+        if isinstance(item, dict) and item.get("kind") == "List":
+            found += item.get("items") or []
+        elif item is not None:
+            found.append(item)
     return found

@@ -1,5 +1,6 @@
-"""Documents that name the place they go to (`version: emco/v2`, `resourceContext.anchor: projects/p/composite-apps`):
-applied in their order, deleted in the reverse one. An anchor that ends in a step of a life cycle takes that step."""
+"""Applies and deletes EMCO files: documents with `version: emco/v2` and `resourceContext.anchor: projects/p/composite-apps`,
+the path they are posted to. They are applied in order and deleted in reverse order. If the anchor ends in a life-cycle step
+such as `instantiate`, that step is taken."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from .gateway_client import Client, Refusal
 from .terminal import note, out
 
 STEPS = ("approve", "instantiate", "update", "migrate", "rollback", "stop", "terminate", "apply", "status")
-_OURS = {"version", "resourceContext", "file", "files"}
-_PAUSE = 0.2
+_NOT_SENT = {"version", "resourceContext", "file", "files"}
+_POLL_SECONDS = 0.2
 
 
 def is_anchored(body: dict[str, Any]) -> bool:
     return "resourceContext" in body
 
 
-class Anchored:
-    """One such document, taken apart."""
+class AnchoredDocument:
+    """An EMCO document split into its anchor, its body and its file."""
 
     def __init__(self, document: Document) -> None:
         self.where = document.where
@@ -33,19 +34,21 @@ class Anchored:
         context = body.get("resourceContext")
         anchor = context.get("anchor") if isinstance(context, dict) else None
         if not isinstance(anchor, str) or not anchor.strip("/ "):
-            raise Failure(f"{self.where}: resourceContext.anchor is required: the path this goes to", USAGE)
+            raise Failure(f"{self.where}: resourceContext.anchor is required", USAGE)
         self.parts = [part for part in anchor.strip("/ ").removeprefix("v2/").split("/") if part]
-        self.body = {key: value for key, value in body.items() if key not in _OURS}
+        self.body = {key: value for key, value in body.items() if key not in _NOT_SENT}
         files = [body["file"]] if body.get("file") else list(body.get("files") or [])
         if len(files) > 1:
-            raise Failure(f"{self.where}: one file is taken, this names {len(files)}", USAGE)
-        self.file = self._file(document, str(files[0])) if files else None
+            raise Failure(f"{self.where}: only one file is allowed, got {len(files)}", USAGE)
+        self.file = self._find_file(document, str(files[0])) if files else None
 
-    def _file(self, document: Document, name: str) -> Path:
+    def _find_file(self, document: Document, name: str) -> Path:
         for base in (document.base, Path()):
             if (base / name).is_file():
                 return base / name
-        raise Failure(f"{self.where}: file: there is no '{name}', neither beside the document nor here", USAGE)
+        raise Failure(
+            f"{self.where}: file '{name}' exists neither beside the document nor in the current directory", USAGE
+        )
 
     @property
     def step(self) -> str:
@@ -57,7 +60,7 @@ class Anchored:
 
     @property
     def names(self) -> list[str]:
-        """How the document calls itself: a label by itself, composite apps with their version."""
+        """The path segments of the resource below its collection: usually its name; composite apps add their version."""
         fields = {str(k).lower().replace("-", ""): v for k, v in self.body.items()}
         meta = fields.get("metadata")
         if isinstance(meta, dict):
@@ -75,7 +78,7 @@ class Anchored:
         raise Failure(f"{self.where}: metadata.name is required", USAGE)
 
     @property
-    def own(self) -> str:
+    def resource_url(self) -> str:
         return self.url + "".join("/" + quote(name, safe="") for name in self.names)
 
     @property
@@ -87,13 +90,13 @@ class Anchored:
 
 
 def apply(client: Client, document: Document) -> dict[str, Any]:
-    """Makes it, or makes what is there like it. `outcome` says which."""
-    given = Anchored(document)
+    """Creates the resource, or updates the existing one. `outcome` in the answer says which."""
+    given = AnchoredDocument(document)
     if given.step:
         try:
             reply = client.call("POST", given.url, body=given.body or None, where=given.where, timeout=90)
         except Refusal as refusal:
-            if given.step != "approve" or refusal.problem.get("code") != "WrongState" or not _runs(client, given):
+            if given.step != "approve" or refusal.problem.get("code") != "WrongState" or not _is_running(client, given):
                 raise
             return {"accepted": True, "name": given.title, "outcome": "unchanged"}
         outcome = reply.get("outcome", "done") if isinstance(reply, dict) else "done"
@@ -107,28 +110,28 @@ def apply(client: Client, document: Document) -> dict[str, Any]:
     return {"accepted": True, "name": given.title, **_replace(client, given)}
 
 
-def _runs(client: Client, given: Anchored) -> bool:
-    """What runs was approved before."""
+def _is_running(client: Client, given: AnchoredDocument) -> bool:
+    """Whether the group is instantiated, which implies that it was approved."""
     status = client.call("GET", given.url.rsplit("/", 1)[0] + "/status", query={"output": "summary"})
     return status["state"] in ("Instantiated", "InstantiateStopped")
 
 
-def _replace(client: Client, given: Anchored) -> dict[str, Any]:
-    there = client.call("GET", given.own, where=given.where)
-    if given.file is None and _same(given, there):
-        return {"outcome": "unchanged", "answer": there}
+def _replace(client: Client, given: AnchoredDocument) -> dict[str, Any]:
+    existing = client.call("GET", given.resource_url, where=given.where)
+    if given.file is None and _is_same(given, existing):
+        return {"outcome": "unchanged", "answer": existing}
     try:
-        answer = _send(client, "PUT", given.own, given)
+        answer = _send(client, "PUT", given.resource_url, given)
     except Refusal as refusal:
-        # What stands on it cannot be taken away for a change, and need not where nothing would change.
-        if refusal.status == 405 or (refusal.problem.get("code") == "HasChildren" and _same(given, there)):
-            return {"outcome": "unchanged", "answer": there}
+        # A resource with children cannot be replaced, and need not be where nothing would change.
+        if refusal.status == 405 or (refusal.problem.get("code") == "HasChildren" and _is_same(given, existing)):
+            return {"outcome": "unchanged", "answer": existing}
         raise
-    return {"outcome": "unchanged" if answer == there else "updated", "answer": answer}
+    return {"outcome": "unchanged" if answer == existing else "updated", "answer": answer}
 
 
-def _same(given: Anchored, there: dict[str, Any]) -> bool:
-    """Whether what is there is what is given, however that is spelled. Of files nothing is known here."""
+def _is_same(given: AnchoredDocument, existing: dict[str, Any]) -> bool:
+    """Compares normalized bodies, so different spellings are the same. Contents of files cannot be compared here."""
     import msgspec
 
     from moorage.intents.core.v2_normalize import read
@@ -142,12 +145,12 @@ def _same(given: Anchored, there: dict[str, Any]) -> bool:
         wanted = msgspec.to_builtins(read(kind, given.body).body)
     except Refused:
         return False
-    shown = dict(there)
-    spec = {k: v for k, v in there.get("spec", {}).items() if k not in ("resourceConsumers", "resourceRequirements")}
-    return bool({**wanted, "spec": wanted.get("spec", {})} == {**shown, "spec": spec})
+    derived = ("resourceConsumers", "resourceRequirements")
+    spec = {k: v for k, v in existing.get("spec", {}).items() if k not in derived}
+    return bool({**wanted, "spec": wanted.get("spec", {})} == {**existing, "spec": spec})
 
 
-def _send(client: Client, method: str, url: str, given: Anchored) -> Any:
+def _send(client: Client, method: str, url: str, given: AnchoredDocument) -> Any:
     if given.file is None:
         return client.call(method, url, body=given.body, where=given.where)
     boundary = secrets.token_hex(16)
@@ -172,23 +175,24 @@ def _send(client: Client, method: str, url: str, given: Anchored) -> Any:
 
 
 def delete(client: Client, document: Document, wait: bool, within: float) -> int:
-    """What a step began is ended and waited for; what is gone already is no mistake."""
-    given = Anchored(document)
+    """Deletes the resource, or terminates the group if the document is a step that started it. A resource that does not
+    exist is no error."""
+    given = AnchoredDocument(document)
     end = time.monotonic() + within
     if given.step:
         return _undo(client, given, wait, end)
     try:
-        client.call("DELETE", given.own, where=given.where)
+        client.call("DELETE", given.resource_url, where=given.where)
     except Refusal as refusal:
         if refusal.status != 404:
             raise
-        out(f"{given.title} is not there")
+        out(f"{given.title} not found")
     else:
         out(f"{given.title} deleted")
     return DONE
 
 
-def _undo(client: Client, given: Anchored, wait: bool, end: float) -> int:
+def _undo(client: Client, given: AnchoredDocument, wait: bool, end: float) -> int:
     if given.step not in ("instantiate", "apply") or "deployment-intent-groups" not in given.parts:
         return DONE
     group = given.url.rsplit("/", 1)[0]
@@ -197,15 +201,15 @@ def _undo(client: Client, given: Anchored, wait: bool, end: float) -> int:
         client.call("POST", group + "/terminate", where=given.where, timeout=60)
     except Refusal as refusal:
         if refusal.status == 404 or refusal.problem.get("code") == "WrongState":
-            return DONE  # it does not run
+            return DONE  # it is not running
         raise
     while wait:
         status = client.call("GET", group + "/status", query={"output": "summary"}, where=given.where)
         if status["phase"] == "Terminated":
             break
         if time.monotonic() > end:
-            note(f"moorage: {title} is not terminated yet")
+            note(f"moorage: timed out waiting for {title} to terminate")
             return TIMEOUT
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_SECONDS)
     out(f"{title} terminated")
     return DONE

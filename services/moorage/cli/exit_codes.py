@@ -1,4 +1,4 @@
-"""Exit codes: the part of every command that scripts rely on."""
+"""Exit codes of all commands, and the exception that ends a command with one. Scripts rely on these numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT = 7
 
 
 class Failure(Exception):
-    """Ends a command with a message for stderr: what is wrong, where, and what to do."""
+    """Ends a command with an exit code and a message for stderr that says what is wrong, where, and what to do."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class Failure(Exception):
 
 
 def of_status(status: int) -> int:
-    """The exit code of an HTTP status."""
+    """Maps an HTTP status to an exit code."""
     if status < 400:
         return DONE
     if status in (401, 403):

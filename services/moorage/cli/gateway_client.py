@@ -1,4 +1,4 @@
-"""The gateway as commands see it. Only the standard library: every import is paid for by every command."""
+"""HTTP client of the gateway. It uses the standard library only, because its imports delay every command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .state_dir import StateDirectory, state_dir
 
 
 class Refusal(Failure):
-    """The gateway's problem document, kept whole for those who look at its code."""
+    """A problem document from the gateway; callers may look at its code."""
 
     def __init__(self, problem: dict[str, Any], status: int, where: str = "") -> None:
         self.problem = problem
@@ -25,7 +25,7 @@ class Refusal(Failure):
 
 
 def problem_text(problem: Mapping[str, Any], where: str = "") -> str:
-    """Every violation on a line of its own, with its path."""
+    """Formats a problem with one violation per line, each with its path."""
     title = problem.get("title") or "Refused"
     detail = problem.get("detail") or ""
     errors = problem.get("errors") or []
@@ -54,25 +54,25 @@ class Client:
 
     @classmethod
     def find(cls, state: Path | None = None) -> Client:
-        """`MOORAGE_URL` and `MOORAGE_TOKEN`, else what the mesh on this machine wrote down."""
+        """Uses `MOORAGE_URL` and `MOORAGE_TOKEN` if set, else the endpoint file of the mesh on this machine."""
         if state is None and (url := os.environ.get("MOORAGE_URL")):
             return cls(url, os.environ.get("MOORAGE_TOKEN", ""), "see MOORAGE_URL")
         where = StateDirectory(state_dir(state))
         endpoint = where.read_endpoint()
         if endpoint is None:
             raise Failure(
-                f"no mesh runs here: there is no {where.endpoint}; start one with `moorage up`, name its directory with "
-                "--state, or set MOORAGE_URL and MOORAGE_TOKEN",
+                f"no mesh is running here: {where.endpoint} does not exist; start one with `moorage up`, name its state "
+                "directory with --state, or set MOORAGE_URL and MOORAGE_TOKEN",
                 UNREACHABLE,
             )
-        return cls(endpoint["http"], endpoint["token"], "`moorage check` tells what is wrong")
+        return cls(endpoint["http"], endpoint["token"], "run `moorage check` for details")
 
     def _connect(self, timeout: float | None) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         return kind(self._host, self._port, timeout=timeout)
 
-    def _unreachable(self, wrong: Exception) -> Failure:
-        text = "did not answer in time" if isinstance(wrong, TimeoutError) else f"cannot be reached ({wrong})"
+    def _unreachable(self, error: Exception) -> Failure:
+        text = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached ({error})"
         return Failure(f"the gateway at {self.url} {text}" + (f"; {self._hint}" if self._hint else ""), UNREACHABLE)
 
     def _headers(self, kind: str) -> dict[str, str]:
@@ -93,7 +93,8 @@ class Client:
         data: bytes | None = None,
         kind: str = "application/json",
     ) -> Any:
-        """One request; the decoded answer, or a Refusal. `data`: a body that is no JSON but of `kind`."""
+        """Sends one request and returns the decoded answer, or raises Refusal. `data` is a body of content type `kind`,
+        used instead of a JSON `body`."""
         target = self._prefix + path + (f"?{urlencode(query)}" if query else "")
         data = data if body is None else json.dumps(body, separators=(",", ":")).encode()
         for attempt in (0, 1):
@@ -103,12 +104,12 @@ class Client:
                 conn.request(method, target, data, self._headers(kind if data else ""))
                 reply = conn.getresponse()
                 content = reply.read()
-            except (OSError, http.client.HTTPException) as wrong:
+            except (OSError, http.client.HTTPException) as error:
                 conn.close()
                 self._kept = None
-                # A kept connection may have been closed while it was idle; a fresh one tells the truth.
+                # The server may have closed a kept connection while it was idle, so only a failure of a fresh one counts.
                 if fresh or attempt or method == "POST":
-                    raise self._unreachable(wrong) from wrong
+                    raise self._unreachable(error) from error
                 continue
             break
         if reply.will_close:
@@ -123,7 +124,7 @@ class Client:
             if reply.status == 401 and not self._token:
                 problem = {
                     **problem,
-                    "detail": f"{problem.get('detail', 'no token')}; set MOORAGE_TOKEN beside MOORAGE_URL",
+                    "detail": f"{problem.get('detail', 'no token')}; set MOORAGE_TOKEN together with MOORAGE_URL",
                 }
             raise Refusal(problem, reply.status, where)
         return answer
@@ -132,7 +133,7 @@ class Client:
         return self.call("GET", path, query=query)
 
     def items(self, path: str, **query: str) -> list[dict[str, Any]]:
-        """A whole list, page by page."""
+        """Returns a complete list, fetched page by page."""
         found: list[dict[str, Any]] = []
         while True:
             page = self.get(path, **query)
@@ -142,7 +143,7 @@ class Client:
             query["continue"] = page["continue"]
 
     def events(self, subject: str, until: float | None = None) -> Iterator[dict[str, Any] | None]:
-        """Live events; None each time the stream is known to be alive, the first when the subscription stands."""
+        """Yields live events, and None for each keep-alive; the first None says that the subscription is active."""
         conn = self._connect(self._timeout)
         try:
             target = f"{self._prefix}/v1/events?{urlencode({'subject': subject})}"
@@ -152,8 +153,8 @@ class Client:
             if reply.status != 200:
                 raise Refusal(json.loads(reply.read() or b"{}"), reply.status)
             yield from self._stream(conn, reply, until)
-        except (OSError, http.client.HTTPException) as wrong:
-            raise self._unreachable(wrong) from wrong
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
         finally:
             conn.close()
 
@@ -186,10 +187,10 @@ class Client:
 
 
 def group_path(group: str, *rest: str) -> str:
-    """`/v1/groups/p/a/v/g/why` of a full group name."""
+    """Returns a path such as `/v1/groups/p/a/v/g/why` for a full group name."""
     return "/v1/groups/" + "/".join(quote(part, safe="") for part in (*group.split("/"), *rest))
 
 
 def path(*parts: str) -> str:
-    """A path under /v1 with every part quoted; a cluster's `provider/name` is given as two."""
+    """Returns a path under /v1 with every part quoted. A cluster's `provider/name` is passed as two parts."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)

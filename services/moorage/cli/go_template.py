@@ -1,5 +1,5 @@
-"""The part of Go's text templates that files with a values file use: values by name, range, if, with, and pipes through
-a few functions. What is not known is an error with its line, never an empty text."""
+"""Renders the subset of Go's text templates that files with a values file use: values by name, range, if, with, and
+pipelines of a few functions. Anything unknown is an error with its line, never an empty text."""
 
 from __future__ import annotations
 
@@ -26,16 +26,12 @@ class _Scope(NamedTuple):
     names: dict[str, Any]
 
 
-def is_template(text: str) -> bool:
-    return "{{" in text
-
-
 def render(text: str, values: dict[str, Any], where: str) -> str:
     tokens = list(_tokens(text))
     out: list[str] = []
     end = _block(tokens, 0, _Scope(values, values, {}), out, where, True)
     if end != len(tokens):
-        raise _wrong(where, tokens[end], f"{tokens[end].action!r} without a beginning")
+        raise _failure(where, tokens[end], f"unexpected {tokens[end].action!r}")
     return "".join(out)
 
 
@@ -55,12 +51,12 @@ def _tokens(text: str) -> Iterator[_Token]:
     yield _Token(rest.lstrip() if trim else rest, None, text.count("\n") + 1)
 
 
-def _wrong(where: str, token: _Token, why: str) -> Failure:
-    return Failure(f"{where}:{token.line}: {why}", FAILED)
+def _failure(where: str, token: _Token, message: str) -> Failure:
+    return Failure(f"{where}:{token.line}: {message}", FAILED)
 
 
 def _block(tokens: list[_Token], at: int, scope: _Scope, out: list[str], where: str, active: bool) -> int:
-    """Until the `end` or `else` that belongs to it; returns where that stands."""
+    """Renders up to the matching `end` or `else` and returns its index."""
     while at < len(tokens):
         token = tokens[at]
         if token.action is None:
@@ -79,7 +75,7 @@ def _block(tokens: list[_Token], at: int, scope: _Scope, out: list[str], where: 
             if assigned:
                 scope.names[assigned[1]] = _value(assigned[2], scope, where, token)
             else:
-                out.append(_shown(_value(token.action, scope, where, token)))
+                out.append(_to_text(_value(token.action, scope, where, token)))
         at += 1
     return at
 
@@ -100,21 +96,21 @@ def _nested(
         pairs: list[tuple[Any, Any]] = list(value.items()) if isinstance(value, dict) else list(enumerate(value or ()))
         end = body
         for key, item in pairs:
-            own = names | (dict(zip(loop, (key, item), strict=False)) if len(loop) == 2 else dict.fromkeys(loop, item))
-            end = _block(tokens, body, _Scope(item, scope.root, own), out, where, True)
+            loop_names = dict(zip(loop, (key, item), strict=False)) if len(loop) == 2 else dict.fromkeys(loop, item)
+            end = _block(tokens, body, _Scope(item, scope.root, names | loop_names), out, where, True)
     else:
         inner = _Scope(value if head == "with" else scope.dot, scope.root, names)
         end = _block(tokens, body, inner, out, where, truth and head != "range")
     while end < len(tokens) and tokens[end].action is not None and str(tokens[end].action).startswith("else"):
         token = tokens[end]
         condition = str(token.action)[4:].strip()
-        other = active and not truth
+        chosen = active and not truth
         if condition.startswith("if "):
-            other = other and bool(_value(condition[3:], scope, where, token))
-        end = _block(tokens, end + 1, scope, out, where, other)
-        truth = truth or other
+            chosen = chosen and bool(_value(condition[3:], scope, where, token))
+        end = _block(tokens, end + 1, scope, out, where, chosen)
+        truth = truth or chosen
     if end >= len(tokens):
-        raise _wrong(where, begin, f"{begin.action!r} has no end")
+        raise _failure(where, begin, f"{begin.action!r} has no end")
     return end + 1
 
 
@@ -125,7 +121,7 @@ def _value(text: str, scope: _Scope, where: str, token: _Token) -> Any:
     words = _WORD.findall(text)
     value, rest = _pipeline(words, scope, where, token)
     if rest:
-        raise _wrong(where, token, f"{text!r} is not understood from {rest[0]!r} on")
+        raise _failure(where, token, f"cannot parse {text!r} from {rest[0]!r} on")
     return value
 
 
@@ -140,7 +136,7 @@ def _command(
     words: list[str], scope: _Scope, where: str, token: _Token, last: tuple[Any, ...]
 ) -> tuple[Any, list[str]]:
     if not words:
-        raise _wrong(where, token, "a value is missing")
+        raise _failure(where, token, "a value is missing")
     head = words[0]
     if head in _FUNCTIONS:
         words = words[1:]
@@ -150,10 +146,10 @@ def _command(
             arguments.append(value)
         try:
             return _FUNCTIONS[head](*arguments, *last), words
-        except (TypeError, ValueError, LookupError) as wrong:
-            raise _wrong(where, token, f"{head}: {wrong}") from wrong
+        except (TypeError, ValueError, LookupError) as error:
+            raise _failure(where, token, f"{head}: {error}") from error
     if last:
-        raise _wrong(where, token, f"there is no function {head!r}; there are {', '.join(sorted(_FUNCTIONS))}")
+        raise _failure(where, token, f"unknown function {head!r}; known are {', '.join(sorted(_FUNCTIONS))}")
     return _operand(words, scope, where, token)
 
 
@@ -162,7 +158,7 @@ def _operand(words: list[str], scope: _Scope, where: str, token: _Token) -> tupl
     if word == "(":
         value, rest = _pipeline(rest, scope, where, token)
         if not rest or rest[0] != ")":
-            raise _wrong(where, token, "a bracket is not closed")
+            raise _failure(where, token, "a parenthesis is not closed")
         return value, rest[1:]
     if word[0] in '"`':
         return (json.loads(word) if word[0] == '"' else word[1:-1]), rest
@@ -173,25 +169,25 @@ def _operand(words: list[str], scope: _Scope, where: str, token: _Token) -> tupl
     if word[0] == "$":
         name, *path = word.split(".")
         if name != "$" and name not in scope.names:
-            raise _wrong(where, token, f"there is no variable {name}")
+            raise _failure(where, token, f"unknown variable {name}")
         return _walk(scope.root if name == "$" else scope.names[name], path, word, where, token), rest
     if word[0] == ".":
         return _walk(scope.dot, [part for part in word.split(".") if part], word, where, token), rest
-    raise _wrong(where, token, f"there is no function {word!r}; there are {', '.join(sorted(_FUNCTIONS))}")
+    raise _failure(where, token, f"unknown function {word!r}; known are {', '.join(sorted(_FUNCTIONS))}")
 
 
 def _walk(value: Any, path: list[str], word: str, where: str, token: _Token) -> Any:
-    # Some clients say .Values.X where others say .X.
+    # Some templates write .Values.X where others write .X.
     if path[:1] == ["Values"] and isinstance(value, dict) and "Values" not in value:
         path = path[1:]
     for part in path:
         if not isinstance(value, dict) or part not in value:
-            raise _wrong(where, token, f"the values have no {word}")
+            raise _failure(where, token, f"no value for {word}")
         value = value[part]
     return value
 
 
-def _shown(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -221,8 +217,8 @@ _FUNCTIONS: dict[str, Any] = {
     "ne": lambda a, b: a != b,
     "not": lambda a: not a,
     "or": lambda *a: next((x for x in a if x), a[-1]),
-    "printf": lambda form, *a: re.sub(r"%[vds]", "%s", form) % tuple(_shown(x) for x in a),
-    "quote": lambda a: json.dumps(_shown(a)),
+    "printf": lambda form, *a: re.sub(r"%[vds]", "%s", form) % tuple(_to_text(x) for x in a),
+    "quote": lambda a: json.dumps(_to_text(a)),
     "toJson": json.dumps,
     "upper": str.upper,
 }

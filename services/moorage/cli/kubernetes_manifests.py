@@ -1,8 +1,9 @@
-"""The workers as Kubernetes runs them. `ops/kubernetes` has the same as plain manifests; both are made here:
+"""Generates the Kubernetes manifests of the workers that `ops/kubernetes` has:
 
     python -m moorage.cli.kubernetes_manifests ops/kubernetes
 
-Workers never speak to Kubernetes: their service account has no rights and no token. Each sees its own keys only."""
+Workers never call the Kubernetes API, so their service account has no permissions and no token. Each mounts only its own
+keys."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from typing import Any
 
 from moorage.mesh import WorkerSpec
 from moorage.mesh.discovery import installed
+from moorage.telemetry.health import version_of_moorage as moorage_version
 
 Object = dict[str, Any]
 NAMESPACE = "moorage"
 IMAGE, NATS, REDIS = "moorage", "nats:2.12-alpine", "redis:7-alpine"
 USER = 65532
 METRICS = 9464
-#: What each user finds in its directory of `moorage bus config`.
+#: The files that `moorage bus config` writes into each user's directory.
 FILES = {"nats": ("nats.conf", "users.conf"), "redis": ("redis.conf",), "gateway": ("nats.nk", "redis.url", "token")}
-_OWN = ("nats.nk", "redis.url")
+_WORKER_FILES = ("nats.nk", "redis.url")
 
 
 def _labels(name: str) -> dict[str, str]:
@@ -111,7 +113,7 @@ def worker(spec: WorkerSpec) -> Object:
 
 
 def provision() -> Object:
-    """Makes the streams; idempotent, and tried again until the broker is there."""
+    """Returns the Job that creates the streams. It is idempotent and retried until the broker is up."""
     container = _container("provision", IMAGE, ["bus", "provision"], env=_environment())
     pod = _pod("provision", "admin", container, restartPolicy="OnFailure")
     return _object("batch/v1", "Job", "provision", spec={"backoffLimit": 20, "template": pod})
@@ -143,7 +145,7 @@ def nats() -> Object:
 
 
 def redis() -> Object:
-    """Nothing in it needs to be kept: inventory writes it again."""
+    """Returns Redis without a volume: inventory writes its contents again after a restart."""
     probe = {"tcpSocket": {"port": "redis"}, "periodSeconds": 5}
     container = _container(
         "redis",
@@ -168,10 +170,10 @@ def _service(name: str, port: str, number: int) -> Object:
     return _object("v1", "Service", name, spec={"selector": _labels(name), "ports": ports})
 
 
-def _reached(name: str, port: str, *, by_all: bool = False) -> Object:
-    """Who may open connections to it: the mesh's own pods, or everybody."""
-    ours = [{"podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "moorage"}}}]
-    rule: Object = {"ports": [{"port": port}]} | ({} if by_all else {"from": ours})
+def _network_policy(name: str, port: str, *, open_to_all: bool = False) -> Object:
+    """Allows connections from the mesh's own pods, or from everywhere."""
+    mesh_pods = [{"podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "moorage"}}}]
+    rule: Object = {"ports": [{"port": port}]} | ({} if open_to_all else {"from": mesh_pods})
     spec = {"podSelector": {"matchLabels": _labels(name)}, "policyTypes": ["Ingress"], "ingress": [rule]}
     return _object("networking.k8s.io/v1", "NetworkPolicy", name, spec=spec)
 
@@ -192,10 +194,10 @@ def mesh() -> dict[str, list[Object]]:
         "brokers.yaml": [
             nats(),
             _service("nats", "nats", 4222),
-            _reached("nats", "nats", by_all=True),
+            _network_policy("nats", "nats", open_to_all=True),
             redis(),
             _service("redis", "redis", 6379),
-            _reached("redis", "redis"),
+            _network_policy("redis", "redis"),
             provision(),
         ],
         "workers.yaml": [
@@ -213,28 +215,28 @@ def kustomization(resources: Iterable[str]) -> Object:
         "kind": "Kustomization",
         "namespace": NAMESPACE,
         "resources": list(resources),
-        "images": [{"name": IMAGE, "newName": "registry.example.com/moorage", "newTag": "0.1.0"}],
+        "images": [{"name": IMAGE, "newName": "registry.example.com/moorage", "newTag": moorage_version()}],
         "secretGenerator": [
-            {"name": f"moorage-{user}", "files": [f"keys/{user}/{file}" for file in FILES.get(user, _OWN)]}
+            {"name": f"moorage-{user}", "files": [f"keys/{user}/{file}" for file in FILES.get(user, _WORKER_FILES)]}
             for user in users
         ],
     }
 
 
 def files() -> dict[str, str]:
-    """The files of `ops/kubernetes`."""
+    """Returns the content of each file of `ops/kubernetes`."""
     import yaml
 
-    class Plain(yaml.SafeDumper):
+    class NoAliases(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    def dumped(objects: list[Object]) -> str:
-        return yaml.dump_all(objects, Dumper=Plain, sort_keys=False, width=120)
+    def dump(objects: list[Object]) -> str:
+        return yaml.dump_all(objects, Dumper=NoAliases, sort_keys=False, width=120)
 
-    made = mesh()
-    return {name: dumped(objects) for name, objects in made.items()} | {
-        "kustomization.yaml": dumped([kustomization(made)])
+    manifests = mesh()
+    return {name: dump(objects) for name, objects in manifests.items()} | {
+        "kustomization.yaml": dump([kustomization(manifests)])
     }
 
 

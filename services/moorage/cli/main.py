@@ -1,4 +1,4 @@
-"""The command `moorage`: the table of its commands. Each is imported only when it is called."""
+"""The command `moorage` and the table of its commands. A command's module is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -10,48 +10,46 @@ from cyclopts import App, CycloptsError
 from .documents import STDIN
 from .exit_codes import FAILED, USAGE, Failure
 
-#: Section → command → (where it is, what it does).
+#: Help group → command → (module:function, summary for the overview).
 _COMMANDS = {
-    "The mesh": {
-        "up": ("up.command:up", "Run a whole mesh on this machine."),
-        "down": ("up.command:down", "Stop it."),
-        "run": ("commands.run:run", "Run one worker, or a file with controllers of your own."),
-        "check": ("commands.check:check", "Health of everything, and what to do."),
-        "backup": ("commands.backup:backup", "Write everything that cannot be made again into a file."),
-        "restore": ("commands.backup:restore", "Put a back-up into an empty place."),
+    "Inspect": {
+        "get": ("commands.get:get", "List resources of one type, or show one of them."),
+        "describe": ("commands.describe:describe", "Show the details of one resource."),
+        "why": ("commands.why:why", "Explain the placement of a group."),
+        "candidates": ("commands.why:candidates", "List the clusters that qualify for each app."),
+        "story": ("commands.why:story", "Show all messages about a group in order."),
+        "diff": ("commands.diff:diff", "Compare applied objects with the manifests."),
+        "events": ("commands.events:events", "Show events."),
+        "subjects": ("commands.events:subjects", "List all NATS subjects."),
+        "check": ("commands.check:check", "Check the health of the mesh."),
         "version": ("commands.version:version", "Print the version."),
-        "completion": ("commands.completion:completion", "What makes bash, zsh or fish complete commands and names."),
     },
-    "Applications": {
-        "apply": ("commands.apply:apply", "Store documents and act on them."),
-        "delete": ("commands.delete:delete", "Take applications off their clusters and forget them."),
-        "simulate": ("commands.apply:simulate", "Decide documents without storing or claiming anything."),
-        "wait": ("commands.wait:wait", "Wait until a group is in a phase or deleted."),
+    "Manage": {
+        "apply": ("commands.apply:apply", "Apply documents."),
+        "delete": ("commands.delete:delete", "Delete resources."),
+        "simulate": ("commands.apply:simulate", "Place documents without storing or claiming anything."),
+        "wait": ("commands.wait:wait", "Wait until a group reaches a phase or is deleted."),
         "approve": ("commands.lifecycle:approve", "Approve a group."),
-        "instantiate": ("commands.lifecycle:instantiate", "Have an approved group decided and deployed."),
-        "update": ("commands.lifecycle:update", "Have changed intents take effect."),
-        "migrate": ("commands.lifecycle:migrate", "Have another group take a group's place."),
-        "rollback": ("commands.lifecycle:rollback", "Go back to an earlier revision."),
-        "stop": ("commands.lifecycle:stop", "Decide nothing new for a group."),
-        "terminate": ("commands.lifecycle:terminate", "Take a group off its clusters."),
+        "instantiate": ("commands.lifecycle:instantiate", "Place and deploy an approved group."),
+        "update": ("commands.lifecycle:update", "Apply changed intents to an instantiated group."),
+        "migrate": ("commands.lifecycle:migrate", "Replace a group by another one."),
+        "rollback": ("commands.lifecycle:rollback", "Return a group to an earlier revision."),
+        "stop": ("commands.lifecycle:stop", "Pause new decisions for a group."),
+        "terminate": ("commands.lifecycle:terminate", "Remove a group from its clusters."),
+        "cluster": ("commands.cluster:app", "Show, join, remove, cordon and drain clusters."),
+        "controllers": ("commands.controllers:app", "Show and configure controllers."),
+        "fleet": ("commands.fleet:app", "Run and change simulated clusters."),
+        "token": ("commands.token:app", "Create, list and revoke access tokens."),
     },
-    "Looking": {
-        "get": ("commands.get:get", "Show objects of a kind."),
-        "describe": ("commands.describe:describe", "Describe one object."),
-        "why": ("commands.why:why", "Why a group is where it is, or nowhere yet."),
-        "candidates": ("commands.why:candidates", "The clusters that may take each app."),
-        "story": ("commands.why:story", "Every message of a group, in order."),
-        "diff": ("commands.diff:diff", "How applied objects differ from the manifests."),
-        "events": ("commands.events:events", "Show events, and with -f those that come."),
-    },
-    "Parts": {
-        "controllers": ("commands.controllers:app", "Show controllers; `set` changes one."),
-        "cluster": ("commands.cluster:app", "Show clusters; join, leave, cordon, drain them."),
+    "Run": {
+        "up": ("up.command:up", "Run a mesh on this machine."),
+        "down": ("up.command:down", "Stop the mesh on this machine."),
+        "run": ("commands.run:run", "Run one worker, or a file with your own controllers."),
         "agent": ("commands.agent:agent", "Run the agent of one cluster."),
-        "fleet": ("commands.fleet:app", "Simulated clusters: run, apply, make them misbehave."),
-        "token": ("commands.token:app", "Access tokens: create, list, revoke."),
-        "bus": ("commands.bus:app", "A NATS that you run yourself: users and rights, streams."),
-        "subjects": ("commands.events:subjects", "The table of subjects."),
+        "backup": ("commands.backup:backup", "Back up a mesh to a file."),
+        "restore": ("commands.backup:restore", "Restore a backup."),
+        "bus": ("commands.bus:app", "Configure an external NATS: users, permissions, streams."),
+        "completion": ("commands.completion:completion", "Print shell completion for bash, zsh or fish."),
     },
 }
 
@@ -59,24 +57,24 @@ _COMMANDS = {
 def build(argv: list[str]) -> App:
     app = App(
         name="moorage",
-        help="Decides which clusters of a Kubernetes fleet run an application, by what the hardware there can do.\n\n"
-        "Exit codes: 0 done; 1 refused, failed or different; 2 wrong usage; 3 not found; 4 conflict or wrong state; 5 not "
-        "allowed; 6 not reachable; 7 out of time.",
+        help="Place applications on the clusters of a Kubernetes fleet by their hardware capabilities.\n\n"
+        "Exit codes: 0 success; 1 refused, failed, or differences found; 2 usage error; 3 not found; 4 conflict or wrong "
+        "state; 5 not allowed; 6 unreachable; 7 timed out.",
         help_flags=["--help", "-h"],
         version_flags=["--version"],
         result_action="return_value",
     )
-    # The short words are for the overview only: given to a command, they would hide its own help.
+    # The summaries are for the overview only: set on a command, they would replace its own help.
     overview = not argv or argv[0] in ("--help", "-h")
-    for section, table in _COMMANDS.items():
-        for name, (where, about) in table.items():
-            app.command(f"moorage.cli.{where}", name=name, group=section, help=about if overview else None)
+    for group, commands in _COMMANDS.items():
+        for name, (target, summary) in commands.items():
+            app.command(f"moorage.cli.{target}", name=name, group=group, help=summary if overview else None)
     return app
 
 
 def run(argv: list[str] | None = None) -> int:
-    """The exit code of one command. Every expected failure ends here, with words on stderr."""
-    # A lone dash is a file's name here, which the parser would take for an option.
+    """Runs one command and returns its exit code. Expected failures are printed on stderr here."""
+    # The parser would take a lone dash for an option; here it stands for stdin or stdout.
     argv = [STDIN if word == "-" else word for word in (sys.argv[1:] if argv is None else argv)]
     try:
         return build(argv)(argv, exit_on_error=False, print_error=False) or 0
@@ -91,7 +89,7 @@ def run(argv: list[str] | None = None) -> int:
         return wrong.code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 

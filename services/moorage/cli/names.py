@@ -1,4 +1,4 @@
-"""Names of groups and clusters as people type them."""
+"""Parses names of groups and clusters from the command line."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from .exit_codes import USAGE, Failure
 
 
 def full_name(text: str, project: str = "") -> str:
-    """`shop` → `PROJECT/shop/v1/default`; a full name stays."""
+    """Expands `shop` to `PROJECT/shop/v1/default`; full names are returned unchanged."""
     parts = text.split("/")
     if len(parts) == 1 and text:
         parts = [project or "default", text, "v1", "default"]
     if len(parts) != 4 or not all(parts):
-        raise Failure(f"{text!r} is neither NAME nor PROJECT/COMPOSITE-APP/VERSION/GROUP", USAGE)
+        raise Failure(f"{text!r} is not a group name; use NAME or PROJECT/COMPOSITE-APP/VERSION/GROUP", USAGE)
     return "/".join(parts)
 
 
 def cluster_parts(text: str) -> tuple[str, str]:
     provider, slash, name = text.partition("/")
     if not slash or not provider or not name or "/" in name:
-        raise Failure(f"{text!r} is not PROVIDER/NAME of a cluster", USAGE)
+        raise Failure(f"{text!r} is not a cluster name; use PROVIDER/NAME", USAGE)
     return provider, name

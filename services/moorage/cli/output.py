@@ -1,4 +1,4 @@
-"""How answers are printed: the formats of `-o`, and the columns of each kind."""
+"""Prints results in the formats of `-o`, and declares options that several commands share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .terminal import as_json, as_yaml, out, table
 
 Format = Annotated[
     Literal["table", "wide", "json", "yaml", "name"],
-    Parameter(name=["--output", "-o"], help="How to print: table, wide, json, yaml or name."),
+    Parameter(name=["--output", "-o"], help="Output format."),
 ]
-Project = Annotated[str, Parameter(name=["--project", "-p"], help="The project of short names.")]
+Project = Annotated[str, Parameter(name=["--project", "-p"], help="Project of names without one (default: default).")]
 StateDir = Annotated[
-    Path | None, Parameter(name="--state", help="The mesh's state directory; default MOORAGE_STATE, then the user's.")
+    Path | None,
+    Parameter(name="--state", help="State directory of the mesh (default: $MOORAGE_STATE, then the user's)."),
 ]
-Watch = Annotated[bool, Parameter(name=["--watch", "-w"], negative="", help="Then go on and print what changes.")]
+Watch = Annotated[bool, Parameter(name=["--watch", "-w"], negative="", help="Keep running and print changes.")]
 
 Row = dict[str, Any]
 
@@ -39,7 +40,7 @@ def show(value: Any, output: str) -> int:
 
 
 def show_list(items: Sequence[Row], columns: Sequence[Column], output: str, name: Callable[[Row], str]) -> int:
-    """A list in the asked form. An empty table says so on stderr, as kubectl does."""
+    """Prints a list in the requested format. For an empty table it says so on stderr, as kubectl does."""
     if output in ("json", "yaml"):
         return show({"items": list(items)}, output)
     if output == "name":
@@ -50,7 +51,7 @@ def show_list(items: Sequence[Row], columns: Sequence[Column], output: str, name
     if not items:
         from .terminal import note
 
-        note("Nothing found.")
+        note("No resources found.")
         return DONE
     out(table([c.title for c in chosen], rows_of(items, chosen)))
     return DONE
@@ -65,14 +66,14 @@ def field(name: str) -> Callable[[Row], Any]:
 
 
 def clusters_of(row: Row) -> str:
-    """The clusters an application runs on, per app only where they differ."""
+    """Returns the clusters of all apps of a row, at most four by name."""
     apps: Mapping[str, Row] = row.get("apps") or {}
     found = list(dict.fromkeys(cluster for app in apps.values() for cluster in app.get("clusters", [])))
     return ",".join(found[:4]) + (f",+{len(found) - 4}" if len(found) > 4 else "")
 
 
 def amounts(values: Mapping[str, Any] | None) -> str:
-    """`cpu 7.5, memory 30Gi`: the common resources first, pods left out."""
+    """Formats quantities as `cpu 7.5, memory 30Gi`: cpu and memory first, without pods."""
     if not values:
         return ""
     first = [k for k in ("cpu", "memory") if k in values]
@@ -85,7 +86,7 @@ _UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20}
 
 
 def _readable(resource: str, text: str) -> str:
-    """Large amounts of bytes, which are exact in other formats, as a person reads them."""
+    """Rounds large amounts of bytes for reading; the other formats have the exact values."""
     found = _BYTES.fullmatch(text)
     if found is None or not resource.startswith(("memory", "ephemeral-storage", "hugepages-")):
         return text

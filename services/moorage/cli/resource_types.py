@@ -1,4 +1,4 @@
-"""The kinds that `get` and `describe` know: their names as kubectl has them, where they are, and their columns."""
+"""The resource types of `get` and `describe`: names and short names as in kubectl, REST paths and columns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ResourceType:
     name: str
     aliases: tuple[str, ...]
     columns: tuple[Column, ...]
-    one: Callable[[str, str], str]  # name, project → path
-    named: Callable[[Row], str]
+    item_path: Callable[[str, str], str]  # name, project → REST path
+    qualified_name: Callable[[Row], str]
     subject: str  # events that may change it
     intent_kind: str = ""
 
@@ -27,7 +27,7 @@ def _meta(name: str) -> Callable[[Row], object]:
 
 
 def _revision(row: Row) -> str:
-    """What stands, and what of a newer one."""
+    """Formats the running revision, with a newer pending one in parentheses."""
     newer = f" ({row['pendingRevision']} {row['pendingPhase']})" if row.get("pendingRevision") else ""
     return f"{row.get('revision')}{newer}"
 
@@ -35,14 +35,14 @@ def _revision(row: Row) -> str:
 def _node_path(name: str, project: str) -> str:
     parts = name.split("/")
     if len(parts) != 3:
-        raise Failure(f"{name!r} is not PROVIDER/CLUSTER/NODE", USAGE)
+        raise Failure(f"{name!r} is not a node name; use PROVIDER/CLUSTER/NODE", USAGE)
     return path("nodes", *parts)
 
 
 def _intent_path(name: str, project: str) -> str:
     kind, slash, rest = name.partition("/")
     if not slash:
-        raise Failure(f"{name!r} is not KIND/NAME of an intent", USAGE)
+        raise Failure(f"{name!r} is not an intent name; use KIND/NAME", USAGE)
     return path("intents", kind, project or "default", rest)
 
 
@@ -173,7 +173,8 @@ def _application(name: str, project: str) -> tuple[str, str]:
 
 
 def resolve(text: str) -> ResourceType:
-    """A kind by any of its names. What looks like a kind of intent is one: others may be registered."""
+    """Returns a resource type by any of its names. Any capitalized name is an intent kind, because controllers may
+    register more of them."""
     low = text.lower()
     if low in _BY_NAME:
         return _BY_NAME[low]
@@ -181,8 +182,8 @@ def resolve(text: str) -> ResourceType:
     if single in _INTENT_KINDS or text[:1].isupper():
         kind = _INTENT_KINDS.get(single, text)
 
-        def one(name: str, project: str) -> str:
+        def item_path(name: str, project: str) -> str:
             return path("intents", kind, project or "default", name)
 
-        return replace(_BY_NAME["intents"], intent_kind=kind, one=one)
-    raise Failure(f"there is no kind {text!r}; there are {', '.join(k.name for k in KINDS)}", USAGE)
+        return replace(_BY_NAME["intents"], intent_kind=kind, item_path=item_path)
+    raise Failure(f"unknown resource type {text!r}; known are {', '.join(k.name for k in KINDS)}", USAGE)

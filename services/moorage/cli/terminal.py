@@ -1,4 +1,4 @@
-"""Data on stdout, everything else on stderr; colour only where a person looks."""
+"""Prints data on stdout and everything else on stderr, with colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+#: ANSI colour codes of states and phases.
 _COLOURS = {
     "Running": 32, "Ready": 32, "Placed": 32, "ok": 32, "answered": 32,
     "Pending": 33, "Deciding": 33, "Deploying": 33, "Stale": 33, "Terminating": 33, "restarting": 33, "stale": 33,
@@ -25,17 +26,17 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def coloured() -> bool:
+def has_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def paint(text: str) -> str:
     colour = _COLOURS.get(text.strip())
-    return f"\x1b[{colour}m{text}\x1b[0m" if colour and coloured() else text
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour and has_colour() else text
 
 
 def as_json(value: Any) -> str:
@@ -50,7 +51,7 @@ def as_yaml(value: Any) -> str:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, heading: bool = True) -> str:
-    """Columns as kubectl has them: three blanks between, no lines, empty cells as `-`."""
+    """Formats a table like kubectl: three spaces between columns, no lines, `-` for empty cells."""
     cells = [[_cell(c) for c in row] for row in rows]
     widths = [len(h) for h in headers]
     for row in cells:

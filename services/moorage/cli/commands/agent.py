@@ -1,4 +1,4 @@
-"""`moorage agent`: the agent of one cluster in the foreground, in a pod or on a laptop."""
+"""`moorage agent`: runs the agent of one cluster in the foreground, in a pod or on a laptop."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def agent(
 ) -> int:
     """Run the agent of one cluster until Ctrl-C.
 
-    In a pod everything comes from its environment. Elsewhere it uses a kubeconfig, and what `cluster join` left there: the
-    cluster's name and labels. The mesh on this machine gives it a user of its own; where none runs, it is the one that
-    joining made.
+    In a pod, the environment configures it. Elsewhere it uses a kubeconfig and the name and labels that `cluster join`
+    stored in the cluster. It logs in to the mesh on this machine, or, if none is running, with the credentials that `cluster
+    join` stored.
 
     Parameters
     ----------
     kubeconfig
-        The file; default $KUBECONFIG, then ~/.kube/config.
+        Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).
     context
-        Which context of it; default the current one.
+        Context of the kubeconfig (default: the current one).
     name
-        The cluster's name in the fleet, PROVIDER/NAME or NAME; default the one it joined with, else the context's.
+        Name of the cluster in the fleet, PROVIDER/NAME or NAME (default: the name it joined with, else the context's).
     provider
-        The cluster's provider; default the one it joined with, else kube.
+        Provider of the cluster (default: the one it joined with, else kube).
     label
-        NAME=VALUE, a label of the cluster beside those it joined with (may be given several times).
+        Additional label of the cluster, NAME=VALUE (repeatable).
     """
     from moorage.agent.install import joined, read_labels
     from moorage.agent.worker import main
@@ -63,8 +63,8 @@ def agent(
         known |= ask_cluster(kubeconfig, context, joined)
     try:
         labels = read_labels(",".join(filter(None, [known.get("MOORAGE_CLUSTER_LABELS", ""), *(label or [])])))
-    except ValueError as wrong:
-        raise Failure(f"--label {wrong}", USAGE) from wrong
+    except ValueError as error:
+        raise Failure(f"--label {error}", USAGE) from error
     cluster = known.get("MOORAGE_CLUSTER", "")
     if name or provider or not cluster:
         cluster = cluster_name(name, provider, kubeconfig, context)
@@ -76,7 +76,7 @@ def agent(
     else:
         settings = local_settings(where, cluster)
     vitals = configure("agent")
-    note(f"the agent of {cluster}; Ctrl-C ends it")
+    note(f"running the agent of {cluster}; press Ctrl-C to stop")
     return serve(main(settings, cluster=cluster, kubeconfig=kubeconfig, context=context, labels=labels), vitals)
 
 
@@ -86,7 +86,7 @@ def ask_cluster(kubeconfig: Path | None, context: str | None, question: Callable
     from .join import perform
 
     if kubeconfig is not None:
-        readable(kubeconfig)
+        check_kubeconfig(kubeconfig)
 
     async def work() -> T:
         api = await connect(kubeconfig, context)
@@ -99,7 +99,7 @@ def ask_cluster(kubeconfig: Path | None, context: str | None, question: Callable
 
 
 def local_settings(state: StateDirectory, cluster: str) -> Settings:
-    """A user of its own on the broker of the mesh on this machine."""
+    """Gets a NATS user for the cluster's agent on the mesh on this machine."""
     from moorage.bus import Settings
 
     from ..up.agent_users import ask
@@ -110,30 +110,31 @@ def local_settings(state: StateDirectory, cluster: str) -> Settings:
 
 
 def cluster_name(name: str, provider: str, kubeconfig: Path | None, context: str | None) -> str:
-    """`provider/name`, given so or in two; contexts may be called what clusters may not."""
+    """Returns `provider/name` from the options. Characters of a context's name that cluster names may not have are
+    replaced."""
     from moorage.model.names import is_name
 
     if kubeconfig is not None:
-        readable(kubeconfig)
+        check_kubeconfig(kubeconfig)
     before, slash, rest = name.partition("/")
     if slash:
         if provider and provider != before:
-            raise Failure(f"{name!r} names the provider {before!r}, and --provider {provider!r}", USAGE)
+            raise Failure(f"{name!r} and --provider {provider!r} name different providers", USAGE)
         provider, name = before, rest
     else:
-        name = name or _tidy(context or _current_context(kubeconfig))
+        name = name or _replace_invalid(context or _current_context(kubeconfig))
     cluster = f"{provider or 'kube'}/{name}"
     if not all(is_name(part) for part in cluster.split("/")) or cluster.count("/") != 1:
-        raise Failure(f"{cluster!r} is no name of a cluster; name it as PROVIDER/NAME", USAGE)
+        raise Failure(f"{cluster!r} is not a cluster name; use PROVIDER/NAME", USAGE)
     return cluster
 
 
-def readable(kubeconfig: Path) -> None:
+def check_kubeconfig(kubeconfig: Path) -> None:
     if not kubeconfig.is_file():
-        raise Failure(f"there is no kubeconfig '{kubeconfig}'", USAGE)
+        raise Failure(f"kubeconfig '{kubeconfig}' does not exist", USAGE)
 
 
-def _tidy(context: str) -> str:
+def _replace_invalid(context: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in context).strip("-_.")
 
 
@@ -146,8 +147,8 @@ def _current_context(kubeconfig: Path | None) -> str:
             found = yaml.safe_load(path.read_text())
         except OSError:
             continue
-        except yaml.YAMLError as wrong:
-            raise Failure(f"{path} cannot be read: {wrong}", USAGE) from wrong
+        except yaml.YAMLError as error:
+            raise Failure(f"cannot read {path}: {error}", USAGE) from error
         if isinstance(found, dict) and found.get("current-context"):
             return str(found["current-context"])
-    raise Failure("no kubeconfig with a current context; name one with --kubeconfig and --context", USAGE)
+    raise Failure("no kubeconfig with a current context; use --kubeconfig and --context", USAGE)

@@ -1,4 +1,4 @@
-"""`moorage apply` and `moorage simulate`: documents in, the same way for all kinds."""
+"""`moorage apply` and `moorage simulate`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..documents import Document, one_fleet, read_all, read_values
-from ..emco_files import apply as anchored
+from ..documents import Document, merge_fleets, read_all, read_values
+from ..emco_files import apply as apply_anchored
 from ..emco_files import is_anchored
 from ..exit_codes import DONE, FAILED, USAGE, Failure
 from ..gateway_client import Client, Refusal
@@ -17,13 +17,13 @@ from .why import PLACED, why_text
 
 Files = Annotated[
     list[str],
-    Parameter(name=["--filename", "-f"], negative="", help="A file, a directory, or - for stdin; repeatable."),
+    Parameter(name=["--filename", "-f"], negative="", help="File, directory, or - for stdin (repeatable)."),
 ]
 
 
 Values = Annotated[
     list[str] | None,
-    Parameter(name=["--values", "-v"], negative="", help="The files are templates, and this has their values."),
+    Parameter(name=["--values", "-v"], negative="", help="Values file for documents that are templates (repeatable)."),
 ]
 
 
@@ -35,24 +35,26 @@ def apply(
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
-    """Store documents and act on them: 0 once that is durable, even if nothing fits yet.
+    """Apply documents.
+
+    Exits with 0 once the documents are stored durably, even if nothing fits yet.
 
     Parameters
     ----------
     dry_run
-        Check and decide, store and claim nothing.
+        Validate and place the documents without storing or claiming anything.
     """
-    documents = one_fleet(read_all(filename, values=read_values(values)))
+    documents = merge_fleets(read_all(filename, values=read_values(values)))
     client = Client.find(state)
     answers: list[dict[str, Any]] = []
     code = DONE
     for document in documents:
         try:
             answer = _send(client, document, dry_run)
-        except Refusal as wrong:
-            note(f"moorage: {wrong}")
-            answer = {"accepted": False, "problem": wrong.problem}
-            code = code or wrong.code
+        except Refusal as refusal:
+            note(f"moorage: {refusal}")
+            answer = {"accepted": False, "problem": refusal.problem}
+            code = code or refusal.code
         else:
             if output in ("table", "wide"):
                 out(_line(document, answer, dry_run))
@@ -72,8 +74,8 @@ def _send(client: Client, document: Document, dry_run: bool) -> dict[str, Any]:
         return apply_fleet(client, document)
     if is_anchored(document.body):
         if dry_run:
-            raise Failure(f"{document.where}: resources are stored one by one; there is no dry run of them", USAGE)
-        return anchored(client, document)
+            raise Failure(f"{document.where}: --dry-run is not supported for documents with an anchor", USAGE)
+        return apply_anchored(client, document)
     query = {"dryRun": "true"} if dry_run else None
     answer: dict[str, Any] = client.call("POST", "/v1/apply", query=query, body=document.body, where=document.where)
     return answer
@@ -93,7 +95,10 @@ def _line(document: Document, answer: dict[str, Any], dry_run: bool) -> str:
 
 
 def simulate(*, filename: Files, output: Format = "table", state: StateDir = None) -> int:
-    """Decide documents as if they were applied; nothing is stored or claimed. 1 if one would not be placed."""
+    """Place documents without storing or claiming anything.
+
+    Exits with 1 if a document would not be placed.
+    """
     documents = read_all(filename)
     client = Client.find(state)
     found = [client.call("POST", "/v1/simulate", body=d.body, where=d.where, timeout=30) for d in documents]

@@ -1,4 +1,4 @@
-"""`moorage bus`: what a broker and a Redis that others run need: users with the least rights, and the streams."""
+"""`moorage bus`: configures an external NATS and Redis: users with least privilege, and streams."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..output import StateDir
 from ..state_dir import write_private
 from ..terminal import note, out
 
-app = App(name="bus", help="A NATS and a Redis that you run yourself: users and rights, streams.")
+app = App(name="bus", help="Configure an external NATS and Redis: users, permissions, streams.")
 
 _CONF = """\
-# A NATS server for a mesh on more than one machine. Made once by `moorage bus config` and never written again: change it.
-# users.conf beside it is made anew whenever that command runs.
+# Configuration of a NATS server for a mesh on several machines. `moorage bus config` writes this file once and never
+# overwrites it, so it may be edited. users.conf beside it is rewritten whenever that command runs.
 
 listen: "0.0.0.0:4222"
 http: "127.0.0.1:8222"
@@ -27,44 +27,45 @@ http: "127.0.0.1:8222"
 # Records and commits are larger than the default of 1 MB.
 max_payload: 8388608
 
-# Half-open links are noticed within seconds; agents at remote sites may use longer ones of their own.
+# Half-open connections are detected within seconds; agents at remote sites may set longer intervals of their own.
 ping_interval: "2s"
 ping_max: 2
 write_deadline: "5s"
 
 jetstream {
   store_dir: "%s"
-  # What was acknowledged survives a power failure. On a cluster with three replicas the default is enough.
+  # Acknowledged writes survive a power failure. With three replicas the default interval is enough.
   sync_interval: always
 }
 
 include "users.conf"
 
-# A cluster: the same file on three machines with `server_name` and
+# For a cluster, use the same file on three machines with `server_name` and
 #   cluster { name: moorage, listen: "0.0.0.0:6222", routes: ["nats://a:6222", "nats://b:6222", "nats://c:6222"] }
-# and TLS on everything that leaves the machine:
+# and TLS on all connections between machines:
 #   tls { cert_file: "/etc/nats/tls.crt", key_file: "/etc/nats/tls.key", ca_file: "/etc/nats/ca.crt" }
 """
 
 
 @app.command
 def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store: str = "/var/lib/moorage/nats") -> int:
-    """Write configuration and keys: a directory per user, each with what this user needs and nothing else.
+    """Write configuration and keys into one directory per user.
 
-    nats/nats.conf and nats/users.conf are the broker's, redis/redis.conf is Redis'. Every worker has nats.nk and redis.url,
-    the gateway also its token, and every agent nats.nk. What is there is kept, so that it can be run again when rights
-    change or clusters join; afterwards `nats-server --signal reload` cuts off whoever is no longer named.
+    Each user's directory has only what that user needs: nats/nats.conf and nats/users.conf for the broker, redis/redis.conf
+    for Redis, nats.nk and redis.url for every worker, also token for the gateway, and nats.nk for every agent. Existing
+    files are kept, so the command can be repeated when permissions change or clusters join. Then reload the broker with
+    `nats-server --signal reload`; users that are no longer listed are disconnected.
 
     Parameters
     ----------
     directory
-        Where to; made if it is not there.
+        Target directory; created if needed.
     clusters
-        PROVIDER/NAME of every cluster whose agent may speak.
+        PROVIDER/NAME of each cluster whose agent may connect.
     redis
-        HOST:PORT at which workers reach Redis.
+        HOST:PORT of Redis as workers reach it.
     store
-        Where the broker keeps its streams.
+        Directory in which the broker stores its streams.
     """
     import json
 
@@ -78,49 +79,52 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
     mesh = installed()
     for cluster in clusters:
         if cluster.count("/") != 1 or not all(is_name(part) for part in cluster.split("/")):
-            raise Failure(f"{cluster!r} is not PROVIDER/NAME", USAGE)
+            raise Failure(f"{cluster!r} is not a cluster name; use PROVIDER/NAME", USAGE)
     try:
         users = []
         for kind in mesh.users:
-            seed = _kept(directory / kind / "nats.nk", new_seed)
+            seed = _read_or_create(directory / kind / "nats.nk", new_seed)
             users.append({"nkey": public_key(seed), "permissions": for_user(mesh, kind)})
         for cluster in clusters:
-            seed = _kept(directory / f"agent.{cluster_tokens(cluster)}" / "nats.nk", new_seed)
+            seed = _read_or_create(directory / f"agent.{cluster_tokens(cluster)}" / "nats.nk", new_seed)
             users.append({"nkey": public_key(seed), "permissions": for_agent(mesh, cluster)})
         text = f"authorization: {json.dumps({'users': users}, indent=1)}\n"
-        _kept(directory / "nats" / "nats.conf", lambda: _CONF % store)
+        _read_or_create(directory / "nats" / "nats.conf", lambda: _CONF % store)
         write_private(directory / "nats" / "users.conf", text)
-        words = {
-            user: _kept(directory / "redis" / f"{user}.password", lambda: secrets.token_urlsafe(24))
+        passwords = {
+            user: _read_or_create(directory / "redis" / f"{user}.password", lambda: secrets.token_urlsafe(24))
             for user in ("default", "inventory", "reader")
         }
-        conf = ["port 6379", "protected-mode no", 'save ""', "appendonly no", "dir /tmp", *redis_users(words)]
+        conf = ["port 6379", "protected-mode no", 'save ""', "appendonly no", "dir /tmp", *redis_users(passwords)]
         write_private(directory / "redis" / "redis.conf", "\n".join(conf) + "\n")
         for kind in mesh.users:
             user = "default" if kind == ADMIN else "inventory" if mesh.spec(kind).writes_redis else "reader"
-            write_private(directory / kind / "redis.url", f"redis://{user}:{words[user]}@{redis}/0\n")
-        _kept(directory / "gateway" / "token", lambda: secrets.token_urlsafe(32))
-    except OSError as wrong:
-        raise Failure(f"cannot write {wrong.filename}: {wrong.strerror}") from wrong
+            write_private(directory / kind / "redis.url", f"redis://{user}:{passwords[user]}@{redis}/0\n")
+        _read_or_create(directory / "gateway" / "token", lambda: secrets.token_urlsafe(32))
+    except OSError as error:
+        raise Failure(f"cannot write {error.filename}: {error.strerror}") from error
     note(f"{len(users)} users; the gateway's token is in {directory / 'gateway' / 'token'}")
     out(str(directory))
     return DONE
 
 
-def _kept(file: Path, make: Callable[[], str]) -> str:
-    """What stands in the file; made where there is none."""
+def _read_or_create(file: Path, make: Callable[[], str]) -> str:
+    """Returns the content of the file, which is written first if it does not exist."""
     try:
         return file.read_text().strip()
     except FileNotFoundError:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = make()
-        write_private(file, made if made.endswith("\n") else made + "\n")
-        return made
+        content = make()
+        write_private(file, content if content.endswith("\n") else content + "\n")
+        return content
 
 
 @app.command
 def provision(*, state: StateDir = None) -> int:
-    """Make the streams and buckets that the workers need, as the administrator; what is there stays."""
+    """Create the streams and buckets that the workers need.
+
+    Existing streams stay. Log in as an administrator.
+    """
     import asyncio
 
     from moorage.bus import Bus, BusError, NoAnswer
@@ -139,7 +143,7 @@ def provision(*, state: StateDir = None) -> int:
 
     try:
         asyncio.run(work())
-    except (NoAnswer, BusError) as wrong:
-        raise Failure(f"{settings.nats_url}: {wrong}") from wrong
+    except (NoAnswer, BusError) as error:
+        raise Failure(f"{settings.nats_url}: {error}") from error
     out("provisioned")
     return DONE

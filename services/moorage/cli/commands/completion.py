@@ -1,5 +1,5 @@
-"""`moorage completion`, and what stands behind it: names of the running mesh, asked for when somebody presses Tab. Whatever
-goes wrong there means no suggestions, and never an error in the middle of a command line."""
+"""`moorage completion`, and the completers that ask the running mesh for names when the user presses Tab. If that fails, they
+suggest nothing; they never print an error into a command line."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..terminal import out
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
 
-#: Somebody waits at a prompt.
-_WITHIN = 2.0
-_MOST = "1000"
+#: Kept short, because the user is waiting at a prompt.
+_TIMEOUT_SECONDS = 2.0
+_MAX_NAMES = "1000"
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
-    """Print what makes a shell complete commands, options and the names of the running mesh.
+    """Print shell completion for commands, options and names of the running mesh.
 
-    bash: `moorage completion bash > ~/.local/share/bash-completion/completions/moorage`, or, for this shell,
-    `source <(moorage completion bash)`; zsh: into a file `_moorage` of a directory in $fpath; fish:
+    bash: `moorage completion bash > ~/.local/share/bash-completion/completions/moorage`, or, for the current shell,
+    `source <(moorage completion bash)`. zsh: write it to a file `_moorage` in a directory of $fpath. fish:
     `moorage completion fish > ~/.config/fish/completions/moorage.fish`.
 
     Parameters
     ----------
     shell
-        bash, zsh or fish.
+        Shell: bash, zsh or fish.
     """
     from ..main import build
 
@@ -49,15 +49,15 @@ def _items(context: CompletionContext, *parts: str) -> list[dict[str, object]]:
 
     state = _typed(context, "--state")
     client = Client.find(Path(state) if state else None)
-    page = client.call("GET", path(*parts), query={"limit": _MOST}, timeout=_WITHIN)
+    page = client.call("GET", path(*parts), query={"limit": _MAX_NAMES}, timeout=_TIMEOUT_SECONDS)
     found: list[dict[str, object]] = page["items"]
     return found
 
 
-def _asking(look: Callable[[CompletionContext], Iterable[str]]) -> Callable[[CompletionContext], list[str]]:
+def _completer(names: Callable[[CompletionContext], Iterable[str]]) -> Callable[[CompletionContext], list[str]]:
     def complete(context: CompletionContext) -> list[str]:
         try:
-            return list(look(context))
+            return list(names(context))
         except Failure:
             return []
 
@@ -65,12 +65,12 @@ def _asking(look: Callable[[CompletionContext], Iterable[str]]) -> Callable[[Com
 
 
 def _groups(context: CompletionContext) -> Iterable[str]:
-    """Short names of Applications of the project, full names of all others."""
-    own = _typed(context, "--project") or "default"
+    """Yields short names of the project's Applications and full names of all other groups."""
+    own_project = _typed(context, "--project") or "default"
     for item in _items(context, "groups"):
         full = str(item["group"])
         project, name, version, group = full.split("/")
-        yield name if (project, version, group) == (own, "v1", "default") else full
+        yield name if (project, version, group) == (own_project, "v1", "default") else full
 
 
 def _clusters(context: CompletionContext) -> Iterable[str]:
@@ -92,18 +92,18 @@ def _kinds(_context: CompletionContext) -> Iterable[str]:
 
 
 def _names(context: CompletionContext) -> Iterable[str]:
-    """Of objects of the kind that was typed before."""
+    """Yields names of the resource type that was typed before."""
     from ..resource_types import resolve
 
     kind = resolve(_typed(context, "kind")).name
     if kind == "groups":
         yield from _groups(context)
     elif kind == "applications":
-        own = _typed(context, "--project") or "default"
+        own_project = _typed(context, "--project") or "default"
         for item in _items(context, kind):
             metadata = item["metadata"]
             assert isinstance(metadata, dict)
-            if metadata.get("project", "default") == own:
+            if metadata.get("project", "default") == own_project:
                 yield str(metadata["name"])
     elif kind == "nodes":
         yield from (f"{item['cluster']}/{item['name']}" for item in _items(context, kind))
@@ -113,9 +113,19 @@ def _names(context: CompletionContext) -> Iterable[str]:
         yield from _controllers(context)
 
 
-Group = Annotated[str, Parameter(completer=_asking(_groups))]
-Cluster = Annotated[str, Parameter(completer=_asking(_clusters))]
-Controller = Annotated[str, Parameter(completer=_asking(_controllers))]
-TokenName = Annotated[str, Parameter(completer=_asking(_tokens))]
-KindName = Annotated[str, Parameter(completer=_asking(_kinds))]
-ObjectName = Annotated[str, Parameter(completer=_asking(_names))]
+Group = Annotated[
+    str,
+    Parameter(completer=_completer(_groups), help="Name of an application, or PROJECT/COMPOSITE-APP/VERSION/GROUP."),
+]
+Cluster = Annotated[str, Parameter(completer=_completer(_clusters), help="Cluster, PROVIDER/NAME.")]
+Controller = Annotated[str, Parameter(completer=_completer(_controllers), help="Name of the controller.")]
+TokenName = Annotated[str, Parameter(completer=_completer(_tokens), help="Name of the token.")]
+KindName = Annotated[
+    str,
+    Parameter(
+        completer=_completer(_kinds),
+        help="Resource type: applications (app), groups (grp), clusters (cl), nodes (no), decisions (dec), controllers "
+        "(ctl), intents (int) or a kind of intent.",
+    ),
+]
+ObjectName = Annotated[str, Parameter(completer=_completer(_names), help="Name of the resource.")]

@@ -1,4 +1,4 @@
-"""`moorage controllers`: who is asked, how long, and what silence means."""
+"""`moorage controllers`: shows and configures the registered controllers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..resource_types import resolve
 from ..terminal import out
 from .completion import Controller
 
-app = App(name="controllers", help="Show the registered controllers; `set` changes or adds one.")
+app = App(name="controllers", help="Show and configure controllers.")
 
 
 @app.default
-def listed(*, output: Format = "table", state: StateDir = None) -> int:
-    """Show the registered controllers."""
+def list_controllers(*, output: Format = "table", state: StateDir = None) -> int:
+    """List the registered controllers."""
     kind = resolve("controllers")
-    return show_list(Client.find(state).items("/v1/controllers"), kind.columns, output, kind.named)
+    return show_list(Client.find(state).items("/v1/controllers"), kind.columns, output, kind.qualified_name)
 
 
 @app.command(name="set")
-def set_(
+def set_controller(
     name: Controller,
     /,
     *,
@@ -38,22 +38,24 @@ def set_(
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
-    """Change a controller while the mesh runs; one that is not there is added (plain NATS controllers enter so).
+    """Configure a controller.
+
+    A controller that does not exist is added; this is how controllers without the SDK are registered.
 
     Parameters
     ----------
     deadline
-        How long it may take: 300ms.
+        Time limit of its answers, for example 300ms.
     policy
-        What its silence means: required, optional or stale-ok.
+        Handling of missing answers: required, optional or stale-ok.
     weight
-        What its scores count.
+        Weight of its scores.
     placement
-        Whether it is asked for candidates.
+        Ask it for candidates.
     actions
-        Whether it is asked for contributions to manifests.
+        Ask it for contributions to manifests.
     remove
-        Forget it and what was set: nobody is asked in its name until it registers again.
+        Remove it with its settings; it is not asked again until it registers.
     """
     given = {"policy": policy, "weight": weight, "placement": placement, "actions": actions}
     body: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -61,10 +63,10 @@ def set_(
         body["deadlineMs"] = round(seconds(deadline) * 1000, 3)
     if remove:
         if body:
-            raise Failure("what is removed has no settings: give --remove alone", USAGE)
+            raise Failure("--remove cannot be combined with other options", USAGE)
         return _remove(Client.find(state), name, output)
     if not body:
-        raise Failure("nothing to set: give --deadline, --policy, --weight or --remove", USAGE)
+        raise Failure("nothing to set; give --deadline, --policy, --weight, --placement, --actions or --remove", USAGE)
     answer = Client.find(state).call("PUT", path("controllers", name), body=body)
     if output in ("json", "yaml"):
         return show(answer, output)
@@ -73,15 +75,15 @@ def set_(
 
 
 def _remove(client: Client, name: str, output: Format) -> int:
-    client.get(path("controllers", name))  # one that is not there is not found
+    client.get(path("controllers", name))  # fails with 404 if it does not exist
     client.call("PUT", path("controllers", name), body={"remove": True})
     out(f"controller/{name}" if output == "name" else f"controller {name} removed")
     return DONE
 
 
 @app.command(name=["get", "list"])
-def get_(name: Controller = "", /, *, output: Format = "table", state: StateDir = None) -> int:
-    """Show one controller, or all."""
+def get_controller(name: Controller = "", /, *, output: Format = "table", state: StateDir = None) -> int:
+    """List controllers, or show one."""
     from .get import get
 
     return get("controllers", name, output=output, state=state)

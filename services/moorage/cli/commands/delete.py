@@ -1,4 +1,4 @@
-"""`moorage delete`: an application is taken off its clusters first, and only then forgotten."""
+"""`moorage delete`: an application is removed from its clusters before its documents are deleted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from ..documents import Document, read_all, read_values
 from ..durations import seconds
-from ..emco_files import delete as anchored
+from ..emco_files import delete as delete_anchored
 from ..emco_files import is_anchored
 from ..exit_codes import DONE, TIMEOUT, USAGE, Failure
 from ..gateway_client import Client, Refusal, path
@@ -18,7 +18,7 @@ from ..output import Project, StateDir
 from ..resource_types import resolve
 from ..terminal import note, out
 from .completion import KindName, ObjectName
-from .wait import look, subject_of
+from .wait import get_group, subject_of
 
 
 def delete(
@@ -34,21 +34,23 @@ def delete(
     project: Project = "",
     state: StateDir = None,
 ) -> int:
-    """Delete what documents name, or KIND NAME.
+    """Delete resources, given by KIND NAME or by documents.
+
+    An application is terminated before it is deleted.
 
     Parameters
     ----------
     filename
-        Documents whose objects are to be deleted, the last one first: a file, a directory, or -.
+        Delete the resources of these documents, in reverse order: a file, a directory, or - for stdin (repeatable).
     values
-        The files are templates, and this has their values.
+        Values file for documents that are templates (repeatable).
     wait
-        Wait until it is terminated and gone.
+        Wait until the resources are terminated and deleted.
     timeout
-        How long to wait.
+        Maximum time to wait.
     abandon_claims
-        A dead cluster is forgotten also where groups have claims: what stood there is decided anew, and what may still run
-        there is left to itself.
+        Delete a lost cluster even if groups have claims on it. The groups are placed again; pods that may still run on the
+        cluster are not removed.
     """
     within = seconds(timeout)
     targets: list[tuple[str, str, str] | Document] = []  # kind, project, name
@@ -63,20 +65,20 @@ def delete(
         if not name and "/" in kind:
             kind, _, name = kind.partition("/")
         if not name:
-            raise Failure(f"which {kind}? give its name", USAGE)
+            raise Failure(f"{kind}: a name is required", USAGE)
         targets = [_target(kind, name, project)]
     client = Client.find(state)
     code = DONE
-    for one in targets:
+    for target in targets:
         try:
-            if isinstance(one, Document):
-                done = anchored(client, one, wait, within)
+            if isinstance(target, Document):
+                result = delete_anchored(client, target, wait, within)
             else:
-                done = _delete(client, *one, wait, within, abandon_claims)
-            code = code or done
-        except Refusal as wrong:
-            note(f"moorage: {wrong}")
-            code = code or wrong.code
+                result = _delete(client, *target, wait, within, abandon_claims)
+            code = code or result
+        except Refusal as refusal:
+            note(f"moorage: {refusal}")
+            code = code or refusal.code
     return code
 
 
@@ -88,12 +90,12 @@ def _target(kind: str, name: str, project: str) -> tuple[str, str, str]:
     if found.name == "clusters":
         return "Cluster", *cluster_parts(name)
     if found.name != "intents":
-        raise Failure(f"{found.name} are not deleted by hand", USAGE)
+        raise Failure(f"{found.name} cannot be deleted", USAGE)
     given, slash, rest = name.partition("/")
     if found.intent_kind:
         return found.intent_kind, project or "default", name
     if not slash:
-        raise Failure(f"which intent? give it as KIND/NAME, for example HpaIntent/{name}", USAGE)
+        raise Failure(f"name the intent as KIND/NAME, for example HpaIntent/{name}", USAGE)
     return given, project or "default", rest
 
 
@@ -105,7 +107,7 @@ def _delete(client: Client, kind: str, project: str, name: str, wait: bool, with
     if kind == "Cluster":
         query = {"abandonClaims": "true"} if abandon else None
         client.call("DELETE", path("clusters", project, name), query=query, timeout=60)
-        out(f"cluster/{project}/{name} forgotten")
+        out(f"cluster/{project}/{name} deleted")
         return DONE
     if kind != "Application":
         client.call("DELETE", path("intents", kind, project, name))
@@ -119,11 +121,13 @@ def _delete(client: Client, kind: str, project: str, name: str, wait: bool, with
     end = time.monotonic() + within
     while True:
         for _ in client.events(subject_of(group), until=min(end, time.monotonic() + 1.0)):
-            if look(client, group) is None:
+            if get_group(client, group) is None:
                 break
-        if look(client, group) is None:
+        if get_group(client, group) is None:
             out(f"application/{name} deleted")
             return DONE
         if time.monotonic() > end:
-            note(f"moorage: {group} is not terminated after {within:g} s; `moorage why {name}` tells what it waits for")
+            note(
+                f"moorage: timed out after {within:g} s waiting for {group} to terminate; run `moorage why {name}` for details"
+            )
             return TIMEOUT

@@ -1,4 +1,4 @@
-"""`moorage describe`: one object with what belongs to it, for reading."""
+"""`moorage describe`: shows the details of one resource."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .why import summary, why_text
 
 
 def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "", state: StateDir = None) -> int:
-    """Describe one object: its fields, why it is so, and what happened to it last."""
+    """Show the details of one resource: fields, placement and last events."""
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")
     found = resolve(kind)
@@ -22,8 +22,8 @@ def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "",
     if not name:
         from ..exit_codes import USAGE, Failure
 
-        raise Failure(f"which {kind}? give its name", USAGE)
-    item: dict[str, Any] = client.get(found.one(name, project))
+        raise Failure(f"{kind}: a name is required", USAGE)
+    item: dict[str, Any] = client.get(found.item_path(name, project))
     if found.name == "clusters":
         _cluster(client, item)
     elif found.name in ("groups", "applications"):

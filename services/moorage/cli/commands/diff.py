@@ -1,4 +1,5 @@
-"""`moorage diff`: what is applied on each cluster against the manifests as given. 1 where they differ, as diff has it."""
+"""`moorage diff`: compares the objects applied on each cluster with the given manifests. Exits with 1 if they differ, like
+diff."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from ..exit_codes import DONE, FAILED
 from ..gateway_client import Client, group_path
 from ..names import full_name
 from ..output import Format, Project, StateDir, show
-from ..terminal import as_yaml, coloured, note, out
+from ..terminal import as_yaml, has_colour, note, out
 from .completion import Group
 
 
 def diff(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Show, per cluster and app, how the applied objects differ from the manifests: patches, labels, affinity."""
+    """Compare applied objects with the manifests, by cluster and app.
+
+    Exits with 1 if they differ.
+    """
     name = full_name(group, project)
     found = Client.find(state).get(group_path(name, "diff"))
     items: list[dict[str, Any]] = found["items"]
@@ -24,7 +28,7 @@ def diff(group: Group, /, *, project: Project = "", output: Format = "table", st
         show(found, output)
         return code
     if code == DONE:
-        note(f"{name}: " + ("nothing differs from the manifests" if found.get("decision") else "nothing is placed yet"))
+        note(f"{name}: " + ("no differences" if found.get("decision") else "not placed yet"))
     for item in items:
         if not item.get("patch"):
             continue
@@ -35,7 +39,7 @@ def diff(group: Group, /, *, project: Project = "", output: Format = "table", st
             if lines := _lines(before, after, f"{item['cluster']} ({item['app']})"):
                 out("\n".join(lines))
     if found.get("truncated"):
-        note("there is more than one answer holds; the rest is left out")
+        note("the output is truncated")
     return code
 
 
@@ -45,7 +49,7 @@ def _lines(before: Any, after: Any, where: str) -> list[str]:
     old = as_yaml(before).splitlines() if before else []
     new = as_yaml(after).splitlines() if after else []
     lines = difflib.unified_diff(old, new, f"{name} as given", f"{name} on {where}", lineterm="")
-    if not coloured():
+    if not has_colour():
         return list(lines)
     colours = {"+": 32, "-": 31, "@": 36}
     return [f"\x1b[{colours[line[0]]}m{line}\x1b[0m" if line[:1] in colours else line for line in lines]

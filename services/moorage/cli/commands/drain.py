@@ -14,17 +14,20 @@ from ..terminal import note, out
 from .completion import Cluster
 from .why import reason_lines
 
-_AGAIN = 0.3
-_ASK_AGAIN = 3.0
+_POLL_SECONDS = 0.3
+_REQUEST_AGAIN_SECONDS = 3.0
 
 
 def cordon(name: Cluster, /, *, state: StateDir = None) -> int:
-    """Let nothing new go to a cluster; what runs there goes on."""
+    """Mark a cluster as unschedulable.
+
+    Running groups stay.
+    """
     return _set(name, True, state)
 
 
 def uncordon(name: Cluster, /, *, state: StateDir = None) -> int:
-    """Let new things go to a cluster again."""
+    """Mark a cluster as schedulable."""
     return _set(name, False, state)
 
 
@@ -43,14 +46,14 @@ def _path(name: str) -> str:
 
 
 def drain(name: Cluster, /, *, timeout: str = "5m", state: StateDir = None) -> int:
-    """Cordon a cluster and move what can be moved: the new place first, then the removal.
+    """Cordon a cluster and move its groups to other clusters.
+
+    A group runs on its new cluster before it is removed from this one. Exits with 1 if no other cluster fits a group.
 
     Parameters
     ----------
-    name
-        PROVIDER/NAME of the cluster.
     timeout
-        How long to wait for it: 30s, 5m.
+        Maximum time to wait, for example 30s or 5m.
     """
     client = Client.find(state)
     end = time.monotonic() + seconds(timeout)
@@ -61,8 +64,9 @@ def drain(name: Cluster, /, *, timeout: str = "5m", state: StateDir = None) -> i
 
 
 def _move(client: Client, name: str, end: float) -> int:
-    """Groups are asked for again while they stand there as if nothing were: who decides may hear of the cordon late."""
-    asked: dict[str, float] = {}
+    """Requests new decisions for all groups on the cluster until they have moved. Requests are repeated, because a merger
+    that has not seen the cordon yet decides for the same cluster again."""
+    requested: dict[str, float] = {}
     stuck: dict[str, dict[str, Any]] = {}
     while True:
         left = set(_groups(client, name))
@@ -72,22 +76,22 @@ def _move(client: Client, name: str, end: float) -> int:
         for group in _groups(client, name, standing=True):
             why = _why(client, group) or {}
             stuck.pop(group, None)
-            if why.get("pendingRevision") and group in asked:
-                if why.get("pendingPhase") != "Deciding" and time.monotonic() - asked[group] > 1:
+            if why.get("pendingRevision") and group in requested:
+                if why.get("pendingPhase") != "Deciding" and time.monotonic() - requested[group] > 1:
                     stuck[group] = why
-            elif time.monotonic() - asked.get(group, 0.0) > _ASK_AGAIN:
-                asked[group] = time.monotonic()
+            elif time.monotonic() - requested.get(group, 0.0) > _REQUEST_AGAIN_SECONDS:
+                requested[group] = time.monotonic()
                 _redecide(client, group)
         if left <= set(stuck):
             for group, why in sorted(stuck.items()):
-                note(f"{group} stays: nowhere else to go")
+                note(f"{group} not moved: no other cluster fits")
                 for line in reason_lines(why["reasons"]):
                     note(f"  {line}")
             return FAILED
         if time.monotonic() > end:
-            note(f"still on {name}: {', '.join(sorted(left))}")
+            note(f"timed out; still on {name}: {', '.join(sorted(left))}")
             return TIMEOUT
-        time.sleep(_AGAIN)
+        time.sleep(_POLL_SECONDS)
 
 
 def _redecide(client: Client, group: str) -> None:

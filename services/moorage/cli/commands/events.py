@@ -1,4 +1,4 @@
-"""`moorage events` and `moorage subjects`: what is said in the mesh, and where."""
+"""`moorage events` and `moorage subjects`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def events(
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
-    """Show the last events, and with -f those that come.
+    """Show events.
 
     Parameters
     ----------
     follow
-        Go on until Ctrl-C.
+        Print new events until Ctrl-C.
     subject
-        Only on these subjects, with NATS wildcards; messages that could not be read are kept on moorage.rejected.>.
+        Subject filter with NATS wildcards. Rejected messages are on moorage.rejected.>.
     limit
-        How many of the past: 100, and before those that come, as a table, 10; for programs none unless asked.
+        Past events to show (100; 10 with -f; 0 with -f -o json).
     """
     client = Client.find(state)
     if not follow:
@@ -40,19 +40,19 @@ def events(
         if output == "name":
             out("\n".join(e["id"] for e in items))
         else:
-            out(table(["TIME", "WHAT", "ID", "SUMMARY"], [_row(e) for e in items]))
+            out(table(["TIME", "SUBJECT", "ID", "SUMMARY"], [_row(e) for e in items]))
         return DONE
     tabular = output in ("table", "wide")
     before = limit if limit is not None else 10 if tabular else 0
     if tabular:
-        out("TIME          WHAT  " + ("ID  " if output == "wide" else "") + "SUMMARY")
+        out("TIME          SUBJECT  " + ("ID  " if output == "wide" else "") + "SUMMARY")
     shown: set[str] | None = None
     for event in client.events(subject, until=None):
-        if shown is None:  # the stream stands: what is kept from here on comes twice, and nothing never
+        if shown is None:  # Subscribed. Reading the past only now may repeat an event, but cannot miss one.
             past = _past(client, subject, before) if before > 0 else []
-            shown = {one["id"] for one in past}
-            for one in past:
-                _print(one, output)
+            shown = {past_event["id"] for past_event in past}
+            for past_event in past:
+                _print(past_event, output)
         if event is not None and event["id"] not in shown:
             _print(event, output)
     return DONE
@@ -76,22 +76,22 @@ def _print(event: dict[str, Any], output: str) -> None:
     if output == "json":
         import json
 
-        out(json.dumps(event, ensure_ascii=False))  # one per line: to be read by programs as it comes
+        out(json.dumps(event, ensure_ascii=False))  # one per line, so that programs can read a stream
     elif output == "yaml":
         out(as_yaml(event) + "\n---")
     elif output == "name":
         out(event["id"])
     else:
-        moment, what, ident, words = _row(event)
-        out(
-            f"{moment}  {what}  {words}".rstrip()
-            if output == "table"
-            else f"{moment}  {what}  {ident}  {words}".rstrip()
-        )
+        time, subject, ident, summary_text = _row(event)
+        columns = (time, subject, summary_text) if output == "table" else (time, subject, ident, summary_text)
+        out("  ".join(columns).rstrip())
 
 
 def subjects(*, output: Format = "table") -> int:
-    """Print the table of subjects: payloads, publishers and subscribers. Needs no running mesh."""
+    """List all NATS subjects with payloads, publishers and subscribers.
+
+    Needs no running mesh.
+    """
     from moorage.mesh.discovery import installed
 
     items = [

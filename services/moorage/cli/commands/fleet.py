@@ -1,4 +1,4 @@
-"""`moorage fleet`: simulated clusters, run by themselves, applied to a running mesh, and made to misbehave."""
+"""`moorage fleet`: runs simulated clusters, changes those of a running mesh, and injects faults."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ from ..output import Format, StateDir, show
 from ..terminal import counted, note, out
 from .completion import Cluster
 
-app = App(name="fleet", help="Simulated clusters: run, apply, make them misbehave.")
+app = App(name="fleet", help="Run and change simulated clusters.")
 
 
 @app.default
-def overview(*, output: Format = "table", state: StateDir = None) -> int:
-    """Show all clusters of the fleet."""
+def list_clusters(*, output: Format = "table", state: StateDir = None) -> int:
+    """List all clusters of the fleet."""
     from .get import get
 
     return get("clusters", output=output, state=state)
 
 
 @app.command(name=["list", "get"])
-def list_(*, output: Format = "table", state: StateDir = None) -> int:
-    """Show all clusters of the fleet."""
-    return overview(output=output, state=state)
+def list_clusters_by_name(*, output: Format = "table", state: StateDir = None) -> int:
+    """List all clusters of the fleet."""
+    return list_clusters(output=output, state=state)
 
 
 @app.command
 def apply(
-    file: Annotated[str, Parameter(help="A fleet file, or - for stdin.")] = "",
+    file: Annotated[str, Parameter(help="Fleet file, or - for stdin.")] = "",
     /,
     *,
-    filename: Annotated[str, Parameter(name=["--filename", "-f"])] = "",
+    filename: Annotated[str, Parameter(name=["--filename", "-f"], help="Fleet file, or - for stdin.")] = "",
     timeout: str = "120s",
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
-    """Make the simulated fleet of the running mesh equal to a file; back when the inventory has it.
+    """Make the simulated fleet of the running mesh equal to a file.
+
+    Adds, changes and removes clusters, and returns when the inventory has them.
 
     Parameters
     ----------
     timeout
-        How long to wait for the inventory.
+        Maximum time to wait for the inventory.
     """
     source = file or filename
     if not source:
-        raise Failure("which fleet file?", USAGE)
+        raise Failure("a fleet file is required", USAGE)
     from ..up.bootstrap import apply_fleet
 
     answer = apply_fleet(Client.find(state), read_fleet(source), seconds(timeout))
@@ -73,10 +75,17 @@ def fault(
     fault: Literal["silent", "slow", "refuse", "lose-pods", "replay"],
     /,
     *,
-    for_: Annotated[str, Parameter(name="--for", help="How long; without it, until the fleet is applied again.")] = "",
+    for_: Annotated[str, Parameter(name="--for", help="Duration (default: until the fleet is applied again).")] = "",
     state: StateDir = None,
 ) -> int:
-    """Make a simulated cluster misbehave: silent, slow, refuse, lose-pods or replay."""
+    """Inject a fault into a simulated cluster.
+
+    Parameters
+    ----------
+    fault
+        silent: no reports and no answers; slow: everything 2 s late; refuse: applies are refused; lose-pods: half of the pods
+        vanish; replay: old reports are sent again.
+    """
     body: dict[str, Any] = {"fault": fault}
     if for_:
         body["seconds"] = seconds(for_)
@@ -95,26 +104,26 @@ def sim(
     seed: int = 1,
     state: StateDir = None,
 ) -> int:
-    """Run simulated clusters in the foreground, from a file or generated, against a running mesh.
+    """Run simulated clusters in the foreground against a running mesh.
 
-    Clusters that others simulate are refused: all of them, and it ends with 4. When it ends its clusters leave the fleet,
-    but for those where groups have claims.
+    The clusters come from a file or are generated. If another simulator already runs one of them, all are refused and the
+    command exits with 4. When it stops, its clusters leave the fleet, except those on which groups have claims.
 
-    With MOORAGE_CLUSTER it has the rights of this cluster's agent and no others; the file has this one cluster.
+    With MOORAGE_CLUSTER set, it has only the permissions of that cluster's agent, and the file must have that one cluster.
 
     Parameters
     ----------
     file
-        A fleet file.
+        Fleet file.
     clusters
-        Instead of a file: how many generated clusters.
+        Number of clusters to generate instead of reading a file.
     nodes
         Nodes of each generated cluster.
     seed
-        The same seed makes the same clusters.
+        Seed of the generator; the same seed makes the same clusters.
     """
     if (file is None) == (clusters <= 0):
-        raise Failure("give either a fleet FILE or --clusters N", USAGE)
+        raise Failure("give either a fleet file or --clusters N", USAGE)
     from ..state_dir import StateDirectory, state_dir
     from ..workers import prepare_process, serve
     from .run import settings_for
@@ -133,6 +142,6 @@ def sim(
     simulated = simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster, say=note)
     try:
         return serve(simulated, configure("sim"))
-    except Refused as wrong:
-        problem = wrong.problem
-        raise Failure(problem_text(to_builtins(problem)), of_status(problem.status)) from wrong
+    except Refused as refused:
+        problem = refused.problem
+        raise Failure(problem_text(to_builtins(problem)), of_status(problem.status)) from refused

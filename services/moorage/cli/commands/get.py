@@ -1,4 +1,4 @@
-"""`moorage get`: lists and single objects, once or watched."""
+"""`moorage get`: prints lists and single resources, once or whenever they change."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..resource_types import ResourceType, resolve
 from ..terminal import as_json, as_yaml, out, table
 from .completion import Cluster, Group, KindName, ObjectName
 
-#: Events come in bursts; one look answers for all of a burst.
-_GATHER = 0.15
+#: Events come in bursts; waiting this long allows one request for the whole burst.
+_BURST_SECONDS = 0.15
 
 
 def get(
@@ -26,25 +26,17 @@ def get(
     output: Format = "table",
     watch: Watch = False,
     selector: Annotated[str, Parameter(name=["--selector", "-l"])] = "",
-    group: Group = "",
-    cluster: Cluster = "",
+    group: Annotated[Group, Parameter(help="Only decisions of this group.")] = "",
+    cluster: Annotated[Cluster, Parameter(help="Only nodes of this cluster.")] = "",
     project: Project = "",
     state: StateDir = None,
 ) -> int:
-    """Show applications, groups, clusters, nodes, decisions, controllers or intents.
+    """List resources of one type, or show one of them.
 
     Parameters
     ----------
-    kind
-        The kind, in any of its names.
-    name
-        One of them; without it, all.
     selector
-        Only those whose labels match, as kubectl has it: a=b,c!=d,e,f in (g,h).
-    group
-        Only decisions of this group.
-    cluster
-        Only nodes of this cluster.
+        Label selector as in kubectl, for example a=b,c!=d,e,f in (g,h).
     """
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")
@@ -72,7 +64,7 @@ def get(
 
 def _items(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str]) -> list[Row]:
     if name:
-        return [client.get(kind.one(name, project))]
+        return [client.get(kind.item_path(name, project))]
     return client.items(path(kind.name), **query)
 
 
@@ -80,43 +72,44 @@ def _once(client: Client, kind: ResourceType, name: str, project: str, query: di
     items = _items(client, kind, name, project, query)
     if name and output in ("json", "yaml"):
         return show(items[0], output)
-    return show_list(items, kind.columns, output, kind.named)
+    return show_list(items, kind.columns, output, kind.qualified_name)
 
 
 def _watch(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], output: str) -> int:
-    """Prints what there is, then each object again when it changed or is gone. Ends with Ctrl-C, or when the one is gone."""
+    """Prints all items, then each again when it changes or is deleted. Ends with Ctrl-C, or when the one named item is
+    deleted."""
     columns = [c for c in kind.columns if output == "wide" or not c.wide]
     seen: dict[str, Any] = {}
     heading = True
     while True:
         for _ in client.events(kind.subject, until=time.monotonic() + 5.0):
-            time.sleep(_GATHER if seen else 0)
+            time.sleep(_BURST_SECONDS if seen else 0)
             try:
                 items = _items(client, kind, name, project, query)
-            except Refusal as wrong:
-                if not (name and seen and wrong.status == 404):
+            except Refusal as refusal:
+                if not (name and seen and refusal.status == 404):
                     raise
                 items = []
-            changed = [item for item in items if seen.get(kind.named(item)) != item]
+            changed = [item for item in items if seen.get(kind.qualified_name(item)) != item]
             if changed:
                 _print(changed, kind, columns, output, heading)
                 heading = False
-            now = {kind.named(item): item for item in items}
-            _print_gone([item for known, item in seen.items() if known not in now], kind, output)
+            now = {kind.qualified_name(item): item for item in items}
+            _print_deleted([item for known, item in seen.items() if known not in now], kind, output)
             if name and not items:
                 return DONE
             seen = now
 
 
-def _print_gone(gone: list[Row], kind: ResourceType, output: str) -> None:
-    """As it was last seen; in words where words are read."""
-    for item in gone:
+def _print_deleted(deleted: list[Row], kind: ResourceType, output: str) -> None:
+    """Prints deleted items as they were last seen, with `deleted: true` in JSON and YAML."""
+    for item in deleted:
         if output == "json":
             out(as_json({**item, "deleted": True}))
         elif output == "yaml":
             out(as_yaml({**item, "deleted": True}) + "\n---")
         else:
-            out(f"{kind.named(item)} deleted")
+            out(f"{kind.qualified_name(item)} deleted")
 
 
 def _print(changed: list[Row], kind: ResourceType, columns: list[Any], output: str, heading: bool) -> None:
@@ -125,6 +118,6 @@ def _print(changed: list[Row], kind: ResourceType, columns: list[Any], output: s
     elif output == "yaml":
         out("\n---\n".join(as_yaml(item) for item in changed) + "\n---")
     elif output == "name":
-        out("\n".join(kind.named(item) for item in changed))
+        out("\n".join(kind.qualified_name(item) for item in changed))
     else:
         out(table([c.title for c in columns], rows_of(changed, columns), heading=heading))

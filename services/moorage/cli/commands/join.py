@@ -1,8 +1,7 @@
-"""`moorage cluster join` and `leave`: what an administrator of a cluster does once."""
+"""`moorage cluster join` and `moorage cluster leave`."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Coroutine
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..terminal import note, out
 from .agent import Labels, cluster_name
 
 T = TypeVar("T")
-_LEAVE_WITHIN = 120.0
+_LEAVE_SECONDS = 120.0
 
 
 def join(
@@ -36,30 +35,32 @@ def join(
     deploy: Annotated[bool, Parameter(negative="--no-deploy")] = True,
     state: StateDir = None,
 ) -> int:
-    """Join a cluster: a namespace, the least rights, credentials of its own, and the agent's deployment.
+    """Join a cluster to the fleet.
+
+    Creates a namespace, a role with least privilege, credentials and the agent's deployment in the cluster.
 
     Parameters
     ----------
     name
-        The cluster's name in the fleet, PROVIDER/NAME or NAME; default the context's.
+        Name of the cluster in the fleet, PROVIDER/NAME or NAME (default: the context's).
     context
-        Which context of the kubeconfig; default the current one.
+        Context of the kubeconfig (default: the current one).
     kubeconfig
-        The file; default $KUBECONFIG, then ~/.kube/config.
+        Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).
     provider
-        The cluster's provider; default kube.
+        Provider of the cluster (default: kube).
     label
-        NAME=VALUE, a label of the cluster (may be given several times).
+        Label of the cluster, NAME=VALUE (repeatable).
     nats
-        Where the agent reaches the broker; default the one of the mesh on this machine.
+        NATS URL as the agent reaches it (default: the broker of the mesh on this machine).
     image
-        The agent's image.
+        Image of the agent.
     replicas
-        How many agents; one acts, the others stand by.
+        Number of agents; one is active, the others are standbys.
     deploy
-        Also make the deployment; without it, run `moorage agent` yourself.
+        Create the deployment; with --no-deploy, run `moorage agent` yourself.
     """
-    from moorage.agent.install import join as make
+    from moorage.agent.install import join as create
     from moorage.agent.install import read_labels
     from moorage.agent.install_manifests import IMAGE, credentials, deployment, rights
     from moorage.kube import connect
@@ -68,23 +69,26 @@ def join(
 
     try:
         labels = read_labels(",".join(label or []))
-    except ValueError as wrong:
-        raise Failure(f"--label {wrong}", USAGE) from wrong
+    except ValueError as error:
+        raise Failure(f"--label {error}", USAGE) from error
     cluster = cluster_name(name, provider, kubeconfig, context)
     where = StateDirectory(state_dir(state))
     endpoint = where.read_endpoint()
     if endpoint is None:
-        raise Failure(f"no mesh runs here: there is no {where.endpoint}; join where `moorage up` runs", UNREACHABLE)
+        raise Failure(
+            f"no mesh is running here: {where.endpoint} does not exist; join on the machine that runs `moorage up`",
+            UNREACHABLE,
+        )
 
     async def work() -> None:
         api = await connect(kubeconfig, context)
         try:
-            await api.call("GET", "/version")  # before anything is made anywhere
+            await api.call("GET", "/version")  # fails before anything is created
             seed = ask(where, "add", cluster)
             objects = [*rights(), credentials(cluster, nats or endpoint["nats"], seed, labels)]
             if deploy:
                 objects.append(deployment(image or IMAGE, replicas))
-            await make(api, objects, note)
+            await create(api, objects, note)
         finally:
             await api.close()
 
@@ -92,8 +96,8 @@ def join(
     host = urlsplit(nats or endpoint["nats"]).hostname
     if deploy and host in ("127.0.0.1", "localhost", "::1"):
         note(
-            f"agents in pods cannot reach {nats or endpoint['nats']}: start `moorage up --nats HOST:PORT` on an address "
-            "they can reach and join again with --nats, or run `moorage agent` here"
+            f"pods cannot reach {nats or endpoint['nats']}: start `moorage up --nats HOST:PORT` with an address that they "
+            "can reach and join again with --nats, or run `moorage agent` here"
         )
     out(f"{cluster} joined")
     return DONE
@@ -109,20 +113,22 @@ def leave(
     force: Annotated[bool, Parameter(negative="")] = False,
     state: StateDir = None,
 ) -> int:
-    """Take a cluster out of the fleet: what the agent made there goes, then the agent, its rights and its credentials.
+    """Remove a cluster from the fleet.
+
+    Deletes the objects that the agent created in the cluster, then the agent, its role and its credentials.
 
     Parameters
     ----------
     name
-        The cluster's name in the fleet, PROVIDER/NAME or NAME; default the context's.
+        Name of the cluster in the fleet, PROVIDER/NAME or NAME (default: the context's).
     context
-        Which context of the kubeconfig; default the current one.
+        Context of the kubeconfig (default: the current one).
     kubeconfig
-        The file; default $KUBECONFIG, then ~/.kube/config.
+        Kubeconfig file (default: $KUBECONFIG, then ~/.kube/config).
     provider
-        The cluster's provider; default kube.
+        Provider of the cluster (default: kube).
     force
-        Also where groups still run there.
+        Remove the cluster even if groups still run on it.
     """
     from moorage.agent.install import dismantle, say_goodbye, undo
     from moorage.agent.install_manifests import deployment, rights
@@ -141,8 +147,7 @@ def leave(
         groups = sorted({claim["group"] for claim in known["claims"]})
         if groups and not force:
             raise Failure(
-                f"{', '.join(groups[:5])} {'is' if len(groups) == 1 else 'are'} still on {cluster}; "
-                f"`moorage cluster drain {cluster}` first, or leave with --force",
+                f"{cluster} still runs {', '.join(groups[:5])}; run `moorage cluster drain {cluster}` first, or use --force",
                 CONFLICT,
             )
         client.call("PATCH", path("clusters", *cluster.split("/")), body={"cordoned": True})
@@ -150,7 +155,7 @@ def leave(
     async def work() -> None:
         api = await connect(kubeconfig, context)
         try:
-            session = await undo(api, note, _LEAVE_WITHIN)
+            session = await undo(api, note, _LEAVE_SECONDS)
             await dismantle(api, [*rights(), deployment()], note)
         finally:
             await api.close()
@@ -162,7 +167,7 @@ def leave(
         with contextlib.suppress(Refusal):
             client.call("PATCH", path("clusters", *cluster.split("/")), body={"cordoned": False})
     ask(where, "revoke", cluster)
-    for group in groups:  # they go where they can
+    for group in groups:  # placed on other clusters where possible
         with contextlib.suppress(Refusal):
             client.call("POST", group_path(group, "redecide"))
     out(f"{cluster} left")
@@ -180,13 +185,17 @@ def _known(client: Client, cluster: str) -> dict[str, Any] | None:
 
 
 def perform(work: Coroutine[Any, Any, T]) -> T:
-    """What goes wrong on the way to a cluster, as a command says it."""
+    """Runs a coroutine that talks to a cluster, and turns its errors into Failures."""
+    import asyncio
+
     from moorage.bus import NoAnswer
     from moorage.kube import ApiError, Unreachable
 
     try:
         return asyncio.run(work)
     except ApiError as error:
-        raise Failure(f"the cluster refuses: {error.message}", 5 if error.code in (401, 403) else FAILED) from error
+        raise Failure(
+            f"the cluster refused the request: {error.message}", 5 if error.code in (401, 403) else FAILED
+        ) from error
     except (Unreachable, NoAnswer) as error:
         raise Failure(str(error), UNREACHABLE) from error

@@ -1,8 +1,10 @@
-"""The verbs of a group's life: approve, instantiate, update, migrate, rollback, stop, terminate."""
+"""The life-cycle commands of a group: approve, instantiate, update, migrate, rollback, stop, terminate."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from ..exit_codes import DONE
 from ..gateway_client import Client, group_path
@@ -25,29 +27,32 @@ def act(verb: str, group: str, project: str, output: str, state: Any, **order: A
 
 
 def approve(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Approve a group that was created, so that it may be instantiated."""
+    """Approve a group, so that it can be instantiated."""
     return act("approve", group, project, output, state)
 
 
 def instantiate(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Have an approved group decided and deployed."""
+    """Place and deploy an approved group."""
     return act("instantiate", group, project, output, state)
 
 
 def update(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Have the changed intents of an instantiated group take effect."""
+    """Apply changed intents to an instantiated group."""
     return act("update", group, project, output, state)
 
 
 def migrate(
-    group: Group, /, *, to: Group, project: Project = "", output: Format = "table", state: StateDir = None
+    group: Group,
+    /,
+    *,
+    to: Annotated[Group, Parameter(help="The group that replaces it, which must be approved.")],
+    project: Project = "",
+    output: Format = "table",
+    state: StateDir = None,
 ) -> int:
-    """Have another group take this one's place: it ends as soon as the other runs.
+    """Replace a group by another one.
 
-    Parameters
-    ----------
-    to
-        The other group, approved: a full name.
+    The group is terminated as soon as the other one runs.
     """
     return act("migrate", group, project, output, state, target=full_name(to, project))
 
@@ -55,21 +60,26 @@ def migrate(
 def rollback(
     group: Group, /, *, revision: int = 0, project: Project = "", output: Format = "table", state: StateDir = None
 ) -> int:
-    """Go back to an earlier revision of an instantiated group; room for it is looked for anew.
+    """Return an instantiated group to an earlier revision.
+
+    The earlier revision is placed again, possibly on other clusters.
 
     Parameters
     ----------
     revision
-        Which one; the one before the present by default.
+        Revision to return to (default: the previous one).
     """
     return act("rollback", group, project, output, state, revision=revision)
 
 
 def stop(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Decide nothing new for a group; what runs stays. Instantiate goes on."""
+    """Pause new decisions for a group.
+
+    Running objects stay. `moorage instantiate` resumes.
+    """
     return act("stop", group, project, output, state)
 
 
 def terminate(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Take a group off its clusters; its documents stay."""
+    """Remove a group from its clusters. Its documents stay."""
     return act("terminate", group, project, output, state)

@@ -1,4 +1,4 @@
-"""`moorage run`: one worker by itself, or a file with controllers of one's own, against a running mesh."""
+"""`moorage run`: runs one worker, or a file with controllers, against a running mesh."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def run(worker: str, /, *, state: StateDir = None) -> int:
-    """Run one worker, or path/to/file.py with controllers, until Ctrl-C.
+    """Run one worker, or a Python file with controllers, until Ctrl-C.
 
-    MOORAGE_NATS_URL, MOORAGE_NATS_SEED and MOORAGE_REDIS_URL say where; without them, the mesh on this machine.
+    Connects to MOORAGE_NATS_URL with MOORAGE_NATS_SEED and to MOORAGE_REDIS_URL, or to the mesh on this machine if they are not
+    set.
 
     Parameters
     ----------
@@ -40,8 +41,8 @@ def settings_for(worker: str, state: StateDirectory) -> Settings:
     endpoint = state.read_endpoint()
     if endpoint is None:
         raise Failure(
-            f"no mesh runs here (there is no {state.endpoint}); start one with `moorage up`, or set MOORAGE_NATS_URL, "
-            "MOORAGE_NATS_SEED and MOORAGE_REDIS_URL",
+            f"no mesh is running here: {state.endpoint} does not exist; start one with `moorage up`, or set "
+            "MOORAGE_NATS_URL, MOORAGE_NATS_SEED and MOORAGE_REDIS_URL",
             UNREACHABLE,
         )
     if worker == "gateway":
@@ -50,7 +51,8 @@ def settings_for(worker: str, state: StateDirectory) -> Settings:
 
 
 def _seed(worker: str, state: StateDirectory, endpoint: dict[str, Any]) -> str:
-    """A worker's own key, a stranger's for files: never more rights than `up` would give it."""
+    """Returns the key of the worker's own user, or of the unprivileged controller user for files, so that `run` never gives
+    more permissions than `up`."""
     if worker not in installed().workers and worker != "admin":
         return str(endpoint.get("controllerSeed", ""))
     try:

@@ -1,4 +1,4 @@
-"""`moorage token`: who may use the gateway, and for what."""
+"""`moorage token`: manages access tokens of the gateway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..output import Column, Format, StateDir, field, show, show_list
 from ..terminal import note, out
 from .completion import TokenName
 
-app = App(name="token", help="Access tokens: create, list, revoke.")
+app = App(name="token", help="Create, list and revoke access tokens.")
 
 _COLUMNS = (
     Column("NAME", field("name")),
@@ -36,49 +36,46 @@ def create(
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
-    """Make a token. It is printed this once and cannot be shown again.
+    """Create a token.
+
+    The token is printed once and cannot be shown again.
 
     Parameters
     ----------
     name
-        What it is called where it is listed, and who it is in the audit.
+        Name of the token in lists and in the audit log.
     role
-        viewer reads, editor also changes what is in its projects, admin does everything.
+        Role: a viewer reads, an editor also changes documents of its projects, an admin may do everything.
     project
-        A project it is good for; may be given several times. Without one: all of them.
+        Project that the token is valid for (repeatable; default: all).
     expires
-        After how long it ends: 12h. Without it: when it is revoked.
+        Lifetime, for example 12h (default: until revoked).
     """
     body: dict[str, Any] = {"name": name, "role": role, "projects": list(project or [])}
     if expires:
         body["expiresIn"] = seconds(expires)
-    made = Client.find(state).call("POST", "/v1/tokens", body=body)
+    created = Client.find(state).call("POST", "/v1/tokens", body=body)
     if output in ("json", "yaml"):
-        return show(made, output)
+        return show(created, output)
     if output == "name":
         out(f"token/{name}")
     else:
-        note(f"token {name}, {role} of {', '.join(made['projects']) or 'all projects'}; it is not shown again:")
-        out(made["token"])
+        projects = ", ".join(created["projects"]) or "all projects"
+        note(f"token {name} created: {role} of {projects}; it is not shown again:")
+        out(created["token"])
     return DONE
 
 
 @app.command(name="list")
-def listed(*, output: Format = "table", state: StateDir = None) -> int:
-    """Show the tokens there are, without their secrets."""
+def list_tokens(*, output: Format = "table", state: StateDir = None) -> int:
+    """List tokens without their secrets."""
     items = Client.find(state).items("/v1/tokens")
     return show_list(items, _COLUMNS, output, lambda row: f"token/{row['name']}")
 
 
 @app.command
 def revoke(name: TokenName, /, *, state: StateDir = None) -> int:
-    """Revoke a token: at once, everywhere.
-
-    Parameters
-    ----------
-    name
-        As it is listed.
-    """
+    """Revoke a token immediately."""
     Client.find(state).call("DELETE", path("tokens", name))
     out(f"token {name} revoked")
     return DONE

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
-
+from ..exit_codes import DONE
 from ..output import Format, show
 from ..terminal import out
 
 
-def release() -> str:
-    try:
-        return installed("moorage")
-    except PackageNotFoundError:
-        return "0.0.0"
-
-
 def version(*, output: Format = "table") -> int:
     """Print the version."""
+    from moorage.telemetry.health import version_of_moorage
+
     if output in ("json", "yaml"):
-        return show({"version": release()}, output)
-    out(f"moorage {release()}")
-    return 0
+        return show({"version": version_of_moorage()}, output)
+    out(f"moorage {version_of_moorage()}")
+    return DONE

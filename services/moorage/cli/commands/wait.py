@@ -1,4 +1,4 @@
-"""`moorage wait`: until a group is in a phase or gone. Events wake it; the state itself is always asked again."""
+"""`moorage wait`: waits until a group reaches a phase or is deleted. Events only wake it; the state is always read again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PHASES = (
     "Draft", "Deciding", "Pending", "Placed", "Deploying", "Running", "Degraded", "Terminating", "Terminated", "Failed",
 )  # fmt: skip
 
-#: An event may be lost; the state is asked for at least this often.
-_AGAIN = 1.0
+#: The state is read at least this often, because an event may be lost.
+_POLL_SECONDS = 1.0
 
 
 def wait(
@@ -35,25 +35,27 @@ def wait(
     project: Project = "",
     state: StateDir = None,
 ) -> int:
-    """Wait until a group is in a phase or deleted: 0 then, 7 when out of time, 1 at once when it Failed.
+    """Wait until a group reaches a phase or is deleted.
+
+    Exits with 7 when the time is up, and with 1 as soon as the group is Failed.
 
     Parameters
     ----------
     for_
-        phase=PHASE (Placed is also satisfied by Deploying and Running) or delete. An update is decided first; one that does
-        not fit keeps the phase of what runs, and stderr says so.
+        phase=PHASE or delete. Deploying and Running also satisfy phase=Placed. A pending update is decided first; if it does
+        not fit, the group keeps the phase of the running revision, with a note on stderr.
     timeout
-        How long: 300ms, 10s, 2m.
+        Maximum time to wait, for example 300ms, 10s or 2m.
     """
     name = full_name(group, project)
     within = seconds(timeout)
     client = Client.find(state)
     if for_ == "delete":
-        return _until(client, name, within, _gone, "is not deleted")
+        return _wait_until(client, name, within, _deleted, "is not deleted")
     key, _, phase = for_.partition("=")
     phase = phase.capitalize()
     if key != "phase" or phase not in PHASES:
-        raise Failure(f"--for {for_!r} is neither delete nor phase= with one of {', '.join(PHASES)}", USAGE)
+        raise Failure(f"--for must be delete or phase=PHASE with one of {', '.join(PHASES)}, not {for_!r}", USAGE)
     wanted = PLACED if phase == "Placed" else (phase,)
 
     def reached(found: dict[str, Any] | None) -> int | None:
@@ -61,43 +63,43 @@ def wait(
             raise Failure(f"group {name} does not exist", MISSING)
         phase, newer = str(found["phase"]), str(found.get("pendingPhase", ""))
         if newer == "Deciding" and newer not in wanted:
-            return None  # what runs is from before
+            return None  # the phase is still that of the previous revision
         if phase in wanted or newer in wanted:
             out(f"{name} {phase if phase in wanted else newer}")
             if newer and phase in wanted:
                 note(f"moorage: {name} runs revision {found['revision']}; {_newer(found)}")
             return DONE
         if "Failed" in (phase, newer):
-            note(f"moorage: {name} Failed: only changed documents help")
+            note(f"moorage: {name} is Failed; change its documents")
             for line in reason_lines(client.get(group_path(name, "why")).get("reasons", [])):
                 note(f"  {line}")
             return FAILED
         return None
 
-    return _until(client, name, within, reached, f"is not {phase}")
+    return _wait_until(client, name, within, reached, f"is not {phase}")
 
 
-def _gone(found: dict[str, Any] | None) -> int | None:
+def _deleted(found: dict[str, Any] | None) -> int | None:
     return DONE if found is None else None
 
 
-def _until(
-    client: Client, name: str, within: float, done: Callable[[dict[str, Any] | None], int | None], what: str
+def _wait_until(
+    client: Client, name: str, within: float, done: Callable[[dict[str, Any] | None], int | None], unmet: str
 ) -> int:
-    """Asks, and asks again whenever something happened to the group."""
+    """Reads the group's state after every event until `done` returns an exit code."""
     end = time.monotonic() + within
     last: dict[str, Any] | None = None
     while True:
-        # The first thing said by the stream is that it stands: what happens after the question is not missed.
-        for _ in client.events(subject_of(name), until=min(end, time.monotonic() + _AGAIN)):
-            last = look(client, name)
+        # The stream first says that it is subscribed, so the state is read after that and no change is missed.
+        for _ in client.events(subject_of(name), until=min(end, time.monotonic() + _POLL_SECONDS)):
+            last = get_group(client, name)
             if (code := done(last)) is not None:
                 return code
-        last = look(client, name)
+        last = get_group(client, name)
         if (code := done(last)) is not None:
             return code
         if time.monotonic() >= end:
-            _tell_timeout(client, name, f"{what} after {within:g} s", last)
+            _print_timeout(client, name, f"{unmet} after {within:g} s", last)
             return TIMEOUT
 
 
@@ -105,24 +107,24 @@ def _newer(found: dict[str, Any]) -> str:
     return f"revision {found['pendingRevision']} is {found['pendingPhase']}"
 
 
-def _tell_timeout(client: Client, name: str, what: str, last: dict[str, Any] | None) -> None:
+def _print_timeout(client: Client, name: str, unmet: str, last: dict[str, Any] | None) -> None:
     phase, reasons = "", list[str]()
     if last is not None:
-        phase = f", it is {last['phase']}"
+        phase = f", but {last['phase']}"
     if last is not None and last.get("pendingRevision"):
         phase += f" at revision {last['revision']}; {_newer(last)}"
         with contextlib.suppress(Refusal):
             reasons = list(reason_lines(client.get(group_path(name, "why")).get("reasons", [])))
-    note(f"moorage: {name} {what}{phase}; `moorage why {name}` has the reasons")
+    note(f"moorage: {name} {unmet}{phase}; run `moorage why {name}` for the reasons")
     for line in reasons:
         note(f"  {line}")
 
 
-def look(client: Client, name: str) -> dict[str, Any] | None:
+def get_group(client: Client, name: str) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = client.get(group_path(name))
-    except Refusal as wrong:
-        if wrong.status == 404:
+    except Refusal as refusal:
+        if refusal.status == 404:
             return None
         raise
     return found

@@ -1,9 +1,11 @@
-"""`why`, `candidates` and `story`: the numbers behind what became of a group."""
+"""`moorage why`, `moorage candidates` and `moorage story`: explain the placement of a group."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from ..exit_codes import DONE, MISSING, Failure
 from ..gateway_client import Client, Refusal, group_path, path
@@ -17,7 +19,7 @@ PLACED = ("Placed", "Deploying", "Running")
 
 
 def why(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Why a group is where it is, or why it is nowhere yet."""
+    """Explain the placement of a group: its clusters, or why it has none."""
     found = Client.find(state).get(group_path(full_name(group, project), "why"))
     if output in ("json", "yaml"):
         return show(found, output)
@@ -31,8 +33,7 @@ def why_text(found: dict[str, Any]) -> str:
     for name, app in found.get("apps", {}).items():
         lines += _app_lines(name, app)
     if found.get("pendingRevision"):
-        phase = paint(found.get("pendingPhase", "Deciding"))
-        lines.append(f"  revision {found['pendingRevision']} is {phase}; what stands is from before")
+        lines.append(f"  {_pending_text(found)}")
     if found.get("reasons"):
         lines.append("  because")
         lines += [f"    {line}" for line in reason_lines(found["reasons"])]
@@ -59,9 +60,17 @@ def why_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _pending_text(found: dict[str, Any]) -> str:
+    pending, phase = found["pendingRevision"], found.get("pendingPhase", "Deciding")
+    running = f"revision {found['revision']} keeps running"
+    if phase == "Pending":
+        return f"Revision {pending} cannot be placed; {running}."
+    return f"Revision {pending} is {paint(phase)}; {running}."
+
+
 def _app_lines(name: str, app: dict[str, Any]) -> Iterable[str]:
     clusters = app.get("clusters", [])
-    where = ", ".join(clusters) if clusters else "nowhere yet"
+    where = ", ".join(clusters) if clusters else "not placed"
     score = f"  score {app['score']:.2f}" if app.get("score") is not None else ""
     yield f"  {name}  {len(clusters)} of {app['replicas'] or 'all'}: {where}{score}"
     for claim in app.get("claims", []):
@@ -72,7 +81,7 @@ def _app_lines(name: str, app: dict[str, Any]) -> Iterable[str]:
 def reason_lines(reasons: Iterable[dict[str, Any]]) -> Iterable[str]:
     for reason in reasons:
         place = " ".join(p for p in (reason.get("app"), reason.get("consumer"), reason.get("need")) if p)
-        numbers = [f"needed {reason['needed']}"] if reason.get("needed") else []
+        numbers = [f"needs {reason['needed']}"] if reason.get("needed") else []
         numbers += [f"best free {reason['free']}"] if reason.get("free") else []
         count = reason.get("clusters", 0)
         if count:
@@ -86,7 +95,7 @@ def reason_lines(reasons: Iterable[dict[str, Any]]) -> Iterable[str]:
 
 
 def candidates(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """The clusters that may take each app: merged, and as each controller answers."""
+    """List the clusters that qualify for each app, merged and by controller."""
     found = Client.find(state).get(group_path(full_name(group, project), "candidates"))
     if output in ("json", "yaml"):
         return show(found, output)
@@ -96,53 +105,68 @@ def candidates(group: Group, /, *, project: Project = "", output: Format = "tabl
     out(f"{found['group']}  revision {found['revision']}")
     sections = [("merged", found["merged"]), *((c["name"], c) for c in found["controllers"])]
     for name, answer in sections:
-        said = "" if name == "merged" or answer.get("outcome") == "answered" else f"  {answer.get('outcome')}"
-        out(f"{name}{said}")
+        outcome = "" if name == "merged" or answer.get("outcome") == "answered" else f"  {answer.get('outcome')}"
+        out(f"{name}{outcome}")
         for app, sets in (answer if name == "merged" else answer.get("apps", {})).items():
-            for one in sets:
-                listed = ", ".join(one["clusters"]) + (f" and {one['more']} more" if one.get("more") else "")
-                out(f"  {app}: {one['count']}: {one['mode']} {listed or '[]'}")
+            for candidate_set in sets:
+                out(f"  {app}: {candidate_set['count']}: {set_text(candidate_set)}")
         for rule in answer.get("rules", []) if name != "merged" else []:
             out(f"  {rule['app']}: {rule['mode']} {', '.join(rule['apps'])}")
     return DONE
 
 
-def story(what: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Every message of one group, or of the one message with this id and what it set off, in order."""
+def set_text(candidate_set: dict[str, Any]) -> str:
+    """Describes a candidate set in words: the clusters it allows, or those it excludes."""
+    listed = ", ".join(candidate_set["clusters"])
+    listed += f" and {candidate_set['more']} more" if candidate_set.get("more") else ""
+    if candidate_set["mode"] == "deny":
+        return f"any cluster except {listed}" if listed else "any cluster"
+    return listed or "none"
+
+
+def story(
+    target: Annotated[
+        Group, Parameter(help="Name of a group, or the id of a message to show with all messages that it caused.")
+    ],
+    /,
+    *,
+    project: Project = "",
+    output: Format = "table",
+    state: StateDir = None,
+) -> int:
+    """Show all messages about a group in order."""
     client = Client.find(state)
-    known = "/" in what
+    is_group = "/" in target
     items: list[dict[str, Any]] = []
-    if not known:
-        items = client.get(path("story", what))["items"]  # an id, unless nothing has it
+    if not is_group:
+        items = client.get(path("story", target))["items"]  # empty if no message has this id
     if not items:
-        name = full_name(what, project)
+        name = full_name(target, project)
         try:
             items = client.get(group_path(name, "story"))["items"]
-        except Refusal as wrong:
-            if wrong.status != 404 or known:
+        except Refusal as refusal:
+            if refusal.status != 404 or is_group:
                 raise
-            raise Failure(
-                f"{what} does not exist: neither a kept message with this id nor a group {name}", MISSING
-            ) from wrong
+            raise Failure(f"{target} is neither the id of a stored message nor a group ({name})", MISSING) from refusal
     if output in ("json", "yaml"):
         return show({"items": items}, output)
     if output == "name":
         out("\n".join(item["id"] for item in items))
         return DONE
     rows = [[i["time"][11:23], i["subject"].split(".", 2)[2], i["id"], i.get("cause", ""), summary(i)] for i in items]
-    out(table(["TIME", "WHAT", "ID", "CAUSE", "SUMMARY"], rows))
+    out(table(["TIME", "SUBJECT", "ID", "CAUSE", "SUMMARY"], rows))
     return DONE
 
 
 def summary(event: dict[str, Any]) -> str:
-    """A few words on an event, from whatever its data has."""
+    """Summarizes an event in a few words from the fields that its data has."""
     data = event.get("data") or {}
     if not isinstance(data, dict):
         return ""
     words = []
-    if data.get("method") and data.get("outcome"):  # an audit line
-        words.append(f"{data.get('who') or 'nobody'} {data['method']} {data.get('path')} {data.get('status')}")
-    if isinstance(problem := data.get("problem"), dict) and data.get("by"):  # a message that was not readable
+    if data.get("method") and data.get("outcome"):  # an audit event
+        words.append(f"{data.get('who') or 'anonymous'} {data['method']} {data.get('path')} {data.get('status')}")
+    if isinstance(problem := data.get("problem"), dict) and data.get("by"):  # a rejected message
         words.append(f"{data['by']}: {problem.get('code')} on {data.get('subject')}: {problem.get('detail')}")
     if data.get("revision"):
         words.append(f"revision {data['revision']}")

@@ -1,5 +1,5 @@
-"""Agents' users on the broker of a local mesh: only `up` writes its configuration. Commands leave a request in the state
-directory and wake `up`; the answer comes once a login has shown that the broker does what was asked."""
+"""Adds and revokes agents' users on the broker of a local mesh. Only `up` writes the broker's configuration: commands leave a
+request in the state directory and wake `up`, which answers after a test login has shown that the change took effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from moorage.mesh import Mesh
@@ -22,12 +21,12 @@ from .brokers import write_nats_conf
 from .credentials import Credentials, new_seed
 
 WAKE = signal.SIGUSR1
-#: A revoked agent is cut off within 2 s; a broker that takes longer than this to read its configuration is broken.
-_WITHIN = 5.0
+#: A revoked agent is disconnected within 2 s; a broker that takes longer than this to reload is broken.
+_RELOAD_SECONDS = 5.0
 
 
 class AgentUsers:
-    """In the supervisor. `perform` runs something in a child; `pid` is the broker's."""
+    """Answers requests in the supervisor. `perform` runs a function in a child process; `pid` returns the broker's pid."""
 
     def __init__(
         self,
@@ -41,17 +40,17 @@ class AgentUsers:
         self._state, self._secrets, self._listen = state, secrets, listen
         self._mesh, self._pid, self._perform = mesh, pid, perform
 
-    def answer(self) -> None:
-        """Every request that lies there."""
+    def answer_requests(self) -> None:
+        """Answers every request in the directory."""
         for request in sorted(self._state.requests.glob("*.json")):
             try:
-                said = self._one(json.loads(request.read_bytes()))
-            except (Failure, ValueError, KeyError, OSError) as wrong:
-                said = {"problem": str(wrong)}
+                answer = self._answer(json.loads(request.read_bytes()))
+            except (Failure, ValueError, KeyError, OSError) as error:
+                answer = {"problem": str(error)}
             request.unlink(missing_ok=True)
-            write_private(request.with_suffix(".answer"), json.dumps(said))
+            write_private(request.with_suffix(".answer"), json.dumps(answer))
 
-    def _one(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         verb, cluster = str(request["verb"]), str(request["cluster"])
         agents = self._secrets.agents
         before = agents.get(cluster)
@@ -59,40 +58,41 @@ class AgentUsers:
             if before is None:
                 return {"cluster": cluster, "seed": ""}
             del agents[cluster]
-            self._write()
-            if self._login(cluster, before, wanted=False) != DONE:
-                raise Failure(f"the broker still lets the agent of {cluster} in")
+            self._reload_broker()
+            if self._wait_for_login(cluster, before, allowed=False) != DONE:
+                raise Failure(f"the broker still accepts the agent of {cluster}")
             return {"cluster": cluster, "seed": ""}
         seed = before or new_seed()
         agents[cluster] = seed
-        self._write()
-        if self._login(cluster, seed, wanted=True) != DONE:
+        self._reload_broker()
+        if self._wait_for_login(cluster, seed, allowed=True) != DONE:
             if before is None:
                 del agents[cluster]
-                self._write()
-            raise Failure(f"the broker does not let the agent of {cluster} in")
+                self._reload_broker()
+            raise Failure(f"the broker does not accept the agent of {cluster}")
         return {"cluster": cluster, "seed": seed}
 
-    def _write(self) -> None:
+    def _reload_broker(self) -> None:
         self._secrets.save(self._state)
         write_nats_conf(self._state, self._listen, self._secrets, self._mesh)
         pid = self._pid()
         if not pid:
-            raise Failure("the broker is being started again; try once more")
+            raise Failure("the broker is restarting; try again")
         os.kill(pid, signal.SIGHUP)
 
-    def _login(self, cluster: str, seed: str, *, wanted: bool) -> int:
+    def _wait_for_login(self, cluster: str, seed: str, *, allowed: bool) -> int:
         host, _, port = self._listen.rpartition(":")
         url = f"nats://{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
-        return self._perform("login", lambda: asyncio.run(_until(url, cluster, seed, wanted)))
+        return self._perform("login", lambda: asyncio.run(_wait_for_login(url, cluster, seed, allowed)))
 
 
-async def _until(url: str, cluster: str, seed: str, wanted: bool) -> int:
+async def _wait_for_login(url: str, cluster: str, seed: str, allowed: bool) -> int:
+    """Tries to log in until it succeeds or, if not `allowed`, until it fails."""
     from nats.aio.client import Client
     from nats.errors import Error
 
     loop = asyncio.get_running_loop()
-    end = loop.time() + _WITHIN
+    end = loop.time() + _RELOAD_SECONDS
     while loop.time() < end:
         client = Client()
         logged_in = False
@@ -104,29 +104,27 @@ async def _until(url: str, cluster: str, seed: str, wanted: bool) -> int:
                     allow_reconnect=False,
                     max_reconnect_attempts=0,
                     inbox_prefix=f"_INBOX.agent.{cluster_tokens(cluster)}".encode(),
-                    error_cb=_quiet,
+                    error_cb=_ignore,
                 )
                 await client.flush(timeout=1)
                 logged_in = True
         with contextlib.suppress(Exception):
             await client.close()
-        if logged_in is wanted:
+        if logged_in is allowed:
             return DONE
         await asyncio.sleep(0.05)
     return FAILED
 
 
-async def _quiet(_error: Exception) -> None:
-    """A refused login is an answer here."""
+async def _ignore(_error: Exception) -> None:
+    """Ignores errors, because a refused login is an expected result here."""
 
 
 def ask(state: StateDirectory, verb: str, cluster: str, within: float = 15.0) -> str:
-    """From a command: have `up` add or revoke the user of a cluster's agent. Its seed."""
+    """Asks `up` from a command to add or revoke the user of a cluster's agent, and returns the user's seed."""
     pid = state.holder()
     if not pid:
-        raise Failure(
-            f"no mesh runs in {state.root}; for a broker that others run, `moorage bus config` says what to add"
-        )
+        raise Failure(f"no mesh is running in {state.root}; for an external broker, use `moorage bus config`")
     state.requests.mkdir(exist_ok=True, mode=0o700)
     request = state.requests / f"{os.getpid()}-{time.monotonic_ns()}.json"
     answered = request.with_suffix(".answer")
@@ -138,14 +136,10 @@ def ask(state: StateDirectory, verb: str, cluster: str, within: float = 15.0) ->
             if time.monotonic() > end:
                 raise Failure(f"`moorage up` (process {pid}) did not answer within {within:g} s; see {state.logs}")
             time.sleep(0.02)
-        said = json.loads(answered.read_bytes())
+        answer = json.loads(answered.read_bytes())
     finally:
         for path in (request, answered):
-            _forget(path)
-    if problem := said.get("problem"):
-        raise Failure(f"{verb} the agent of {cluster}: {problem}")
-    return str(said["seed"])
-
-
-def _forget(path: Path) -> None:
-    path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+    if problem := answer.get("problem"):
+        raise Failure(f"cannot {verb} the agent of {cluster}: {problem}")
+    return str(answer["seed"])

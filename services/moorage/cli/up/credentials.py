@@ -1,4 +1,4 @@
-"""What only this machine's user may know: a NATS key per kind of worker, the gateway's token, Redis passwords."""
+"""Secrets of a local mesh: a NATS key for each kind of worker and agent, the gateway's token, and Redis passwords."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ def new_seed() -> str:
 
 
 def public_key(seed: str) -> str:
-    """The public half, as nats.conf names the user."""
+    """Returns the public key of a seed, by which nats.conf names the user."""
     key: bytes = nkeys.from_seed(seed.encode()).public_key
     return key.decode()
 
 
 class Credentials:
-    """Made once per state directory and kept: a client that has its token goes on after a restart."""
+    """The secrets of a state directory. They are created once, so that clients keep working after a restart."""
 
     def __init__(self, token: str, seeds: dict[str, str], redis: dict[str, str]) -> None:
         self.token = token
         self.seeds = seeds
         self.redis = redis
         self.agents: dict[str, str] = {}  # cluster → its agent's seed
-        self.nats_port = 0  # kept: agents elsewhere were told
+        self.nats_port = 0  # stored, because agents on other machines are configured with it
 
     @classmethod
     def open(cls, state: StateDirectory, kinds: Iterable[str]) -> Credentials:
-        """The stored ones, with what a newer version needs added."""
-        kept: dict[str, Any] = {}
+        """Loads the stored secrets, creates missing ones, and saves them."""
+        stored: dict[str, Any] = {}
         try:
-            kept = json.loads(state.secrets.read_bytes())
+            stored = json.loads(state.secrets.read_bytes())
         except FileNotFoundError:
             pass
-        except ValueError as wrong:
-            raise Failure(f"{state.secrets} is not readable ({wrong}); remove it to have new keys made") from wrong
-        seeds = dict(kept.get("seeds", {}))
+        except ValueError as error:
+            raise Failure(f"cannot read {state.secrets}: {error}; remove it to create new keys") from error
+        seeds = dict(stored.get("seeds", {}))
         for kind in kinds:
             seeds.setdefault(kind, new_seed())
-        passwords = dict(kept.get("redis", {}))
+        passwords = dict(stored.get("redis", {}))
         for user in ("default", "inventory", "reader"):
             passwords.setdefault(user, secrets.token_urlsafe(24))
-        found = cls(kept.get("token") or secrets.token_urlsafe(32), seeds, passwords)
-        found.agents = dict(kept.get("agents", {}))
-        found.nats_port = int(kept.get("natsPort", 0))
-        found.save(state)
-        return found
+        credentials = cls(stored.get("token") or secrets.token_urlsafe(32), seeds, passwords)
+        credentials.agents = dict(stored.get("agents", {}))
+        credentials.nats_port = int(stored.get("natsPort", 0))
+        credentials.save(state)
+        return credentials
 
     def save(self, state: StateDirectory) -> None:
-        kept = {
+        stored = {
             "token": self.token,
             "seeds": self.seeds,
             "redis": self.redis,
             "agents": self.agents,
             "natsPort": self.nats_port,
         }
-        write_private(state.secrets, json.dumps(kept, indent=1))
+        write_private(state.secrets, json.dumps(stored, indent=1))

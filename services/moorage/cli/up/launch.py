@@ -1,4 +1,4 @@
-"""What `moorage up` starts, in which order, and what each of it is told."""
+"""Starts the processes of `moorage up` in order, with the settings of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..exit_codes import DONE, Failure
 from ..state_dir import StateDirectory
 from . import brokers, registered_agents
 from .agent_users import AgentUsers
-from .bootstrap import Opening, open_up
+from .bootstrap import Bootstrap, bootstrap
 from .credentials import Credentials
 from .processes import SupervisedProcess
 from .supervisor import Plan, Stopped, Supervisor, program, warm
@@ -34,11 +34,11 @@ class Options:
     example: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     nats: str = "127.0.0.1:0"
-    named: Path | None = None  # the state directory, where somebody named it
+    named: Path | None = None  # the state directory, if --state was given
 
 
 def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) -> int:
-    """Runs a mesh until somebody asks for its end. The state directory is already ours."""
+    """Runs a mesh until it is asked to stop. The caller has locked the state directory."""
     listener = brokers.listen(options.http)
     mesh = installed()
     counts = {kind: count for kind in mesh.workers if (count := options.counts.get(kind, 1))}
@@ -61,21 +61,25 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
         redis_for = _start_brokers(supervisor, secrets, options.nats)
         _provision(supervisor)
         say("starting " + ", ".join(counts))
-        shown: list[socket.socket] = []
+        metrics_sockets: list[socket.socket] = []
         for kind, count in counts.items():
             seed = shared_seed if nats else secrets.seeds[kind]
             settings = Settings(plan.nats, seed, redis_for(kind))
             for number in range(count):
-                _start_worker(supervisor, kind, number, settings, listener, shown)
-        if not nats:  # only on a broker of our own can agents be given users
-            _start_agents(supervisor, Settings(plan.nats, plan.admin_seed), listener, shown)
-        supervisor.tell()
+                _start_worker(supervisor, kind, number, settings, listener, metrics_sockets)
+        if not nats:  # agents can be given users only on our own broker
+            _start_agents(supervisor, Settings(plan.nats, plan.admin_seed), listener, metrics_sockets)
+        supervisor.write_endpoint()
         logs = str(state.logs)
-        opening = Opening(plan.url, plan.token, counts, options.fleet, options.example, logs, options.named)
-        code = supervisor.perform("opening", partial(open_up, opening))
+        request = Bootstrap(plan.url, plan.token, counts, options.fleet, options.example, logs, options.named)
+        code = supervisor.perform("bootstrap", partial(bootstrap, request))
         if code != DONE:
-            tails = [f"--- {kept.log} ({kept.last_exit})\n{kept.tail()}" for kept in plan.kept if kept.deaths]
-            raise Failure("\n".join([f"the mesh did not get ready; the logs are in {state.logs}", *tails]), code)
+            tails = [
+                f"--- {process.log} ({process.last_exit})\n{process.tail()}"
+                for process in plan.processes
+                if process.deaths
+            ]
+            raise Failure("\n".join([f"the mesh did not become ready; the logs are in {state.logs}", *tails]), code)
         supervisor.started = True
         sys.stdout.write(f"ready {plan.url}\n")
         sys.stdout.flush()
@@ -88,7 +92,7 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
 
 
 def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) -> Callable[[str], str]:
-    """Starts NATS and Redis unless others are named; answers which Redis URL each kind gets."""
+    """Starts NATS and Redis unless external ones are configured. Returns a function from a kind of worker to its Redis URL."""
     plan, state = supervisor.plan, supervisor.plan.state
     waits: list[tuple[SupervisedProcess, Callable[[], bool]]] = []
     if not plan.nats:
@@ -98,19 +102,17 @@ def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) ->
         listen = f"{host or '127.0.0.1'}:{port}"
         brokers.write_nats_conf(state, listen, secrets, installed())
         plan.nats = f"nats://127.0.0.1:{port}"
-        kept = supervisor.start(program("nats", [brokers.nats_server(), "-c", str(state.nats_conf)], state.logs))
-        waits.append((kept, partial(brokers.nats_ready, port)))
-        broker = kept
-        supervisor.asked = AgentUsers(
-            state, secrets, listen, installed(), lambda: broker.pid, supervisor.perform
-        ).answer
+        broker = supervisor.start(program("nats", [brokers.nats_server(), "-c", str(state.nats_conf)], state.logs))
+        waits.append((broker, partial(brokers.nats_ready, port)))
+        users = AgentUsers(state, secrets, listen, installed(), lambda: broker.pid, supervisor.perform)
+        supervisor.on_wake = users.answer_requests
     redis_port = 0
     if not plan.redis:
         redis_port = brokers.free_port()
         brokers.write_redis_conf(state, redis_port, secrets)
         plan.redis = brokers.redis_url(redis_port, secrets, "default")
-        kept = supervisor.start(program("redis", [brokers.redis_server(), str(state.redis_conf)], state.logs))
-        waits.append((kept, partial(brokers.redis_ready, redis_port)))
+        redis = supervisor.start(program("redis", [brokers.redis_server(), str(state.redis_conf)], state.logs))
+        waits.append((redis, partial(brokers.redis_ready, redis_port)))
 
     def redis_for(kind: str) -> str:
         if not redis_port:
@@ -119,14 +121,14 @@ def _start_brokers(supervisor: Supervisor, secrets: Credentials, wanted: str) ->
             redis_port, secrets, "inventory" if installed().workers[kind].writes_redis else "reader"
         )
 
-    for kept, ready in waits:
-        supervisor.say(f"starting {kept.kind}")
-        supervisor.until(ready, 20, kept.kind, kept)
+    for process, ready in waits:
+        supervisor.say(f"starting {process.kind}")
+        supervisor.wait_until(ready, 20, process.kind, process)
     return redis_for
 
 
 def _provision(supervisor: Supervisor) -> None:
-    """In a child: the supervisor itself never runs an event loop, which might start threads."""
+    """Creates the streams in a child process: the supervisor itself never runs an event loop, which might start threads."""
     settings = Settings(supervisor.plan.nats, supervisor.plan.admin_seed)
 
     async def provision() -> None:
@@ -135,25 +137,25 @@ def _provision(supervisor: Supervisor) -> None:
         await bus.close()
 
     if supervisor.perform("provision", lambda: asyncio.run(provision())) != DONE:
-        raise Failure(f"the streams could not be made on {supervisor.plan.nats}")
+        raise Failure(f"cannot create the streams on {supervisor.plan.nats}")
 
 
 def _start_agents(
-    supervisor: Supervisor, settings: Settings, listener: socket.socket, shown: list[socket.socket]
+    supervisor: Supervisor, settings: Settings, listener: socket.socket, metrics_sockets: list[socket.socket]
 ) -> None:
-    """Those of clusters that are registered with a kubeconfig; without any it only waits for one."""
+    """Starts the process that runs the agents of clusters registered with a kubeconfig; without any it waits for one."""
     state = supervisor.plan.state
-    own = listen("127.0.0.1:0")
+    metrics_socket = listen("127.0.0.1:0")
 
     def body() -> int:
-        for sock in (listener, *shown):
+        for sock in (listener, *metrics_sockets):
             sock.close()
-        vitals = configure("agents", restarts=kept.deaths)
+        vitals = configure("agents", restarts=process.deaths)
         prepare_process()
-        return serve(registered_agents.main(settings, state), vitals, own)
+        return serve(registered_agents.main(settings, state), vitals, metrics_socket)
 
-    kept = SupervisedProcess("agents", 0, body, state.logs / "agents.log", metrics=url_of(own))
-    supervisor.start(kept)
+    process = SupervisedProcess("agents", 0, body, state.logs / "agents.log", metrics=url_of(metrics_socket))
+    supervisor.start(process)
 
 
 def _start_worker(
@@ -162,25 +164,27 @@ def _start_worker(
     number: int,
     settings: Settings,
     listener: socket.socket,
-    shown: list[socket.socket],
+    metrics_sockets: list[socket.socket],
 ) -> None:
-    """`shown`: where each worker shows how it does. Kept open here, so that one that is started again is found again."""
+    """Starts one worker. Its metrics socket stays open in the supervisor and is added to `metrics_sockets`, so that the
+    worker has the same address after a restart."""
     plan = supervisor.plan
-    own = listen("127.0.0.1:0")
-    shown.append(own)
+    metrics_socket = listen("127.0.0.1:0")
+    metrics_sockets.append(metrics_socket)
     extra: dict[str, Any] = {"listener": listener, "token": plan.token} if kind == "gateway" else {}
 
     def body() -> int:
         if kind != "gateway":
             listener.close()
-        for other in shown:
-            if other is not own:
+        for other in metrics_sockets:
+            if other is not metrics_socket:
                 other.close()
-        vitals = configure(kind, restarts=kept.deaths)
+        vitals = configure(kind, restarts=process.deaths)
         prepare_process(installed().workers[kind].nice)
-        return serve(load(kind)(settings, **extra), vitals, own)
+        return serve(load(kind)(settings, **extra), vitals, metrics_socket)
 
     name = f"{kind}-{number}" if number else kind
     wave = 0 if kind == "gateway" else 1
-    kept = SupervisedProcess(kind, number, body, plan.state.logs / f"{name}.log", wave=wave, metrics=url_of(own))
-    supervisor.start(kept)
+    log = plan.state.logs / f"{name}.log"
+    process = SupervisedProcess(kind, number, body, log, wave=wave, metrics=url_of(metrics_socket))
+    supervisor.start(process)

@@ -1,4 +1,4 @@
-"""Processes as the supervisor has them: forked warm or executed, in sessions of their own, never outliving it."""
+"""Child processes of the supervisor: forked with modules already imported, or executed. They never outlive the supervisor."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
-#: Signals the supervisor takes with sigtimedwait; children get them back as they were.
+#: Signals that the supervisor receives with sigtimedwait; children get the default handling back.
 TAKEN = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
-#: Back-off of restarts: doubled for each death that came soon after the start, forgotten after a quiet while.
+#: Restart back-off in seconds: doubled for each exit within QUIET seconds of the start, reset after a longer run.
 FIRST_DELAY, LAST_DELAY, QUIET = 0.2, 15.0, 30.0
 
-_LOG_LIMIT = 16 << 20
+_MAX_LOG_BYTES = 16 << 20
 
 
 def fork(name: str, body: Callable[[], int | None], log: Path | None) -> int:
-    """Runs `body` in a child that dies with this process. Without a log it writes where this process writes."""
+    """Runs `body` in a child that dies with this process. Without a log, the child shares this process's output."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -36,31 +36,31 @@ def fork(name: str, body: Callable[[], int | None], log: Path | None) -> int:
         return pid
     code = 1
     try:
-        _settle(name, parent, log)
+        _set_up_child(name, parent, log)
         code = body() or 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 1
         if isinstance(ending.code, str):
             sys.stderr.write(f"{ending.code}\n")
-    except BaseException:  # noqa: BLE001 - the child ends here, whatever it was
+    except BaseException:  # noqa: BLE001 - the child must end here, whatever was raised
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # nothing of the supervisor's own clean-up may run here
+        os._exit(code)  # must not run the supervisor's own clean-up
 
 
-def with_parent() -> None:
-    """In a child, before it becomes another program: it dies with this process."""
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when its parent dies; survives exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _settle(name: str, parent: int, log: Path | None) -> None:
-    with_parent()
-    if os.getppid() != parent:  # it died before the line above
+def _set_up_child(name: str, parent: int, log: Path | None) -> None:
+    die_with_parent()
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
-    os.setpgid(0, 0)  # a Ctrl-C in the terminal is for the supervisor, who stops all in order
+    os.setpgid(0, 0)  # Ctrl-C in the terminal reaches only the supervisor, which stops its children in order
     _libc.prctl(_PR_SET_NAME, f"moorage-{name}".encode()[:15], 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
@@ -68,7 +68,7 @@ def _settle(name: str, parent: int, log: Path | None) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     if log is not None:
-        if log.exists() and log.stat().st_size > _LOG_LIMIT:
+        if log.exists() and log.stat().st_size > _MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.1"))
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(out, 1)
@@ -77,8 +77,7 @@ def _settle(name: str, parent: int, log: Path | None) -> None:
 
 
 def execute(argv: list[str], more: Mapping[str, str]) -> Callable[[], int]:
-    """A body that becomes another program; the parent's death still ends it (the setting survives exec). `more`: its
-    environment, where that does not say otherwise."""
+    """Returns a body for `fork` that executes another program. `more` are defaults for environment variables."""
 
     def body() -> int:
         os.execve(argv[0], argv, {**more, **os.environ})
@@ -88,20 +87,20 @@ def execute(argv: list[str], more: Mapping[str, str]) -> Callable[[], int]:
 
 @dataclass
 class SupervisedProcess:
-    """One process that is to run all the time."""
+    """A process that the supervisor keeps running."""
 
     kind: str
     number: int
     body: Callable[[], int | None]
     log: Path
-    wave: int = 1  # stopped in this order
-    metrics: str = ""  # where it shows how it does
+    wave: int = 1  # lower waves are stopped first
+    metrics: str = ""  # URL of its health and metrics
     pid: int = 0
     started: float = 0.0
-    deaths: int = 0  # all of them
-    soon: int = 0  # those in a row that came before a quiet while
+    deaths: int = 0
+    quick_deaths: int = 0  # consecutive exits soon after a start
     last_exit: str = ""
-    due: float = 0.0  # when to start again
+    due: float = 0.0  # time of the next start
     ended: float = field(default=0.0)
 
     @property
@@ -114,15 +113,15 @@ class SupervisedProcess:
 
     def died(self, status: int) -> None:
         now = time.monotonic()
-        self.soon = self.soon + 1 if now - self.started < QUIET else 1
+        self.quick_deaths = self.quick_deaths + 1 if now - self.started < QUIET else 1
         self.deaths += 1
         self.last_exit = exit_text(status)
         self.pid = 0
         self.ended = time.time()
-        self.due = now + min(LAST_DELAY, FIRST_DELAY * 2 ** min(self.soon - 1, 16))
+        self.due = now + min(LAST_DELAY, FIRST_DELAY * 2 ** min(self.quick_deaths - 1, 16))
 
     def tail(self, lines: int = 12) -> str:
-        """The end of the log: the reason, where it does not start."""
+        """Returns the end of the log, which has the reason if the process does not start."""
         try:
             with open(self.log, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))

@@ -1,5 +1,5 @@
-"""Agents of clusters that are registered with a kubeconfig: each runs here, beside the mesh, for as long as the cluster is
-registered. Who would rather have it run in the cluster joins it instead."""
+"""Runs the agents of clusters that are registered with a kubeconfig, one process each, for as long as the cluster is
+registered. `moorage cluster join` is the alternative: it runs the agent in the cluster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from moorage.telemetry import MetricValue
 from ..exit_codes import Failure
 from ..state_dir import StateDirectory, write_private
 from .agent_users import ask
-from .processes import with_parent
+from .processes import die_with_parent
 
 log = structlog.get_logger("agents")
 KEYS = "cluster-providers.*.clusters.*"
-#: Seconds until an agent that ended is started again: doubled each time, up to the second.
-_FIRST, _LAST = 1.0, 60.0
-#: How long an agent has to end.
-_PATIENCE = 3.0
+#: Restart back-off of an agent in seconds: doubled each time, up to the second value.
+_FIRST_DELAY, _LAST_DELAY = 1.0, 60.0
+#: Seconds until an agent that was asked to end is killed.
+_GRACE = 3.0
 
 
 class _Cluster(msgspec.Struct):
@@ -42,48 +42,48 @@ _cluster = msgspec.json.Decoder(_Cluster).decode
 class RegisteredAgents:
     def __init__(self, state: StateDirectory) -> None:
         self._state = state
-        self._wanted: dict[str, str] = {}  # cluster → kubeconfig
+        self._kubeconfigs: dict[str, str] = {}  # by cluster
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._turn = asyncio.Event()
         self._running: set[str] = set()
 
-    def figures(self) -> Iterable[MetricValue]:
-        """What is counted when somebody collects it."""
-        counts = {"running": len(self._running), "stopped": len(self._wanted) - len(self._running)}
+    def metrics(self) -> Iterable[MetricValue]:
+        """Yields the metrics at collection time."""
+        counts = {"running": len(self._running), "stopped": len(self._kubeconfigs) - len(self._running)}
         yield MetricValue(
             "moorage_local_agents", "Agents of clusters that are registered with a kubeconfig", counts, "state"
         )
 
-    def saw(self, key: str, value: bytes | None, _revision: int) -> None:
+    def on_cluster(self, key: str, value: bytes | None, _revision: int) -> None:
+        """Starts, restarts or ends a cluster's agent after a change of its registration."""
         _, provider, _, name = path_of(key)
         cluster, text = f"{provider}/{name}", _cluster(value).kubeconfig if value is not None else ""
-        if self._wanted.get(cluster, "") == text:
+        if self._kubeconfigs.get(cluster, "") == text:
             return
         if text:
-            self._wanted[cluster] = text
+            self._kubeconfigs[cluster] = text
         else:
-            del self._wanted[cluster]
+            del self._kubeconfigs[cluster]
         task = self._tasks.get(cluster)
-        self._tasks[cluster] = asyncio.create_task(self._follow(cluster, text, task))
+        self._tasks[cluster] = asyncio.create_task(self._replace(cluster, text, task))
 
-    async def _follow(self, cluster: str, text: str, before: asyncio.Task[None] | None) -> None:
-        """One agent at a time, with what its cluster is registered with now."""
-        if before is not None:
-            before.cancel()
+    async def _replace(self, cluster: str, text: str, previous: asyncio.Task[None] | None) -> None:
+        """Ends the previous agent before it starts one with the new kubeconfig, so that only one runs at a time."""
+        if previous is not None:
+            previous.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await before
+                await previous
         if text:
-            await self._run(cluster, self._file(cluster, text))
+            await self._run(cluster, self._kubeconfig_file(cluster, text))
         else:
-            self._file(cluster, "").unlink(missing_ok=True)
-            with contextlib.suppress(Failure):  # its user was never made, or went with the broker
+            self._kubeconfig_file(cluster, "").unlink(missing_ok=True)
+            with contextlib.suppress(Failure):  # the user may not exist, or the broker may be gone
                 await asyncio.to_thread(ask, self._state, "revoke", cluster)
-            log.info("an agent ended for good", cluster=cluster)
+            log.info("agent removed", cluster=cluster)
 
-    def _file(self, cluster: str, text: str) -> Path:
-        place = self._state.root / "kubeconfigs"
-        place.mkdir(exist_ok=True, mode=0o700)
-        path = place / f"{'.'.join(token(part) for part in cluster.split('/'))}.yaml"
+    def _kubeconfig_file(self, cluster: str, text: str) -> Path:
+        directory = self._state.root / "kubeconfigs"
+        directory.mkdir(exist_ok=True, mode=0o700)
+        path = directory / f"{'.'.join(token(part) for part in cluster.split('/'))}.yaml"
         if text:
             write_private(path, text)
         return path
@@ -101,18 +101,18 @@ class RegisteredAgents:
             provider,
         ]
         command += ["--name", name, "--state", str(self._state.root)]
-        # What the mesh was told about others must not lead the agent elsewhere.
-        others = ("MOORAGE_NATS_URL", "MOORAGE_CLUSTER", "MOORAGE_METRICS")
-        environment = {k: v for k, v in os.environ.items() if k not in others}
-        delay = _FIRST
+        # Settings of the mesh itself must not redirect the agent.
+        excluded = ("MOORAGE_NATS_URL", "MOORAGE_CLUSTER", "MOORAGE_METRICS")
+        environment = {k: v for k, v in os.environ.items() if k not in excluded}
+        delay = _FIRST_DELAY
         while True:
             with (self._state.logs / f"agent-{kubeconfig.stem}.log").open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
-                    *command, stdout=out, stderr=out, env=environment, preexec_fn=with_parent
+                    *command, stdout=out, stderr=out, env=environment, preexec_fn=die_with_parent
                 )
-            log.info("an agent runs", cluster=cluster, pid=process.pid)
+            log.info("agent started", cluster=cluster, pid=process.pid)
             self._running.add(cluster)
-            began = asyncio.get_running_loop().time()
+            started = asyncio.get_running_loop().time()
             try:
                 status = await process.wait()
             except asyncio.CancelledError:
@@ -120,8 +120,9 @@ class RegisteredAgents:
                 raise
             finally:
                 self._running.discard(cluster)
-            delay = _FIRST if asyncio.get_running_loop().time() - began > _LAST else min(2 * delay, _LAST)
-            log.warning("an agent ended; it starts again", cluster=cluster, status=status, seconds=delay)
+            run_seconds = asyncio.get_running_loop().time() - started
+            delay = _FIRST_DELAY if run_seconds > _LAST_DELAY else min(2 * delay, _LAST_DELAY)
+            log.warning("agent exited, restarting", cluster=cluster, status=status, seconds=delay)
             await asyncio.sleep(delay)
 
     async def stop(self) -> None:
@@ -134,7 +135,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_GRACE):
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -145,8 +146,8 @@ async def main(settings: Settings, state: StateDirectory) -> None:
     bus = await Bus.connect(settings, worker="admin")
     registered = RegisteredAgents(state)
     try:
-        await bus.bucket(stores.RESOURCES).mirror(registered.saw, KEYS)
-        bus.vitals.show(registered.figures)
+        await bus.bucket(stores.RESOURCES).mirror(registered.on_cluster, KEYS)
+        bus.vitals.show(registered.metrics)
         bus.set_health(dict)
         await bus.closed.wait()
     finally:

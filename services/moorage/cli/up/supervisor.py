@@ -1,4 +1,4 @@
-"""Starts, watches, restarts and stops the processes of a mesh. Synchronous and single-threaded, so that it may fork."""
+"""Starts, watches, restarts and stops the processes of a mesh. It is synchronous and single-threaded, so that it can fork."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..exit_codes import FAILED, Failure
 from ..state_dir import StateDirectory, write_private
 from .processes import TAKEN, SupervisedProcess, execute, exit_text, fork
 
-#: How long each wave gets to end before it is killed: gateway, workers, Redis and NATS. Together below 10 s.
-_PATIENCE = (2.0, 4.0, 2.5)
-_LAST_WAVE = len(_PATIENCE) - 1
+#: Seconds until each wave is killed: gateway, workers, Redis and NATS. Together below 10 s.
+_GRACE_SECONDS = (2.0, 4.0, 2.5)
+_LAST_WAVE = len(_GRACE_SECONDS) - 1
 
 
 class Stopped(Exception):
-    """Somebody asked for the end while something else was waited for."""
+    """A signal to stop arrived while the supervisor was waiting."""
 
 
 @dataclass
 class Plan:
-    """What to run and what others are told about it."""
+    """The processes of a mesh and the contents of its endpoint file."""
 
     state: StateDirectory
     url: str
@@ -38,30 +38,30 @@ class Plan:
     redis: str
     admin_seed: str
     controller_seed: str
-    kept: list[SupervisedProcess] = field(default_factory=list)
+    processes: list[SupervisedProcess] = field(default_factory=list)
 
 
 class Supervisor:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.plan = plan
         self.say = say
-        self.asked: Callable[[], None] = lambda: None  # what to do when a command woke us
+        self.on_wake: Callable[[], None] = lambda: None  # called after a command sent WAKE
         self._woken = False
-        self.started = False  # until then a death is a reason not to go on
-        self._tasks: dict[int, int | None] = {}  # one-shot children → exit status once there
+        self.started = False
+        self._tasks: dict[int, int | None] = {}  # exit status of one-shot children by pid, None while they run
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Takes over the signals, and makes all memory so far shared with every child for good."""
+        """Blocks the signals that `step` receives, and freezes memory so that children share its pages."""
         signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
         gc.collect()
         gc.freeze()
 
     def step(self, longest: float | None) -> None:
-        """Waits for one thing to happen: a child's end, a signal to stop, a restart that is due."""
+        """Waits for one event: the end of a child, a signal, or a restart that is due."""
         now = time.monotonic()
-        due = [k.due - now for k in self.plan.kept if not k.pid and k.started]
+        due = [p.due - now for p in self.plan.processes if not p.pid and p.started]
         wait = min([*due, 3600.0 if longest is None else longest])
         info = signal.sigtimedwait(TAKEN, max(wait, 0.0))
         if info is not None and info.si_signo == signal.SIGUSR1:
@@ -69,12 +69,12 @@ class Supervisor:
         elif info is not None and info.si_signo != signal.SIGCHLD:
             raise Stopped
         changed = self._reap()
-        for kept in self.plan.kept:
-            if not kept.pid and kept.started and kept.due <= time.monotonic():
-                kept.start()
+        for process in self.plan.processes:
+            if not process.pid and process.started and process.due <= time.monotonic():
+                process.start()
                 changed = True
         if changed:
-            self.tell()
+            self.write_endpoint()
 
     def _reap(self) -> bool:
         changed = False
@@ -88,29 +88,31 @@ class Supervisor:
             if pid in self._tasks:
                 self._tasks[pid] = status
                 continue
-            for kept in self.plan.kept:
-                if kept.pid == pid:
-                    kept.died(status)
+            for process in self.plan.processes:
+                if process.pid == pid:
+                    process.died(status)
                     changed = True
-                    delay = kept.due - time.monotonic()
-                    self.say(f"{kept.name} ended ({kept.last_exit}); it starts again in {delay:.1f} s, see {kept.log}")
+                    delay = process.due - time.monotonic()
+                    self.say(
+                        f"{process.name} exited ({process.last_exit}); restarting in {delay:.1f} s, see {process.log}"
+                    )
 
-    def until(self, ready: Callable[[], bool], seconds: float, what: str, *needed: SupervisedProcess) -> None:
-        """Waits for a condition; a needed process that dies twice while it is waited for is the reason to give up."""
+    def wait_until(self, ready: Callable[[], bool], seconds: float, what: str, *needed: SupervisedProcess) -> None:
+        """Waits for a condition. Fails when time is up or a needed process has died twice."""
         end = time.monotonic() + seconds
         pause = 0.005
         while not ready():
-            for kept in needed:
-                if kept.deaths > 1:
-                    raise Failure(f"{what}: {kept.name} does not start ({kept.last_exit})\n{kept.tail()}")
+            for process in needed:
+                if process.deaths > 1:
+                    raise Failure(f"{what}: {process.name} does not start ({process.last_exit})\n{process.tail()}")
             if time.monotonic() > end:
-                tails = "\n".join(k.tail() for k in needed)
+                tails = "\n".join(process.tail() for process in needed)
                 raise Failure(f"{what}: not ready after {seconds:g} s\n{tails}".rstrip())
             self.step(pause)
             pause = min(pause * 1.5, 0.1)
 
     def perform(self, name: str, body: Callable[[], int | None]) -> int:
-        """Runs something once in a child, so that the supervisor can go on watching; its exit code."""
+        """Runs a function in a child, watches the other processes meanwhile, and returns the child's exit code."""
         pid = fork(name, body, None)
         self._tasks[pid] = None
         try:
@@ -129,27 +131,32 @@ class Supervisor:
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    def start(self, kept: SupervisedProcess) -> SupervisedProcess:
-        self.plan.kept.append(kept)
-        kept.start()
-        return kept
+    def start(self, process: SupervisedProcess) -> SupervisedProcess:
+        self.plan.processes.append(process)
+        process.start()
+        return process
 
-    def tell(self) -> None:
-        """The endpoint file: how clients on this machine find the mesh, and who is who."""
+    def write_endpoint(self) -> None:
+        """Writes the endpoint file, by which clients on this machine find the mesh and its processes."""
         plan = self.plan
         pids: dict[str, list[int]] = {"up": [os.getpid()]}
         workers = []
         metrics: dict[str, list[str]] = {}
-        for kept in plan.kept:
-            if kept.metrics:
-                metrics.setdefault(kept.kind, []).append(kept.metrics)
-            pids.setdefault(kept.kind, [])
-            if kept.pid:
-                pids[kept.kind].append(kept.pid)
-            shown: dict[str, Any] = {"kind": kept.kind, "name": kept.name, "pid": kept.pid, "restarts": kept.deaths}
-            if kept.deaths:
-                shown |= {"lastExit": kept.last_exit, "lastEnd": kept.ended}
-            workers.append(shown)
+        for process in plan.processes:
+            if process.metrics:
+                metrics.setdefault(process.kind, []).append(process.metrics)
+            pids.setdefault(process.kind, [])
+            if process.pid:
+                pids[process.kind].append(process.pid)
+            worker: dict[str, Any] = {
+                "kind": process.kind,
+                "name": process.name,
+                "pid": process.pid,
+                "restarts": process.deaths,
+            }
+            if process.deaths:
+                worker |= {"lastExit": process.last_exit, "lastEnd": process.ended}
+            workers.append(worker)
         endpoint = {
             "http": plan.url,
             "token": plan.token,
@@ -165,44 +172,44 @@ class Supervisor:
         write_private(plan.state.endpoint, json.dumps(endpoint, indent=1))
 
     def watch(self) -> None:
-        """Runs until somebody asks for the end."""
+        """Supervises until a signal to stop arrives."""
         while True:
             if self._woken:
                 self._woken = False
-                self.asked()
+                self.on_wake()
             else:
                 self.step(None)
 
     def stop(self) -> None:
-        """Ends everything, in order, within the patience of each wave; a second request ends it at once."""
+        """Stops all processes wave by wave and kills those that exceed their grace time. A second signal kills at once."""
         hurry = False
-        for wave, patience in enumerate(_PATIENCE):
-            mine = [k for k in self.plan.kept if k.wave == wave and k.pid]
-            for kept in mine:
-                _kill(kept.pid, signal.SIGTERM)
-            end = time.monotonic() + patience
-            while mine and not hurry and time.monotonic() < end:
+        for wave, grace in enumerate(_GRACE_SECONDS):
+            running = [p for p in self.plan.processes if p.wave == wave and p.pid]
+            for process in running:
+                _kill(process.pid, signal.SIGTERM)
+            end = time.monotonic() + grace
+            while running and not hurry and time.monotonic() < end:
                 info = signal.sigtimedwait(TAKEN, max(0.0, min(0.2, end - time.monotonic())))
                 hurry = info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM)
-                self._bury(mine)
-            for kept in mine:
-                self.say(f"{kept.name} did not end in time and is killed")
-                _kill(kept.pid, signal.SIGKILL)
+                self._remove_ended(running)
+            for process in running:
+                self.say(f"{process.name} did not end in time and was killed")
+                _kill(process.pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(kept.pid, 0)
-                kept.pid = 0
+                    os.waitpid(process.pid, 0)
+                process.pid = 0
         for pid, status in self._tasks.items():
             if status is None:
                 _kill(pid, signal.SIGKILL)
         self.plan.state.endpoint.unlink(missing_ok=True)
 
-    def _bury(self, mine: list[SupervisedProcess]) -> None:
-        for kept in list(mine):
+    def _remove_ended(self, running: list[SupervisedProcess]) -> None:
+        for process in list(running):
             with contextlib.suppress(ChildProcessError):
-                if os.waitpid(kept.pid, os.WNOHANG)[0] == 0:
+                if os.waitpid(process.pid, os.WNOHANG)[0] == 0:
                     continue
-            kept.pid = 0
-            mine.remove(kept)
+            process.pid = 0
+            running.remove(process)
 
 
 def _kill(pid: int, number: int) -> None:
@@ -211,7 +218,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def warm(modules: list[str]) -> None:
-    """Imports what the workers need before they are forked, without starting a thread in this process."""
+    """Imports the workers' modules before forking, without starting a thread in this process."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     for name in modules:
@@ -219,7 +226,7 @@ def warm(modules: list[str]) -> None:
 
 
 def program(kind: str, argv: list[str], logs: Path) -> SupervisedProcess:
-    """A broker: stopped last. It shares the machine with the workers that it serves: on all cores at once it would only
-    take theirs from them."""
-    half = {"GOMAXPROCS": str(max(1, (os.cpu_count() or 2) // 2))}
-    return SupervisedProcess(kind, 0, execute(argv, half), logs / f"{kind}.log", wave=_LAST_WAVE)
+    """Returns a broker's process, which is stopped last. It may use half of the cores: on all of them it would only slow down
+    the workers that it serves."""
+    limits = {"GOMAXPROCS": str(max(1, (os.cpu_count() or 2) // 2))}
+    return SupervisedProcess(kind, 0, execute(argv, limits), logs / f"{kind}.log", wave=_LAST_WAVE)
