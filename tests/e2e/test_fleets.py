@@ -111,7 +111,7 @@ def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_pat
     assert "has claims on far/a, which is stale" in done(mesh, "check", code=1)
     assert "--abandon-claims" in done(mesh, "delete", "cluster", "far/a", code=4)
     assert clusters(mesh) == {"far/a": "Stale"}
-    assert "cluster/far/a forgotten" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims")
+    assert "cluster/far/a deleted" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims")
     assert clusters(mesh) == {}
     done(mesh, "get", "cluster", "far/a", code=3)
     # What stood there looks for another place.

@@ -128,7 +128,7 @@ def test_detached_stopped_and_found_again(local: Local) -> None:
 
     local.ok("up", "--detach", "--http", "127.0.0.1:0")
     assert local.endpoint["token"] == endpoint["token"]
-    assert "the simulated fleet of before is back: 6 clusters" in (local.state / "logs" / "up.log").read_text()
+    assert "restored the simulated fleet: 6 clusters" in (local.state / "logs" / "up.log").read_text()
     found = json.loads(local.ok("why", "kept", "-o", "json"))
     assert found["decision"] == decision, "what was acknowledged stands"
     local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")

@@ -199,7 +199,7 @@ def test_what_fits_nowhere_else_stays_and_says_why(mesh: Mesh, agents: dict[str,
     apply(mesh, application("bound", EXAMPLE))
     running(mesh, "bound")
     done = mesh.run("cluster", "drain", "lab/core-1", "--timeout", "30s")
-    assert done.returncode == 1 and b"default/bound/v1/default stays" in done.stderr and AVX.encode() in done.stderr
+    assert done.returncode == 1 and b"default/bound/v1/default not moved" in done.stderr and AVX.encode() in done.stderr
     assert why(mesh, "bound")["apps"]["bound"]["clusters"] == ["lab/core-1"]
     assert mesh.run("cluster", "uncordon", "lab/core-1").returncode == 0
 

@@ -18,7 +18,7 @@ import pytest
 
 from moorage.bus import Bus, stream_backup
 from moorage.cli.backup_archive import write
-from moorage.cli.commands.backup import LEASES, STREAMS, taken
+from moorage.cli.backup_streams import LEASES, OTHER_STREAMS, STREAMS, take_snapshot
 from moorage.ledger import open_ledger
 from moorage.model.names import group_tokens
 from moorage_testkit.mesh import Mesh
@@ -153,7 +153,7 @@ async def test_whatever_happens_while_it_is_written(
         monkeypatch.setattr(stream_backup, "snapshot", copied)
         file = tmp_path / f"{number}.backup"
         with ExitStack() as stack:
-            made = await taken(mesh.settings, stack)
+            made = await take_snapshot(mesh.settings, stack)
             with file.open("wb") as out:
                 write(out, made.about, made.parts)
         monkeypatch.undo()
@@ -222,7 +222,7 @@ async def test_damaged_files_are_refused_and_leave_the_place_empty(mesh: Mesh, t
             assert what.startswith("changed"), what
             continue
         assert done.returncode == 1, (what, done.stderr)
-        assert b"damaged" in done.stderr or b"not a back-up" in done.stderr, (what, done.stderr)
+        assert b"damaged" in done.stderr or b"not a backup" in done.stderr, (what, done.stderr)
         assert not (place / "nats").exists() or not any((place / "nats").rglob("*.blk")), what
     assert restored("-", tmp_path / "piped", whole).returncode == 0
 
@@ -252,10 +252,9 @@ async def test_only_an_empty_place_will_do(mesh: Mesh, tmp_path: Path) -> None:
 
 def test_every_stream_is_backed_up_or_known_not_to_be() -> None:
     """Who adds a stream decides what becomes of it."""
-    from moorage.cli.commands.backup import OTHERS
     from moorage.mesh.discovery import installed
 
-    assert {store.stream for store in installed().stores.values()} == {*STREAMS, *OTHERS}
+    assert {store.stream for store in installed().stores.values()} == {*STREAMS, *OTHER_STREAMS}
 
 
 async def test_clusters_that_lived_on_become_what_the_backup_says(tmp_path: Path) -> None:

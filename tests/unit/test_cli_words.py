@@ -74,7 +74,7 @@ def test_kinds_have_kubectls_names(text: str) -> None:
 def test_kinds_of_intents_are_kinds_too() -> None:
     assert resolve("hpaintents").intent_kind == "HpaIntent"
     assert resolve("LatencyIntent").intent_kind == "LatencyIntent"
-    with pytest.raises(Failure, match="there is no kind 'foo'"):
+    with pytest.raises(Failure, match="unknown resource type 'foo'"):
         resolve("foo")
 
 

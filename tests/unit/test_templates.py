@@ -37,13 +37,13 @@ def test_rendered(text: str, made: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("\n{{ .Missing }}", "f:2: the values have no .Missing"),
-        ("{{ .M.nothing }}", "the values have no .M.nothing"),
-        ("{{ foo 1 }}", "no function 'foo'"),
-        ("{{ .A | nope }}", "no function 'nope'"),
-        ("{{ $x }}", "no variable $x"),
+        ("\n{{ .Missing }}", "f:2: no value for .Missing"),
+        ("{{ .M.nothing }}", "no value for .M.nothing"),
+        ("{{ foo 1 }}", "unknown function 'foo'"),
+        ("{{ .A | nope }}", "unknown function 'nope'"),
+        ("{{ $x }}", "unknown variable $x"),
         ("x\n{{ if .A }}", "f:2: 'if .A' has no end"),
-        ("{{ end }}", "without a beginning"),
+        ("{{ end }}", "unexpected 'end'"),
         ("{{ index .L 7 }}", "index:"),
     ],
 )
