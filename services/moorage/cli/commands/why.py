@@ -147,7 +147,9 @@ def story(
         except Refusal as refusal:
             if refusal.status != 404 or is_group:
                 raise
-            raise Failure(f"{target} is neither the id of a stored message nor a group ({name})", MISSING) from refusal
+            raise Failure(
+                f"{target} does not exist: it is neither the id of a stored message nor a group ({name})", MISSING
+            ) from refusal
     if output in ("json", "yaml"):
         return show({"items": items}, output)
     if output == "name":
