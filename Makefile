@@ -58,10 +58,10 @@ bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes benc
 	$(BIN)/python -m tests.bench $(NAME)
 
 kube-assets: $(VENV)/developed ## build etcd, Kubernetes, kwok and helm for tests, once, into the user's cache
-	@$(BIN)/python -m moorage_testkit.kube_assets
+	@$(BIN)/python tools/kube_assets.py
 
 engine: $(VENV)/developed ## as root: get a container engine for tests/compose, once, into the user's cache
-	@$(BIN)/python -m moorage_testkit.container_engine
+	@$(BIN)/python tools/container_engine.py
 
 clean: ## remove what was built, .venv too; state of a mesh stays
 	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

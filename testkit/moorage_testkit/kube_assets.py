@@ -1,179 +1,54 @@
-"""The binaries of a real control plane: found by the convention of envtest, or built once from published Go modules.
-
-`python -m moorage_testkit.kube_assets` (what `make kube-assets` runs) builds them into the user's cache. Kubernetes points
-its own requirements at directories that are not in its module; a module of ours names their published versions instead.
-"""
+"""Finds the binaries of a real control plane: by the convention of envtest, or where `make kube-assets` puts them."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import platformdirs
 
-KUBERNETES, STAGING, ETCD, KWOK, HELM = "v1.36.3", "v0.36.3", "v3.6.8", "v0.8.0", "v3.19.2"
+KUBERNETES, ETCD, KWOK, HELM = "v1.36.3", "v3.6.8", "v0.8.0", "v3.19.2"
 BINARIES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kwok")
-_GO = "1.26.0"
-
-
-class Build(NamedTuple):
-    """One `go build`. `packages`: about how many it compiles, for the progress shown."""
-
-    names: tuple[str, ...]
-    module: str
-    version: str
-    mains: tuple[str, ...]
-    packages: int
-    flags: str = "-s -w"
-
-
-_VERSION = "k8s.io/component-base/version"
-BUILDS = (
-    Build(("etcd",), "go.etcd.io/etcd/server/v3", ETCD, ("go.etcd.io/etcd/server/v3",), 560),
-    Build(
-        ("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
-        "k8s.io/kubernetes",
-        KUBERNETES,
-        tuple(f"k8s.io/kubernetes/cmd/kube-{part}" for part in ("apiserver", "controller-manager", "scheduler")),
-        2650,
-        f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=36",
-    ),
-    Build(("kwok",), "sigs.k8s.io/kwok", KWOK, ("sigs.k8s.io/kwok/cmd/kwok",), 1150),
-)
-#: No part of a control plane: what renders charts.
-CHARTS = Build(("helm",), "helm.sh/helm/v3", HELM, ("helm.sh/helm/v3/cmd/helm",), 900)
 
 
 def cache() -> Path:
-    return Path(platformdirs.user_cache_dir("moorage")) / f"kube-{KUBERNETES}"
+    """Returns the directory of the binaries that we build. Each set of versions has its own."""
+    name = f"kube-{KUBERNETES}-etcd-{ETCD}-kwok-{KWOK}-helm-{HELM}"
+    return Path(platformdirs.user_cache_dir("moorage")) / name
 
 
-def lacking(directory: Path, names: Iterable[str] = BINARIES) -> list[str]:
+def missing_binaries(directory: Path, names: Iterable[str] = BINARIES) -> list[str]:
     return [name for name in names if not os.access(directory / name, os.X_OK)]
 
 
 def find() -> tuple[Path | None, str]:
-    """Where the binaries are, or None and one line that says what to do. kwok is no part of envtest: beside the others,
-    in the cache or on PATH."""
+    """Returns the directory of the binaries, or None and one line that says what to do.
+
+    kwok is no part of envtest: it is looked for beside the others, in the cache and on PATH."""
     named = os.environ.get("KUBEBUILDER_ASSETS")
     directory = Path(named) if named else cache()
-    missing = lacking(directory, BINARIES if not named else [n for n in BINARIES if n != "kwok"])
+    missing = missing_binaries(directory, BINARIES if not named else [n for n in BINARIES if n != "kwok"])
     if missing:
         how = "`make kube-assets` builds them" if shutil.which("go") else "set KUBEBUILDER_ASSETS, or install Go"
         return None, f"no real control planes: {directory} has no {', '.join(missing)}; {how}"
     if kwok(directory) is None:
-        return (
-            None,
-            f"no real control planes: no kwok in {directory}, {cache()} or on PATH; `make kube-assets` builds it",
-        )
+        places = f"{directory}, {cache()} or on PATH"
+        return None, f"no real control planes: no kwok in {places}; `make kube-assets` builds it"
     return directory, ""
 
 
 def kwok(directory: Path) -> Path | None:
     for place in (directory, cache()):
-        if not lacking(place, ["kwok"]):
+        if not missing_binaries(place, ["kwok"]):
             return place / "kwok"
     found = shutil.which("kwok")
     return Path(found) if found else None
 
 
 def helm() -> Path | None:
-    if not lacking(cache(), CHARTS.names):
+    if not missing_binaries(cache(), ["helm"]):
         return cache() / "helm"
     found = shutil.which("helm")
     return Path(found) if found else None
-
-
-def build(directory: Path, builds: Iterable[Build] = BUILDS) -> None:
-    """Each binary appears whole or not at all; two builds at once take turns."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for item in builds:
-            if lacking(directory, item.names):
-                _build(item, directory)
-    _say(f"the binaries are in {directory}")
-
-
-def _build(item: Build, directory: Path) -> None:
-    env = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as work:
-        _say(f"{item.module} {item.version}: fetching modules")
-        _write_module(item, Path(work), env)
-        _go(["mod", "tidy", "-e"], work, env)
-        output = Path(work, "bin")
-        output.mkdir()
-        command = ["go", "build", "-v", "-trimpath", "-ldflags", item.flags, "-o", f"{output}/", *item.mains]
-        _follow(command, work, env, item)
-        for made in output.iterdir():
-            name = item.names[0] if len(item.names) == 1 else made.name
-            os.replace(made, directory / name)
-    _say(f"{', '.join(item.names)}: built in {time.monotonic() - started:.0f} s")
-
-
-def _write_module(item: Build, work: Path, env: dict[str, str]) -> None:
-    lines = ["module assets", f"go {_GO}", f"require {item.module} {item.version}"]
-    if item.module == "k8s.io/kubernetes":
-        told = _go(["mod", "download", "-json", f"{item.module}@{item.version}"], str(work), env)
-        found = re.search(r'"GoMod": "(.*)"', told)
-        if found is None:
-            raise SystemExit(f"{item.module}@{item.version}: no go.mod")
-        staged = re.findall(r"^\s*(?:replace )?(\S+) => \./staging", Path(found[1]).read_text(), re.MULTILINE)
-        lines += [f"replace {name} => {name} {STAGING}" for name in staged]
-    (work / "go.mod").write_text("\n".join(lines) + "\n")
-    imports = "".join(f'import _ "{main}"\n' for main in item.mains)
-    (work / "assets.go").write_text(f"//go:build tools\n\npackage assets\n\n{imports}")
-
-
-def _go(arguments: list[str], work: str, env: dict[str, str]) -> str:
-    done = subprocess.run(["go", *arguments], cwd=work, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"go {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
-    return done.stdout
-
-
-def _follow(command: list[str], work: str, env: dict[str, str], item: Build) -> None:
-    """`go build -v` names each package it compiles; what is cached it passes over."""
-    compiled, last, tail = 0, 0.0, [""]
-    with subprocess.Popen(command, cwd=work, env=env, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            compiled += 1
-            tail = [*tail[-30:], line]
-            if time.monotonic() - last >= (0.5 if sys.stderr.isatty() else 20):
-                last = time.monotonic()
-                _say(f"{item.module}: compiled {compiled} of about {item.packages} packages", passing=True)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{''.join(tail)}")
-
-
-def _say(text: str, *, passing: bool = False) -> None:
-    terminal = sys.stderr.isatty()
-    sys.stderr.write(f"\r\x1b[K{text}" + ("" if passing and terminal else "\n") if terminal else f"{text}\n")
-    sys.stderr.flush()
-
-
-def main() -> None:
-    """Nothing to do where KUBEBUILDER_ASSETS has all of them and helm is on PATH."""
-    directory, _ = find()
-    if directory is not None:
-        _say(f"the binaries are in {directory}")
-        if helm() is not None:
-            return
-    if shutil.which("go") is None:
-        raise SystemExit("building them needs a Go toolchain (https://go.dev/dl); or set KUBEBUILDER_ASSETS")
-    build(cache(), (*(() if directory is not None else BUILDS), CHARTS))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -65,13 +67,29 @@ class Stack:
         return done
 
 
-def wheels(project: Path) -> None:
-    place = project / "ops/image/wheels"
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "-w", str(place)]
+def wheels() -> Path:
+    """Returns a directory with all wheels of the image, in the user's cache under the hash of what they are made from."""
     lock = TOP / "requirements-traces.lock"
     # What only the first releases of the base image's Python need: markers are judged by the Python that runs here.
     early = [line.split(";")[0].strip() for line in lock.read_text().splitlines() if "< '3.11.3'" in line]
-    subprocess.run([*command, "-r", str(lock), *early, "hatchling"], check=True, timeout=300)
+    digest = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    directory = container_engine.cache().with_name(f"wheels-{digest}")
+    if not directory.exists():
+        with tempfile.TemporaryDirectory(prefix=".wheels-", dir=directory.parent) as work:
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "-q",
+                "--disable-pip-version-check",
+                "-w",
+                f"{work}/wheels",
+            ]
+            subprocess.run([*command, "-r", str(lock), *early, "hatchling"], check=True, timeout=300)
+            with contextlib.suppress(OSError):  # another run was faster
+                Path(work, "wheels").rename(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +103,7 @@ def stack() -> Iterator[Stack]:
             shutil.copytree(TOP / name, project / name, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
         for file in NEEDED:
             shutil.copy(TOP / file, project)
-        wheels(project)
+        shutil.copytree(wheels(), project / "ops/image/wheels", dirs_exist_ok=True)
         with container_engine.Engine(directory / "e") as daemon:
             stack = Stack(daemon, project)
             stack.compose("build", seconds=400)
