@@ -265,11 +265,44 @@ async def test_a_holder_that_cannot_reach_the_broker_stops_before_others_start(n
 
 
 async def test_services_are_found(bus: Bus) -> None:
-    await bus.announce(lambda: {"ok": False, "missing": ["redis"]})
+    missing = ["redis"]
+    await bus.announce(lambda: {"ok": not missing, "missing": missing, "role": "standby"})
     for verb in ("PING", "INFO", "STATS"):
         answer = msgspec.json.decode(await bus.request(f"$SRV.{verb}.moorage-admin", b""))
         assert answer["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
-        assert answer["metadata"]["missing"] == "redis"
+        expected = {"pid": str(os.getpid()), "ok": "false", "missing": "redis", "role": "standby"}
+        assert answer["metadata"] == expected
+    missing.clear()
+    for verb in ("PING", "INFO", "STATS"):
+        answer = msgspec.json.decode(await bus.request(f"$SRV.{verb}", b""))
+        assert (answer["metadata"]["ok"], answer["metadata"]["missing"]) == ("true", "")
+
+
+async def test_services_tell_what_they_served(nats: NatsServer, bus: Bus) -> None:
+    async def slow(incoming: Incoming) -> bytes:
+        await asyncio.sleep(0.02)
+        if incoming.data == b"bad":
+            raise RuntimeError
+        return b"{}"
+
+    server = await Bus.connect(nats.settings(), worker="server")
+    await server.announce(dict)
+    await server.serve("moorage.tests.*.ask", slow, queue="servers")
+    await server.serve("moorage.tests.quiet", slow)
+    for data in (b"", b"", b"bad"):
+        await bus.request("moorage.tests.x.ask", data)
+    info = msgspec.json.decode(await bus.request("$SRV.INFO.moorage-server", b""))
+    assert [(one["name"], one["subject"], one["queue_group"]) for one in info["endpoints"]] == [
+        ("tests-ask", "moorage.tests.*.ask", "servers"),
+        ("tests-quiet", "moorage.tests.quiet", ""),
+    ]
+    stats = msgspec.json.decode(await bus.request(f"$SRV.STATS.moorage-server.{info['id']}", b""))
+    served, quiet = stats["endpoints"]
+    assert (served["num_requests"], served["num_errors"]) == (3, 1)
+    assert (quiet["num_requests"], quiet["num_errors"], quiet["processing_time"]) == (0, 0, 0)
+    assert 60e6 <= served["processing_time"] < 10e9
+    assert served["average_processing_time"] == served["processing_time"] // 3
+    await server.close()
 
 
 async def test_objects(bus: Bus) -> None:

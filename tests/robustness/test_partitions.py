@@ -53,7 +53,7 @@ async def there(driver: MeshClient, kind: str) -> dict[int, str]:
 
     def heard(_subject: str, data: bytes) -> None:
         said = msgspec.json.decode(data)
-        found[int(said["metadata"]["pid"])] = said["endpoints"][0]["data"].get("role", "")
+        found[int(said["metadata"]["pid"])] = said["metadata"].get("role", "")
 
     subscription = await driver.bus.subscribe(inbox, heard)
     await driver.bus.publish(f"$SRV.STATS.moorage-{kind}", b"", inbox)

@@ -55,7 +55,7 @@ async def states(driver: MeshClient, worker: str) -> dict[int, dict[str, Any]]:
 
     def heard(_subject: str, data: bytes) -> None:
         said = msgspec.json.decode(data)
-        found[int(said["metadata"]["pid"])] = said["endpoints"][0]["data"]
+        found[int(said["metadata"]["pid"])] = said["metadata"]
 
     inbox = driver.bus.nc.new_inbox()
     subscription = await driver.bus.subscribe(inbox, heard)

@@ -280,7 +280,7 @@ class Connection:
         """Answer requests, at most `limit` at once; what is too much is told so at once instead of waiting in line.
         `refusal`: how a problem is answered here, whoever finds it."""
         busy = 0
-        served = self.figures.served(subject)
+        served = self.figures.served(subject, queue)
         name = f"handle {subject}"
 
         async def one(msg: Msg) -> None:

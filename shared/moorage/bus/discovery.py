@@ -1,50 +1,87 @@
-"""Every worker is a NATS service: `nats service ls` and our own `check` find it, and it says how it is."""
+"""Makes every worker a NATS service: `nats micro ls`, `info` and `stats` and `moorage check` find it, with its health and the
+subjects that it serves."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
 from nats.aio.msg import Msg
+from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
 
 from moorage.telemetry import version_of_moorage
 
-from .connection import Connection, encode, new_id, now_text
+from .connection import Connection
 
-_PREFIX = "io.nats.micro.v1"
+
+class WorkerService(Service):
+    """A service whose metadata is the worker's health at the moment of the answer.
+
+    nats.micro would subscribe to endpoints itself, in one task each and without our limits and bounds. Endpoints are
+    therefore those of `Connection.serve`, and their statistics are read from the same counters as the metrics."""
+
+    def __init__(self, conn: Connection, health: Callable[[], dict[str, Any]]) -> None:
+        self._conn, self._health = conn, health
+        self._pid = str(os.getpid())
+        self._state = {"pid": self._pid}
+        super().__init__(
+            conn.nc,
+            ServiceConfig(
+                name=f"moorage-{conn.worker}",
+                version=version_of_moorage(),
+                description=f"Moorage {conn.worker}",
+                metadata=self._state,  # kept by reference, so answers have what `_refresh` writes
+            ),
+        )
+
+    def _refresh(self) -> None:
+        health = self._health()
+        self._state.clear()
+        self._state |= {name: str(value) for name, value in health.items() if isinstance(value, str | int | float)}
+        self._state |= {
+            "pid": self._pid,
+            "ok": "true" if health.get("ok", True) else "false",
+            "missing": ", ".join(health.get("missing", [])),
+        }
+
+    def info(self) -> ServiceInfo:
+        self._refresh()
+        info = super().info()
+        info.endpoints = [
+            EndpointInfo(name=_name(one.subject), subject=one.subject, queue_group=one.queue)
+            for one in self._conn.figures.endpoints()
+        ]
+        return info
+
+    def stats(self) -> ServiceStats:
+        self._refresh()
+        stats = super().stats()
+        stats.endpoints = [
+            EndpointStats(
+                name=_name(one.subject),
+                subject=one.subject,
+                queue_group=one.queue,
+                num_requests=one.requests,
+                num_errors=one.errors,
+                processing_time=one.nanoseconds,
+                average_processing_time=one.nanoseconds // max(1, one.handled),
+            )
+            for one in self._conn.figures.endpoints()
+        ]
+        return stats
+
+    async def _handle_ping_request(self, msg: Msg) -> None:
+        self._refresh()
+        await super()._handle_ping_request(msg)
+
+
+def _name(subject: str) -> str:
+    """Returns the name of an endpoint, for which nats.micro allows letters, digits, `-` and `_` only."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", subject.removeprefix("moorage.")).strip("-")
 
 
 async def announce(conn: Connection, health: Callable[[], dict[str, Any]]) -> None:
-    name, ident, started = f"moorage-{conn.worker}", new_id(), now_text()
-    base = {"name": name, "id": ident, "version": version_of_moorage()}
-
-    async def asked(msg: Msg) -> None:
-        _, verb, *target = msg.subject.split(".")
-        if target and (target[0] != name or (len(target) > 1 and target[1] != ident)):
-            return
-        state = health()
-        metadata = {
-            "pid": str(os.getpid()),
-            "ok": "true" if state.get("ok", True) else "false",
-            "missing": ", ".join(state.get("missing", [])),
-        }
-        endpoint = {"name": conn.worker, "subject": f"$SRV.PING.{name}", "queue_group": conn.worker}
-        if verb == "PING":
-            body: dict[str, Any] = {"type": f"{_PREFIX}.ping_response", **base, "metadata": metadata}
-        elif verb == "INFO":
-            body = {"type": f"{_PREFIX}.info_response", **base, "metadata": metadata, "endpoints": [endpoint]}
-            body["description"] = f"Moorage {conn.worker}"
-        elif verb == "STATS":
-            counts = {"num_requests": conn.nc.stats["in_msgs"], "num_errors": conn.counts.get("handler_errors", 0)}
-            times = {"processing_time": 0, "average_processing_time": 0}
-            stats = {**endpoint, **counts, **times, "data": {**state, "counts": conn.counts}}
-            body = {"type": f"{_PREFIX}.stats_response", **base, "started": started, "endpoints": [stats]}
-            body["metadata"] = metadata
-        else:
-            return
-        if msg.reply:
-            await conn.nc.publish(msg.reply, encode(body))
-
-    await conn.nc.subscribe("$SRV.>", cb=asked)
+    await WorkerService(conn, health).start()
     await conn.settle()
