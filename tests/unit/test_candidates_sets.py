@@ -1,4 +1,4 @@
-"""Sets survive the wire, stay small, and junk is refused."""
+"""Sets survive encoding and stay small; malformed sets are refused."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.candidates import pack, pack_levels, read, unpack, unpack_levels
+from moorage.candidates import decode_set, pack, pack_levels, unpack, unpack_levels
 from moorage.model.candidates import Answer, AppAnswer, CandidateGroup, Level, PackedSet
 
 
 @given(st.lists(st.booleans(), max_size=300), st.integers(0, 400))
-def test_a_set_comes_back_whatever_the_readers_size(bits: list[bool], size: int) -> None:
+def test_a_set_is_decoded_for_any_number_of_clusters(bits: list[bool], size: int) -> None:
     mask = np.array(bits, dtype=np.bool_)
-    mask_there = np.zeros(size, dtype=np.bool_)
-    mask_there[: min(size, mask.size)] = mask[:size]
-    got = read(pack(mask), {}, size)
-    assert np.array_equal(got.mask, mask_there)
+    expected = np.zeros(size, dtype=np.bool_)
+    expected[: min(size, mask.size)] = mask[:size]
+    got = decode_set(pack(mask), {}, size)
+    assert np.array_equal(got.mask, expected)
     assert got.unknown == int(mask[size:].sum())
 
 
 @pytest.mark.parametrize("density", [0.0, 0.0001, 0.01, 0.5, 0.999, 1.0])
-def test_large_sets(density: float) -> None:
+def test_large_sets_are_packed_small(density: float) -> None:
     mask = np.random.default_rng(7).random(100_000) < density
     packed = pack(mask)
     assert np.array_equal(unpack(packed, {}, mask.size), mask)
@@ -43,13 +43,13 @@ def test_an_answer_for_100_000_clusters_is_small() -> None:
 
 
 def test_unknown_names_are_ignored_and_counted() -> None:
-    got = read(["lab/a", "lab/nobody", "lab/new"], {"lab/a": 1, "lab/new": 9}, 3)
+    got = decode_set(["lab/a", "lab/nobody", "lab/new"], {"lab/a": 1, "lab/new": 9}, 3)
     assert got.mask.tolist() == [False, True, False]
     assert got.unknown == 2
 
 
 @given(st.binary(max_size=200), st.sampled_from(["roaring", "bits"]))
-def test_junk_is_refused_or_read_never_worse(data: bytes, form: str) -> None:
+def test_junk_is_refused_or_decoded(data: bytes, form: str) -> None:
     wire = msgspec.convert({"format": form, "data": data}, PackedSet)
     try:
         mask = unpack(wire, {}, 100)
@@ -59,7 +59,7 @@ def test_junk_is_refused_or_read_never_worse(data: bytes, form: str) -> None:
 
 
 @given(st.sets(st.integers(0, 70_000), min_size=1, max_size=50), st.data())
-def test_damaged_bitmaps(ids: set[int], data: st.DataObject) -> None:
+def test_damaged_bitmaps_are_refused_or_decoded(ids: set[int], data: st.DataObject) -> None:
     mask = np.zeros(70_001, dtype=np.bool_)
     mask[list(ids)] = True
     packed = pack(mask)
@@ -81,19 +81,19 @@ def test_a_run_of_four_billion_ids_is_cut() -> None:
     bitmap.run_optimize()
     data = bytes(bitmap.serialize())
     try:
-        got = read(PackedSet(format="roaring", data=data), {}, 10)
+        got = decode_set(PackedSet(format="roaring", data=data), {}, 10)
     except ValueError:
         return  # too long for ten clusters
     assert got.mask.all()
 
 
-def test_oversize_sets_are_refused() -> None:
+def test_oversized_sets_are_refused() -> None:
     with pytest.raises(ValueError, match="bytes"):
         unpack(PackedSet(format="bits", data=b"\xff" * 100_000), {}, 10)
 
 
 @given(st.lists(st.sampled_from([0.0, 1 / 3, 0.25, 0.9, 1.0]), max_size=60))
-def test_levels_come_back(values: list[float]) -> None:
+def test_levels_survive_encoding(values: list[float]) -> None:
     scores = np.array(values, dtype=np.float64)
     assert np.array_equal(unpack_levels(pack_levels(scores), {}, scores.size), scores)
 

@@ -1,8 +1,8 @@
-"""The choice: for each app its number of clusters, by stay, score, room left and name, in this order.
+"""Chooses clusters for the apps of a group: for each app its number of clusters, by stay, score, free share and name.
 
-Whether there is one is exact up to MAX_APPS apps on 64 classes of clusters, with any number of replicas; so is which one
-is the best, wherever walking to it or counting it up is cheap, and `proven` says so. Where a bound ends the search for
-any choice at all, that is said, too.
+Up to MAX_APPS apps on 64 classes of clusters it is decided exactly whether a choice exists, with any number of replicas.
+The choice is also proven optimal wherever branch and bound or the dynamic program is cheap, and `proven` tells. Where a
+bound ends the search before any choice is found, `truncated` tells.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from .feasibility import ClusterClasses
 from .local_search import improve
 from .lp_relaxation import Undecided
 from .merge import PlacementProblem
-from .objective import MAX_APPS, NEVER, FailedPlacement, FreeCapacity, Objective
+from .objective import INFEASIBLE, MAX_APPS, FailedPlacement, FreeCapacity, Objective, Pools
 
 __all__ = ["Choice", "FailedPlacement", "FreeCapacity", "NoChoice", "choose"]
 
-#: The walk's length; beyond, what is found first counts.
-MAX_PLACES = 64
-#: Children that the walk looks at before it gives up (about a microsecond each); what else searches is bound by it, too.
-STEPS = 60_000
-#: One step's time is enough to add up so many states, or for this part of a pivot.
-_STATES = 500
-_PIVOT = 6
-#: Steps of the walk before anything else is tried: where little is at odds it is there already.
-_SOON = 100
-#: It goes on for about as long as counting up would take, for each set at a cluster so many steps.
-_MOVE = 10
+#: Branch and bound is used up to this many replicas of all apps together; beyond, a heuristic choice is taken.
+MAX_SEARCH_DEPTH = 64
+#: Children that branch and bound examines before it gives up, about a microsecond each. The other searches are bounded in
+#: proportion to it.
+MAX_STEPS = 60_000
+#: One step takes about as long as this many states of the dynamic program, or this part of a pivot.
+_STATES_PER_STEP = 500
+_STEPS_PER_PIVOT = 6
+#: Steps of branch and bound before anything else is tried: enough where apps hardly compete.
+_FIRST_STEPS = 100
+#: Steps that take about as long as one transition of the dynamic program.
+_STEPS_PER_TRANSITION = 10
+
+_Clusters = list[list[int]]
 
 
 @dataclass(slots=True)
@@ -46,108 +49,105 @@ class Choice:
 
 @dataclass(slots=True)
 class NoChoice:
-    """`short`: apps with fewer clusters than replicas, and how many they have, room by sums included. `cut`: the search
-    ended at its bound, there may be one."""
+    """`short`: apps with fewer feasible clusters than replicas, and how many they have. `truncated`: the search ended at its
+    bound, so that a choice may exist."""
 
     short: dict[int, int] = field(default_factory=dict)
-    cut: bool = False
+    truncated: bool = False
 
 
 def choose(
-    merged: PlacementProblem,
-    room: FreeCapacity,
-    ranks: NDArray[np.int64],
+    problem: PlacementProblem,
+    capacity: FreeCapacity,
+    name_ranks: NDArray[np.int64],
     *,
-    stay: Sequence[Mask | None] | None = None,
-    held: Sequence[Mask | None] | None = None,
-    nogoods: Iterable[FailedPlacement] = (),
-    steps: int = STEPS,
+    current: Sequence[Mask | None] | None = None,
+    unchanged: Sequence[Mask | None] | None = None,
+    failed: Iterable[FailedPlacement] = (),
+    steps: int = MAX_STEPS,
 ) -> Choice | NoChoice:
-    """`ranks` orders clusters by name; `stay` are the clusters where an app runs already, which come first; `held`
-    those of them where it is unchanged and so needs no new room; `nogoods` failed the joint fit."""
-    apps = len(merged.masks)
-    worth = Objective(merged, room, ranks, stay or [None] * apps, held or [None] * apps, nogoods)
-    if merged.count_mismatches:
+    """Chooses clusters. `name_ranks` orders clusters by name; `current`: per app, the clusters where it runs already, which
+    are preferred; `unchanged`: those of them where it needs no new capacity; `failed`: placements that failed the joint
+    fit."""
+    apps = len(problem.masks)
+    objective = Objective(problem, capacity, name_ranks, current or [None] * apps, unchanged or [None] * apps, failed)
+    if problem.count_mismatches:
         return NoChoice()
-    chosen = worth.independent_optimum()
+    chosen = objective.independent_optimum()
     if chosen is None:
-        have = [int(np.count_nonzero(worth.values(1 << a) > NEVER)) for a in range(apps)]
-        short = {a: have[a] for a in range(apps) if have[a] < merged.replicas[a]}
+        have = [int(np.count_nonzero(objective.values(1 << a) > INFEASIBLE)) for a in range(apps)]
+        short = {a: have[a] for a in range(apps) if have[a] < problem.replicas[a]}
         if short:
             return NoChoice(short=short)
-    if (
-        chosen is not None
-        and not merged.together
-        and not any(b > 0 for b in merged.bonus.values())
-        and _disjoint(chosen)
-    ):
-        return _choice(merged, chosen, proven=True)
-    return _jointly(worth, steps)
+    may_gain = problem.together or any(b > 0 for b in problem.bonus.values())
+    if chosen is not None and not may_gain and _disjoint(chosen):
+        return _choice(problem, chosen, proven=True)
+    pools = objective.candidate_pools()
+    return (_choose_jointly if apps <= MAX_APPS else _choose_bounded)(objective, pools, steps)
 
 
-def _jointly(worth: Objective, steps: int) -> Choice | NoChoice:
-    merged = worth.merged
-    sets = worth.candidate_pools()
-    if worth.apps > MAX_APPS:
-        return _bounded(worth, sets, steps)
-    walk = BranchAndBound(worth, sets)
-    walks = len(walk.steps) <= MAX_PLACES
-    if walks:
-        found = walk.run(min(steps, _SOON))
-        if found is not None or not walk.cut:
-            return _proven(merged, found)
-    tally = DynamicProgram(worth, sets)
-    counts = tally.moves * tally.states <= steps * _STATES
-    if walks:
-        found = walk.run(min(steps, tally.moves * _MOVE if counts else steps // 50))
-        if found is not None or not walk.cut:
-            return _proven(merged, found)
-    starts: list[list[list[int]] | None]
-    if counts:
-        summed = tally.best()
-        if summed is None or tally.exact:
-            return _proven(merged, summed)
-        starts = [summed]
+def _choose_jointly(objective: Objective, pools: Pools, steps: int) -> Choice | NoChoice:
+    """Tries the exact methods, the cheapest first; where all are too expensive, improves any choice."""
+    problem = objective.problem
+    search = BranchAndBound(objective, pools)
+    searchable = len(search.app_at) <= MAX_SEARCH_DEPTH
+    if searchable:
+        chosen = search.run(min(steps, _FIRST_STEPS))
+        if chosen is not None or not search.truncated:
+            return _proven(problem, chosen)
+    program = DynamicProgram(objective, pools)
+    countable = program.transitions * program.states <= steps * _STATES_PER_STEP
+    if searchable:  # about as long as the dynamic program would take
+        chosen = search.run(min(steps, program.transitions * _STEPS_PER_TRANSITION if countable else steps // 50))
+        if chosen is not None or not search.truncated:
+            return _proven(problem, chosen)
+    if countable:
+        best = program.best()
+        if best is None or program.exact:
+            return _proven(problem, best)
+        starts: list[_Clusters | None] = [best]
     else:
-        somewhere = ClusterClasses(worth, sets).solve(steps // _PIVOT)
-        if somewhere is None:
+        feasible = ClusterClasses(objective, pools).solve(steps // _STEPS_PER_PIVOT)
+        if feasible is None:
             return NoChoice()
-        starts = [walk.greedy(), None if isinstance(somewhere, Undecided) else somewhere]
-    if walks:
-        found = walk.run(steps)
-        if found is not None or not walk.cut:
-            return _proven(merged, found)
-    ends = [improve(worth, sets, start, steps) for start in starts if start is not None]
-    if not ends:
-        return NoChoice(cut=True)
-    return _choice(merged, max(ends, key=lambda end: end[0])[1], proven=False)
+        starts = [search.greedy(), None if isinstance(feasible, Undecided) else feasible]
+    if searchable:
+        chosen = search.run(steps)
+        if chosen is not None or not search.truncated:
+            return _proven(problem, chosen)
+    optima = [improve(objective, pools, start, steps) for start in starts if start is not None]
+    if not optima:
+        return NoChoice(truncated=True)
+    return _choice(problem, max(optima, key=lambda optimum: optimum[0])[1], proven=False)
 
 
-def _bounded(worth: Objective, sets: dict[int, NDArray[np.intp]], steps: int) -> Choice | NoChoice:
-    """So many apps that only pairs of them have clusters of their own: what is found is valid, what is not may be there."""
-    walk = BranchAndBound(worth, sets)
-    found: list[list[int]] | None = None
-    if len(walk.steps) <= MAX_PLACES:
-        found = walk.run(steps)
-    if found is None and (walk.cut or len(walk.steps) > MAX_PLACES):
-        found = walk.greedy()
-    return NoChoice(cut=True) if found is None else _choice(worth.merged, found, proven=False)
+def _choose_bounded(objective: Objective, pools: Pools, steps: int) -> Choice | NoChoice:
+    """Chooses for more than MAX_APPS apps, where pools exist for pairs of apps only: a choice that is found is valid, one
+    that is not found may exist."""
+    search = BranchAndBound(objective, pools)
+    chosen: _Clusters | None = None
+    searchable = len(search.app_at) <= MAX_SEARCH_DEPTH
+    if searchable:
+        chosen = search.run(steps)
+    if chosen is None and (search.truncated or not searchable):
+        chosen = search.greedy()
+    return NoChoice(truncated=True) if chosen is None else _choice(objective.problem, chosen, proven=False)
 
 
-def _proven(merged: PlacementProblem, found: list[list[int]] | None) -> Choice | NoChoice:
-    return NoChoice() if found is None else _choice(merged, found, proven=True)
+def _proven(problem: PlacementProblem, chosen: _Clusters | None) -> Choice | NoChoice:
+    return NoChoice() if chosen is None else _choice(problem, chosen, proven=True)
 
 
-def _disjoint(chosen: list[list[int]]) -> bool:
+def _disjoint(chosen: _Clusters) -> bool:
     if len(chosen) == 1:
         return True
-    flat = [c for mine in chosen for c in mine]
-    return len(set(flat)) == len(flat)
+    clusters = [c for of_app in chosen for c in of_app]
+    return len(set(clusters)) == len(clusters)
 
 
-def _choice(merged: PlacementProblem, chosen: list[list[int]], *, proven: bool) -> Choice:
+def _choice(problem: PlacementProblem, chosen: _Clusters, *, proven: bool) -> Choice:
     means = []
     for app, clusters in enumerate(chosen):
-        scores = merged.scores[app]
+        scores = problem.scores[app]
         means.append(float(scores[clusters].mean()) if scores is not None and clusters else 0.0)
     return Choice(chosen, means, proven)

@@ -1,6 +1,7 @@
-"""Sets of clusters on the wire: as short as they get from our own, plain names from outsiders, junk refused.
+"""Encodes sets of clusters for the wire and decodes them strictly.
 
-Inside a process a set is a boolean mask over dense cluster ids.
+Built-in controllers send packed sets of dense cluster ids, others may send plain names. Inside a process a set is a boolean
+mask over dense cluster ids.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from moorage.model.candidates import Level, PackedSet, WireSet
 Mask = NDArray[np.bool_]
 Scores = NDArray[np.float64]
 
-#: A score has at most this many levels: finer ones would only grow the answer.
+#: A score has at most this many levels. More would make the answer larger without a better choice.
 LEVELS = 16
 
 
@@ -28,12 +29,12 @@ class Unpacked(NamedTuple):
 
 
 def pack(mask: Mask) -> PackedSet:
-    """The shorter of a roaring bitmap and packed bits; at random density 0.5 the bits win, nearly empty or nearly full
-    sets are a few bytes of roaring."""
+    """Encodes a mask as the shorter of a roaring bitmap and packed bits. Bits are shorter for random sets of density 0.5;
+    nearly empty or nearly full sets are a few bytes of roaring."""
     bits = np.packbits(mask).tobytes().rstrip(b"\0")
     count = int(np.count_nonzero(mask))
     runs = int(np.count_nonzero(mask[1:] & ~mask[:-1])) + 1 if count else 0
-    # Building a bitmap costs more than this estimate of its size (header of 8, then 8 a container).
+    # Estimate the bitmap's size first, because building one costs more: a header of 8 bytes, then 8 per container.
     if 16 + min(2 * count, 4 * runs) < len(bits):
         bitmap = pyroaring.BitMap(array("I", np.flatnonzero(mask).astype(np.uint32).tobytes()))
         bitmap.run_optimize()
@@ -59,7 +60,7 @@ def _from_roaring(data: bytes, size: int) -> Unpacked:
         bitmap = pyroaring.BitMap.deserialize(data)
     except (ValueError, IndexError) as error:
         raise ValueError("not a roaring bitmap") from error
-    # A run of a few bytes can hold four billion ids: cut before it becomes an array.
+    # A run of a few bytes can hold four billion ids, so unknown ids are cut off before it becomes an array.
     known = bitmap & pyroaring.BitMap(range(size)) if size else pyroaring.BitMap()
     ids = np.frombuffer(known.to_array(), dtype=np.uint32)
     if ids.size and (int(ids[-1]) >= size or np.any(ids[1:] <= ids[:-1])):
@@ -69,15 +70,15 @@ def _from_roaring(data: bytes, size: int) -> Unpacked:
     return Unpacked(mask, len(bitmap) - int(ids.size))
 
 
-def read(wire: WireSet, ids: Mapping[str, int], size: int) -> Unpacked:
-    """Strict: what is neither names nor a well-formed packed set raises ValueError. Ids of clusters that joined after
-    our newest row and names that nobody knows are left out and counted."""
+def decode_set(wire: WireSet, ids: Mapping[str, int], size: int) -> Unpacked:
+    """Decodes a set, and raises ValueError for anything but names or a well-formed packed set. Unknown names, and ids of
+    clusters that joined after the newest one known here, are left out and counted."""
     if isinstance(wire, list):
         mask = np.zeros(size, dtype=np.bool_)
-        found = [i for i in map(ids.get, wire) if i is not None and i < size]
-        mask[found] = True
-        return Unpacked(mask, len(wire) - len(found))
-    # An answerer may be ahead of us by many clusters, never by more than these.
+        known = [i for i in map(ids.get, wire) if i is not None and i < size]
+        mask[known] = True
+        return Unpacked(mask, len(wire) - len(known))
+    # A controller may know many clusters that are not known here yet, but never more than this allows.
     if len(wire.data) > 65_536 + size:
         raise ValueError(f"a set of {len(wire.data)} bytes for {size} clusters")
     if wire.format == "bits":
@@ -86,22 +87,23 @@ def read(wire: WireSet, ids: Mapping[str, int], size: int) -> Unpacked:
 
 
 def unpack(wire: WireSet, ids: Mapping[str, int], size: int) -> Mask:
-    return read(wire, ids, size).mask
+    return decode_set(wire, ids, size).mask
 
 
 def pack_levels(scores: Scores) -> list[Level]:
-    """Absolute values in 0..1 as levels, zero left out. More than LEVELS distinct ones are rounded down to fifteenths."""
+    """Encodes scores in 0..1 as levels, leaving out zero. More than LEVELS distinct values are rounded down to
+    fifteenths."""
     clipped = np.clip(scores, 0.0, 1.0)
     values = np.unique(clipped[clipped > 0])
     if values.size > LEVELS:
-        # The small addend keeps 3/15 itself from becoming 2/15.
+        # The small addend keeps 3/15 from being rounded down to 2/15.
         clipped = np.floor(clipped * (LEVELS - 1) + 1e-9) / (LEVELS - 1)
         values = np.unique(clipped[clipped > 0])
     return [Level(value=float(v), clusters=pack(clipped == v)) for v in values]
 
 
 def unpack_levels(levels: list[Level], ids: Mapping[str, int], size: int) -> Scores:
-    """Clusters in no level score 0; in several, the highest counts. Values outside 0..1 are refused."""
+    """Decodes levels. A cluster in no level scores 0, one in several the highest. Values outside 0..1 are refused."""
     if len(levels) > LEVELS:
         raise ValueError(f"{len(levels)} levels of score; at most {LEVELS} are allowed")
     scores = np.zeros(size, dtype=np.float64)

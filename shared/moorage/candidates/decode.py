@@ -1,6 +1,6 @@
-"""One controller's answer, read strictly: masks, counted groups and scores per app, conflicts and rules by app number.
+"""Decodes one controller's answer strictly: masks, counted groups and scores per app, conflicts and rules by app number.
 
-Whatever cannot be read raises ValueError: the controller then counts as one that answered with an error.
+An answer that cannot be decoded raises ValueError; its controller then counts as one that answered with an error.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moorage.model.candidates import Answer, AppAnswer, WireSet
+from moorage.model.candidates import Answer, AppAnswer, CandidateGroup, Conflict, WireSet
 
-from .cluster_sets import Mask, Scores, read, unpack_levels
+from .cluster_sets import Mask, Scores, decode_set, unpack_levels
 
-#: More groups, conflicts or rules than this are no answer but an attack on the merger's time.
+#: Larger answers are refused, because they could only cost the merger time.
 MAX_GROUPS = 64
 MAX_PAIRS = 4096
 
 
 class CountedGroup(NamedTuple):
-    wanted: int  # 0: every one of them
+    wanted: int  # 0: every cluster of the group
     mask: Mask
 
 
 class DecodedAppAnswer(NamedTuple):
     allowed: Mask | None  # None: every cluster
-    groups: list[CountedGroup]  # empty: only a filter, the app's own count holds
+    groups: list[CountedGroup]  # empty: only a filter, the app's own count applies
     scores: Scores | None
 
 
 class AffinityRule(NamedTuple):
-    """`apart` or together on every cluster, for one pair of apps; lower number first."""
+    """A rule for a pair of apps, the lower number first: apart or together on every cluster."""
 
     apps: tuple[int, int]
     apart: bool
@@ -42,66 +42,79 @@ class DecodedAnswer(NamedTuple):
     apps: dict[int, DecodedAppAnswer]
     conflicts: dict[tuple[int, int], Mask]
     rules: list[AffinityRule]
-    unknown: int  # names and ids nobody here knows
+    unknown: int  # cluster names and ids that this process does not know
 
 
 def decode_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], size: int) -> DecodedAnswer:
-    numbers = {name: i for i, name in enumerate(apps)}
-    unknown = 0
-
-    def mask_of(wire: WireSet) -> Mask:
-        nonlocal unknown
-        got = read(wire, ids, size)
-        unknown += got.unknown
-        return got.mask
-
-    def number(name: str) -> int:
-        if name not in numbers:
-            raise ValueError(f"the answer names an app {name!r} that was not asked about")
-        return numbers[name]
-
-    def pair(a: str, b: str) -> tuple[int, int]:
-        i, j = number(a), number(b)
-        if i == j:
-            raise ValueError(f"the answer sets app {a!r} against itself")
-        return (i, j) if i < j else (j, i)
-
-    def opinion(app: AppAnswer) -> DecodedAppAnswer:
-        if len(app.groups) > MAX_GROUPS:
-            raise ValueError(f"{len(app.groups)} groups for one app; at most {MAX_GROUPS} are allowed")
-        groups: list[CountedGroup] = []
-        plain: Mask | None = None
-        for group in app.groups:
-            if group.mode == "deny" and group.count is None and group.clusters == []:
-                continue
-            mask = mask_of(group.clusters)
-            if group.mode == "deny":
-                np.logical_not(mask, out=mask)
-            if group.count is None:
-                plain = mask if plain is None else plain & mask
-            elif group.count < 0:
-                raise ValueError(f"a group of {group.count} clusters")
-            else:
-                groups.append(CountedGroup(group.count, mask))
-        if groups:
-            allowed = np.logical_or.reduce([g.mask for g in groups])
-            plain = allowed if plain is None else plain & allowed
-        return DecodedAppAnswer(plain, groups, unpack_levels(app.levels, ids, size) if app.levels else None)
-
+    """Decodes an answer about these apps; `ids` and `size` are the dense cluster ids of this process."""
     if len(answer.conflicts) > MAX_PAIRS or len(answer.rules) > MAX_PAIRS:
-        raise ValueError("more conflicts or rules than an answer may have")
-    opinions = {number(name): opinion(app) for name, app in answer.apps.items()}
+        raise ValueError(f"more conflicts or rules than the {MAX_PAIRS} allowed")
+    decoder = _Decoder(apps, ids, size)
+    app_answers = {decoder.number(name): decoder.app_answer(app) for name, app in answer.apps.items()}
     conflicts: dict[tuple[int, int], Mask] = {}
     for conflict in answer.conflicts:
-        key, mask = pair(*conflict.apps), mask_of(conflict.clusters)
-        conflicts[key] = conflicts[key] | mask if key in conflicts else mask
+        pair, mask = decoder.conflict(conflict)
+        conflicts[pair] = conflicts[pair] | mask if pair in conflicts else mask
     rules: dict[AffinityRule, None] = {}
     for rule in answer.rules:
-        number(rule.app)
-        if rule.mode == "allow":  # may share with these only: apart from all the others
+        decoder.number(rule.app)
+        if rule.mode == "allow":  # may share clusters with these apps only: apart from all others
             others = [name for name in apps if name != rule.app and name not in rule.apps]
         else:
             others = [name for name in rule.apps if name != rule.app]
         for other in others:
-            rules[AffinityRule(pair(rule.app, other), rule.mode != "with", rule.mandatory)] = None
-    return DecodedAnswer(opinions, conflicts, list(rules), unknown)
+            rules[AffinityRule(decoder.pair(rule.app, other), rule.mode != "with", rule.mandatory)] = None
+    return DecodedAnswer(app_answers, conflicts, list(rules), decoder.unknown)
+
+
+class _Decoder:
+    """Maps the names of one answer to numbers and masks, and counts the clusters that are unknown here."""
+
+    def __init__(self, apps: Sequence[str], ids: Mapping[str, int], size: int) -> None:
+        self._numbers = {name: i for i, name in enumerate(apps)}
+        self._ids, self._size = ids, size
+        self.unknown = 0
+
+    def mask(self, wire: WireSet) -> Mask:
+        decoded = decode_set(wire, self._ids, self._size)
+        self.unknown += decoded.unknown
+        return decoded.mask
+
+    def number(self, name: str) -> int:
+        if name not in self._numbers:
+            raise ValueError(f"the answer names an app {name!r} that is not in the request")
+        return self._numbers[name]
+
+    def pair(self, a: str, b: str) -> tuple[int, int]:
+        i, j = self.number(a), self.number(b)
+        if i == j:
+            raise ValueError(f"the answer sets app {a!r} against itself")
+        return (i, j) if i < j else (j, i)
+
+    def conflict(self, conflict: Conflict) -> tuple[tuple[int, int], Mask]:
+        return self.pair(*conflict.apps), self.mask(conflict.clusters)
+
+    def app_answer(self, app: AppAnswer) -> DecodedAppAnswer:
+        if len(app.groups) > MAX_GROUPS:
+            raise ValueError(f"{len(app.groups)} groups for one app; at most {MAX_GROUPS} are allowed")
+        counted: list[CountedGroup] = []
+        allowed: Mask | None = None
+        for group in app.groups:
+            if group.mode == "deny" and group.count is None and group.clusters == []:
+                continue
+            mask = self._group_mask(group)
+            if group.count is None:
+                allowed = mask if allowed is None else allowed & mask
+            elif group.count < 0:
+                raise ValueError(f"a group of {group.count} clusters")
+            else:
+                counted.append(CountedGroup(group.count, mask))
+        if counted:
+            in_any_group = np.logical_or.reduce([group.mask for group in counted])
+            allowed = in_any_group if allowed is None else allowed & in_any_group
+        scores = unpack_levels(app.levels, self._ids, self._size) if app.levels else None
+        return DecodedAppAnswer(allowed, counted, scores)
+
+    def _group_mask(self, group: CandidateGroup) -> Mask:
+        mask = self.mask(group.clusters)
+        return ~mask if group.mode == "deny" else mask

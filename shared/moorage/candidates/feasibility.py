@@ -1,8 +1,8 @@
-"""Whether there is a choice at all, over classes: clusters that may take the same sets of apps and are in the same counted
-groups are one class, and only how many of it take which set matters.
+"""Decides whether any choice exists, over classes of clusters.
 
-Branching on how many of a class take a set, with relaxed questions at each branch. What is found is checked in whole
-numbers, what is denied is proven in whole numbers: only the bound on pivots stands between a question and its answer.
+Clusters that may take the same sets of apps and are in the same counted groups form one class; only how many clusters of a
+class take which set matters. The search branches on these numbers and solves a linear relaxation at each branch. Solutions
+are verified in integers and infeasibility is proven in integers: only the bound on pivots can leave a question undecided.
 """
 
 from __future__ import annotations
@@ -10,147 +10,164 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .lp_relaxation import TINY, Assignment, LpRelaxation, Subproblem, Undecided
-from .objective import NEVER, Objective, pooled_clusters
+from .lp_relaxation import TOLERANCE, Assignment, LpRelaxation, Subproblem, Undecided
+from .objective import INFEASIBLE, Objective, Pools, pooled_clusters
 from .quotas import Demand, satisfiable
 
-#: Tables grow with the square: of more classes than these, those that may take most sets are looked at.
+#: The basis grows with the square of the classes. Of more classes, those that may take the most sets are kept.
 _MAX_CLASSES = 640
-#: What is off in a relaxed answer concerns few classes. They are tried alone, then with so many others, so long.
-_OTHERS = (0, 6, 20)
-_NEARBY = 400
+#: The fractional part of a relaxed solution concerns few classes. They are solved again alone, then with this many others,
+#: with this many pivots.
+_NEIGHBOURS = (0, 6, 20)
+_NEIGHBOURHOOD_PIVOTS = 400
 
-Takes = list[tuple[int, int, int]]  # class, number of the set, how many
+#: Class, number of the set, how many clusters of the class take it.
+_IntegerSolution = list[tuple[int, int, int]]
 
 
 class ClusterClasses:
-    def __init__(self, worth: Objective, sets: dict[int, NDArray[np.intp]]) -> None:
-        self.worth, self.pool = worth, pooled_clusters(sets)
-        wanted = Demand(worth.merged)
-        pool = self.pool
-        self.bits = [0, *sets]
-        self.inside = np.array([[b >> a & 1 for b in self.bits] for a in range(worth.apps)], dtype=np.int64)
-        may = np.array([np.ones(pool.size, dtype=np.bool_), *(worth.values(b)[pool] > NEVER for b in sets)])
-        for app, controllers in enumerate(wanted.rows):
-            for rows in controllers:
-                masks = [m[pool] for r in rows if (m := wanted.masks[r]) is not None]
-                if masks:  # without a seat it may not be there at all
-                    may &= ~np.outer(self.inside[app] > 0, ~np.any(masks, axis=0))
-        counted = [mask[pool] for mask in wanted.masks if mask is not None]
-        features = np.packbits(np.concatenate((may, counted)) if counted else may, axis=0).T
-        same = np.ascontiguousarray(features).view(np.dtype((np.void, features.shape[1]))).reshape(-1)
-        _, first, self.code = np.unique(same, return_index=True, return_inverse=True)
-        self.cut = first.size > _MAX_CLASSES
-        self.kept = np.argsort(-may[:, first].sum(axis=0), kind="stable")[:_MAX_CLASSES]
-        sizes = np.bincount(self.code, minlength=first.size)[self.kept]
+    """The classes of the pooled clusters, and the demand as a subproblem over all of them."""
+
+    def __init__(self, objective: Objective, pools: Pools) -> None:
+        self.objective, self.pool = objective, pooled_clusters(pools)
+        demand, pool = Demand(objective.problem), self.pool
+        self.sets = [0, *pools]
+        members = np.array([[bits >> a & 1 for bits in self.sets] for a in range(objective.apps)], dtype=np.int64)
+        allowed = self._allowed(demand, members)
+        counted = [mask[pool] for mask in demand.masks if mask is not None]
+        features = np.packbits(np.concatenate((allowed, counted)) if counted else allowed, axis=0).T
+        keys = np.ascontiguousarray(features).view(np.dtype((np.void, features.shape[1]))).reshape(-1)
+        _, first, self.class_of = np.unique(keys, return_index=True, return_inverse=True)
+        self.truncated = first.size > _MAX_CLASSES
+        self.kept = np.argsort(-allowed[:, first].sum(axis=0), kind="stable")[:_MAX_CLASSES]
+        sizes = np.bincount(self.class_of, minlength=first.size)[self.kept]
         first = first[self.kept]
-        seats = [np.ones(first.size, dtype=np.bool_) if m is None else m[pool[first]] for m in wanted.masks]
-        self.relaxed = LpRelaxation(wanted.rows, self.inside, np.array(seats))
-        self.whole = Subproblem(
-            np.array(wanted.counts, dtype=np.int64),
+        eligible = [np.ones(first.size, dtype=np.bool_) if m is None else m[pool[first]] for m in demand.masks]
+        self.relaxation = LpRelaxation(demand.rows, members, np.array(eligible))
+        self.root = Subproblem(
+            np.array(demand.counts, dtype=np.int64),
             np.arange(first.size),
-            np.minimum(sizes, sum(worth.merged.replicas)).astype(np.int64),
-            may.T[first],
+            np.minimum(sizes, sum(objective.problem.replicas)).astype(np.int64),
+            allowed.T[first],
         )
 
+    def _allowed(self, demand: Demand, members: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The sets that each pooled cluster may take (set by cluster)."""
+        pool = self.pool
+        values = (self.objective.values(bits)[pool] > INFEASIBLE for bits in self.sets[1:])
+        allowed = np.array([np.ones(pool.size, dtype=np.bool_), *values])
+        for app, controllers in enumerate(demand.rows):
+            for rows in controllers:
+                masks = [m[pool] for r in rows if (m := demand.masks[r]) is not None]
+                if masks:  # a cluster in none of the groups cannot take the app at all
+                    allowed &= ~np.outer(members[app] > 0, ~np.any(masks, axis=0))
+        return allowed
+
     def solve(self, pivots: int) -> list[list[int]] | Undecided | None:
-        """A choice, some choice; None: proven that there is none."""
+        """Returns any choice; None is a proof that there is none."""
         if not self.pool.size:
             return None
-        self.relaxed.pivots = pivots
-        takes = self._search(self.whole, pivots)
-        if takes is None:
-            return Undecided() if self.cut else None
-        return takes if isinstance(takes, Undecided) else self._placed(takes)
+        self.relaxation.pivots = pivots
+        solution = self._search(self.root, pivots)
+        if solution is None:
+            return Undecided() if self.truncated else None
+        return solution if isinstance(solution, Undecided) else self._choice(solution)
 
-    def _search(self, whole: Subproblem, pivots: int, inner: bool = False) -> Takes | Undecided | None:
+    def _search(
+        self, root: Subproblem, pivots: int, neighbourhood: bool = False
+    ) -> _IntegerSolution | Undecided | None:
+        """Depth-first branch and bound below `root`, with at most this many pivots."""
         undecided = False
-        stop = self.relaxed.pivots - pivots
-        todo = [whole]
-        while todo and self.relaxed.pivots > stop:
-            part = todo.pop()
-            relaxed = self.relaxed.solve(part)
+        stop = self.relaxation.pivots - pivots
+        stack = [root]
+        while stack and self.relaxation.pivots > stop:
+            problem = stack.pop()
+            relaxed = self.relaxation.solve(problem)
             if relaxed is None:
                 continue
             if isinstance(relaxed, Undecided):
                 undecided = True
                 continue
-            much = np.zeros(part.may.shape)
-            for t in relaxed:
-                much[t.part, t.number] += t.much
-            if np.abs(much - np.rint(much)).max() < TINY:  # seats then are whole by themselves
-                return [(int(part.of[w]), n, round(float(much[w, n]))) for w, n in np.argwhere(much > TINY).tolist()]
-            if not inner:
-                found = self._nearby(part, relaxed, first=part is whole)
-                if found is not None:
-                    return found
-            todo += _branches(part, much)
-        return Undecided() if undecided or todo else None
+            amounts = np.zeros(problem.allowed.shape)
+            for a in relaxed:
+                amounts[a.part, a.set_number] += a.amount
+            if np.abs(amounts - np.rint(amounts)).max() < TOLERANCE:  # the rows are then integral by themselves
+                used = np.argwhere(amounts > TOLERANCE).tolist()
+                return [(int(problem.class_of[part]), s, round(float(amounts[part, s]))) for part, s in used]
+            if not neighbourhood:
+                solution = self._solve_neighbourhood(problem, relaxed, first=problem is root)
+                if solution is not None:
+                    return solution
+            stack += _branches(problem, amounts)
+        return Undecided() if undecided or stack else None
 
-    def _nearby(self, part: Subproblem, relaxed: list[Assignment], first: bool) -> Takes | None:
-        """What is whole stays as it is; only the classes that are off, and a few others, are asked about again."""
-        off = sorted({t.part for t in relaxed if abs(t.much - round(t.much)) > TINY})
-        rest = np.setdiff1d(np.arange(part.of.size), off)
-        for others in _OTHERS if first else _OTHERS[:1]:
+    def _solve_neighbourhood(
+        self, problem: Subproblem, relaxed: list[Assignment], first: bool
+    ) -> _IntegerSolution | None:
+        """Keeps the integral part of a solution and solves again for the fractional parts and a few random others."""
+        fractional = sorted({a.part for a in relaxed if abs(a.amount - round(a.amount)) > TOLERANCE})
+        rest = np.setdiff1d(np.arange(problem.class_of.size), fractional)
+        for others in _NEIGHBOURS if first else _NEIGHBOURS[:1]:
             if rest.size <= others:
                 break
-            again = np.sort(np.concatenate((off, self.relaxed.chance.permutation(rest)[:others]))).astype(np.intp)
-            inside = np.isin(np.arange(part.of.size), again)
-            wants = part.wants.copy()
-            for t in relaxed:
-                if not inside[t.part]:
-                    wants[t.rows] -= round(t.much)
-            found = self._search(
-                Subproblem(wants, part.of[again], part.counts[again], part.may[again]), _NEARBY, inner=True
-            )
-            if isinstance(found, list):
-                kept = [t for t in relaxed if not inside[t.part]]
-                return [*found, *((int(part.of[t.part]), t.number, round(t.much)) for t in kept)]
+            neighbours = self.relaxation.rng.permutation(rest)[:others]
+            parts = np.sort(np.concatenate((fractional, neighbours))).astype(np.intp)
+            is_free = np.isin(np.arange(problem.class_of.size), parts)
+            fixed = [a for a in relaxed if not is_free[a.part]]
+            demand = problem.demand.copy()
+            for a in fixed:
+                demand[a.rows] -= round(a.amount)
+            part = Subproblem(demand, problem.class_of[parts], problem.counts[parts], problem.allowed[parts])
+            solution = self._search(part, _NEIGHBOURHOOD_PIVOTS, neighbourhood=True)
+            if isinstance(solution, list):
+                return [*solution, *((int(problem.class_of[a.part]), a.set_number, round(a.amount)) for a in fixed)]
         return None
 
-    def _placed(self, takes: Takes) -> list[list[int]] | Undecided:
-        """The best clusters of each class for the sets that it takes, and whether all of it is true."""
-        worth, merged = self.worth, self.worth.merged
-        chosen: list[list[int]] = [[] for _ in range(worth.apps)]
-        left = np.ones(worth.size, dtype=np.bool_)
-        for where, number, many in sorted(takes):
-            bits = self.bits[number]
-            if not bits or many < 1:
+    def _choice(self, solution: _IntegerSolution) -> list[list[int]] | Undecided:
+        """Takes the best clusters of each class for its sets, and verifies replicas and quotas."""
+        objective, problem = self.objective, self.objective.problem
+        chosen: list[list[int]] = [[] for _ in range(objective.apps)]
+        left = np.ones(objective.size, dtype=np.bool_)
+        for number, set_number, count in sorted(solution):
+            bits = self.sets[set_number]
+            if not bits or count < 1:
                 continue
-            members = self.pool[self.code == self.kept[where]]
+            members = self.pool[self.class_of == self.kept[number]]
             members = members[left[members]]
-            values = np.full(worth.size, NEVER, dtype=np.int64)
-            values[members] = worth.values(bits)[members]
-            mine = worth.best(values, many)
-            left[mine] = False
-            for app in range(worth.apps):
+            values = np.full(objective.size, INFEASIBLE, dtype=np.int64)
+            values[members] = objective.values(bits)[members]
+            clusters = objective.best_clusters(values, count)
+            left[clusters] = False
+            for app in range(objective.apps):
                 if bits >> app & 1:
-                    chosen[app] += mine.tolist()
-        for app, clusters in enumerate(chosen):
-            if len(clusters) != merged.replicas[app] or not satisfiable(merged.groups[app], clusters):
+                    chosen[app] += clusters.tolist()
+        for app, clusters_of_app in enumerate(chosen):
+            if len(clusters_of_app) != problem.replicas[app] or not satisfiable(problem.groups[app], clusters_of_app):
                 return Undecided()
-        return worth.ordered(chosen)
+        return objective.by_value(chosen)
 
 
-def _branches(part: Subproblem, much: NDArray[np.float64]) -> list[Subproblem]:
-    """At most so many of a class take a set, or at least one more: the likelier last, which is looked at first."""
-    off = np.abs(much - np.rint(much))
-    where, number = divmod(int(off.argmax()), off.shape[1])
-    value, count, may = float(much[where, number]), int(part.counts[where]), part.may[where]
-    least = int(np.floor(value + TINY))
-    without, only = may.copy(), np.zeros_like(may)
-    without[number], only[number] = False, True
-    fewer = _split(part, where, (count - least, without), (least, may))
-    more = _split(part, where, (count - least - 1, may), (least + 1, only))
-    return [fewer, more] if value - least >= 0.5 else [more, fewer]
+def _branches(problem: Subproblem, amounts: NDArray[np.float64]) -> list[Subproblem]:
+    """Splits on the most fractional amount: at most its floor, or at least one more. The likelier branch is last, because
+    the last one is searched first."""
+    fraction = np.abs(amounts - np.rint(amounts))
+    part, set_number = divmod(int(fraction.argmax()), fraction.shape[1])
+    amount, count, allowed = float(amounts[part, set_number]), int(problem.counts[part]), problem.allowed[part]
+    floor = int(np.floor(amount + TOLERANCE))
+    without, only = allowed.copy(), np.zeros_like(allowed)
+    without[set_number], only[set_number] = False, True
+    fewer = _split(problem, part, (count - floor, without), (floor, allowed))
+    more = _split(problem, part, (count - floor - 1, allowed), (floor + 1, only))
+    return [fewer, more] if amount - floor >= 0.5 else [more, fewer]
 
 
-def _split(part: Subproblem, where: int, *pieces: tuple[int, NDArray[np.bool_]]) -> Subproblem:
-    """The same with one of its parts in pieces."""
-    some = [piece for piece in pieces if piece[0] > 0]
+def _split(problem: Subproblem, part: int, *pieces: tuple[int, NDArray[np.bool_]]) -> Subproblem:
+    """Replaces a part by pieces of it, each with its number of clusters and allowed sets."""
+    pieces_used = [piece for piece in pieces if piece[0] > 0]
+    counts = np.array([count for count, _ in pieces_used], dtype=np.int64)
     return Subproblem(
-        part.wants,
-        np.concatenate((np.delete(part.of, where), np.full(len(some), part.of[where]))),
-        np.concatenate((np.delete(part.counts, where), np.array([count for count, _ in some], dtype=np.int64))),
-        np.concatenate((np.delete(part.may, where, axis=0), *(may[None] for _, may in some))),
+        problem.demand,
+        np.concatenate((np.delete(problem.class_of, part), np.full(len(pieces_used), problem.class_of[part]))),
+        np.concatenate((np.delete(problem.counts, part), counts)),
+        np.concatenate((np.delete(problem.allowed, part, axis=0), *(allowed[None] for _, allowed in pieces_used))),
     )

@@ -1,83 +1,81 @@
-"""From a choice that is valid to a better one, by moving and exchanging what clusters take: for what is beyond proof."""
+"""Improves a valid choice by moving and exchanging apps between clusters, for problems too large to prove an optimum."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .objective import NEVER, Objective
+from .objective import INFEASIBLE, Objective, Pools
 from .quotas import satisfiable
 
 
-def improve(
-    worth: Objective, sets: dict[int, NDArray[np.intp]], chosen: list[list[int]], steps: int
-) -> tuple[int, list[list[int]]]:
-    """What it is worth at the end, and the choice. `steps` bounds how many changes are looked at."""
-    climb = _LocalSearch(worth, sets, chosen, steps)
-    while climb.steps > 0 and climb.better():
+def improve(objective: Objective, pools: Pools, chosen: list[list[int]], steps: int) -> tuple[int, list[list[int]]]:
+    """Returns the value of a local optimum and the choice. `steps` bounds how many changes are evaluated."""
+    search = _LocalSearch(objective, pools, chosen, steps)
+    while search.steps > 0 and search.improve():
         pass
-    return sum(climb.value(c, bits) for c, bits in climb.at.items()), worth.ordered(climb.chosen())
+    value = sum(search.value(cluster, bits) for cluster, bits in search.bits_at.items())
+    return value, objective.by_value(search.chosen())
 
 
 class _LocalSearch:
-    def __init__(
-        self, worth: Objective, sets: dict[int, NDArray[np.intp]], chosen: list[list[int]], steps: int
-    ) -> None:
-        self.worth, self.sets, self.steps = worth, sets, steps
-        self.at: dict[int, int] = {}
+    """A choice as the set of apps on each of its clusters, and the steps left."""
+
+    def __init__(self, objective: Objective, pools: Pools, chosen: list[list[int]], steps: int) -> None:
+        self.objective, self.pools, self.steps = objective, pools, steps
+        self.bits_at: dict[int, int] = {}
         for app, clusters in enumerate(chosen):
-            for c in clusters:
-                self.at[c] = self.at.get(c, 0) | 1 << app
+            for cluster in clusters:
+                self.bits_at[cluster] = self.bits_at.get(cluster, 0) | 1 << app
 
     def value(self, cluster: int, bits: int) -> int:
         if not bits:
             return 0
-        return int(self.worth.values(bits)[cluster]) if bits in self.sets else NEVER
+        return int(self.objective.values(bits)[cluster]) if bits in self.pools else INFEASIBLE
 
     def chosen(self) -> list[list[int]]:
-        chosen: list[list[int]] = [[] for _ in range(self.worth.apps)]
-        for c, bits in self.at.items():
-            for app in range(self.worth.apps):
+        chosen: list[list[int]] = [[] for _ in range(self.objective.apps)]
+        for cluster, bits in self.bits_at.items():
+            for app in range(self.objective.apps):
                 if bits >> app & 1:
-                    chosen[app].append(c)
+                    chosen[app].append(cluster)
         return chosen
 
-    def better(self) -> bool:
-        """Whether one pass over all that is used found anything better."""
-        found = False
-        for one in sorted(self.at):
-            bits = self.at.get(one, 0)
-            parts = {bits, *(1 << a for a in range(self.worth.apps) if bits >> a & 1)} - {0}
-            for part in sorted(parts):
-                others = self.sets[part].tolist() if part in self.sets else []
-                for other in {*others, *self.at}:
-                    there = self.at.get(other, 0)
-                    if other != one and self.at.get(one, 0) == bits:
-                        # All of it for all of that; or one app more there, one less here.
-                        if part == bits:
-                            found |= self._try(one, there, other, bits)
-                        if not there & part and self.at.get(one, 0) == bits:
-                            found |= self._try(one, bits & ~part, other, there | part)
-        return found
+    def improve(self) -> bool:
+        """Tries the changes of every cluster in use once; returns whether any was better."""
+        improved = False
+        for source in sorted(self.bits_at):
+            bits = self.bits_at.get(source, 0)
+            moves = {bits, *(1 << a for a in range(self.objective.apps) if bits >> a & 1)} - {0}
+            for moved in sorted(moves):
+                pool = self.pools[moved].tolist() if moved in self.pools else []
+                for target in {*pool, *self.bits_at}:
+                    there = self.bits_at.get(target, 0)
+                    if target != source and self.bits_at.get(source, 0) == bits:
+                        # Exchange everything that both have; or move one app from here to there.
+                        if moved == bits:
+                            improved |= self._try(source, there, target, bits)
+                        if not there & moved and self.bits_at.get(source, 0) == bits:
+                            improved |= self._try(source, bits & ~moved, target, there | moved)
+        return improved
 
-    def _try(self, one: int, bits: int, other: int, there: int) -> bool:
+    def _try(self, source: int, source_bits: int, target: int, target_bits: int) -> bool:
+        """Changes both clusters if that is better and the quotas still hold."""
         self.steps -= 1
-        before = self.at.get(one, 0), self.at.get(other, 0)
-        now = self.value(one, bits), self.value(other, there)
-        if self.steps < 0 or NEVER in now or sum(now) <= self.value(one, before[0]) + self.value(other, before[1]):
+        before = self.bits_at.get(source, 0), self.bits_at.get(target, 0)
+        after = self.value(source, source_bits), self.value(target, target_bits)
+        value_before = self.value(source, before[0]) + self.value(target, before[1])
+        if self.steps < 0 or INFEASIBLE in after or sum(after) <= value_before:
             return False
-        self._put(one, bits, other, there)
-        changed = (before[0] ^ bits) | (before[1] ^ there)
+        self._put(source, source_bits, target, target_bits)
+        changed = (before[0] ^ source_bits) | (before[1] ^ target_bits)
         for app, clusters in enumerate(self.chosen()):
-            groups = self.worth.merged.groups[app]
+            groups = self.objective.problem.groups[app]
             if changed >> app & 1 and groups and not satisfiable(groups, clusters):
-                self._put(one, before[0], other, before[1])
+                self._put(source, before[0], target, before[1])
                 return False
         return True
 
-    def _put(self, one: int, bits: int, other: int, there: int) -> None:
-        for cluster, takes in ((one, bits), (other, there)):
-            if takes:
-                self.at[cluster] = takes
+    def _put(self, source: int, source_bits: int, target: int, target_bits: int) -> None:
+        for cluster, bits in ((source, source_bits), (target, target_bits)):
+            if bits:
+                self.bits_at[cluster] = bits
             else:
-                self.at.pop(cluster, None)
+                self.bits_at.pop(cluster, None)

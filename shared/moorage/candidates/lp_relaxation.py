@@ -1,7 +1,7 @@
-"""How classes of clusters could take what is wanted if clusters came in fractions: linear programs, exact in what they deny.
+"""Relaxes the question whether a choice exists to a linear program over classes of clusters, solved by column generation.
 
-The simplex method, phase one only; columns (a class takes a set of apps, each app in one seat of every controller) are
-priced, never listed. That there is no way is believed only after the dual, in whole numbers, has proven it.
+The master program is phase one of the simplex method. A column (a class takes a set of apps, each app counted in one row of
+every controller) is priced and never listed. Infeasibility is reported only when the dual, rounded to integers, proves it.
 """
 
 from __future__ import annotations
@@ -11,146 +11,189 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .objective import NEVER
+from .objective import INFEASIBLE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask2 = NDArray[np.bool_]
-Figure = TypeVar("Figure", np.float64, np.int64)
+Number = TypeVar("Number", np.float64, np.int64)
 
-TINY = 1e-6
-_NOTHING = 1e-9
-#: Pivots until the basis is inverted anew, and pivots without progress until columns enter by chance, so that none cycles.
-_AFRESH = 64
+#: Amounts closer to an integer than this are integral.
+TOLERANCE = 1e-6
+_EPSILON = 1e-9
+#: The basis is inverted anew after this many pivots.
+_REFACTOR_EVERY = 64
+#: After this many pivots without progress, columns enter at random, so that the method does not cycle.
 _STALLED = 30
-#: Duals are rounded to this part before they have to prove something.
-_PARTS = float(1 << 24)
-#: A pivot costs one, and one more for each so many figures of its table.
-_TABLE = 10_000
+#: Duals are rounded to multiples of 1 / this before they have to prove something.
+_DUAL_SCALE = float(1 << 24)
+#: A pivot costs one, and one more for each this many entries of the basis.
+_ENTRIES_PER_PIVOT = 10_000
 
 
 class Undecided:
-    """Neither found nor proven that there is none."""
+    """The search ended at its bound: neither a solution nor a proof that there is none."""
 
 
 class Subproblem(NamedTuple):
-    """A question: what each row wants, and classes or parts of them with how many clusters each, and their sets."""
+    """The demand of each row, and parts of classes with their number of clusters and the sets that they may take."""
 
-    wants: Ints
-    of: NDArray[np.intp]
-    counts: Ints
-    may: Mask2  # parts x sets
+    demand: Ints
+    class_of: NDArray[np.intp]  # per part
+    counts: Ints  # per part
+    allowed: Mask2  # part by set
 
 
 class Assignment(NamedTuple):
+    """The amount of a part, in clusters, that takes a set and counts in these rows."""
+
     part: int
-    number: int  # of the set
+    set_number: int
     rows: list[int]
-    much: float
+    amount: float
 
 
 class _Column(NamedTuple):
     part: int
-    number: int
+    set_number: int
     rows: list[int]
 
 
-class LpRelaxation:
-    def __init__(self, rows: list[list[list[int]]], inside: Ints, seats: Mask2, seed: int = 0) -> None:
-        """`rows` per app and controller, `inside` says of each set (apps x sets) who is in it, `seats` of each row for
-        which classes it counts."""
-        self.rows, self.inside, self.seats = rows, inside, seats
-        self.chance = np.random.default_rng(seed)
-        self.pivots = 0  # left
+class _Basis:
+    """The basis of phase one: artificial columns with cost 1 for the demand, and one column for each part.
 
-    def solve(self, part: Subproblem) -> list[Assignment] | Undecided | None:
-        rows, parts = part.wants.size, part.counts.size
-        size = rows + parts
-        if not np.all(part.may.any(axis=1)):
+    At first every part takes the first set that it may, mostly the empty one, and artificial columns meet the demand.
+    """
+
+    def __init__(self, problem: Subproblem, start: list[_Column]) -> None:
+        rows, parts = problem.demand.size, problem.counts.size
+        self.rows, self.size = rows, rows + parts
+        self.rhs = np.concatenate((problem.demand, problem.counts)).astype(np.float64)
+        self.columns: list[_Column | None] = [None] * rows + list(start)  # None: artificial
+        self._matrix = np.eye(self.size)
+        for column in start:
+            self._matrix[column.rows, rows + column.part] = 1.0
+        short = self.rhs[:rows] >= self._matrix[:rows, rows:] @ problem.counts
+        self._matrix[range(rows), range(rows)] = np.where(short, 1.0, -1.0)
+        self._cost = np.concatenate((np.ones(rows), np.zeros(parts)))
+        self._pivots = 0
+        self._refactor()
+
+    def _refactor(self) -> None:
+        self._inverse = np.linalg.inv(self._matrix)
+        self.level = self._inverse @ self.rhs
+
+    def infeasibility(self) -> float:
+        """The sum of the artificial columns; zero for a solution."""
+        return float(self._cost @ self.level)
+
+    def duals(self) -> Floats:
+        return self._cost @ self._inverse
+
+    def pivot(self, column: _Column) -> bool:
+        """Lets the column enter; False where no column can leave for numeric reasons."""
+        entering = np.zeros(self.size)
+        entering[column.rows] = 1.0
+        entering[self.rows + column.part] = 1.0
+        direction = self._inverse @ entering
+        ratios = np.full(self.size, np.inf)
+        np.divide(np.maximum(self.level, 0.0), direction, out=ratios, where=direction > TOLERANCE)
+        leaving = int((ratios - self._cost * _EPSILON).argmin())  # artificial columns leave first
+        if not np.isfinite(ratios[leaving]):
+            return False
+        self.columns[leaving], self._cost[leaving] = column, 0.0
+        self._matrix[:, leaving] = entering
+        self._pivots += 1
+        if self._pivots % _REFACTOR_EVERY == 0:
+            self._refactor()
+        else:
+            row = self._inverse[leaving] / direction[leaving]
+            amount = self.level[leaving] / direction[leaving]
+            self._inverse -= np.outer(direction, row)
+            self._inverse[leaving] = row
+            self.level -= direction * amount
+            self.level[leaving] = amount
+        return True
+
+    def assignments(self) -> list[Assignment]:
+        """The columns in use, artificial ones left out."""
+        return [
+            Assignment(*column, amount)
+            for column, amount in zip(self.columns, self.level.tolist(), strict=True)
+            if column is not None and amount > TOLERANCE
+        ]
+
+
+class LpRelaxation:
+    """Solves subproblems over the same classes. `rows`: the demand rows per app and controller; `members` (app by set): the
+    apps of each set; `eligible` (row by class): the classes that count in each row."""
+
+    def __init__(self, rows: list[list[list[int]]], members: Ints, eligible: Mask2, seed: int = 0) -> None:
+        self.rows, self.members, self.eligible = rows, members, eligible
+        self.rng = np.random.default_rng(seed)
+        self.pivots = 0  # left, for all subproblems together
+
+    def solve(self, problem: Subproblem) -> list[Assignment] | Undecided | None:
+        """Returns a fractional solution; None is a proof that there is none."""
+        if not np.all(problem.allowed.any(axis=1)):
             return None
-        goal = np.concatenate((part.wants, part.counts)).astype(np.float64)
-        # At first all clusters take the first set they may, mostly none, and what is wanted is made up.
-        columns: list[_Column | None] = [None] * rows
-        basis = np.eye(size)
-        for where, number in enumerate(part.may.argmax(axis=1).tolist()):
-            column = self._column(part, where, number, np.zeros(rows))
-            columns.append(column)
-            basis[column.rows, rows + where] = 1.0
-        basis[range(rows), range(rows)] = np.where(goal[:rows] >= basis[:rows, rows:] @ part.counts, 1.0, -1.0)
-        cost = np.concatenate((np.ones(rows), np.zeros(parts)))
-        inverse = np.linalg.inv(basis)
-        level = inverse @ goal
-        last, since, done = np.inf, 0, 0
-        while (missing := float(cost @ level)) > TINY / 100:
+        rows = problem.demand.size
+        no_duals = np.zeros(rows)
+        first_sets = problem.allowed.argmax(axis=1).tolist()
+        basis = _Basis(problem, [self._column(problem, part, s, no_duals) for part, s in enumerate(first_sets)])
+        last, stalled = np.inf, 0
+        while (infeasibility := basis.infeasibility()) > TOLERANCE / 100:
             if self.pivots <= 0:
                 return Undecided()
-            prices = cost @ inverse
-            gains = np.where(part.may, self._priced(part, prices[:rows]) + prices[rows:, None], -np.inf)
-            since = 0 if missing < last - _NOTHING else since + 1
-            last = min(last, missing)
-            at = int(gains.argmax())
-            if since >= _STALLED:
-                better = np.flatnonzero(gains > _NOTHING)
-                at = int(self.chance.choice(better)) if better.size else at
-            where, number = divmod(at, gains.shape[1])
-            if gains[where, number] <= _NOTHING:
-                return None if self._proven(part, prices[:rows]) else Undecided()
-            self.pivots -= 1 + size * size // _TABLE
-            column = self._column(part, where, number, prices[:rows])
-            enters = np.zeros(size)
-            enters[column.rows] = 1.0
-            enters[rows + where] = 1.0
-            step = inverse @ enters
-            ratios = np.full(size, np.inf)
-            np.divide(np.maximum(level, 0.0), step, out=ratios, where=step > TINY)
-            leaves = int((ratios - cost * _NOTHING).argmin())  # what is made up goes first
-            if not np.isfinite(ratios[leaves]):
+            duals = basis.duals()
+            gains = np.where(problem.allowed, self._priced(problem, duals[:rows]) + duals[rows:, None], -np.inf)
+            stalled = 0 if infeasibility < last - _EPSILON else stalled + 1
+            last = min(last, infeasibility)
+            part, set_number = self._entering(gains, at_random=stalled >= _STALLED)
+            if gains[part, set_number] <= _EPSILON:
+                return None if self._proves_infeasible(problem, duals[:rows]) else Undecided()
+            self.pivots -= 1 + basis.size * basis.size // _ENTRIES_PER_PIVOT
+            if not basis.pivot(self._column(problem, part, set_number, duals[:rows])):
                 return Undecided()
-            columns[leaves], cost[leaves] = column, 0.0
-            basis[:, leaves] = enters
-            done += 1
-            if done % _AFRESH == 0:
-                inverse = np.linalg.inv(basis)
-                level = inverse @ goal
-            else:
-                pivot = inverse[leaves] / step[leaves]
-                much = level[leaves] / step[leaves]
-                inverse -= np.outer(step, pivot)
-                inverse[leaves] = pivot
-                level -= step * much
-                level[leaves] = much
-        return [
-            Assignment(*c, much)
-            for c, much in zip(columns, level.tolist(), strict=True)
-            if c is not None and much > TINY
-        ]
+        return basis.assignments()
 
-    def _priced(self, part: Subproblem, duals: NDArray[Figure]) -> NDArray[Figure]:
-        """What each set would bring in each part, every app in the best of its seats there."""
-        apps: list[NDArray[Figure]] = []
+    def _entering(self, gains: Floats, at_random: bool) -> tuple[int, int]:
+        """The part and set of the column with the largest gain, or of a random one with any gain."""
+        at = int(gains.argmax())
+        if at_random:
+            improving = np.flatnonzero(gains > _EPSILON)
+            at = int(self.rng.choice(improving)) if improving.size else at
+        part, set_number = divmod(at, int(gains.shape[1]))
+        return part, set_number
+
+    def _priced(self, problem: Subproblem, duals: NDArray[Number]) -> NDArray[Number]:
+        """The dual value of each set in each part, with every app in the best of its rows there."""
+        apps: list[NDArray[Number]] = []
         lowest = duals.min(initial=0)
         for controllers in self.rows:
-            brings = np.zeros(part.of.size, dtype=duals.dtype)
+            value = np.zeros(problem.class_of.size, dtype=duals.dtype)
             for rows in controllers:
                 if len(rows) == 1:
-                    brings += duals[rows[0]]
+                    value += duals[rows[0]]
                 else:
-                    brings += np.where(self.seats[rows][:, part.of], duals[rows, None], lowest).max(axis=0)
-            apps.append(brings)
-        return np.stack(apps, axis=1) @ self.inside.astype(duals.dtype)
+                    eligible = self.eligible[rows][:, problem.class_of]
+                    value += np.where(eligible, duals[rows, None], lowest).max(axis=0)
+            apps.append(value)
+        return np.stack(apps, axis=1) @ self.members.astype(duals.dtype)
 
-    def _column(self, part: Subproblem, where: int, number: int, duals: Floats) -> _Column:
-        of = int(part.of[where])
+    def _column(self, problem: Subproblem, part: int, set_number: int, duals: Floats) -> _Column:
+        """The column of a part and a set with the best rows by these duals."""
+        cluster_class = int(problem.class_of[part])
         rows = [
-            max((r for r in rows if self.seats[r, of]), key=lambda r: float(duals[r]))
+            max((r for r in rows if self.eligible[r, cluster_class]), key=lambda r: float(duals[r]))
             for app, controllers in enumerate(self.rows)
-            if self.inside[app, number]
+            if self.members[app, set_number]
             for rows in controllers
         ]
-        return _Column(where, number, rows)
+        return _Column(part, set_number, rows)
 
-    def _proven(self, part: Subproblem, duals: Floats) -> bool:
-        """Whether these duals prove in whole numbers that all parts together bring less than is wanted."""
-        whole = np.rint(duals * _PARTS).astype(np.int64)
-        most = np.where(part.may, self._priced(part, whole), NEVER).max(axis=1)
-        return int(whole @ part.wants) > int(most @ part.counts)
+    def _proves_infeasible(self, problem: Subproblem, duals: Floats) -> bool:
+        """Whether these duals, rounded to integers, prove that all parts together reach less than the demand."""
+        rounded = np.rint(duals * _DUAL_SCALE).astype(np.int64)
+        most = np.where(problem.allowed, self._priced(problem, rounded), INFEASIBLE).max(axis=1)
+        return int(rounded @ problem.demand) > int(most @ problem.counts)

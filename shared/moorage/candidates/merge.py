@@ -1,4 +1,4 @@
-"""All controllers' opinions become one question: who may go where, how many, how well, and what must not meet."""
+"""Merges the answers of all controllers into one placement problem."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .cluster_sets import Mask, Scores
-from .decode import CountedGroup, DecodedAnswer
+from .decode import CountedGroup, DecodedAnswer, DecodedAppAnswer
 
-#: Who else says how many clusters an app wants.
-DOCUMENT = "the application"
+#: Names the application among the sources of an app's count.
+APPLICATION = "the application"
 
 
 @dataclass(slots=True)
 class WeightedAnswer:
-    """One controller that answered, with the weight operators gave it."""
+    """One controller's answer and the weight that operators gave the controller."""
 
     name: str
     weight: float
-    opinion: DecodedAnswer
+    answer: DecodedAnswer
 
 
 @dataclass(slots=True)
 class CountMismatch:
-    """Answers that cannot all be true: `counts` says who wants how many clusters for the app."""
+    """Sources that contradict each other: `counts` has the number of clusters that each wants for the app."""
 
     app: int
     counts: dict[str, int]
@@ -33,8 +33,9 @@ class CountMismatch:
 
 @dataclass(slots=True)
 class PlacementProblem:
-    """Per app: the clusters all allow, how many of them, the weighted mean of scores, and for each controller that
-    counts, its groups. Per pair: where both do not fit, whether they must be apart or together, and what preference says."""
+    """Per app: the clusters that all controllers allow, how many of them it takes, the weighted mean of its scores and,
+    for each controller that counts, its groups. Per pair of apps: the clusters where both do not fit, whether they must be
+    apart or together, and the bonus of sharing a cluster."""
 
     replicas: list[int]
     masks: list[Mask]
@@ -45,79 +46,102 @@ class PlacementProblem:
     together: set[tuple[int, int]] = field(default_factory=set)
     bonus: dict[tuple[int, int], float] = field(default_factory=dict)  # for each cluster that both share
     count_mismatches: list[CountMismatch] = field(default_factory=list)
-    scored: dict[int, float] = field(default_factory=dict)  # apps with scores: what share of all weight gave them
-    left_out: dict[int, int] = field(default_factory=dict)  # apps that want "all": how many others refused
+    scored: dict[int, float] = field(
+        default_factory=dict
+    )  # per app with scores: the share of all weight that scored it
+    left_out: dict[int, int] = field(default_factory=dict)  # per app that wants every cluster: how many others deny
 
 
-def merge(replicas: Sequence[int], base: Mask, voices: Sequence[WeightedAnswer]) -> PlacementProblem:
-    """`base` are the clusters that are usable at all."""
-    total = sum(v.weight for v in voices) or 1.0
-    merged = PlacementProblem(replicas=list(replicas), masks=[], scores=[], groups=[])
-    for app, wanted in enumerate(replicas):
-        heard = [(v, v.opinion.apps[app]) for v in voices if app in v.opinion.apps]
+def merge(replicas: Sequence[int], base: Mask, answers: Sequence[WeightedAnswer]) -> PlacementProblem:
+    """Merges answers for apps with these replicas; `base` are the clusters that are usable at all."""
+    total = sum(answer.weight for answer in answers) or 1.0
+    problem = PlacementProblem(replicas=list(replicas), masks=[], scores=[], groups=[])
+    for app in range(len(replicas)):
+        app_answers = [(a, a.answer.apps[app]) for a in answers if app in a.answer.apps]
         mask = base.copy()
-        for _, said in heard:
-            if said.allowed is not None:
-                mask &= said.allowed
-        scores: Scores | None = None
-        for voice, said in heard:
-            if said.scores is not None and voice.weight > 0:
-                part = said.scores * (voice.weight / total)
-                scores = part if scores is None else scores + part
-                merged.scored[app] = merged.scored.get(app, 0.0) + voice.weight / total
-        counts: dict[str, int] = {}
-        groups: list[list[CountedGroup]] = []
-        for voice, said in heard:
-            if not said.groups:
-                continue
-            mine: list[CountedGroup] = []
-            for group in said.groups:
-                inside = group.mask & mask
-                count = group.wanted
-                if count == 0:  # every one of them that the others allow, but at least one
-                    count = max(1, int(np.count_nonzero(inside)))
-                    missing = int(np.count_nonzero(group.mask & base)) - int(np.count_nonzero(inside))
-                    if missing:
-                        merged.left_out[app] = merged.left_out.get(app, 0) + missing
-                mine.append(CountedGroup(count, inside))
-            counts[voice.name] = sum(g.wanted for g in mine)
-            # One group binds by its number alone: its clusters are in the mask already.
-            if len(mine) > 1:
-                groups.append(mine)
-        if counts and wanted:  # 0: as many as are selected
-            counts[DOCUMENT] = wanted
-        if len(set(counts.values())) > 1:
-            merged.count_mismatches.append(CountMismatch(app, counts))
-        merged.replicas[app] = next(iter(counts.values()), wanted)
-        merged.masks.append(mask)
-        merged.scores.append(scores)
-        merged.groups.append(groups)
-    for voice in voices:
-        for pair, where in voice.opinion.conflicts.items():
-            merged.conflicts[pair] = merged.conflicts[pair] | where if pair in merged.conflicts else where
-        for rule in voice.opinion.rules:
-            if rule.mandatory:
-                (merged.apart if rule.apart else merged.together).add(rule.apps)
-            else:
-                smaller = max(1, min(merged.replicas[rule.apps[0]], merged.replicas[rule.apps[1]]))
-                share = voice.weight / total / smaller
-                merged.bonus[rule.apps] = merged.bonus.get(rule.apps, 0.0) + (-share if rule.apart else share)
-    for (a, b), where in list(merged.conflicts.items()):
-        if not np.any(where & merged.masks[a] & merged.masks[b]):
-            del merged.conflicts[a, b]
-    return merged
+        for _, answer in app_answers:
+            if answer.allowed is not None:
+                mask &= answer.allowed
+        problem.masks.append(mask)
+        _merge_scores(problem, app, app_answers, total)
+        _merge_counts(problem, app, app_answers, base)
+    for source in answers:
+        _merge_pairs(problem, source, total)
+    problem.conflicts = {
+        (a, b): where
+        for (a, b), where in problem.conflicts.items()
+        if np.any(where & problem.masks[a] & problem.masks[b])
+    }
+    return problem
 
 
-def disjoint_sets(merged: PlacementProblem) -> list[Mask]:
-    """The sets in the form of lists that may be combined freely: where two apps do not fit together, or must be apart,
-    each cluster stays with the app that has fewer others to choose from."""
-    masks = [mask.copy() for mask in merged.masks]
+_AppAnswers = list[tuple[WeightedAnswer, DecodedAppAnswer]]
+
+
+def _merge_scores(problem: PlacementProblem, app: int, answers: _AppAnswers, total: float) -> None:
+    """Appends the weighted mean of the app's scores; a controller without scores counts as 0."""
+    scores: Scores | None = None
+    for source, answer in answers:
+        if answer.scores is not None and source.weight > 0:
+            weighted = answer.scores * (source.weight / total)
+            scores = weighted if scores is None else scores + weighted
+            problem.scored[app] = problem.scored.get(app, 0.0) + source.weight / total
+    problem.scores.append(scores)
+
+
+def _merge_counts(problem: PlacementProblem, app: int, answers: _AppAnswers, base: Mask) -> None:
+    """Appends the app's counted groups, and sets its replicas to the count that all sources agree on."""
+    mask, replicas = problem.masks[app], problem.replicas[app]
+    counts: dict[str, int] = {}
+    groups: list[list[CountedGroup]] = []
+    for source, answer in answers:
+        if not answer.groups:
+            continue
+        counted: list[CountedGroup] = []
+        for group in answer.groups:
+            allowed = group.mask & mask
+            count = group.wanted
+            if count == 0:  # every cluster of the group that the other controllers allow, but at least one
+                count = max(1, int(np.count_nonzero(allowed)))
+                missing = int(np.count_nonzero(group.mask & base)) - int(np.count_nonzero(allowed))
+                if missing:
+                    problem.left_out[app] = problem.left_out.get(app, 0) + missing
+            counted.append(CountedGroup(count, allowed))
+        counts[source.name] = sum(group.wanted for group in counted)
+        # A single group binds by its number alone: its clusters are in the mask already.
+        if len(counted) > 1:
+            groups.append(counted)
+    if counts and replicas:  # 0 replicas: as many as are selected
+        counts[APPLICATION] = replicas
+    if len(set(counts.values())) > 1:
+        problem.count_mismatches.append(CountMismatch(app, counts))
+    problem.replicas[app] = next(iter(counts.values()), replicas)
+    problem.groups.append(groups)
+
+
+def _merge_pairs(problem: PlacementProblem, source: WeightedAnswer, total: float) -> None:
+    """Adds one controller's conflicts and rules."""
+    for pair, where in source.answer.conflicts.items():
+        problem.conflicts[pair] = problem.conflicts[pair] | where if pair in problem.conflicts else where
+    for rule in source.answer.rules:
+        if rule.mandatory:
+            (problem.apart if rule.apart else problem.together).add(rule.apps)
+        else:
+            smaller = max(1, min(problem.replicas[rule.apps[0]], problem.replicas[rule.apps[1]]))
+            share = source.weight / total / smaller
+            problem.bonus[rule.apps] = problem.bonus.get(rule.apps, 0.0) + (-share if rule.apart else share)
+
+
+def disjoint_sets(problem: PlacementProblem) -> list[Mask]:
+    """Returns sets per app that may be combined freely: a cluster that two apps may not share, by conflict or rule, stays
+    with the app that has fewer other clusters."""
+    masks = [mask.copy() for mask in problem.masks]
     everywhere = np.ones(masks[0].size, dtype=np.bool_) if masks else np.zeros(0, dtype=np.bool_)
-    pairs = dict(merged.conflicts)
-    pairs.update(dict.fromkeys(merged.apart, everywhere))
+    pairs = dict(problem.conflicts)
+    pairs.update(dict.fromkeys(problem.apart, everywhere))
     for (a, b), where in sorted(pairs.items(), key=lambda item: item[0]):
         shared = np.flatnonzero(where & masks[a] & masks[b])
-        spare = [int(np.count_nonzero(masks[x])) - shared.size - merged.replicas[x] for x in (a, b)]
+        spare = [int(np.count_nonzero(masks[app])) - shared.size - problem.replicas[app] for app in (a, b)]
         for cluster in shared.tolist():
             winner, loser = (0, b) if spare[0] <= spare[1] else (1, a)
             spare[winner] += 1

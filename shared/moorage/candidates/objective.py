@@ -1,7 +1,7 @@
-"""What a cluster is worth for each set of apps that it may take of a group, whatever happens elsewhere.
+"""Evaluates clusters for sets of apps: the value of a cluster that takes a set of apps of a group, whatever the others take.
 
-A choice is worth the sum. So an optimum exists among the best few clusters for each set of apps: one outside could be
-swapped for one of them that is free.
+The value of a choice is the sum over its clusters. So the best few clusters for each set of apps contain an optimum: a
+cluster outside them could be exchanged for one of them that is free. A set of apps is a bitmask, `bits`, of app numbers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from .merge import PlacementProblem
 from .quotas import QuotaMatcher
 
 Values = NDArray[np.int64]
+#: Per set of apps, the clusters among which an optimum can be found.
+Pools = dict[int, NDArray[np.intp]]
 
-NEVER = -(1 << 62)
-_NOBODY = np.zeros(0, dtype=np.intp)
-_STAY = 56  # bits: stay above score above room, so that sums never carry from one into the next (8 apps)
+INFEASIBLE = -(1 << 62)
+_NO_CLUSTERS = np.zeros(0, dtype=np.intp)
+# Bit positions of stay above score above free share, far enough apart that sums of 8 apps never carry over.
+_STAY = 56
 _SCORE = 25
 _SCORE_STEPS = float(1 << 24)
-_ROOM_STEPS = float(1 << 20)
+_SHARE_STEPS = float(1 << 20)
 
-#: Every set of so many apps is looked at; of more, only pairs.
+#: Up to this many apps every set of apps is considered; of more, only pairs.
 MAX_APPS = 8
 
 #: A cluster and the apps that did not fit there together.
@@ -35,193 +38,209 @@ FailedPlacement = tuple[int, frozenset[int]]
 
 @dataclass(slots=True)
 class FreeCapacity:
-    """Summed free and allocatable of the asked resources per cluster (rows as in `needs`), and what each app needs."""
+    """Free and allocatable sums of the requested resources per cluster (resource by cluster), and the needs of each app."""
 
     free: NDArray[np.float64]
     allocatable: NDArray[np.float64]
-    needs: NDArray[np.float64]  # apps x resources
+    needs: NDArray[np.float64]  # app by resource
 
 
 class Objective:
+    """Values by stay, then score, then the share of resources left free. `current`: clusters where an app runs already;
+    `unchanged`: those of them where it needs no new capacity; `failed`: placements that failed the joint fit."""
+
     def __init__(
         self,
-        merged: PlacementProblem,
-        room: FreeCapacity,
-        ranks: NDArray[np.int64],
-        stay: Sequence[Mask | None],
-        held: Sequence[Mask | None],
-        nogoods: Iterable[FailedPlacement],
+        problem: PlacementProblem,
+        capacity: FreeCapacity,
+        name_ranks: NDArray[np.int64],
+        current: Sequence[Mask | None],
+        unchanged: Sequence[Mask | None],
+        failed: Iterable[FailedPlacement],
     ) -> None:
-        self.merged, self.room, self.ranks = merged, room, ranks
-        self.stay, self.held = stay, held
-        self.apps = len(merged.masks)
-        self.size = ranks.size
-        self.nogoods: dict[int, list[frozenset[int]]] = {}
-        for cluster, apps in nogoods:
-            self.nogoods.setdefault(cluster, []).append(apps)
-        self.bonus = {pair: round(b * _SCORE_STEPS) << _SCORE for pair, b in merged.bonus.items()}
-        self.tables: dict[int, Values] = {}
-        self.asking = [bool(needs.any()) for needs in room.needs]
-        self.own: list[Values] = [self._own(a) for a in range(self.apps)]
+        self.problem, self.capacity, self.name_ranks = problem, capacity, name_ranks
+        self.current, self.unchanged = current, unchanged
+        self.apps = len(problem.masks)
+        self.size = name_ranks.size
+        self.failed: dict[int, list[frozenset[int]]] = {}
+        for cluster, apps in failed:
+            self.failed.setdefault(cluster, []).append(apps)
+        self.bonus = {pair: round(b * _SCORE_STEPS) << _SCORE for pair, b in problem.bonus.items()}
+        self._values: dict[int, Values] = {}
+        self._has_needs = [bool(needs.any()) for needs in capacity.needs]
+        self._separate: list[Values] = [self._separate_values(app) for app in range(self.apps)]
 
-    def _own(self, app: int) -> Values:
-        """Stay and score of one app everywhere: the part of V that other apps do not change."""
-        scores = self.merged.scores[app]
+    def _separate_values(self, app: int) -> Values:
+        """Stay and score of one app on every cluster: the part of the value that other apps do not change."""
+        scores = self.problem.scores[app]
         if scores is None:
-            value: Values = np.zeros(self.size, dtype=np.int64)
+            values: Values = np.zeros(self.size, dtype=np.int64)
         else:
-            value = np.rint(scores * _SCORE_STEPS).astype(np.int64) << _SCORE
-        stay = self.stay[app]
-        if stay is not None:
-            value += stay.astype(np.int64) << _STAY
-        return value
+            values = np.rint(scores * _SCORE_STEPS).astype(np.int64) << _SCORE
+        current = self.current[app]
+        if current is not None:
+            values += current.astype(np.int64) << _STAY
+        return values
 
-    def allowed(self, apps: tuple[int, ...]) -> bool:
-        """Whether these apps may be all that a cluster takes of the group."""
-        inside = set(apps)
-        if any(a in inside and b in inside for a, b in self.merged.apart):
+    def is_allowed(self, apps: tuple[int, ...]) -> bool:
+        """Whether a cluster may take exactly these apps of the group."""
+        members = set(apps)
+        if any(a in members and b in members for a, b in self.problem.apart):
             return False
-        count = self.merged.replicas
-        for a, b in self.merged.together:
-            if (a in inside and b not in inside and count[a] <= count[b]) or (
-                b in inside and a not in inside and count[b] <= count[a]
+        count = self.problem.replicas
+        for a, b in self.problem.together:
+            if (a in members and b not in members and count[a] <= count[b]) or (
+                b in members and a not in members and count[b] <= count[a]
             ):
                 return False
         return True
 
     def values(self, bits: int) -> Values:
-        """V of every cluster for the set of apps; NEVER where it may not or provably cannot be."""
-        known = self.tables.get(bits)
+        """The value of every cluster for the set of apps; INFEASIBLE where it is forbidden or proven not to fit."""
+        known = self._values.get(bits)
         if known is not None:
             return known
         apps = tuple(a for a in range(self.apps) if bits >> a & 1)
-        masks = self.merged.masks
-        may = masks[apps[0]]
-        value = self.own[apps[0]]
-        if len(apps) > 1:
-            for a in apps[1:]:
-                may = may & masks[a]
-                value = value + self.own[a]
-            for pair in combinations(apps, 2):
-                where = self.merged.conflicts.get(pair)
-                if where is not None:
-                    may = may & ~where
-            if self.bonus:
-                value = value + sum(self.bonus.get(pair, 0) for pair in combinations(apps, 2))
-        share = self._share(apps)
+        feasible, value = self._shared_feasibility(apps), self._separate[apps[0]]
+        for app in apps[1:]:
+            value = value + self._separate[app]
+        if len(apps) > 1 and self.bonus:
+            value = value + sum(self.bonus.get(pair, 0) for pair in combinations(apps, 2))
+        share = self._free_share(apps)
         if share is not None:
-            may = may & (share >= 0)
-            # Once for each app that asks for anything: one that does not is as well off anywhere.
-            asking = sum(map(self.asking.__getitem__, apps))
-            value = value + np.rint(np.minimum(share, 1.0) * _ROOM_STEPS).astype(np.int64) * asking
-        result: Values = np.where(may, value, NEVER)
-        if self.nogoods:
-            inside = frozenset(apps)
-            for cluster, failed in self.nogoods.items():
-                if any(f <= inside for f in failed):
-                    result[cluster] = NEVER
-        self.tables[bits] = result
+            feasible = feasible & (share >= 0)
+            # Counted once per app that has needs, because an app without any is equally well off anywhere.
+            weight = sum(map(self._has_needs.__getitem__, apps))
+            value = value + np.rint(np.minimum(share, 1.0) * _SHARE_STEPS).astype(np.int64) * weight
+        result: Values = np.where(feasible, value, INFEASIBLE)
+        if self.failed:
+            members = frozenset(apps)
+            for cluster, failures in self.failed.items():
+                if any(failure <= members for failure in failures):
+                    result[cluster] = INFEASIBLE
+        self._values[bits] = result
         return result
 
-    def _share(self, apps: tuple[int, ...]) -> NDArray[np.float64] | None:
-        """Smallest over the asked resources of what stays free, as a share of allocatable; negative: proven short."""
-        needs, free, whole = self.room.needs, self.room.free, self.room.allocatable
-        together: NDArray[np.float64] = needs[apps[0]] if len(apps) == 1 else needs[list(apps)].sum(axis=0)
-        asked = together.nonzero()[0]
-        if not asked.size:
+    def _shared_feasibility(self, apps: tuple[int, ...]) -> Mask:
+        """Clusters that all of these apps may take, and where no two of them are in conflict."""
+        masks = self.problem.masks
+        feasible = masks[apps[0]]
+        for app in apps[1:]:
+            feasible = feasible & masks[app]
+        for pair in combinations(apps, 2):
+            where = self.problem.conflicts.get(pair)
+            if where is not None:
+                feasible = feasible & ~where
+        return feasible
+
+    def _free_share(self, apps: tuple[int, ...]) -> NDArray[np.float64] | None:
+        """The smallest share of allocatable, over the requested resources, that stays free; negative: proven not to fit."""
+        needs, free, allocatable = self.capacity.needs, self.capacity.free, self.capacity.allocatable
+        total: NDArray[np.float64] = needs[apps[0]] if len(apps) == 1 else needs[list(apps)].sum(axis=0)
+        requested = total.nonzero()[0]
+        if not requested.size:
             return None
-        need = together[asked, None]
-        here = [a for a in apps if self.held[a] is not None]
-        if not here:
-            # Where nothing is allocatable nothing is free: the share is then as bad as it gets.
-            return ((free[asked] - need) / np.maximum(whole[asked], 1.0)).min(axis=0)  # type: ignore[no-any-return]
-        # What runs there already, unchanged, needs no new room.
+        need = total[requested, None]
+        running = [a for a in apps if self.unchanged[a] is not None]
+        if not running:
+            # Where nothing is allocatable nothing is free: dividing by 1 makes the share as bad as it gets.
+            return ((free[requested] - need) / np.maximum(allocatable[requested], 1.0)).min(axis=0)  # type: ignore[no-any-return]
+        # What runs there already, unchanged, needs no new capacity.
         need = np.repeat(need, self.size, axis=1)
-        for a in here:
-            need -= needs[a][asked, None] * self.held[a]
-        share = (free[asked] - need) / np.maximum(whole[asked], 1.0)
+        for a in running:
+            need -= needs[a][requested, None] * self.unchanged[a]
+        share = (free[requested] - need) / np.maximum(allocatable[requested], 1.0)
         return np.where(need > 0, share, np.maximum(share, 0.0)).min(axis=0)  # type: ignore[no-any-return]
 
-    def best(self, values: Values, count: int) -> NDArray[np.intp]:
+    def best_clusters(self, values: Values, count: int) -> NDArray[np.intp]:
         """The `count` best clusters, best first, ties by name."""
         if count == 1 and values.size:  # most apps go to one cluster
             top = values.max()
-            level = (values == top).nonzero()[0] if top > NEVER else _NOBODY
-            return level[self.ranks[level].argmin()][None] if level.size > 1 else level
-        valid = (values > NEVER).nonzero()[0]
-        if valid.size > count:
-            mine = values[valid]
-            kth = np.partition(mine, valid.size - count)[valid.size - count]
-            above, level = valid[mine > kth], valid[mine == kth]
+            ties = (values == top).nonzero()[0] if top > INFEASIBLE else _NO_CLUSTERS
+            return ties[self.name_ranks[ties].argmin()][None] if ties.size > 1 else ties
+        feasible = (values > INFEASIBLE).nonzero()[0]
+        if feasible.size > count:
+            feasible_values = values[feasible]
+            kth = np.partition(feasible_values, feasible.size - count)[feasible.size - count]
+            above, ties = feasible[feasible_values > kth], feasible[feasible_values == kth]
             missing = count - above.size
-            if level.size > missing:
-                level = level[np.argpartition(self.ranks[level], missing - 1)[:missing]]
-            valid = np.concatenate((above, level))
-        if valid.size < 2:
-            return valid
-        return valid[np.lexsort((self.ranks[valid], -values[valid]))]
+            if ties.size > missing:
+                ties = ties[np.argpartition(self.name_ranks[ties], missing - 1)[:missing]]
+            feasible = np.concatenate((above, ties))
+        return self._sorted(feasible, values)
+
+    def _sorted(self, clusters: NDArray[np.intp], values: Values) -> NDArray[np.intp]:
+        """The clusters by value, ties by name."""
+        if clusters.size < 2:
+            return clusters
+        return clusters[np.lexsort((self.name_ranks[clusters], -values[clusters]))]
 
     def independent_optimum(self) -> list[list[int]] | None:
-        """Each app's best without looking at the others: an upper bound, and the answer where they do not meet. For
-        one controller's groups the greedy order is optimal (their systems of representatives are a matroid)."""
+        """Each app's best clusters without regard to the others: an upper bound, and the optimum where they do not meet.
+        Greedy is optimal for the groups of one controller, because systems of distinct representatives are a matroid."""
         chosen: list[list[int]] = []
-        for app, wanted in enumerate(self.merged.replicas):
+        for app, replicas in enumerate(self.problem.replicas):
             values = self.values(1 << app)
-            groups = self.merged.groups[app]
-            if not groups:
-                mine = self.best(values, wanted).tolist()
-            elif len(groups) == 1:
-                mine = []
-                seats = QuotaMatcher(groups)
-                order = np.flatnonzero(values > NEVER)
-                for cluster in order[np.lexsort((self.ranks[order], -values[order]))].tolist():
-                    if len(mine) < wanted and seats.take(cluster):
-                        mine.append(cluster)
+            groups = self.problem.groups[app]
+            if len(groups) > 1:
+                return None
+            if groups:
+                clusters = self._best_in_groups(values, QuotaMatcher(groups), replicas)
             else:
+                clusters = self.best_clusters(values, replicas).tolist()
+            if len(clusters) < replicas:
                 return None
-            if len(mine) < wanted:
-                return None
-            chosen.append(mine)
+            chosen.append(clusters)
         return chosen
 
-    def ordered(self, chosen: list[list[int]]) -> list[list[int]]:
+    def _best_in_groups(self, values: Values, quotas: QuotaMatcher, count: int) -> list[int]:
+        """The best clusters, added one by one as far as the quotas accept them."""
+        chosen: list[int] = []
+        for cluster in self._sorted(np.flatnonzero(values > INFEASIBLE), values).tolist():
+            if len(chosen) < count and quotas.try_add(cluster):
+                chosen.append(cluster)
+        return chosen
+
+    def by_value(self, chosen: list[list[int]]) -> list[list[int]]:
         """Each app's clusters, best first."""
         ordered: list[list[int]] = []
-        for app, mine in enumerate(chosen):
+        for app, clusters in enumerate(chosen):
             values = self.values(1 << app)
-            ordered.append(sorted(mine, key=lambda c: (-int(values[c]), int(self.ranks[c]))))
+            ordered.append(sorted(clusters, key=lambda c: (-int(values[c]), int(self.name_ranks[c]))))
         return ordered
 
-    def candidate_pools(self) -> dict[int, NDArray[np.intp]]:
-        """For each set of apps that a cluster may take, the clusters that are enough to find an optimum: as many of the
-        best as all replicas can use beside it, for each way of being in the counted groups of these apps."""
-        places = sum(self.merged.replicas)
-        found: dict[int, NDArray[np.intp]] = {}
-        ways: dict[tuple[int, ...], list[Mask]] = {}
-        for many in range(1, (self.apps if self.apps <= MAX_APPS else 2) + 1):
-            for apps in combinations(range(self.apps), many):
-                # Sets that may not stand at the end count as parts of ones that may, so they need no clusters of their
-                # own, except where larger ones were left out.
-                count = places - many + 1
-                if count < 1 or (not self.allowed(apps) and self.apps <= MAX_APPS):
+    def candidate_pools(self) -> Pools:
+        """For each set of apps that a cluster may take, enough clusters to find an optimum: as many of the best as all
+        replicas can use beside it, for each combination of membership in the counted groups of these apps."""
+        total = sum(self.problem.replicas)
+        pools: Pools = {}
+        signatures: dict[tuple[int, ...], list[Mask]] = {}
+        for number in range(1, (self.apps if self.apps <= MAX_APPS else 2) + 1):
+            for apps in combinations(range(self.apps), number):
+                # A set that no cluster may end with is only a part of larger sets and needs no pool of its own, unless
+                # the larger sets are not considered.
+                count = total - number + 1
+                if count < 1 or (not self.is_allowed(apps) and self.apps <= MAX_APPS):
                     continue
                 bits = sum(1 << a for a in apps)
                 values = self.values(bits)
-                counted = tuple(a for a in apps if self.merged.groups[a])
+                counted = tuple(a for a in apps if self.problem.groups[a])
                 if not counted:
-                    found[bits] = self.best(values, count)
+                    pools[bits] = self.best_clusters(values, count)
                     continue
-                if counted not in ways:
-                    ways[counted] = self._signatures(counted)
-                parts = [self.best(np.where(part, values, NEVER), count) for part in ways[counted]]
-                found[bits] = np.concatenate(parts)
-        return found
+                if counted not in signatures:
+                    signatures[counted] = self._signatures(counted)
+                parts = [self.best_clusters(np.where(part, values, INFEASIBLE), count) for part in signatures[counted]]
+                pools[bits] = np.concatenate(parts)
+        return pools
 
     def _signatures(self, apps: tuple[int, ...]) -> list[Mask]:
-        masks = [g.mask for a in apps for one in self.merged.groups[a] for g in one]
+        """Partitions the clusters by their membership in the counted groups of these apps."""
+        masks = [group.mask for app in apps for groups in self.problem.groups[app] for group in groups]
         code = np.unique(np.stack(masks), axis=1, return_inverse=True)[1].reshape(-1)
         return [code == i for i in range(int(code.max(initial=-1)) + 1)]
 
 
-def pooled_clusters(sets: dict[int, NDArray[np.intp]]) -> NDArray[np.intp]:
-    return np.unique(np.concatenate(list(sets.values()))) if sets else _NOBODY
+def pooled_clusters(pools: Pools) -> NDArray[np.intp]:
+    """All clusters of the pools, each once."""
+    return np.unique(np.concatenate(list(pools.values()))) if pools else _NO_CLUSTERS

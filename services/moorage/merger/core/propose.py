@@ -187,7 +187,7 @@ def propose(
     room = room_of(record, fleet)
     assigner = _Assigner(record, fleet, ledger)
     for _ in range(TRIES):
-        chosen = choose(merged, room, ranks, stay=known.stay, held=known.held, nogoods=assigner.failures)
+        chosen = choose(merged, room, ranks, current=known.stay, unchanged=known.held, failed=assigner.failures)
         if not isinstance(chosen, Choice):
             break
         together: dict[int, set[int]] = {}
@@ -202,7 +202,7 @@ def propose(
     else:
         bound = Reason(code="SearchBound", by="merger", message=f"{TRIES} choices did not fit together")
         return ProposalRefused([bound, *assigner.reasons()])
-    if chosen.cut:
+    if chosen.truncated:
         bound = Reason(code="SearchBound", by="merger", message="no choice of clusters was found within the bounds")
         return ProposalRefused([bound, *assigner.reasons()])
     return ProposalRefused(_why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner))

@@ -147,7 +147,7 @@ def open_to(got: ControllerResults, apps: int, controllers: Mapping[str, Control
     found: list[bytes | None] = []
     steady = [v for v in got.voices if (known := controllers.get(v.name)) is not None and known.steady]
     for app in range(apps):
-        masks = [said.allowed for v in steady if (said := v.opinion.apps.get(app)) is not None]
+        masks = [said.allowed for v in steady if (said := v.answer.apps.get(app)) is not None]
         some = [mask for mask in masks if mask is not None]
         found.append(np.packbits(np.logical_and.reduce(some)).tobytes() if some else None)
     return found
@@ -158,7 +158,7 @@ def reasons(got: ControllerResults, fleet: Fleet) -> list[Reason]:
     cluster without a word."""
     found: list[Reason] = []
     for voice in got.voices:
-        for number, opinion in voice.opinion.apps.items():
+        for number, opinion in voice.answer.apps.items():
             app = got.heard.apps[number]
             said = got.answers[voice.name].apps.get(app)
             if opinion.allowed is None or (said is not None and said.reasons):
