@@ -141,7 +141,13 @@ class Problem:
     def choose(self, steps: int = 60_000) -> Choice | NoChoice:
         ranks = np.arange(self.merged.masks[0].size, dtype=np.int64)
         return choose(
-            self.merged, self.capacity, ranks, current=self.current, unchanged=self.unchanged, failed=self.failed, steps=steps
+            self.merged,
+            self.capacity,
+            ranks,
+            current=self.current,
+            unchanged=self.unchanged,
+            failed=self.failed,
+            steps=steps,
         )
 
     def objective(self) -> Objective:
