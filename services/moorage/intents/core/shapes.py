@@ -17,8 +17,8 @@ from moorage.model.shapes import EXCLUSIVE, PODS, NeedRef, OptionalNeed, Require
 from moorage.podspec import REPLICATED, ContainerResources, exclusive_cores, is_guaranteed, pod_requests, whole_cores
 from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
 
+from .manifest_rules import Objects
 from .pod_templates import PodTemplate, surge_of
-from .validation_rules import Objects
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 #: Objects that an error lists by name where a consumer names none of them.

@@ -16,7 +16,8 @@ from moorage.model.problems import Problem, Refused, Violation
 from moorage.model.reasons import Warn
 from moorage.model.v2_resources import Path, Resource, ResourceTree, group_path
 
-from .v2_normalize import label_of, plain
+from .v2_rules import label_of
+from .v2_spelling import plain
 
 Render = Callable[[str, bytes, dict[str, Any], dict[str, Any]], Awaitable[list[dict[str, Any]]]]
 _B = TypeVar("_B", bound=msgspec.Struct)

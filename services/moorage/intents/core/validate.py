@@ -19,6 +19,7 @@ from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid
 
 from . import json_schemas, lenient_decode, validation_rules
+from .manifest_rules import Objects
 from .violations import reporter
 
 APPLICATION = "Application"
@@ -37,7 +38,7 @@ class Accepted(NamedTuple):
     """An Application that keeps all rules, with what its manifests hold."""
 
     document: Application
-    objects: list[validation_rules.Objects]
+    objects: list[Objects]
     group: GroupName
 
 

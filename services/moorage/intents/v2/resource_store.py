@@ -37,7 +37,8 @@ from moorage.model.v2_resources import (
     path_of,
 )
 
-from ..core.v2_normalize import plain, read
+from ..core.v2_normalize import read
+from ..core.v2_spelling import plain
 from . import charts, uploads
 
 log = structlog.get_logger("intents")

@@ -1,0 +1,147 @@
+"""Reads a resource requirement: both its current shape and the older one, which has no `spec.resource`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.model import v2_bodies
+from moorage.model.documents import Need
+from moorage.model.problems import Violation
+from moorage.podspec.needs import is_mandatory, label_text
+
+from . import lenient_decode
+from .consumer_rules import check_need
+from .v2_spelling import fields_of, plain, spelled
+from .violations import Report, reporter
+
+_AMOUNT_FIELDS, _LABEL_FIELDS = ("requests", "limits", "units"), ("key", "value")
+
+
+class _Body(v2_bodies.Body, kw_only=True):
+    metadata: v2_bodies.Meta
+    spec: dict[str, Any]
+
+
+class _Spec(msgspec.Struct, rename="camel", kw_only=True):
+    mandatory: bool | None = None
+    weight: int | None = None
+    allocatable: bool | None = None
+
+
+class _Resource(v2_bodies.Body, kw_only=True):
+    name: str | None = None
+    requests: int | float | str | None = None
+    limits: int | float | str | None = None
+    units: str | None = None
+    key: str | None = None
+    value: str | bool | int | float | None = None
+
+
+def requirement(data: dict[str, Any], violations: list[Violation]) -> v2_bodies.Requirement:
+    body = lenient_decode.struct(data, _Body, "", violations)
+    given = body.spec if isinstance(data.get("spec"), dict) else {}
+    top, flat, nested = _split(given, violations)
+    spec = lenient_decode.struct(top, _Spec, "spec", violations)
+    if nested is None:
+        at, source = "spec", flat
+    else:
+        at = "spec.resource"
+        if flat:
+            message = f"repeats what spec.{min(flat)} says; keep only one of the two"
+            violations.append(Violation(path=at, code="Contradiction", message=message))
+        source = spelled(nested, _Resource, at, violations)
+    before = len(violations)
+    resource = lenient_decode.struct(source, _Resource, at, violations)
+    amount = _amount(spec, resource, at, reporter(violations), is_readable=len(violations) == before)
+    return v2_bodies.Requirement(
+        metadata=body.metadata,
+        spec=v2_bodies.RequirementSpec(
+            mandatory=is_mandatory(Need(mandatory=spec.mandatory, weight=spec.weight)),
+            allocatable=not amount.key,
+            weight=msgspec.UNSET if spec.weight is None else spec.weight,
+            resource=amount,
+        ),
+    )
+
+
+def _split(spec: dict[str, Any], violations: list[Violation]) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """The fields of the requirement, those of the resource that stand beside them (the older shape), and `resource`."""
+    top_names, resource_names = fields_of(_Spec)[1], fields_of(_Resource)[1]
+    top: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
+    nested: Any = None
+    for key, value in spec.items():
+        word = plain(str(key))
+        if word in top_names:
+            top[top_names[word]] = value
+        elif word in resource_names:
+            flat[resource_names[word]] = value
+        elif word == "resource":
+            nested = value
+        else:
+            message = "unknown field; known are mandatory, weight, allocatable, resource"
+            violations.append(Violation(path=f"spec.{key}", code="UnknownField", message=message))
+    return top, flat, nested
+
+
+def _amount(spec: _Spec, resource: _Resource, at: str, report: Report, *, is_readable: bool) -> v2_bodies.Amount:
+    if spec.weight is not None and not 1 <= spec.weight <= 10:
+        report("spec.weight", "OutOfRange", "must be 1 to 10")
+    amounts = [field for field in _AMOUNT_FIELDS if getattr(resource, field) is not None]
+    labels = [field for field in _LABEL_FIELDS if getattr(resource, field) is not None]
+    if amounts and labels:
+        report(
+            f"{at}.{labels[0]}",
+            "Contradiction",
+            f"belongs to a node label, {amounts[0]} to a resource; a requirement is for one or the other",
+        )
+        return v2_bodies.Amount()
+    is_allocatable = not labels if spec.allocatable is None else spec.allocatable
+    if spec.allocatable and labels:
+        report(
+            f"{at}.{labels[0]}", "Contradiction", "is only for labels: an allocatable resource has requests and limits"
+        )
+    elif spec.allocatable is False and amounts:
+        report(f"{at}.{amounts[0]}", "Contradiction", "is only for allocatable resources: a label has a value")
+    if is_allocatable:
+        return _allocatable(resource, at, report, check=not labels and is_readable)
+    return _label(resource, at, report, check=not amounts)
+
+
+def _allocatable(resource: _Resource, at: str, report: Report, *, check: bool) -> v2_bodies.Amount:
+    name, units = resource.name or "", resource.units or ""
+    if not name:
+        report(f"{at}.name", "Required", "is required: the Kubernetes name of the resource")
+    if check:
+        need = Need(resource=name or "cpu", requests=resource.requests, limits=resource.limits, units=units)
+        _check(need, at, report)
+    return v2_bodies.Amount(
+        name=name, requests=_number(resource.requests), limits=_number(resource.limits), units=units
+    )
+
+
+def _label(resource: _Resource, at: str, report: Report, *, check: bool) -> v2_bodies.Amount:
+    key = resource.key or resource.name or ""
+    if resource.key and resource.name and resource.key != resource.name:
+        report(f"{at}.name", "Contradiction", f"is {resource.name!r}, but key is {resource.key!r}")
+    if not key:
+        report(f"{at}.{'name' if at == 'spec' else 'key'}", "Required", "is required: the name of a node label")
+    if resource.value is None:
+        report(f"{at}.value", "Required", "is required: the value of the node label")
+    value = "" if resource.value is None else label_text(resource.value)
+    if key and check:
+        _check(Need(label=key, value=value), at, report)
+    return v2_bodies.Amount(key=key, value=value)
+
+
+def _check(need: Need, at: str, report: Report) -> None:
+    def renamed(path: str, code: str, message: str) -> None:
+        report(path.replace(f"{at}.label", f"{at}.key").replace(f"{at}.resource", f"{at}.name"), code, message)
+
+    check_need(need, at, renamed)
+
+
+def _number(value: float | str | None) -> float | str | None:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16 else value

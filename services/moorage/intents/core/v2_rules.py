@@ -1,0 +1,89 @@
+"""Checks the fields of /v2 resources one by one: names, labels, terms."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from moorage.model import v2_bodies
+
+from .field_rules import LABEL_VALUE, check_name
+from .manifest_rules import MAX_PODS
+from .violations import Report
+
+_LABEL = re.compile(
+    r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII
+)
+
+
+def metadata(meta: v2_bodies.Meta, report: Report) -> None:
+    check_name(meta.name, "metadata.name", report)
+    for field, text, limit in (
+        ("description", meta.description, v2_bodies.MAX_DESCRIPTION),
+        ("userData1", meta.user_data1, v2_bodies.MAX_USER_DATA),
+        ("userData2", meta.user_data2, v2_bodies.MAX_USER_DATA),
+    ):
+        if len(text) > limit:
+            report(f"metadata.{field}", "TooLong", f"has {len(text)} characters; at most {limit} are allowed")
+
+
+def label_of(text: str) -> tuple[str, str]:
+    """Splits `region=eu` into key and value; `east` has no value."""
+    key, _, value = text.partition("=")
+    return key, value
+
+
+def label(text: str, report: Report) -> None:
+    key, value = label_of(text)
+    if not _LABEL.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+        message = f"{text!r} is not a label: write a name, or NAME=VALUE" if text else "is required"
+        report("clusterLabel", "InvalidLabel", message)
+
+
+def body(given: msgspec.Struct, report: Report) -> None:
+    """Checks what is particular to a kind of resource."""
+    if isinstance(given, v2_bodies.OfApp):
+        check_name(given.spec.app, "spec.app", report)
+    elif isinstance(given, v2_bodies.AppIntent):
+        check_name(given.spec.app, "spec.app", report)
+        if not given.spec.intent.all_of and not given.spec.intent.any_of:
+            report("spec.intent", "Required", "allOf or anyOf is needed")
+        _terms(given.spec.intent.all_of, "spec.intent.allOf", report)
+        _terms(given.spec.intent.any_of, "spec.intent.anyOf", report)
+    elif isinstance(given, v2_bodies.Consumer):
+        _consumer(given.spec, report)
+    elif isinstance(given, v2_bodies.Group):
+        for i, override in enumerate(given.spec.override_values):
+            check_name(override.app, f"spec.overrideValues[{i}].app", report)
+    elif isinstance(given, v2_bodies.ClusterReference):
+        check_name(given.spec.cluster_provider, "spec.clusterProvider", report)
+        check_name(given.spec.cluster, "spec.cluster", report)
+
+
+def _consumer(spec: v2_bodies.ConsumerSpec, report: Report) -> None:
+    for field, text in (("apiVersion", spec.api_version), ("kind", spec.kind), ("name", spec.name)):
+        if not text:
+            report(f"spec.{field}", "Required", "is required: the object is found by apiVersion, kind and name")
+    if spec.replicas is not None and not 0 <= spec.replicas <= MAX_PODS:
+        report("spec.replicas", "OutOfRange", f"must be 0 to {MAX_PODS}: pods in each cluster")
+
+
+def _terms(terms: list[v2_bodies.ClusterTerm], path: str, report: Report) -> None:
+    for i, term in enumerate(terms):
+        at = f"{path}[{i}]"
+        nested = bool(term.all_of or term.any_of)
+        if nested and (term.cluster or term.cluster_label or term.cluster_provider):
+            report(at, "Contradiction", "give either clusters by name or label, or allOf or anyOf, not both")
+        elif not nested and not term.cluster_provider:
+            report(f"{at}.clusterProvider", "Required", "is required")
+        elif not nested and bool(term.cluster) == bool(term.cluster_label):
+            report(at, "Contradiction", "give either cluster or clusterLabel")
+        if term.cluster_provider:
+            check_name(term.cluster_provider, f"{at}.clusterProvider", report)
+        if term.cluster:
+            check_name(term.cluster, f"{at}.cluster", report)
+        if term.cluster_label and not _LABEL.fullmatch(label_of(term.cluster_label)[0]):
+            report(f"{at}.clusterLabel", "InvalidLabel", f"{term.cluster_label!r} is not a label")
+        _terms(term.all_of, f"{at}.allOf", report)
+        _terms(term.any_of, f"{at}.anyOf", report)

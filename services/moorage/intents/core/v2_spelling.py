@@ -1,0 +1,85 @@
+"""Maps the spellings of field names that clients of /v2 use to the one that is stored."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any
+
+import msgspec
+
+from moorage.model import v2_bodies
+from moorage.model.problems import Violation
+
+#: Other names of fields, by the type that has them. Case, dashes and underscores never matter.
+_ALIASES: dict[type[msgspec.Struct], dict[str, str]] = {
+    v2_bodies.CompositeAppSpec: {"version": "compositeAppVersion"},
+    v2_bodies.OfAppSpec: {"appname": "app"},
+    v2_bodies.AppIntentSpec: {"appname": "app"},
+    v2_bodies.OverrideValues: {"appname": "app"},
+    v2_bodies.GroupSpec: {"profile": "compositeProfile"},
+    v2_bodies.ClusterTerm: {
+        "provider": "clusterProvider",
+        "providername": "clusterProvider",
+        "clusterprovidername": "clusterProvider",
+        "clustername": "cluster",
+        "clusterlabelname": "clusterLabel",
+        "label": "clusterLabel",
+        "labelname": "clusterLabel",
+    },
+    v2_bodies.ConsumerSpec: {"containername": "container"},
+    v2_bodies.ClusterLabel: {"labelname": "clusterLabel", "label": "clusterLabel"},
+    v2_bodies.ClusterReferenceSpec: {
+        "provider": "clusterProvider",
+        "clusterprovidername": "clusterProvider",
+        "clustername": "cluster",
+    },
+    v2_bodies.KeyValues: {"keyvalue": "kv"},
+}
+#: Read-only parts of answers: a client that sends back what it got is not warned about them.
+_READ_ONLY = {"resourceconsumers", "resourcerequirements", "status"}
+#: Older shapes have fields of their own here, which their own readers handle.
+_READ_ELSEWHERE = (v2_bodies.ConsumerSpec, v2_bodies.RequirementSpec)
+
+
+@lru_cache(4096)
+def plain(key: str) -> str:
+    """The key without what does not matter in it."""
+    return key.replace("-", "").replace("_", "").lower()
+
+
+@cache
+def fields_of(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The types of a Struct's fields by name, and the names by plain spelling."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    return fields, {plain(name): name for name in fields} | _ALIASES.get(kind, {})
+
+
+def spelled(data: Any, kind: type[msgspec.Struct], path: str, violations: list[Violation]) -> Any:
+    """Renames all keys of `data` to the field names of `kind`, also in nested objects."""
+    if not isinstance(data, dict):
+        return data
+    fields, names = fields_of(kind)
+    result: dict[str, Any] = {}
+    spellings: dict[str, str] = {}
+    for key, value in data.items():
+        name: str = key if key in fields else names.get(plain(str(key)), str(key))
+        at = f"{path}.{key}" if path else str(key)
+        if name not in fields and plain(str(key)) in _READ_ONLY:
+            continue
+        if name in result:
+            if result[name] != value:
+                message = f"is {value!r}, but {spellings[name]} means the same and is {result[name]!r}"
+                violations.append(Violation(path=at, code="Contradiction", message=message[:300]))
+            continue
+        spellings[name] = str(key)
+        result[name] = _nested(value, fields[name], at, violations) if name in fields else value
+    return result
+
+
+def _nested(value: Any, kind: Any, path: str, violations: list[Violation]) -> Any:
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return value if kind in _READ_ELSEWHERE else spelled(value, kind, path, violations)
+    args = getattr(kind, "__args__", ())
+    if isinstance(value, list) and args and isinstance(args[0], type) and issubclass(args[0], msgspec.Struct):
+        return [spelled(item, args[0], f"{path}[{i}]", violations) for i, item in enumerate(value)]
+    return value
