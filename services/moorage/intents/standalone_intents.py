@@ -20,7 +20,7 @@ from .cache import CachedGroup
 from .core import transitions, validate
 from .core.transitions import Transition
 from .core.validate import AcceptedIntent
-from .store import ATTEMPTS, Done, GroupStore, application_of, matches, record_of
+from .store import Done, GroupStore, application_of, matches, record_of
 
 _encode = msgspec.json.Encoder().encode
 _data = msgspec.json.Decoder(dict[str, Any])
@@ -36,33 +36,26 @@ class StandaloneIntents:
     ) -> Done:
         key = _key(given.document.kind, given.document.metadata.project, given.document.metadata.name)
         group = str(given.group)
+        value = _encode(given.document)
+
+        async def changed(entry: Entry | None) -> bytes:
+            same = entry is not None and _data.decode(entry.value) == _data.decode(value)
+            if not (same and again):
+                matches(if_match, None if entry is None else entry.revision)
+            if entry is not None and same:
+                return entry.value
+            # An intent that is refused together with the group's other documents is not stored at all.
+            await self._planned_with(given)
+            return value
+
         async with self._store.lock(key):
-            for _ in range(ATTEMPTS):
-                entry = await self._documents.get(key)
-                value = _encode(given.document)
-                same = entry is not None and _data.decode(entry.value) == _data.decode(value)
-                if not (same and again):
-                    matches(if_match, None if entry is None else entry.revision)
-                if entry is not None and same:
-                    outcome = "unchanged"
-                    self._copies.hold(key, given, entry.revision)
-                    break
-                # Refused together with the group's other documents means not stored at all.
-                await self._planned_with(given)
-                try:
-                    at = await self._documents.update(key, value, entry.revision if entry else 0)
-                except Conflict:
-                    if entry is not None:
-                        continue
-                    try:
-                        at = await self._documents.create(key, value)
-                    except Conflict:
-                        continue
-                outcome = "updated" if entry is not None else "created"
-                self._copies.hold(key, given, at)
-                break
-            else:
-                raise Refused(conflict(f"{given.key} keeps changing; try again"))
+            try:
+                before, after = await self._documents.modify(key, changed)
+            except Conflict:
+                raise Refused(conflict(f"{given.key} keeps changing; try again")) from None
+            assert after is not None
+            outcome = "created" if before is None else "unchanged" if before is after else "updated"
+            self._copies.hold(key, given, after.revision)
         reached("intents.attached")
         done = await self._refresh(group, cause)
         if done is None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from moorage.bus import Bus, BusError, Conflict, Incoming, NoAnswer, Settings, subjects
+from moorage.bus import Bus, BusError, Conflict, Entry, Incoming, NoAnswer, Settings, subjects
 from moorage.mesh import Mesh, stores
 from moorage.model.base import Message
 from moorage.model.controllers import Controller, Register, Setting
@@ -37,7 +37,7 @@ from moorage.telemetry import MetricValue
 from .core import controller_registry, validate
 from .core.validate import Accepted
 from .standalone_intents import StandaloneIntents
-from .store import ATTEMPTS, Done, GroupStore
+from .store import Done, GroupStore
 from .v2.lifecycle import Lifecycle, Order
 
 log = structlog.get_logger("intents")
@@ -263,30 +263,24 @@ class Worker:
 
     async def _enter(self, name: str, change: Callable[[Controller | None], Controller | None]) -> dict[str, Any]:
         key = token(name)
-        for _ in range(ATTEMPTS):
-            entry = await self._registry.get(key)
+
+        async def changed(entry: Entry | None) -> bytes | None:
             old = _controllers.decode(entry.value) if entry is not None else None
             new = change(old)
-            if new is not None:
-                new = msgspec.structs.replace(new, priority=self._life.resources.priority(name))
-            if new == old:
-                return {"name": name, "controller": new}
-            try:
-                if new is None:
-                    assert entry is not None
-                    await self._registry.delete(key, entry.revision)
-                    self._saw_controller(key, None, 0)
-                else:
-                    value = _encode(new)
-                    if entry is None:
-                        at = await self._registry.create(key, value)
-                    else:
-                        at = await self._registry.update(key, value, entry.revision)
-                    self._saw_controller(key, value, at)
-            except Conflict:
-                continue
-            return {"name": name, "controller": new}
-        raise Refused(conflict(f"controller {name} keeps changing; try again"))
+            if new is None:
+                return None
+            new = msgspec.structs.replace(new, priority=self._life.resources.priority(name))
+            return entry.value if entry is not None and new == old else _encode(new)
+
+        try:
+            _, after = await self._registry.modify(key, changed)
+        except Conflict:
+            raise Refused(conflict(f"controller {name} keeps changing; try again")) from None
+        if after is None:
+            self._saw_controller(key, None, 0)
+            return {"name": name, "controller": None}
+        self._saw_controller(key, after.value, after.revision)
+        return {"name": name, "controller": _controllers.decode(after.value)}
 
     async def _enter_builtins(self) -> None:
         """On an empty registry, before the first document is taken: else one that comes before a controller has

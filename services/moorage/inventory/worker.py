@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from moorage.bus import Bus, Conflict, Incoming, Lease, NoAnswer, Settings, new_id, subjects
+from moorage.bus import Bus, Conflict, Entry, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.fleet import (
     FAILURES,
@@ -303,26 +303,26 @@ class InventoryWorker:
 
     async def _keep(self, cluster: str, cause: str, **changes: Any) -> None:
         assert self.core is not None
-        key, ident, known = cluster_tokens(cluster), new_id(), self.core.clusters[cluster]
+        ident, known = new_id(), self.core.clusters[cluster]
+
+        async def change(entry: Entry | None) -> bytes:
+            # From what KV has: an inventory that was stopped in between must not bring back an old record.
+            before = known.record if entry is None else _record.decode(entry.value)
+            after = changed(before, ident, cause, quiet=known.joining, **changes)
+            return entry.value if entry is not None and after == before else msgspec.json.encode(after)
+
         for attempt in range(ATTEMPTS):
             try:
-                # From what stands there: who was stopped in between must not bring back what was.
-                entry = await self.kv.get(key)
-                before = known.record if entry is None else _record.decode(entry.value)
-                record = changed(before, ident, cause, quiet=known.joining, **changes)
-                if entry is None or record != before:
-                    await self.kv.update(key, msgspec.json.encode(record), 0 if entry is None else entry.revision)
-                    reached("inventory.kept")
+                before, after = await self.kv.modify(cluster_tokens(cluster), change, ATTEMPTS)
                 break
-            except Conflict:
-                continue
-            except NoAnswer:  # whether it stands is seen by looking
+            except NoAnswer:  # the next attempt sees whether the write happened
                 if not self.lease.is_certain or attempt == ATTEMPTS - 1:
                     raise
                 await asyncio.sleep(PAUSE)
-        else:
-            raise Conflict(f"{cluster} keeps changing")
-        self._say(self.core.edit(cluster, record))
+        assert after is not None
+        if before is not after:
+            reached("inventory.kept")
+        self._say(self.core.edit(cluster, _record.decode(after.value)))
 
     def _say(self, said: list[FleetEvent]) -> None:
         if not said:

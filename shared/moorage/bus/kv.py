@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
@@ -73,6 +73,29 @@ class Bucket:
         if revision is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
         await jetstream.append(self._conn, self._prefix + key, b"", headers, self._timeout)
+
+    async def modify(
+        self, key: str, change: Callable[[Entry | None], Awaitable[bytes | None]], attempts: int = 20
+    ) -> tuple[Entry | None, Entry | None]:
+        """Replaces a key's value by what `change` returns for its entry; after a conflict `change` is called again.
+
+        None deletes the key, and the same value writes nothing. Returns the entries before and after. Raises Conflict if
+        somebody else writes during every attempt.
+        """
+        for _ in range(attempts):
+            before = await self.get(key)
+            value = await change(before)
+            if value == (before.value if before is not None else None):
+                return before, before
+            try:
+                if value is None:
+                    await self.delete(key, before.revision if before is not None else None)
+                    return before, None
+                write = self.create(key, value) if before is None else self.update(key, value, before.revision)
+                return before, Entry(key, value, await write)
+            except Conflict:
+                continue
+        raise Conflict(f"{key} keeps changing")
 
     async def delete_all(self, revisions: Mapping[str, int]) -> int:
         """Deletes all these keys, at most a thousand, or none: each must still be at the given revision."""
