@@ -1,1 +1,1 @@
-"""The action patcher: turns a decision into what each cluster should run, hands it out, and learns what became of it."""
+"""Turns decisions into the final objects of each cluster, hands them out to agents, and collects what became of them."""

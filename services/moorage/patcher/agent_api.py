@@ -50,21 +50,21 @@ class AgentApi:
     def __init__(
         self,
         bus: Bus,
-        desk: GroupQueue,
+        groups: GroupQueue,
         follower: LedgerFollower,
         generation: int,
         era: int,
         is_certain: Callable[[], bool],
     ) -> None:
-        self.bus, self.desk, self.follower = bus, desk, follower
-        self.generation, self.era, self._is_certain = generation, era, is_certain
+        self._bus, self._groups, self._follower = bus, groups, follower
+        self._generation, self._era, self._is_certain = generation, era, is_certain
         self._replies: dict[tuple[str, bytes], list[bytes]] = {}
         self._empty = reply_parts([], generation)[0]
         self._final: OrderedDict[tuple[str, str], tuple[DesiredRecord, FinalObjects]] = OrderedDict()
 
     @property
-    def ledger(self) -> Ledger:
-        return self.follower.ledger
+    def _ledger(self) -> Ledger:
+        return self._follower.ledger
 
     async def get(self, incoming: Incoming) -> bytes | None:
         """Answers with the apps of the cluster that differ from the versions the agent has."""
@@ -81,7 +81,7 @@ class AgentApi:
             return None
         if not apps:
             return self._empty
-        parts = reply_parts(apps, self.generation)
+        parts = reply_parts(apps, self._generation)
         if len(parts) > 1:
             self._replies[cluster, have] = parts
             if len(self._replies) > _KEPT_REPLIES:
@@ -89,9 +89,9 @@ class AgentApi:
         return parts[min(ask.part, len(parts) - 1)]
 
     async def _changed_apps(self, cluster: str, have: Mapping[str, int]) -> list[bytes]:
-        on_cluster = apps_on(self.ledger, cluster)
+        on_cluster = apps_on(self._ledger, cluster)
         changed: list[bytes] = []
-        if self.era:
+        if self._era:
             changed += self._unknown_apps(have, {f"{app.group} {app.app}" for app in on_cluster})
         for app in on_cluster:
             encoded = await self._changed_app(app, cluster, have.get(f"{app.group} {app.app}", 0))
@@ -103,15 +103,15 @@ class AgentApi:
         """Removes, once, what a cluster got before a restore and the restored log does not know."""
         for name, version in have.items():
             group, _, app = name.rpartition(" ")
-            if version < self.era and name not in known and self._may_remove(group, app):
-                yield encode_removal(group, app, self.era)
+            if version < self._era and name not in known and self._may_remove(group, app):
+                yield encode_removal(group, app, self._era)
 
     async def _changed_app(self, app: AppOnCluster, cluster: str, have: int) -> bytes | None:
         """Encodes the app if the cluster, which has version `have`, must change it or confirm it again."""
         group = app.group
-        desired, decision = self.desk.desired.get(group), self.ledger.standing.get(group)
+        desired, decision = self._groups.desired.get(group), self._ledger.standing.get(group)
         if desired is not None and desired.version <= have:
-            if self.desk.missing(group, app.app, cluster, desired.version):
+            if self._groups.must_confirm_again(group, app.app, cluster, desired.version):
                 return encode_confirm_again(group, app.app, desired.version)
             return None
         if desired is None or desired.reasons:
@@ -132,7 +132,7 @@ class AgentApi:
         if kept is not None and kept[0] is desired:
             self._final.move_to_end(key)
             return kept[1]
-        record = await self.desk.fetch(app.group, desired.revision)
+        record = await self._groups.fetch(app.group, desired.revision)
         if record is None:
             return None
         final = final_objects(record, desired, app.app)
@@ -143,23 +143,30 @@ class AgentApi:
         return final
 
     def _may_remove(self, group: str, app: str) -> bool:
-        desired = self.desk.desired.get(group)
+        desired = self._groups.desired.get(group)
         version = desired.version if desired is not None else 0
-        return may_remove(self.ledger.standing.get(group), app, version, self.desk.confirmed.get(group, {}))
+        return may_remove(self._ledger.standing.get(group), app, version, self._groups.confirmed.get(group, {}))
+
+    async def hint(self, group: str) -> None:
+        """Tells all clusters with claims of the group to ask again."""
+        await self._hint({active.claim.cluster for active in claims_of(self._ledger, group)})
+
+    async def _hint(self, clusters: Iterable[str]) -> None:
+        for cluster in clusters:
+            await self._bus.publish(subjects.desired("changed", cluster), b"")
 
     async def hint_removals(self, group: str) -> None:
         """Tells clusters that apps of the group have left to ask again, once the apps may be removed there."""
-        desired = self.desk.desired.get(group)
-        confirmed = self.desk.confirmed.get(group, {})
+        desired = self._groups.desired.get(group)
+        confirmed = self._groups.confirmed.get(group, {})
         clusters = set()
-        for active in claims_of(self.ledger, group):
+        for active in claims_of(self._ledger, group):
             app, cluster = active.claim.app, active.claim.cluster
             status = confirmed.get((app, cluster))
             behind = desired is not None and (status is None or status.version < desired.version)
             if active.withdrawn and behind and self._may_remove(group, app):
                 clusters.add(cluster)
-        for cluster in clusters:
-            await self.bus.publish(subjects.desired("changed", cluster), b"")
+        await self._hint(clusters)
 
     async def confirmed(self, incoming: Incoming) -> bytes | None:
         """Takes a confirmation and answers once it is stored."""
@@ -173,20 +180,20 @@ class AgentApi:
 
     async def _store(self, cluster: str, confirm: Confirm) -> None:
         group, place = confirm.group, (confirm.app, cluster)
-        if not any((c.claim.app, c.claim.cluster) == place for c in claims_of(self.ledger, group)):
+        if not any((c.claim.app, c.claim.cluster) == place for c in claims_of(self._ledger, group)):
             return  # long released
-        confirmed = self.desk.confirmed.setdefault(group, {})
+        confirmed = self._groups.confirmed.setdefault(group, {})
         before = confirmed.get(place)
         status = learn(confirm, cluster, before)
         if status is None:
             return
         confirmed[place] = status
-        self.desk.hearing.heard(group, place)
-        if before is not None and repeats(status, before) and self.desk.rests(group):
+        self._groups.missing_confirmations.received(group, place)
+        if before is not None and repeats(status, before) and self._groups.is_stored(group):
             return
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.desk.stored.setdefault(group, []).append(stored)
-        self.desk.mark(group)
+        self._groups.stored.setdefault(group, []).append(stored)
+        self._groups.mark(group)
         try:
             async with asyncio.timeout(STORE_TIMEOUT):
                 await stored

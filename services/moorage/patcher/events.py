@@ -22,8 +22,8 @@ NEWEST = 4 * WORKERS
 class PhaseEvents:
     """The events of the phases that were stored last."""
 
-    def __init__(self, bus: Bus, desk: GroupQueue, statuses: FencedBucket) -> None:
-        self._bus, self._desk, self._statuses = bus, desk, statuses
+    def __init__(self, bus: Bus, groups: GroupQueue, statuses: FencedBucket) -> None:
+        self._bus, self._groups, self._statuses = bus, groups, statuses
         self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was stored last
         self.outbox = Outbox(bus, self._recorded)
 
@@ -43,7 +43,7 @@ class PhaseEvents:
             reasons=status.reasons,
         )
         self.learn(status.group)
-        desired = self._desk.desired.get(status.group)
+        desired = self._groups.desired.get(status.group)
         traceparent = desired.traceparent if desired is not None else ""
         with tracing.carried(status.phase.lower(), traceparent, **{"moorage.group": status.group}):
             await self._bus.emit(_subject(status), change, cause=status.decision, id=status.told, once=True)
@@ -62,13 +62,13 @@ class PhaseEvents:
 
     def _stored_status(self, group: str) -> GroupStatus | None:
         """Returns the status of a group unless its phase has no event here. One that is worked on may not be stored yet."""
-        status = self._desk.statuses.get(group)
-        if status is None or group in self._desk.busy or not status.told or status.phase not in OWN_PHASES:
+        status = self._groups.statuses.get(group)
+        if status is None or group in self._groups.busy or not status.told or status.phase not in OWN_PHASES:
             return None
         return status
 
     async def _republish(self, status: GroupStatus) -> None:
-        current = self._desk.statuses.get(status.group)
+        current = self._groups.statuses.get(status.group)
         if current is not None and current.told == status.told:
             await self.publish(current)
 

@@ -1,5 +1,5 @@
-"""The patcher's memory of groups, and the order in which it works on them: each group by one task at a time, always from
-the newest state, so that whatever happened in between is skipped."""
+"""What the patcher knows of each group, and the queue of groups to reconcile. Each group is reconciled by one task at a
+time, always from the newest state, so intermediate states are skipped."""
 
 from __future__ import annotations
 
@@ -14,61 +14,62 @@ from moorage.model.desired import AppStatus, DesiredRecord, GroupStatus
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens
 
-from .core.group_status import Head
-from .missing_confirmations import MissingConfirmations
+from .core.group_status import Head, Place
+from .core.missing_confirmations import MissingConfirmations
 
 _head = msgspec.json.Decoder(Head).decode
 _record = msgspec.json.Decoder(GroupRecord).decode
-_DECODED = 256
-#: So many work at the desk.
+#: Records that are kept decoded.
+_KEPT_RECORDS = 256
+#: Groups that are reconciled at once.
 WORKERS = 32
-#: What failed is worked on again after so many seconds.
+#: Seconds until a group that failed is reconciled again.
 RETRY = 2.0
 
 
 class GroupQueue:
-    """`revisions`: where the records of older revisions are kept."""
+    """`revisions`: the bucket of the records of older revisions."""
 
     def __init__(self, revisions: Bucket) -> None:
-        self.raw: dict[str, bytes] = {}  # group → its record, undecoded
+        self.raw: dict[str, bytes] = {}  # group → its newest record, not decoded
         self.heads: dict[str, Head] = {}
-        self.older: dict[
-            str, tuple[int, bytes]
-        ] = {}  # the record at the standing decision's revision, if not the newest
+        self.older: dict[str, tuple[int, bytes]] = {}  # record of the standing decision's revision, if not the newest
         self.desired: dict[str, DesiredRecord] = {}
         self.statuses: dict[str, GroupStatus] = {}
-        self.confirmed: dict[str, dict[tuple[str, str], AppStatus]] = {}
-        self.hearing = MissingConfirmations()
-        self.stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its status
+        self.confirmed: dict[str, dict[Place, AppStatus]] = {}
+        self.missing_confirmations = MissingConfirmations()
+        self.left: set[str] = set()  # clusters that are no longer part of the fleet
+        self.stored: dict[str, list[asyncio.Future[None]]] = {}  # group → confirmations that wait for its stored status
         self.dirty: OrderedDict[str, None] = OrderedDict()
         self.busy: set[str] = set()
         self._revisions = revisions
         self._idle: list[asyncio.Future[None]] = []
         self._decoded: OrderedDict[tuple[str, int], GroupRecord] = OrderedDict()
 
+    # --- the queue
+
     def mark(self, group: str) -> None:
         self.dirty[group] = None
-        self._wake()
+        self._wake_one()
 
-    def later(self, group: str) -> None:
+    def mark_later(self, group: str) -> None:
         asyncio.get_running_loop().call_later(RETRY, self.mark, group)
 
-    def _wake(self) -> None:
-        """One of those that wait, not all of them."""
+    def _wake_one(self) -> None:
         while self._idle:
             future = self._idle.pop()
             if not future.done():
                 future.set_result(None)
                 return
 
-    async def work(self) -> None:
-        """Until something was marked, or may be."""
+    async def wait_marked(self) -> None:
+        """Waits until a group may have been marked."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle.append(future)
         await future
 
     def take(self) -> str | None:
-        """The next group nobody works on."""
+        """Takes the first marked group that is not being reconciled."""
         for group in self.dirty:
             if group not in self.busy:
                 del self.dirty[group]
@@ -79,24 +80,27 @@ class GroupQueue:
     def done(self, group: str) -> None:
         self.busy.discard(group)
         if group in self.dirty:
-            self._wake()
+            self._wake_one()
 
-    def rests(self, group: str) -> bool:
-        """Whether nothing of it waits to be stored."""
+    def is_stored(self, group: str) -> bool:
+        """Whether nothing of the group waits to be stored."""
         return group not in self.dirty and group not in self.busy and group not in self.stored
 
+    # --- what is known
+
     def learn_status(self, group: str, status: GroupStatus) -> None:
-        """From another patcher's time."""
+        """Takes over a status that an earlier patcher stored."""
         self.statuses[group] = status
         confirmed = {(app.app, app.cluster): app for app in status.apps if app.version}
         self.confirmed[group] = confirmed
-        self.hearing.read(group, confirmed)
+        self.missing_confirmations.read(group, confirmed)
 
-    def missing(self, group: str, app: str, cluster: str, version: int) -> bool:
+    def must_confirm_again(self, group: str, app: str, cluster: str, version: int) -> bool:
         """Whether to ask an agent that has this version to confirm it again."""
         status = self.confirmed.get(group, {}).get((app, cluster))
-        known = status is not None and status.version >= version
-        return self.hearing.missing(group, (app, cluster), known, asyncio.get_running_loop().time())
+        confirmed = status is not None and status.version >= version
+        now = asyncio.get_running_loop().time()
+        return self.missing_confirmations.ask_now(group, (app, cluster), confirmed, now)
 
     def learn_record(self, key: str, value: bytes | None, _revision: int) -> None:
         group = str(GroupName.from_tokens(key))
@@ -104,24 +108,23 @@ class GroupQueue:
             self.raw.pop(group, None)
             self.heads.pop(group, None)
         else:
-            head = _head(value)
-            before = self.heads.get(group)
+            head, before = _head(value), self.heads.get(group)
             desired = self.desired.get(group)
-            # What stands may still be of the revision that this one replaces.
-            stands = desired.revision if desired is not None and desired.decision else None
-            if before is not None and before.revision != head.revision and before.revision == stands:
+            # The standing decision may still be of the revision that this one replaces.
+            standing = desired.revision if desired is not None and desired.decision else None
+            if before is not None and before.revision != head.revision and before.revision == standing:
                 self.older[group] = (before.revision, self.raw[group])
             self.raw[group], self.heads[group] = value, head
             self._decoded.pop((group, head.revision), None)
         self.mark(group)
 
     def record(self, group: str, revision: int) -> GroupRecord | None:
-        """The record at a revision, if it is here."""
+        """Returns the record at a revision if it is in memory."""
         key = (group, revision)
-        found = self._decoded.get(key)
-        if found is not None:
+        record = self._decoded.get(key)
+        if record is not None:
             self._decoded.move_to_end(key)
-            return found
+            return record
         raw = None
         head = self.heads.get(group)
         if head is not None and head.revision == revision:
@@ -130,32 +133,33 @@ class GroupQueue:
             raw = self.older[group][1]
         if raw is None:
             return None
-        found = self._decoded[key] = _record(raw)
-        if len(self._decoded) > _DECODED:
+        record = self._decoded[key] = _record(raw)
+        if len(self._decoded) > _KEPT_RECORDS:
             self._decoded.popitem(last=False)
-        return found
+        return record
 
     async def fetch(self, group: str, revision: int) -> GroupRecord | None:
-        """The record at a revision, wherever it is."""
-        found = self.record(group, revision)
-        if found is None:
+        """Returns the record at a revision, from memory or the bucket; None if it is not stored."""
+        record = self.record(group, revision)
+        if record is None:
             entry = await self._revisions.get(f"{group_tokens(group)}.{revision}")
             if entry is None:
                 return None
             self.older[group] = (revision, entry.value)
-            found = self.record(group, revision) or _record(entry.value)
-        return found
+            record = self.record(group, revision) or _record(entry.value)
+        return record
 
     def all_groups(self, ledger: Ledger) -> set[str]:
         return {*ledger.standing, *ledger.by_group, *self.desired, *self.statuses, *self.heads}
 
     def end(self, group: str) -> None:
-        """Nothing of it runs any more."""
+        """Forgets the desired state of a group of which nothing runs any more."""
         self.desired.pop(group, None)
         self.confirmed.pop(group, None)
-        self.hearing.ended(group)
+        self.missing_confirmations.end(group)
 
     def forget(self, group: str) -> None:
+        """Forgets a group whose document is gone."""
         self.end(group)
         self.older.pop(group, None)
         self.statuses.pop(group, None)

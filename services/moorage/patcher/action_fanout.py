@@ -1,0 +1,83 @@
+"""Asks all action controllers at once, each under its own deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+import msgspec
+
+from moorage.bus import Bus, Reply, new_id, subjects
+from moorage.model.claims import Decision, decision_document
+from moorage.model.controllers import Controller
+from moorage.model.desired import ActionAsk, Contribution
+from moorage.model.groups import GroupRecord
+from moorage.model.redaction import redacted
+
+from .core.contributions import Answer, Contributed, combine, read_answer
+
+_encode = msgspec.json.Encoder().encode
+#: Questions whose answers are kept for controllers with the policy `stale-ok`.
+_KEPT_QUESTIONS = 1024
+
+
+class ActionFanout:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._last: OrderedDict[tuple[str, int], dict[str, list[Contribution]]] = OrderedDict()
+        self.registry: dict[str, Controller] = {}
+
+    async def contributions(self, record: GroupRecord, decision: Decision) -> Contributed:
+        controllers = [controller for _, controller in sorted(self.registry.items()) if controller.actions]
+        if not controllers:
+            return Contributed([], [], [])
+        replies = await self._ask(record, decision, controllers)
+        answers = {name: _answer_of(name, reply, record) for name, reply in replies.items()}
+        question = (decision.group, decision.revision)
+        last = self._last.get(question, {})
+        if any(controller.policy == "stale-ok" for controller in controllers):
+            new = {name: answer.contributions for name, answer in answers.items() if not answer.code}
+            self._last[question] = {**last, **new}
+            self._last.move_to_end(question)
+            if len(self._last) > _KEPT_QUESTIONS:
+                self._last.popitem(last=False)
+        return combine(controllers, answers, last)
+
+    async def _ask(self, record: GroupRecord, decision: Decision, controllers: list[Controller]) -> dict[str, Reply]:
+        """Each request carries its controller's own budget, so controllers with equal deadlines get equal bytes."""
+        by_deadline: dict[float, dict[str, tuple[str, float]]] = {}
+        for controller in controllers:
+            timeout = controller.deadline_ms / 1e3
+            by_deadline.setdefault(controller.deadline_ms, {})[controller.name] = (
+                subjects.actions(controller.name),
+                timeout,
+            )
+        gathered = await asyncio.gather(
+            *(
+                self._bus.ask_many(requests, _request(record, decision, deadline))
+                for deadline, requests in by_deadline.items()
+            )
+        )
+        return {name: reply for replies in gathered for name, reply in replies.items()}
+
+
+def _request(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes:
+    return _encode(
+        ActionAsk(
+            id=new_id(),
+            cause=decision.id,
+            group=decision.group,
+            revision=decision.revision,
+            budget_ms=budget_ms,
+            decision=decision_document(decision),
+            intents=list(record.resolved.intents),
+            manifests=redacted(record.manifests),
+            apps=record.resolved.apps,
+        )
+    )
+
+
+def _answer_of(name: str, reply: Reply, record: GroupRecord) -> Answer:
+    if reply.outcome != "answered":
+        return Answer([], "ControllerTimeout", f"{name} did not answer what to write: {reply.error}")
+    return read_answer(name, reply.data, record.manifests)
