@@ -14,7 +14,7 @@ from moorage.bus import Bus
 from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.ledger import LOG, LedgerLost, open_ledger, read_snapshot, write_snapshot
 from moorage.ledger.follower import SNAPSHOTS
-from moorage.merger import wait_loop
+from moorage.merger import snapshots
 from moorage.merger.worker import start
 from moorage.model.claims import Commit, Release, Withdrawal
 from moorage_testkit.committers import CommitterHarness, pod_on
@@ -128,12 +128,12 @@ async def stored(bus: Bus, seq: int) -> bool:
 async def test_a_merger_that_starts_late_has_the_snapshot_and_the_rest_of_the_log(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait_loop, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 3)
     site = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
     try:
         await site.open(1)
         await site.hpa()
-        await until(lambda: bool(site.mergers[0].pending), what="it holds the lease")
+        await until(lambda: site.mergers[0].wait_loop is not None, what="it holds the lease")
         for upto in (3, 6, 9):
             for i in range(upto - 3, upto):  # one after the other: each a commit of its own
                 await site.decide(revision(f"g{i}", at=f"{i:03}"))

@@ -65,7 +65,8 @@ def pinned_to(cluster: str) -> Callable[[Incoming], Awaitable[Answer]]:
 
 def waiting(site: MergerHarness) -> int:
     (merger,) = site.mergers
-    return sum(w.attempt is not None for p in merger.pending for w in p.waiting.groups.values())
+    loop = merger.wait_loop
+    return 0 if loop is None else sum(w.attempt is not None for w in loop.waiting.groups.values())
 
 
 def has(site: MergerHarness, cluster: str, *nodes: NodeReport) -> None:
@@ -79,7 +80,7 @@ def has(site: MergerHarness, cluster: str, *nodes: NodeReport) -> None:
 async def rounds(site: MergerHarness, seconds: float) -> None:
     """Long enough for the merger to have looked at what changed."""
     await asyncio.sleep(seconds)
-    await until(lambda: bool(site.mergers[0].pending))
+    await until(lambda: site.mergers[0].wait_loop is not None)
 
 
 async def test_a_thousand_wait(nats: NatsServer, bus: Bus) -> None:
@@ -118,8 +119,8 @@ async def test_room_where_none_of_them_may_go_raises_no_question(nats: NatsServe
     async with opened(nats, bus, only="lab/c-0") as (site, asked):
         has(site, "lab/c-2", node(cpu="64"))
         # Once, by whoever looks after them: that they may not go there was heard by nobody yet.
-        (pending,) = site.mergers[0].pending
-        await until(lambda: all(w.confined for w in pending.waiting.groups.values()), 40, "each is asked about")
+        loop = site.mergers[0].wait_loop
+        await until(lambda: all(w.confined for w in loop.waiting.groups.values()), 40, "each is asked about")
         await rounds(site, 0.5)
         assert len(asked) <= 2 * WAITING, "and why not"
         asked.clear()

@@ -16,7 +16,7 @@ from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE, decode
 from moorage.ledger import newest_snapshot
-from moorage.merger import wait_loop
+from moorage.merger import snapshots, wait_loop
 from moorage.merger.concurrency import AT_ONCE
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
@@ -134,7 +134,7 @@ async def test_hints_that_come_twice_and_withdrawals_that_cross(site: Opener) ->
             if i % 2:
                 await s.store(record, "Terminated")
                 await s.bus.publish(subjects.GROUPS_WITHDRAW, Withdraw(group=record.group, revision=1))
-        await until(lambda: all(s.ledger.ended.get(r.group) == 1 for r in records[1::2]))
+        await until(lambda: all(s.ledger.ended_revisions.get(r.group) == 1 for r in records[1::2]))
         await until(lambda: all(r.group in s.ledger.standing for r in records[0::2]))
         await asyncio.sleep(0.2)
         assert not any(r.group in s.ledger.standing for r in records[1::2])
@@ -418,7 +418,7 @@ async def test_what_another_withdraws_meanwhile_is_withdrawn(site: Opener) -> No
         await s.decide(*(revision(name) for name in "ab"))
         for name in "ab":
             await s.attempt(name, "Placed")
-        await until(lambda: bool(s.mergers[0].pending))
+        await until(lambda: s.mergers[0].wait_loop is not None)
         decider, withdraw = s.mergers[0].decider, s.mergers[0].decider.withdraw
 
         async def both(name: str, number: int) -> None:
@@ -462,7 +462,7 @@ async def test_a_silent_controller_does_not_cost_each_group_its_deadline(site: O
         await s.decide(*(revision(f"g{i}") for i in range(12)))
         for i in range(12):
             await s.attempt(f"g{i}", "Pending")
-        await until(lambda: bool(s.mergers[0].pending))
+        await until(lambda: s.mergers[0].wait_loop is not None)
         answers["now"] = only("lab/c-1", "lab/c-2")
         started = asyncio.get_running_loop().time()
         for i in range(12):
@@ -479,8 +479,9 @@ async def waits(site: MergerHarness, name: str) -> None:
     """Refused, and nothing is tried again: who looks after it knows all that there is."""
 
     def refused() -> bool:
-        found = [p.waiting.groups.get(group(name)) for p in site.mergers[0].pending]
-        return any(waiter is not None and waiter.attempt is not None for waiter in found)
+        loop = site.mergers[0].wait_loop
+        waiter = loop.waiting.groups.get(group(name)) if loop is not None else None
+        return waiter is not None and waiter.attempt is not None
 
     await site.attempt(name, "Pending")
     await until(refused)
@@ -565,7 +566,7 @@ async def test_changes_that_come_together_are_one_round(site: Opener, monkeypatc
 async def test_the_log_is_cut_also_where_the_lease_changes_hands_often(
     nats: NatsServer, site: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait_loop, "SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 4)
     async with site(three, mergers=0) as s:
         log = s.bus.log("MOORAGE_LEDGER")
         cuts = []
@@ -574,7 +575,7 @@ async def test_the_log_is_cut_also_where_the_lease_changes_hands_often(
                 last = await log.last()
                 await log.append(msgspec.json.encode(Commit(id=f"c{last}", by="others")), expected=last)
             await s.merger()
-            await until(lambda: bool(s.mergers[0].pending), 15)
+            await until(lambda: s.mergers[0].wait_loop is not None, 15)
             await asyncio.sleep(0.4)
             cuts.append(await newest_snapshot(s.bus))
             await s.buses.pop().close()
@@ -590,11 +591,11 @@ async def test_another_merger_takes_over_what_waits(site: Opener) -> None:
         await s.attempt("first", "Placed")
         await s.decide(revision("second"))
         await s.attempt("second", "Pending")
-        await until(lambda: any(m.pending for m in s.mergers), 10)
-        holder = next(i for i, m in enumerate(s.mergers) if m.pending)
+        await until(lambda: any(m.wait_loop is not None for m in s.mergers), 10)
+        holder = next(i for i, m in enumerate(s.mergers) if m.wait_loop is not None)
         await s.buses[holder].close()
         del s.mergers[holder]
-        await until(lambda: bool(s.mergers[0].pending), 15)
+        await until(lambda: s.mergers[0].wait_loop is not None, 15)
         made, _ = normalize_node(node("n-9", cpu="2"))
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", [made]))
         await s.attempt("second", "Placed")
@@ -608,7 +609,7 @@ async def test_pods_that_stay_elsewhere_are_claimed_there(site: Opener) -> None:
         await s.attempt("shop", "Placed")
         (claim,) = s.ledger.standing[group("shop")].claims
         there = {"n-0": 2} if claim.slots[0].node == "n-1" else {"n-1": 2}
-        await until(lambda: bool(s.mergers[0].pending))
+        await until(lambda: s.mergers[0].wait_loop is not None)
         s.report("lab/one", lambda w, cid: w.put(cid, "lab/one", claims={claim.id: there}))
 
         def places() -> dict[str, int]:

@@ -39,7 +39,7 @@ class Ended:
         record = revision("shop", ShapedApp(name="a", replicas=3, shapes=[shape(4000)]))
         await s.decide(record)
         await s.attempt("shop", "Placed")
-        await until(lambda: bool(s.mergers[0].pending), what="somebody looks after what ends")
+        await until(lambda: s.mergers[0].wait_loop is not None, what="somebody looks after what ends")
         self.claims = {c.cluster: c for c in s.ledger.standing[group("shop")].claims}
         await s.store(record, "Terminated")
         await s.bus.publish(subjects.GROUPS_WITHDRAW, Withdraw(group=group("shop"), revision=1))

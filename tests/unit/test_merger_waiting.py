@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moorage.merger.core.delayed import Delayed
 from moorage.merger.core.wait_queue import BACK_OFF, BACK_OFF_MOST, WaitQueue
 from moorage.model.attempts import Attempt
 from moorage.model.groups import Phase, Revision
@@ -129,3 +130,16 @@ def test_a_newer_revision_takes_the_place_and_older_tries_say_nothing_of_it() ->
     assert waiting.groups["a"].record.revision == 2
     waiting.put(record("a", 1), None)
     assert waiting.groups["a"].record.revision == 2
+
+
+def test_delayed_values_are_due_in_the_order_in_which_they_were_put_last() -> None:
+    delayed: Delayed[int] = Delayed(1.0)
+    assert not delayed and delayed.next_due() is None
+    delayed.put("a", 1, 0.0)
+    delayed.put("b", 2, 0.25)
+    delayed.put("a", 3, 0.5)
+    assert delayed.next_due() == 1.25
+    assert delayed.due(1.2) == []
+    assert delayed.due(1.25) == ["b"]
+    assert delayed.due(2.0) == ["b", "a"]
+    assert (delayed.get("a"), delayed.pop("a"), delayed.pop("a")) == (3, 3, None)

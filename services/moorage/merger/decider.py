@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -45,8 +46,16 @@ RETRIES = 16
 #: So often those are asked again who have not seen the newest clusters, and after so long: the news is on its way.
 BEHIND, _BEAT = 3, 0.01
 _REMEMBERED = 2048
-_OVERTAKEN = "Overtaken"
-_OVERTAKEN_OFTEN = "others took the room each time it was found, until the time was over; it is tried again at once"
+_OVERTAKEN = ProposalRefused(
+    [
+        Reason(
+            code="Overtaken",
+            by="merger",
+            message="other groups took the room until the time was over; the group is tried again at once",
+        )
+    ],
+    overtaken=True,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,8 +66,38 @@ def settled(ledger: Ledger, group: str, revision: int) -> bool:
     return ledger.ended_revisions.get(group, 0) >= revision or (stands is not None and stands.revision >= revision)
 
 
-class _Overtaken:
-    """Others were faster: the answers are from before."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a try to decide a group. `confined`: per app the clusters to which steady answers confine it, as
+    `open_to` returns them; empty if it was placed or if a required controller did not answer."""
+
+    attempt: Attempt
+    confined: Sequence[bytes | None] = ()
+
+
+class _Proposer:
+    """Makes decisions of one record from the newest state, and holds their room."""
+
+    def __init__(self, decider: Decider, record: Revision, results: ControllerResults) -> None:
+        self._decider, self._record, self._results = decider, record, results
+        self._traceparent = tracing.traceparent()
+        self.decision: Decision | None = None  # the last proposal, if it was not refused
+        self.refusal = ProposalRefused([])
+
+    def propose(self) -> Decision | None:
+        """Returns a decision whose room is held, or None after setting `refusal`."""
+        decider = self._decider
+        self._results = current(self._results, decider.fleet)
+        began = time.perf_counter()
+        proposal = propose(self._record, self._results, decider.fleet, decider.ledger, decider.name_order, new_id())
+        decider.figures.proposed(time.perf_counter() - began)
+        if isinstance(proposal, ProposalRefused):
+            self.decision, self.refusal = None, proposal
+            return None
+        self.decision = proposal.decision
+        self.decision.traceparent = self._traceparent
+        decider.capacity.hold(self.decision)
+        return self.decision
 
 
 class Decider:
@@ -67,7 +106,7 @@ class Decider:
         self.committer = Committer(bus, follower, capacity)
         self.figures = DecisionMetrics(bus.vitals.registry)
         self.controllers: dict[str, Controller] = {}
-        self._names = NameOrder()
+        self.name_order = NameOrder()
         self._stale: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
         self._deciding: dict[str, int] = {}
         self._took: dict[str, float] = {}
@@ -171,114 +210,89 @@ class Decider:
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     async def decide(
-        self,
-        record: Revision,
-        cause: str,
-        ahead: DurableRevisions | None = None,
-        confined: list[bytes | None] | None = None,
-    ) -> Attempt | None:
-        """None: there is nothing to decide any more, or somebody in this process is at it. `ahead`: the record is being
-        written; whether it stands is heard there. `confined`: filled with `open_to` where it is refused."""
+        self, record: Revision, cause: str, durable_revisions: DurableRevisions | None = None
+    ) -> Outcome | None:
+        """Returns None if there is nothing left to decide, or if another task of this process decides the group.
+        `durable_revisions` is given if the record is still being written, and tells when it is durable."""
         group = record.group
         if self._deciding.get(group, 0) >= record.revision:
             return None
         self._deciding[group] = record.revision
         began = time.perf_counter()
         try:
-            attempt = await self._decide(record, cause, ahead, confined)
+            outcome = await self._decide(record, cause, durable_revisions)
             self.figures.decided(time.perf_counter() - began)
-            self.figures.outcome(attempt)
-            return attempt
+            self.figures.outcome(outcome.attempt if outcome is not None else None)
+            return outcome
         finally:
             if self._deciding.get(group) == record.revision:
                 del self._deciding[group]
 
-    async def _decide(
-        self, record: Revision, cause: str, ahead: DurableRevisions | None, confined: list[bytes | None] | None
-    ) -> Attempt | None:
+    async def _decide(self, record: Revision, cause: str, durable_revisions: DurableRevisions | None) -> Outcome | None:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
             return None
-        until = loop.time() + self._longest() + GRACE - _MARGIN
-        known = existing_placement(record, self.fleet, self.ledger)
-        got = await self.gather(record, cause, known)
+        until = loop.time() + self._longest_deadline() + GRACE - _MARGIN
+        existing = existing_placement(record, self.fleet, self.ledger)
+        results = await self.gather(record, cause, existing)
         reached("merger.answered")
-        if ahead is not None and not await ahead.wait_durable(cause):
+        if durable_revisions is not None and not await durable_revisions.wait_durable(cause):
             return None
-        again = 0
+        asked_again = 0
         while True:
-            outcome = await self._tried(record, got)
-            if outcome is None or isinstance(outcome, Attempt):
-                return outcome
-            if isinstance(outcome, ProposalRefused) and (outcome.final or again == BEHIND or not self._late(got)):
-                break
-            # The answers are from before others took the room, or before clusters joined: once more, if whoever takes
-            # longest can still answer in time.
-            if until - loop.time() < max(self._took.values(), default=0.0) / 1e3 + _BEAT:
-                if not isinstance(outcome, ProposalRefused):
-                    outcome = ProposalRefused([Reason(code="Overtaken", by="merger", message=_OVERTAKEN_OFTEN)])
-                break
-            if isinstance(outcome, ProposalRefused):
-                again += 1
-                await asyncio.sleep(_BEAT)
-            known = existing_placement(record, self.fleet, self.ledger)
-            got = await self.gather(record, cause, known, within=until - loop.time())
-        if confined is not None and not got.missing:
-            confined[:] = open_to(got, len(record.apps), self.controllers)
-        why: list[Reason] = []
-        if not (outcome.final or got.missing):
-            why = await self._explained(record, cause, known, got, until)
-        return _refused(record, outcome, got, why, str(self.fleet.epoch))
-
-    async def _tried(self, record: Revision, got: ControllerResults) -> Attempt | ProposalRefused | _Overtaken | None:
-        """Placed, why not, that somebody else was faster; None: there is nothing to decide any more."""
-        decision: Decision | None
-        refusal = ProposalRefused([])
-        traceparent = tracing.traceparent()
-
-        def decided() -> Decision | None:
-            """By what is known now; held."""
-            nonlocal got, decision, refusal
-            decision = None
-            got = current(got, self.fleet)
-            began = time.perf_counter()
-            proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
-            self.figures.proposed(time.perf_counter() - began)
-            if isinstance(proposal, ProposalRefused):
-                refusal = proposal
+            refusal = await self._try(record, results)
+            if refusal is None:
                 return None
-            decision = proposal.decision
-            decision.traceparent = traceparent
-            self.capacity.hold(decision)
-            return decision
+            if isinstance(refusal, Attempt):
+                return Outcome(refusal)
+            hopeless = refusal.final or asked_again == BEHIND or not self._misses_clusters(results)
+            if hopeless and not refusal.overtaken:
+                break
+            # The answers are older than what took the room, or than the newest clusters. They are asked for again if the
+            # slowest controller can still answer in time.
+            if until - loop.time() < max(self._took.values(), default=0.0) / 1e3 + _BEAT:
+                break
+            if not refusal.overtaken:
+                asked_again += 1
+                await asyncio.sleep(_BEAT)
+            existing = existing_placement(record, self.fleet, self.ledger)
+            results = await self.gather(record, cause, existing, within=until - loop.time())
+        confined = [] if results.missing else open_to(results, len(record.apps), self.controllers)
+        explanations: list[Reason] = []
+        if not (refusal.final or results.missing):
+            explanations = await self._explained(record, cause, existing, results, until)
+        attempt = _refused(record, refusal, results, explanations, str(self.fleet.epoch))
+        return Outcome(attempt, confined)
 
+    async def _try(self, record: Revision, results: ControllerResults) -> Attempt | ProposalRefused | None:
+        """Proposes and commits a decision. Returns None if there is nothing left to decide."""
+        proposer = _Proposer(self, record, results)
         for attempt in range(RETRIES):
             if settled(self.ledger, record.group, record.revision):
                 return None
             guard = self._guard(record)
             with tracing.span("propose"):
-                held = decided()
-            if held is None:
-                return _Overtaken() if attempt and not refusal.final else refusal
+                decision = proposer.propose()
+            if decision is None:
+                return _OVERTAKEN if attempt and not proposer.refusal.final else proposer.refusal
             began = time.perf_counter()
             with tracing.span("commit"):
-                result = await self.committer.commit(held, guard, decided)
+                result = await self.committer.commit(decision, guard, proposer.propose)
             self.figures.committed(time.perf_counter() - began)
             if isinstance(result, Committed):
                 reached("merger.committed")
-                assert decision is not None
-                return placed(decision, result.seq)
+                return placed(proposer.decision or decision, result.seq)
             if result.code == "DecisionTooLarge":
                 return ProposalRefused([Reason(code=result.code, message=result.message, by="merger")], final=True)
             if result.code:
-                break  # somebody decided or withdrew the group meanwhile
-        return _Overtaken()
+                break  # the group was decided or withdrawn meanwhile
+        return _OVERTAKEN
 
-    def _late(self, got: ControllerResults) -> bool:
+    def _misses_clusters(self, got: ControllerResults) -> bool:
         """Whether clusters joined that somebody has not looked at."""
         return any(self.fleet.joined_after(answer.epoch) is not None for answer in got.answers.values())
 
-    def _longest(self) -> float:
+    def _longest_deadline(self) -> float:
         """Seconds that whoever is asked may take at most."""
         return max((c.deadline_ms for c in self.controllers.values() if c.placement), default=0.0) / 1e3
 
@@ -292,13 +306,13 @@ class Decider:
             stands = now.standing.get(record.group)
             if (stands.id if stands else "", now.ended_revisions.get(record.group, 0)) == seen:
                 return None
-            return Dropped(_OVERTAKEN, "the group was decided or withdrawn meanwhile")
+            return Dropped("Overtaken", "the group was decided or withdrawn meanwhile")
 
         return guard
 
     async def withdraw(self, group: str, revision: int) -> None:
         def guard(now: Ledger) -> Dropped | None:
-            return Dropped(_OVERTAKEN, "withdrawn already") if now.ended_revisions.get(group, 0) >= revision else None
+            return Dropped("Overtaken", "withdrawn already") if now.ended_revisions.get(group, 0) >= revision else None
 
         if guard(self.ledger) is None:
             ending = Withdrawal(group=group, revision=revision, traceparent=tracing.traceparent())
@@ -314,7 +328,7 @@ class Decider:
         for _ in range(2):
             known = existing_placement(record, self.fleet, self.ledger)
             got = current(await self.gather(record, cause, known, explain=True), self.fleet)
-            proposal = propose(record, got, self.fleet, self.ledger, self._names, new_id())
+            proposal = propose(record, got, self.fleet, self.ledger, self.name_order, new_id())
             now = str(self.fleet.epoch)
             if isinstance(proposal, Proposal) or all(answer.epoch in ("", now) for answer in got.answers.values()):
                 break

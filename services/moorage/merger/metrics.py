@@ -44,8 +44,8 @@ class DecisionMetrics:
 
 def state(started: Started) -> Iterable[MetricValue]:
     """What is counted when somebody collects it."""
-    yield MetricValue(*ACTIVE, float(bool(started.pending)))
-    waiting = started.pending[0].waiting.groups.values() if started.pending else ()
+    yield MetricValue(*ACTIVE, float(started.wait_loop is not None))
+    waiting = started.wait_loop.waiting.groups.values() if started.wait_loop is not None else ()
     reasons = Tally(
         one.attempt.reasons[0].code if one.attempt is not None and one.attempt.reasons else "Undecided"
         for one in waiting

@@ -22,7 +22,7 @@ from .decider import Decider
 from .durability import DurableRevisions
 from .events import DecisionEvents, tell
 from .metrics import state
-from .wait_loop import WaitLoop, look_after
+from .wait_loop import LeasedWaitLoop, WaitLoop
 
 #: Hints wait here for their turn; one that is shed is found by who looks after what waits.
 HINTS = 20_000
@@ -34,11 +34,10 @@ _controllers = msgspec.json.Decoder(Controller)
 
 
 class Merger:
-    def __init__(self, bus: Bus, decider: Decider) -> None:
-        self._bus, self._decider = bus, decider
+    def __init__(self, bus: Bus, decider: Decider, wait_loop: LeasedWaitLoop) -> None:
+        self._bus, self._decider, self._wait_loop = bus, decider, wait_loop
         self._turns = ConcurrencyLimit()
         self.stored = DurableRevisions()
-        self.pending: list[WaitLoop] = []  # the one that looks after what waits, while it is this merger
 
     def registry(self, key: str, data: bytes | None, _revision: int) -> None:
         known = self._decider.controllers
@@ -49,15 +48,14 @@ class Merger:
             controller = _controllers.decode(data)
             known[controller.name] = controller
         if before != known.get(untoken(key)):
-            for pending in self.pending:
-                pending.registry_changed()
+            self._wait_loop.registry_changed()
 
     async def decide(self, incoming: Incoming) -> bytes:
         hint = _decides.decode(incoming.data)
         async with self._turns.slot():
-            attempt = await self._decider.decide(hint.record, hint.id, self.stored if hint.ahead else None)
-        if attempt is not None:
-            await tell(self._bus, attempt, hint.id)
+            outcome = await self._decider.decide(hint.record, hint.id, self.stored if hint.ahead else None)
+        if outcome is not None:
+            await tell(self._bus, outcome.attempt, hint.id)
         return b"{}"
 
     async def withdraw(self, incoming: Incoming) -> bytes:
@@ -73,31 +71,37 @@ class Merger:
 
 @dataclass
 class Started:
-    """A merger at work over a fleet that somebody keeps current."""
+    """A running merger. Its fleet is kept current by the caller."""
 
     decider: Decider
-    pending: list[WaitLoop]  # the one that looks after what waits, while it is this merger
+    leased_wait_loop: LeasedWaitLoop
+
+    @property
+    def wait_loop(self) -> WaitLoop | None:
+        """The running wait loop; None while another merger holds the lease."""
+        return self.leased_wait_loop.loop
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"seq": self.decider.ledger.seq, "conflicts": self.decider.committer.conflicts}
-        if self.pending:
-            state["waiting"] = len(self.pending[0].waiting.groups)
+        if self.wait_loop is not None:
+            state["waiting"] = len(self.wait_loop.waiting.groups)
         return state
 
 
 async def start(bus: Bus, fleet: Fleet) -> Started:
     log = await open_ledger(bus)
     decider = Decider(bus, fleet, log, keep_capacity(log, fleet))
-    merger = Merger(bus, decider)
+    wait_loop = LeasedWaitLoop(bus, decider, DecisionEvents(bus, log))
+    merger = Merger(bus, decider, wait_loop)
     await bus.bucket(stores.CONTROLLERS).mirror(merger.registry)
     queue = subjects.MERGERS
     await bus.subscribe(subjects.GROUPS_STORED, merger.stored.heard)
     await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
-    started = Started(decider, merger.pending)
+    started = Started(decider, wait_loop)
     bus.vitals.show(lambda: state(started))
-    bus.spawn(look_after(bus, decider, DecisionEvents(bus, log), started.pending))
+    bus.spawn(wait_loop.run())
     return started
 
 

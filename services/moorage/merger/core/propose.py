@@ -26,10 +26,12 @@ TRIES = 32
 
 @dataclass(slots=True)
 class ProposalRefused:
-    """Why not. `final`: only changed documents help."""
+    """Why there is no decision. `final`: only changed documents help. `overtaken`: others took the room each time it was
+    found."""
 
     reasons: list[Reason]
     final: bool = False
+    overtaken: bool = False
 
 
 @dataclass(slots=True)
