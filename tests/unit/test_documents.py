@@ -269,7 +269,7 @@ def test_a_full_group_name_decides_the_project() -> None:
 
 def code(text: bytes) -> tuple[int, str]:
     with pytest.raises(Refused) as caught:
-        yaml_json.data_of(text)
+        yaml_json.parse_document(text)
     return caught.value.problem.status, caught.value.problem.code
 
 
@@ -334,7 +334,7 @@ def test_what_holds_itself_is_too_deep() -> None:
 def test_aliases_mean_what_they_name() -> None:
     text = b"base: &base {a: 1, b: [x]}\nown: {<<: *base, a: 2}\nsame: [*base, *base]\n"
     base = {"a": 1, "b": ["x"]}
-    assert yaml_json.data_of(text) == {"base": base, "own": {"a": 2, "b": ["x"]}, "same": [base, base]}
+    assert yaml_json.parse_document(text) == {"base": base, "own": {"a": 2, "b": ["x"]}, "same": [base, base]}
 
 
 @pytest.mark.parametrize("number", [b"1" + b":1" * 100_000, b"9" * 100_000, b"0x" + b"f" * 500])
@@ -346,7 +346,7 @@ def test_long_numbers_are_none(number: bytes) -> None:
 
 def test_yaml_is_the_same_document() -> None:
     text = b"kind: Application\nmetadata: {name: shop, labels: {since: 2024-01-01}}\nspec: {apps: []}\n"
-    assert yaml_json.data_of(text)["metadata"]["labels"] == {"since": "2024-01-01"}
+    assert yaml_json.parse_document(text)["metadata"]["labels"] == {"since": "2024-01-01"}
 
 
 JSON = st.recursive(
@@ -432,7 +432,7 @@ def test_junk_intents(kind: str, spec: Any, metadata: Any) -> None:
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_junk_bytes(text: bytes) -> None:
     try:
-        assert isinstance(yaml_json.data_of(text), dict)
+        assert isinstance(yaml_json.parse_document(text), dict)
     except Refused as refusal:
         assert 400 <= refusal.problem.status < 500
 

@@ -72,7 +72,7 @@ GB = {"resource": "memory", "requests": 1000, "limits": 1000, "units": "MB"}
 
 
 def test_the_usage_example() -> None:
-    found = resolve(accept(yaml_json.data_of(EXAMPLE)))
+    found = resolve(accept(yaml_json.parse_document(EXAMPLE)))
     assert (found.group, found.tenant, found.warnings) == ("default/app1/v1/default", "default", [])
     fwall, analytics = found.apps
     assert [(a.name, a.replicas) for a in found.apps] == [("fwall", 1), ("analytics", 1)]
@@ -101,10 +101,10 @@ def test_the_usage_example() -> None:
 
 
 def test_the_example_costs_less_than_a_millisecond() -> None:
-    text = msgspec.json.encode(yaml_json.data_of(EXAMPLE))
+    text = msgspec.json.encode(yaml_json.parse_document(EXAMPLE))
 
     def once() -> bytes:
-        data = yaml_json.data_of(text)
+        data = yaml_json.parse_document(text)
         return msgspec.json.encode(transitions.applied(None, accept(data), data, [], "now").record)
 
     once()
@@ -456,7 +456,7 @@ def test_keys_are_of_what_decides_and_templates_of_what_runs() -> None:
 
 
 def test_nothing_that_comes_in_is_changed() -> None:
-    data = yaml_json.data_of(EXAMPLE)
+    data = yaml_json.parse_document(EXAMPLE)
     before = copy.deepcopy(data)
     given = accept(data)
     first = transitions.applied(None, given, data, [], "now").record

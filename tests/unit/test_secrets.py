@@ -1,4 +1,4 @@
-"""Values of Secrets are not shown, and who sends back what was shown keeps what is stored."""
+"""Values of Secrets are never shown, and an object sent back with hidden values keeps the stored ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moorage.gateway.core.redaction import shown_body, shown_record
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.problems import Refused
-from moorage.model.redaction import REDACTED, redacted, restored, sample
+from moorage.parsing.redaction import REDACTED, loggable_excerpt, redact, restore
 
 VALUE = "aHVudGVyMg=="
 
@@ -35,7 +35,7 @@ CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "d
 
 
 @pytest.mark.parametrize(
-    "whole",
+    "stored",
     [
         secret(),
         [CONFIG, secret()],
@@ -44,30 +44,30 @@ CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "d
         {"kind": "Secret", "metadata": {"name": "odd"}, "data": VALUE},
     ],
 )
-def test_no_value_is_left_and_none_is_lost(whole: Any) -> None:
-    before = copy.deepcopy(whole)
-    shown = redacted(whole)
+def test_redaction_hides_every_value_and_restoring_loses_none(stored: Any) -> None:
+    before = copy.deepcopy(stored)
+    shown = redact(stored)
     assert VALUE not in str(shown) and REDACTED in str(shown)
-    assert whole == before, "what is stored is not touched"
-    assert restored(shown, whole) == whole
+    assert stored == before, "the stored object is unchanged"
+    assert restore(shown, stored) == stored
 
 
-def test_what_has_no_secret_is_the_same_object() -> None:
+def test_redaction_returns_the_same_object_without_secrets() -> None:
     for value in (CONFIG, [CONFIG], {"kind": "Secret", "name": "a reference"}, 1, None, "Secret"):
-        assert redacted(value) is value
+        assert redact(value) is value
 
 
-def test_a_value_that_nothing_is_known_of_is_refused() -> None:
+def test_a_hidden_value_that_is_not_stored_is_refused() -> None:
     with pytest.raises(Refused) as refused:
-        restored({"apps": [redacted(secret(a=VALUE, b=VALUE))]}, [secret(a=VALUE), secret("other", b=VALUE)])
+        restore({"apps": [redact(secret(a=VALUE, b=VALUE))]}, [secret(a=VALUE), secret("other", b=VALUE)])
     assert [e.path for e in refused.value.problem.errors] == ["apps[0].data.b"]
     assert refused.value.problem.errors[0].code == "Hidden"
 
 
-def test_what_is_new_beside_what_was_hidden_is_taken() -> None:
-    shown = redacted(secret())
+def test_new_values_beside_hidden_ones_are_kept() -> None:
+    shown = redact(secret())
     shown["data"]["more"] = "bmV3"
-    assert restored(shown, secret())["data"] == {"password": VALUE, "more": "bmV3"}
+    assert restore(shown, secret())["data"] == {"password": VALUE, "more": "bmV3"}
 
 
 plain = st.recursive(
@@ -78,13 +78,13 @@ plain = st.recursive(
 
 
 @given(plain, plain)
-def test_everything_else_stays_as_it_is(one: Any, other: Any) -> None:
-    whole = {"one": one, "two": [secret(), other]}
-    assert restored(redacted(whole), whole) == whole
-    assert redacted(one) is one
+def test_everything_but_secrets_is_unchanged(one: Any, other: Any) -> None:
+    stored = {"one": one, "two": [secret(), other]}
+    assert restore(redact(stored), stored) == stored
+    assert redact(one) is one
 
 
-def test_the_read_model_never_holds_one() -> None:
+def test_the_read_model_never_holds_a_secret_value() -> None:
     document = {"spec": {"apps": [{"name": "a", "manifests": [secret()]}]}}
     record = GroupRecord(
         group="p/a/v1/default",
@@ -99,7 +99,7 @@ def test_the_read_model_never_holds_one() -> None:
 
 
 @pytest.mark.parametrize("manifests", [[CONFIG, secret()], yaml.dump_all([CONFIG, secret()]), "{kind: \x00"])
-def test_an_app_is_shown_without(manifests: Any) -> None:
+def test_an_app_is_shown_without_secret_values(manifests: Any) -> None:
     path = ("projects", "p", "composite-apps", "c", "v1", "apps", "a")
     body = {"metadata": {"name": "a"}, "spec": {"manifests": manifests}}
     raw = msgspec.json.encode(body)
@@ -109,8 +109,8 @@ def test_an_app_is_shown_without(manifests: Any) -> None:
         assert b"seen" in shown or b"x00" in raw or b"u0000" in raw
 
 
-def test_samples_of_what_could_not_be_read() -> None:
-    assert sample(b'{"kind": "Deploym') == '{"kind": "Deploym'
-    assert VALUE not in sample(f'{{"kind": "Secret", "data": {{"a": "{VALUE}"}}'.encode())
-    assert "abc" not in sample(b'{"verb":"create","file":"abc"}')
-    assert len(sample(b"x" * 5000)) == 2048
+def test_excerpts_of_undecodable_messages_hold_no_secrets() -> None:
+    assert loggable_excerpt(b'{"kind": "Deploym') == '{"kind": "Deploym'
+    assert VALUE not in loggable_excerpt(f'{{"kind": "Secret", "data": {{"a": "{VALUE}"}}'.encode())
+    assert "abc" not in loggable_excerpt(b'{"verb":"create","file":"abc"}')
+    assert len(loggable_excerpt(b"x" * 5000)) == 2048

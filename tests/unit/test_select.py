@@ -1,4 +1,4 @@
-"""Requirements, tolerations and placement terms mean what Kubernetes means, one by one and over many sets at once."""
+"""Requirements, tolerations and placement terms are evaluated as Kubernetes does, one by one and over many sets at once."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ requirements = st.builds(
 
 
 def upstream() -> Path:
-    place = Path(os.environ.get("MOORAGE_VECTORS", "")) / "units" / "selector.json"
-    if not os.environ.get("MOORAGE_VECTORS") or not place.is_file():
+    path = Path(os.environ.get("MOORAGE_VECTORS", "")) / "units" / "selector.json"
+    if not os.environ.get("MOORAGE_VECTORS") or not path.is_file():
         pytest.skip("MOORAGE_VECTORS does not name the directory with the upstream vectors")
-    return place
+    return path
 
 
 def test_upstream_vectors() -> None:
@@ -44,7 +44,7 @@ def test_upstream_vectors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "bound", "labels", "want"),
+    ("operator", "bound", "labels", "expected"),
     [
         ("In", ("x", "y"), {"k": "y"}, True),
         ("In", ("x",), {}, False),
@@ -61,8 +61,10 @@ def test_upstream_vectors() -> None:
         ("Gt", ("1", "2"), {"k": "4"}, False),
     ],
 )
-def test_operators(operator: str, bound: tuple[str, ...], labels: dict[str, str], want: bool) -> None:
-    assert term_matches([Requirement(key="k", operator=operator, values=bound)], labels) is want
+def test_each_operator_matches_as_in_kubernetes(
+    operator: str, bound: tuple[str, ...], labels: dict[str, str], expected: bool
+) -> None:
+    assert term_matches([Requirement(key="k", operator=operator, values=bound)], labels) is expected
 
 
 def test_an_empty_conjunction_selects_nothing_and_no_terms_everything() -> None:
@@ -72,18 +74,18 @@ def test_an_empty_conjunction_selects_nothing_and_no_terms_everything() -> None:
 
 
 @given(label_sets, label_sets, st.lists(requirements, max_size=3).map(tuple))
-def test_over_sets_as_one_by_one_also_when_sets_are_appended(
+def test_an_index_agrees_with_single_evaluation_also_when_sets_are_appended(
     first: list[dict[str, str]], more: list[dict[str, str]], term: tuple[Requirement, ...]
 ) -> None:
     index, sets = LabelIndex(), list(first)
     assert index.mask(sets, term).tolist() == [term_matches(term, labels) for labels in sets]
     sets += more
     assert index.mask(sets, term).tolist() == [term_matches(term, labels) for labels in sets]
-    anew = [dict(labels) for labels in reversed(sets)]
-    assert index.mask(anew, term).tolist() == [term_matches(term, labels) for labels in anew]
-    # The same list with other contents, as a generation that clears it would leave it.
-    anew[:] = [{"a": "x"}, *({} for _ in anew)]
-    assert index.mask(anew, term).tolist() == [term_matches(term, labels) for labels in anew]
+    replaced = [dict(labels) for labels in reversed(sets)]
+    assert index.mask(replaced, term).tolist() == [term_matches(term, labels) for labels in replaced]
+    # The same list with other contents, as after a new generation of the fleet.
+    replaced[:] = [{"a": "x"}, *({} for _ in replaced)]
+    assert index.mask(replaced, term).tolist() == [term_matches(term, labels) for labels in replaced]
 
 
 taints = st.builds(
@@ -102,14 +104,16 @@ tolerations = st.builds(
 
 
 @given(st.lists(st.lists(taints, max_size=2).map(tuple), max_size=5), st.lists(tolerations, max_size=2).map(tuple))
-def test_taints_over_sets_as_one_by_one(sets: list[tuple[Taint, ...]], tolerates: tuple[Toleration, ...]) -> None:
+def test_a_taint_index_agrees_with_single_evaluation(
+    sets: list[tuple[Taint, ...]], tolerates: tuple[Toleration, ...]
+) -> None:
     index, growing = TaintIndex(), sets[:2]
     index.mask(growing, tolerates)
     growing += sets[2:]
     assert index.mask(growing, tolerates).tolist() == [tolerated(s, tolerates) for s in growing]
 
 
-def test_tolerations() -> None:
+def test_tolerations_match_as_in_kubernetes() -> None:
     gpu = Taint(key="gpu", effect="NoSchedule", value="yes")
     assert not tolerated([gpu], [])
     assert tolerated([gpu], [Toleration(key="gpu", operator="Exists")])

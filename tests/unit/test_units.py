@@ -1,4 +1,4 @@
-"""Quantities mean exactly what Kubernetes means, and needs what people write."""
+"""Quantities are parsed exactly as Kubernetes does, and needs in the units that people write."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from hypothesis import strategies as st
 from moorage.parsing import (
     CAPACITY_MAX,
     NEED_MAX,
-    canonical,
+    canonical_quantity,
     format_amount,
     need_amount,
     parse_amount,
-    parse_cpu_milli,
     parse_nanos,
-    parse_whole,
 )
 
 
 @pytest.fixture(scope="module")
 def vectors() -> dict[str, Any]:
-    place = Path(os.environ.get("MOORAGE_VECTORS", "")) / "units" / "quantity.json"
-    if not os.environ.get("MOORAGE_VECTORS") or not place.is_file():
+    path = Path(os.environ.get("MOORAGE_VECTORS", "")) / "units" / "quantity.json"
+    if not os.environ.get("MOORAGE_VECTORS") or not path.is_file():
         pytest.skip("MOORAGE_VECTORS does not name the directory with the upstream vectors")
-    found: dict[str, Any] = json.loads(place.read_text())
-    return found
+    decoded: dict[str, Any] = json.loads(path.read_text())
+    return decoded
 
 
 def test_upstream_vectors(vectors: dict[str, Any]) -> None:
@@ -42,11 +40,11 @@ def test_upstream_vectors(vectors: dict[str, Any]) -> None:
         with pytest.raises(ValueError):
             parse_nanos(text)
     for case in vectors["parse_canonical"]:
-        # Upstream keeps tenths of a nano where digits run out; ours are rounded up to a nano as its documents say.
+        # Upstream keeps tenths of a nano where digits run out; here they are rounded up to a nano, as its documents say.
         if parse_nanos(case["in"]) == Decimal(case["value"]) * 10**9:
-            assert canonical(case["in"]) == case["canonical"], case
+            assert canonical_quantity(case["in"]) == case["canonical"], case
     for case in vectors["parse_emit"]:
-        assert canonical(case["in"]) == case["canonical"], case
+        assert canonical_quantity(case["in"]) == case["canonical"], case
     for case in vectors["cmp"]:
         a, b = parse_nanos(case["a"]), parse_nanos(case["b"])
         assert (a > b) - (a < b) == case["cmp"], case
@@ -57,7 +55,7 @@ def test_canonical_forms() -> None:
         "1024Mi": "1Gi", "1000M": "1G", ".001Ki": "1024m", "1.5Gi": "1536Mi", "0.5": "500m", "1000m": "1", "00": "0",
         "1e9": "1e9", "1000e0": "1e3", "80e-3": "80e-3", "1E": "1E", "-9.01": "-9010m", "500Ki": "500Ki", "+1": "1",
     }  # fmt: skip
-    assert {text: canonical(text) for text in forms} == forms
+    assert {text: canonical_quantity(text) for text in forms} == forms
 
 
 @pytest.mark.parametrize(
@@ -69,9 +67,8 @@ def test_junk_is_refused(text: str) -> None:
 
 
 def test_needs_round_up_and_capacity_down() -> None:
-    assert (parse_cpu_milli("1.0001", up=True), parse_cpu_milli("1.0001", up=False)) == (1001, 1000)
-    assert (parse_whole("1500m", up=True), parse_whole("1500m", up=False)) == (2, 1)
-    assert (parse_cpu_milli(2, up=False), parse_cpu_milli(0.5, up=True)) == (2000, 500)
+    assert (parse_amount("cpu", "1.0001", up=True), parse_amount("cpu", "1.0001", up=False)) == (1001, 1000)
+    assert (parse_amount("pods", "1500m", up=True), parse_amount("pods", "1500m", up=False)) == (2, 1)
     assert parse_amount("memory", "1Gi", up=False) == 1 << 30
 
 
@@ -79,27 +76,25 @@ def test_amounts_beyond_int64_never_fit() -> None:
     assert (
         parse_amount("memory", "100E", up=False) == CAPACITY_MAX < NEED_MAX == parse_amount("memory", "100E", up=True)
     )
-    with pytest.raises(ValueError):
-        parse_cpu_milli(True, up=True)
 
 
 @given(st.text(alphabet="0123456789.eE+-kKMGiunm", max_size=12))
-def test_what_parses_has_a_canonical_form_of_equal_value(text: str) -> None:
+def test_the_canonical_form_has_the_same_value(text: str) -> None:
     try:
         value = parse_nanos(text)
     except ValueError:
         return
-    again = canonical(text)
-    assert parse_nanos(again) == value
-    assert canonical(again) == again
+    formatted = canonical_quantity(text)
+    assert parse_nanos(formatted) == value
+    assert canonical_quantity(formatted) == formatted
 
 
 @given(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), st.integers(-(1 << 60), 1 << 60))
-def test_shown_amounts_read_back(resource: str, value: int) -> None:
+def test_formatted_amounts_parse_to_the_same_value(resource: str, value: int) -> None:
     assert parse_amount(resource, format_amount(resource, value), up=False) == value
 
 
-def test_show() -> None:
+def test_amounts_are_formatted_as_canonical_quantities() -> None:
     shown = [
         format_amount("cpu", 4000),
         format_amount("cpu", 500),
@@ -111,7 +106,7 @@ def test_show() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource", "value", "units", "want"),
+    ("resource", "value", "units", "expected"),
     [
         ("cpu", 4, "", 4000),
         ("cpu", "4", "cores", 4000),
@@ -130,8 +125,8 @@ def test_show() -> None:
         ("ephemeral-storage", "1Gi", "", 1 << 30),
     ],
 )
-def test_needs(resource: str, value: str | float, units: str, want: int) -> None:
-    assert need_amount(resource, value, units) == want
+def test_needs_are_parsed_in_their_units(resource: str, value: str | float, units: str, expected: int) -> None:
+    assert need_amount(resource, value, units) == expected
 
 
 @pytest.mark.parametrize(

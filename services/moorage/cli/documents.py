@@ -166,7 +166,7 @@ def parse(text: str, where: str) -> list[Any]:
     from moorage.parsing import yaml_json
 
     try:
-        yaml_json.measure(text, MAX_BYTES, MAX_BYTES)
+        yaml_json.check_yaml_bounds(text, MAX_BYTES, MAX_BYTES)
         return list(yaml.load_all(text, Loader))
     except Refused as refusal:
         raise Failure(f"{where}: {refusal}") from None

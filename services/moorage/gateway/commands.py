@@ -50,13 +50,13 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 async def documents_of(request: web.Request) -> list[dict[str, Any]]:
     """The documents of a body: JSON, an array of them, or YAML with one or several."""
     raw = await request.read()
-    found = yaml_json.documents_of(raw, yaml_too="yaml" in request.content_type, most=BODY_LIMIT)
+    found = yaml_json.parse_documents(raw, allow_yaml="yaml" in request.content_type, max_bytes=BODY_LIMIT)
     if len(found) == 1:
         if isinstance(found[0], list) and found[0]:
             found = found[0]
         elif len(raw) > yaml_json.MAX_BYTES:
             raise yaml_json.too_large(len(raw), yaml_json.MAX_BYTES)
-    many = [yaml_json.object_of(one) for one in found]
+    many = [yaml_json.require_object(one) for one in found]
     for one in many:
         one.pop("status", None)  # what `get` shows and nobody writes
     return many

@@ -29,9 +29,9 @@ from moorage.model.problems import (
     whole,
 )
 from moorage.model.reasons import Warn
-from moorage.model.redaction import REDACTED, restored
 from moorage.model.v2_resources import GROUP, Change, group_name, kind_of
 from moorage.parsing import yaml_json
+from moorage.parsing.redaction import REDACTED, restore
 from moorage.telemetry import MetricValue
 
 from .core import controller_registry, validate
@@ -149,7 +149,7 @@ class Worker:
     # Documents
 
     async def _apply(self, incoming: Incoming) -> dict[str, Any]:
-        data = yaml_json.data_of(incoming.data)
+        data = yaml_json.parse_document(incoming.data)
         # Beside the document: the gateway's header, and the id of the request.
         if_match, again = data.pop("ifMatch", None), data.pop("again", False) is True
         cause = _envelope(data)
@@ -165,7 +165,7 @@ class Worker:
         return _reply(given.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
-        data = yaml_json.data_of(incoming.data)
+        data = yaml_json.parse_document(incoming.data)
         _envelope(data)
         given = validate.accept(await self._whole(incoming, data), self._kinds)
         if isinstance(given, Accepted):
@@ -185,7 +185,7 @@ class Worker:
             record = None
             if is_name(str(name)) and is_name(str(project or "default")):
                 record = await self._store.record(f"{project or 'default'}/{name}/v1/default")
-            data["spec"] = restored(spec, record.document if record is not None else {})
+            data["spec"] = restore(spec, record.document if record is not None else {})
         return data
 
     async def _delete(self, incoming: Incoming) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from moorage.model.claims import Decision, decision_document
 from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.groups import GroupRecord
-from moorage.model.redaction import redacted
+from moorage.parsing.redaction import redact
 
 from .core.contributions import Answer, Contributed, combine, read_answer
 
@@ -71,7 +71,7 @@ def _request(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes
             budget_ms=budget_ms,
             decision=decision_document(decision),
             intents=list(record.resolved.intents),
-            manifests=redacted(record.manifests),
+            manifests=redact(record.manifests),
             apps=record.resolved.apps,
         )
     )

@@ -161,7 +161,7 @@ class _Served:
         self.kept = kept
 
     async def apply(self, incoming: Incoming) -> bytes:
-        document = decode(yaml_json.json_of(incoming.data, MAX_CONTAINERS))
+        document = decode(yaml_json.parse_json(incoming.data, MAX_CONTAINERS))
         try:
             await self.keep(Kept(self.kept.session, document))
         except (NoAnswer, BusError) as error:

@@ -22,7 +22,7 @@ from nats.nuid import NUID
 from moorage.mesh import subjects
 from moorage.model.events import Event
 from moorage.model.problems import UNREADABLE, Problem, Refused, unreadable
-from moorage.model.redaction import sample
+from moorage.parsing.redaction import loggable_excerpt
 from moorage.telemetry import HANDLED, Handled, ProcessHealth, tracing
 
 from .errors import NoAnswer
@@ -367,7 +367,13 @@ class Connection:
         self.count("rejected")
         if subject.startswith("moorage.rejected."):
             return  # it is kept
-        body = {"subject": subject, "by": self.worker, "time": now_text(), "problem": problem, "sample": sample(data)}
+        body = {
+            "subject": subject,
+            "by": self.worker,
+            "time": now_text(),
+            "problem": problem,
+            "sample": loggable_excerpt(data),
+        }
         with contextlib.suppress(nats.errors.Error):
             await self.nc.publish(subjects.rejected(subject), encode(body))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from moorage.model.shapes import Requirement, Shape, Toleration
 from moorage.selectors import LabelIndex, TaintIndex, requirement_matches
-from moorage.selectors.labels import conjunction
+from moorage.selectors.labels import equals_all
 
 from .protocols import Ids, Mask, NamedRows, Rows, Where
 
@@ -98,7 +98,7 @@ def tolerated_rows(rows: Rows, tolerations: Sequence[Toleration], where: Where) 
 
 def with_label(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:
     """Per row of `where`, whether it has this label; None: every row has it, or no label is required."""
-    return None if label is None else matching_labels(rows, conjunction((label,)), where)
+    return None if label is None else matching_labels(rows, equals_all((label,)), where)
 
 
 def any_with_label(rows: Rows, label: tuple[str, str], where: Ids) -> bool:

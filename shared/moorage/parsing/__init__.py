@@ -1,4 +1,5 @@
-"""Quantities: exact, strict, fast. The one place where text becomes amounts (CPU in milli, all else whole units)."""
+"""Parses text from outside: Kubernetes quantities into amounts (CPU in milli, all else whole units), needs, YAML and JSON
+documents. Also redacts secret values."""
 
 from __future__ import annotations
 
@@ -6,22 +7,18 @@ from .needs import need_amount
 from .quantities import (
     CAPACITY_MAX,
     NEED_MAX,
-    canonical,
+    canonical_quantity,
     format_amount,
     parse_amount,
-    parse_cpu_milli,
     parse_nanos,
-    parse_whole,
 )
 
 __all__ = [
     "CAPACITY_MAX",
     "NEED_MAX",
-    "canonical",
+    "canonical_quantity",
     "format_amount",
     "need_amount",
     "parse_amount",
-    "parse_cpu_milli",
     "parse_nanos",
-    "parse_whole",
 ]

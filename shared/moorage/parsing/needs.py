@@ -1,5 +1,5 @@
-"""What people write as a need: CPU in cores and memory in MB unless units say otherwise, and every Kubernetes quantity.
-A wrong one is refused with a sentence that says what to write instead."""
+"""Parses the amount of a need: any Kubernetes quantity, or a number in units; bare numbers are cores of CPU and MB of
+memory. Errors say what to write instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
 
 def _number(resource: str, value: str | float) -> tuple[str, bool]:
-    """The value as text, and whether it is a bare number (no suffix)."""
+    """The value as text, and whether it is a number without a suffix."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{resource}: {value!r} is not a quantity; write a finite number")
     text = value.strip() if isinstance(value, str) else repr(value)
@@ -25,7 +25,7 @@ def _number(resource: str, value: str | float) -> tuple[str, bool]:
 
 
 def _factor(resource: str, text: str, units: str) -> int:
-    """Nano units that one of `units` is."""
+    """The number of nano units in one of `units`."""
     if resource == "cpu":
         known, names = _CPU_UNITS, "cores or m"
     elif resource.startswith(_BYTES):
@@ -38,7 +38,8 @@ def _factor(resource: str, text: str, units: str) -> int:
 
 
 def need_amount(resource: str, value: str | float, units: str = "") -> int:
-    """The amount that a need asks for: CPU in milli, all else whole units, rounded up. ValueError says what to do."""
+    """Parses the amount of a need, rounded up: CPU in milli, all else whole units. The text of a ValueError says what to
+    write instead."""
     if not resource:
         raise ValueError("name the resource, like cpu, memory or nvidia.com/gpu")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -61,7 +62,7 @@ def _need_amount(resource: str, value: str | float, units: str) -> int:
     elif bare and resource == "memory":
         nano *= 10**6
     if nano <= 0:
-        raise ValueError(f"{resource}: {text!r} must be more than 0; leave the need out if there is none")
+        raise ValueError(f"{resource}: {text!r} must be more than 0; to ask for none, leave the need out")
     if resource != "cpu" and not resource.startswith(_BYTES) and nano % 10**9:
         raise ValueError(f"{resource}: {text!r} must be an integer; parts of it cannot be requested")
     amount = -(-nano // (10**6 if resource == "cpu" else 10**9))

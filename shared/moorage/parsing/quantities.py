@@ -1,5 +1,8 @@
-"""Kubernetes quantities as exact integers of nano units. Stricter than the upstream parser on purpose: at least one
-digit, bounded length and exponent, no surrounding space, and the canonical form is always computed anew."""
+"""Parses Kubernetes quantities into exact integers of nano units and formats them.
+
+The parser is stricter than the upstream one on purpose: it requires a digit, bounds length and exponent, and refuses
+surrounding space. The canonical form is always computed, never copied from the input.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,20 @@ _DECIMAL = {
 }
 _SUFFIX = _DECIMAL | {suffix: factor * _ONE for suffix, factor in _BINARY.items()}
 
-#: Amounts are stored as int64 and added up, so they end well below its range; a need at its end fits in no capacity.
+#: Amounts are stored as int64 and summed, so they are capped well below its range. NEED_MAX exceeds CAPACITY_MAX: a need
+#: that is capped never fits.
 CAPACITY_MAX = 1 << 60
 NEED_MAX = 1 << 61
 
 
 @lru_cache(65536)
 def parse_nanos(text: str) -> int:
-    """Exact nano units, rounded away from zero; values with a binary suffix end at 2**63 - 1, as upstream."""
-    found = _FORM.fullmatch(text) if len(text) <= 64 else None
-    if found is None:
+    """Parses a quantity into nano units, rounded away from zero. Values with a binary suffix are capped at 2**63 - 1, as
+    upstream."""
+    match = _FORM.fullmatch(text) if len(text) <= 64 else None
+    if match is None:
         raise ValueError(f"{text[:80]!r} is not a quantity; write it like 4, 1.5, 500m or 1Gi")
-    sign, digits, fraction, bare, suffix = found.groups()
+    sign, digits, fraction, bare, suffix = match.groups()
     if digits is None:
         digits, fraction = "", bare
     divisor = 10 ** len(fraction) if fraction else 1
@@ -55,48 +60,32 @@ def parse_nanos(text: str) -> int:
     return -value if sign == "-" else value
 
 
-def _scaled(value: int, unit: int, up: bool) -> int:
+def _round(value: int, unit: int, up: bool) -> int:
     rounded = -(-value // unit) if up else value // unit
     top = NEED_MAX if up else CAPACITY_MAX
     return max(-top, min(top, rounded))
 
 
-def _text(value: str | float) -> str:
-    if isinstance(value, bool):
-        raise ValueError(f"{value} is not a quantity")  # noqa: TRY004 - one exception for all that is no quantity
-    return value if isinstance(value, str) else repr(value)
-
-
-def parse_cpu_milli(value: str | float, up: bool) -> int:
-    """Thousandths of a core; needs round up, capacity down."""
-    return parse_amount("cpu", _text(value), up)
-
-
-def parse_whole(value: str | float, up: bool) -> int:
-    """Whole units (bytes, devices, pods); needs round up, capacity down."""
-    return parse_amount("", _text(value), up)
-
-
 @lru_cache(65536)
 def parse_amount(resource: str, text: str, up: bool) -> int:
-    """What `text` means for this resource: CPU in milli, all else whole; needs round up, capacity down."""
-    return _scaled(parse_nanos(text), 10**6 if resource == "cpu" else _ONE, up)
+    """Parses the amount of a resource: CPU in milli, all else whole units. Needs round up, capacity rounds down."""
+    return _round(parse_nanos(text), 10**6 if resource == "cpu" else _ONE, up)
 
 
 def _decimal(value: int, exponents: bool = False) -> str:
-    """`value` nano units with the largest suffix that leaves no fraction."""
+    """Formats `value` nano units with the largest suffix, or exponent, that leaves no fraction."""
     best = "n"
     for suffix, factor in _DECIMAL.items():
         if value % factor:
             break
         best = suffix
-    shown = value // _DECIMAL[best]
+    number = value // _DECIMAL[best]
     if not exponents:
-        return f"{shown}{best}"
+        return f"{number}{best}"
     power = 3 * (list(_DECIMAL).index(best) - 3)
-    while not shown % 1000:  # exponents have no last suffix
-        shown, power = shown // 1000, power + 3
-    return f"{shown}e{power}" if power else str(shown)
+    while not number % 1000:  # suffixes end at E, exponents do not
+        number, power = number // 1000, power + 3
+    return f"{number}e{power}" if power else str(number)
 
 
 def _binary(value: int) -> str:
@@ -111,8 +100,8 @@ def _binary(value: int) -> str:
 
 
 @lru_cache(65536)
-def canonical(text: str) -> str:
-    """The form Kubernetes itself would write, in the same notation (decimal, binary or exponent)."""
+def canonical_quantity(text: str) -> str:
+    """Formats a quantity as Kubernetes would, in the same notation (decimal, binary or exponent)."""
     value = parse_nanos(text)
     if not value:
         return "0"
@@ -122,7 +111,7 @@ def canonical(text: str) -> str:
 
 
 def format_amount(resource: str, value: int) -> str:
-    """An amount as a canonical quantity: `4`, `500m`, `1Gi`, `1500M`."""
+    """Formats an amount of a resource as a canonical quantity: `4`, `500m`, `1Gi`, `1500M`."""
     if not value:
         return "0"
     nano = value * (10**6 if resource == "cpu" else _ONE)

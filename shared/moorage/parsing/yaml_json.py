@@ -1,6 +1,8 @@
-"""From bytes to plain data, for whoever takes documents from outside: JSON, or the part of YAML that JSON has, too. What
-may become of a text is bounded before anything is made of it: aliases and merge keys can make a kilobyte into gigabytes,
-and what is nested deeply enough ends the process that reads it."""
+"""Parses documents from outside into plain data: JSON, or the subset of YAML that JSON can express.
+
+The size of the result is bounded before it is built: aliases and merge keys can turn a kilobyte into gigabytes, and data
+that is nested deeply enough crashes the process.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from moorage.model.problems import Problem, Refused
 MAX_BYTES = 768 << 10
 MAX_DEPTH = 64
 MAX_CONTAINERS = 100_000
-#: A number of more digits means nothing, and there are ways to write it that take ever longer to read.
+#: Numbers with more digits are refused: no field needs them, and parsing takes quadratic time.
 MAX_DIGITS = 400
 
 _json = msgspec.json.Decoder()
@@ -22,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Dates stay text, as in JSON: nothing in a document is a date."""
+    """A safe loader that leaves dates as text, as JSON does, and bounds numbers."""
 
     def construct_yaml_int(self, node: Any) -> int:
         if len(node.value) > MAX_DIGITS:
@@ -38,158 +40,162 @@ Loader.yaml_implicit_resolvers = {
 }
 
 
-def _bad(code: str, detail: str, status: int = 400) -> Refused:
+def _refusal(code: str, detail: str, status: int = 400) -> Refused:
     return Refused(Problem(title="Not readable", status=status, code=code, detail=detail[:500]))
 
 
-def data_of(text: bytes) -> dict[str, Any]:
-    """The one document that `text` holds, as JSON or YAML. Raises Refused, never anything else."""
-    documents = documents_of(text)
+def parse_document(text: bytes) -> dict[str, Any]:
+    """Parses the only document of `text`, JSON or YAML. Raises Refused and no other exception."""
+    documents = parse_documents(text)
     if len(documents) != 1:
-        detail = f"one message holds one document, this one {len(documents)}; send them one by one"
-        raise _bad("SeveralDocuments", detail)
-    return object_of(documents[0])
+        detail = f"a message holds one document, but this one has {len(documents)}; send them one by one"
+        raise _refusal("SeveralDocuments", detail)
+    return require_object(documents[0])
 
 
-def documents_of(text: bytes, *, yaml_too: bool = True, most: int = MAX_BYTES) -> list[Any]:
-    """What `text` holds, at least one thing: JSON, or YAML with one or several."""
-    if len(text) > most:
-        raise too_large(len(text), most)
+def parse_documents(text: bytes, *, allow_yaml: bool = True, max_bytes: int = MAX_BYTES) -> list[Any]:
+    """Parses all documents of `text`, at least one: a JSON document, or one or several YAML documents."""
+    if len(text) > max_bytes:
+        raise too_large(len(text), max_bytes)
     if not text.strip():
-        raise _empty()
+        raise _empty_document()
     try:
-        documents = [json_of(text)]
+        documents = [parse_json(text)]
     except Refused as refusal:
-        if not yaml_too or refusal.problem.code != "Undecodable":
+        if not allow_yaml or refusal.problem.code != "Undecodable":
             raise
         try:
-            documents = yaml_of(text, most)
-        except Refused as second:
-            if second.problem.code == "Undecodable" and text.lstrip()[:1] in (b"{", b"["):
-                raise refusal from None  # it was meant to be JSON
+            documents = parse_yaml(text, max_bytes)
+        except Refused as yaml_refusal:
+            if yaml_refusal.problem.code == "Undecodable" and text.lstrip()[:1] in (b"{", b"["):
+                raise refusal from None  # the text was meant to be JSON
             raise
-    documents = [one for one in documents if one is not None]
+    documents = [document for document in documents if document is not None]
     if not documents:
-        raise _empty()
+        raise _empty_document()
     return documents
 
 
-def object_of(document: Any) -> dict[str, Any]:
+def require_object(document: Any) -> dict[str, Any]:
+    """Returns the document if it is an object, and refuses it otherwise."""
     if not isinstance(document, dict):
-        raise _bad("Undecodable", "a document is an object with apiVersion, kind, metadata and spec")
+        raise _refusal("Undecodable", "a document is an object with apiVersion, kind, metadata and spec")
     return document
 
 
-def json_of(text: bytes, containers: int = MAX_CONTAINERS) -> Any:
+def parse_json(text: bytes, containers: int = MAX_CONTAINERS) -> Any:
+    """Parses JSON with at most this many objects and lists."""
     try:
         data = _json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _bad("Undecodable", f"this is not JSON: {error}") from None
+        raise _refusal("Undecodable", f"this is not JSON: {error}") from None
     except RecursionError:
         raise _too_deep() from None
-    bounded(data, containers)
+    check_bounds(data, containers)
     return data
 
 
-def yaml_of(text: bytes | str, most: int = MAX_BYTES) -> list[Any]:
-    """Every document of a YAML text, as JSON would have it: `most` bytes of it altogether."""
+def parse_yaml(text: bytes | str, max_bytes: int = MAX_BYTES) -> list[Any]:
+    """Parses every document of a YAML text into JSON data of at most `max_bytes` bytes in all."""
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
-        measure(decoded, most)
-        # What YAML has and JSON has not (keys that are numbers, sets, NaN) must not reach a store.
+        check_yaml_bounds(decoded, max_bytes)
+        # The detour over JSON keeps data that only YAML can express (number keys, sets, NaN) out of the stores.
         encoded = _encode(list(yaml.load_all(decoded, Loader)))
-        if len(encoded) > most:
-            raise too_large(len(encoded), most)
+        if len(encoded) > max_bytes:
+            raise too_large(len(encoded), max_bytes)
         documents: list[Any] = _json.decode(encoded)
     except (yaml.YAMLError, UnicodeError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as broken:
-        raise _bad("Undecodable", f"this is neither JSON nor YAML: {broken}") from None
+        raise _refusal("Undecodable", f"this is neither JSON nor YAML: {broken}") from None
     except RecursionError:
         raise _too_deep() from None
     return documents
 
 
-def too_large(found: int, most: int) -> Refused:
-    return _bad("TooLarge", f"the document has {found} bytes; at most {most} are taken", 413)
+def too_large(size: int, max_bytes: int) -> Refused:
+    """The refusal of a document of `size` bytes."""
+    return _refusal("TooLarge", f"the document has {size} bytes; at most {max_bytes} are allowed", 413)
 
 
 def _too_many(containers: int) -> Refused:
-    return _bad("TooLarge", f"the document has more than {containers} objects and lists", 413)
+    return _refusal("TooLarge", f"the document has more than {containers} objects and lists", 413)
 
 
 def _too_deep() -> Refused:
-    return _bad("TooDeep", f"the document is nested deeper than {MAX_DEPTH}")
+    return _refusal("TooDeep", f"the document is nested deeper than {MAX_DEPTH}")
 
 
-def _empty() -> Refused:
-    return _bad("Empty", "there is no document; send one as JSON or YAML")
+def _empty_document() -> Refused:
+    return _refusal("Empty", "there is no document; send one as JSON or YAML")
 
 
-def bounded(data: Any, containers: int) -> None:
-    """What was JSON is no larger than its text; it may still be many things, or one in the other."""
+def check_bounds(data: Any, containers: int) -> None:
+    """Bounds the number and the depth of objects and lists. JSON data needs no bound on bytes beyond that of its text."""
     level = [data] if isinstance(data, dict | list) else []
-    seen = 0
+    count = 0
     for _ in range(MAX_DEPTH):
-        seen += len(level)
-        if seen > containers:
+        count += len(level)
+        if count > containers:
             raise _too_many(containers)
-        below = [
+        children = [
             inside
             for item in level
             for inside in (item.values() if type(item) is dict else item)
             if type(inside) is dict or type(inside) is list
         ]
-        if not below:
+        if not children:
             return
-        level = below
+        level = children
     raise _too_deep()
 
 
-class _Part:
-    """A list or mapping, with every alias in it written out: its height, how many objects and lists it holds, and at least
-    how many bytes of JSON it takes."""
+class _YamlNode:
+    """The size of a node with all aliases in it expanded: its height, the number of objects and lists in it, and a lower
+    bound of its bytes of JSON."""
 
     __slots__ = ("anchor", "bytes", "containers", "height")
 
     def __init__(self, anchor: str | None = None, size: int = 0, containers: int = 0) -> None:
         self.anchor, self.bytes, self.containers, self.height = anchor, size, containers, containers
 
-    def add(self, other: _Part, most: int, containers: int) -> None:
+    def add(self, other: _YamlNode, max_bytes: int, containers: int) -> None:
         self.bytes += other.bytes
         self.containers += other.containers
         self.height = max(self.height, other.height + 1)
-        if self.bytes > most:
-            detail = f"with its aliases written out the document has more than {most} bytes, which are taken at most"
-            raise _bad("TooLarge", detail, 413)
+        if self.bytes > max_bytes:
+            detail = f"the document has more than {max_bytes} bytes with its aliases expanded, which is too many"
+            raise _refusal("TooLarge", detail, 413)
         if self.containers > containers:
             raise _too_many(containers)
         if self.height > MAX_DEPTH:
             raise _too_deep()
 
 
-def measure(text: str, most: int, containers: int = MAX_CONTAINERS) -> None:
-    """Goes by what the parser says, of which nothing is kept: raises Refused before the text could become too much."""
-    anchors: dict[str, _Part] = {}
-    open_parts: list[_Part] = []
-    whole = _Part()
+def check_yaml_bounds(text: str, max_bytes: int, containers: int = MAX_CONTAINERS) -> None:
+    """Computes the size of the parsed text from parser events, building nothing, and raises Refused where it exceeds a
+    bound."""
+    anchors: dict[str, _YamlNode] = {}
+    open_nodes: list[_YamlNode] = []
+    root = _YamlNode()
     for event in yaml.parse(text, Loader):
         if isinstance(event, yaml.ScalarEvent):
-            part = _Part(event.anchor, len(event.value) + 1)
+            node = _YamlNode(event.anchor, len(event.value) + 1)
         elif isinstance(event, yaml.CollectionStartEvent):
-            open_parts.append(_Part(event.anchor, 1, 1))
-            if len(open_parts) > MAX_DEPTH:
+            open_nodes.append(_YamlNode(event.anchor, 1, 1))
+            if len(open_nodes) > MAX_DEPTH:
                 raise _too_deep()
             continue
         elif isinstance(event, yaml.CollectionEndEvent):
-            part = open_parts.pop()
+            node = open_nodes.pop()
         elif isinstance(event, yaml.AliasEvent):
-            if any(event.anchor == one.anchor for one in open_parts):
-                raise _too_deep()  # it holds itself
-            part = anchors.get(event.anchor or "", _Part())  # one that is not there is found when it is read
+            if any(event.anchor == open_node.anchor for open_node in open_nodes):
+                raise _too_deep()  # the node contains itself
+            node = anchors.get(event.anchor or "", _YamlNode())  # loading reports an unknown anchor
         else:
             if isinstance(event, yaml.DocumentStartEvent):
                 anchors.clear()
-                whole.containers = 0  # of one document; bytes are those of all
+                root.containers = 0  # counted per document, while bytes are counted for all
             continue
-        if part.anchor:
-            anchors[part.anchor] = part
-        (open_parts[-1] if open_parts else whole).add(part, most, containers)
+        if node.anchor:
+            anchors[node.anchor] = node
+        (open_nodes[-1] if open_nodes else root).add(node, max_bytes, containers)

@@ -1,4 +1,4 @@
-"""Who is meant: node selector requirements, tolerations and placement terms, evaluated once per distinct set."""
+"""Evaluates node selector requirements, tolerations and placement terms, once per distinct set of labels or taints."""
 
 from __future__ import annotations
 

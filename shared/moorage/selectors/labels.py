@@ -1,5 +1,8 @@
-"""Node selector requirements as Kubernetes means them, over many label sets at once: a column of value numbers per key,
-a small truth table per requirement. A fleet of millions of nodes has few distinct label sets and fewer values."""
+"""Evaluates node selector requirements as Kubernetes does, over many label sets at once.
+
+Each key has a column of value numbers, and each requirement a small truth table over them. A fleet of millions of nodes has
+few distinct label sets and fewer values.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from numpy.typing import NDArray
 
 from moorage.model.shapes import Requirement
 
-#: ORed; each a conjunction. As Kubernetes has it, an empty conjunction selects nothing.
+#: ORed terms, each a conjunction of requirements. As in Kubernetes, an empty conjunction selects nothing.
 Terms = Sequence[Sequence[Requirement]]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-_KEEP = 4096
+_MAX_CACHED = 4096
 
 
-def _integer(text: str) -> int | None:
+def _parse_integer(text: str) -> int | None:
     if _INTEGER.fullmatch(text) is None:
         return None
     value = int(text)
@@ -38,7 +41,7 @@ def requirement_matches(requirement: Requirement, value: str | None) -> bool:
     if operator == "DoesNotExist":
         return value is None
     if operator in ("Gt", "Lt") and value is not None and len(requirement.values) == 1:
-        have, bound = _integer(value), _integer(requirement.values[0])
+        have, bound = _parse_integer(value), _parse_integer(requirement.values[0])
         if have is None or bound is None:
             return False
         return have > bound if operator == "Gt" else have < bound
@@ -46,17 +49,17 @@ def requirement_matches(requirement: Requirement, value: str | None) -> bool:
 
 
 def term_matches(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
-    """One conjunction; empty ones hold for nothing."""
+    """Whether all requirements hold; an empty term matches nothing."""
     return bool(requirements) and all(requirement_matches(r, labels.get(r.key)) for r in requirements)
 
 
 def selector_matches(terms: Terms, labels: Mapping[str, str]) -> bool:
-    """Any of the terms; no terms at all select everything."""
+    """Whether any of the terms matches; without terms everything does."""
     return not terms or any(term_matches(term, labels) for term in terms)
 
 
 class _Column:
-    """One key's values over the label sets, as numbers; -1 = the set lacks the key."""
+    """The values of one key over the label sets, as numbers; -1: the set lacks the key."""
 
     __slots__ = ("codes", "key", "seen", "values")
 
@@ -79,8 +82,8 @@ class _Column:
 
 
 class LabelIndex:
-    """Answers requirements over a growing list of label sets. The list is append only within a generation; another list,
-    or one that lost entries, starts anew."""
+    """Evaluates requirements over a growing list of label sets. The list is append-only within a generation; another list,
+    or a list that lost entries, resets the index."""
 
     def __init__(self) -> None:
         self._sets: Sequence[Mapping[str, str]] = ()
@@ -89,34 +92,34 @@ class LabelIndex:
         self._columns: dict[str, _Column] = {}
         self._masks: dict[tuple[Requirement, ...], NDArray[np.bool_]] = {}
 
-    def _follow(self, sets: Sequence[Mapping[str, str]]) -> None:
+    def _sync(self, sets: Sequence[Mapping[str, str]]) -> None:
         seen = self._seen
-        # Identity of the last known entry tells a list that was cleared and filled again.
+        # The identity of the last known entry reveals a list that was cleared and filled again.
         if sets is not self._sets or len(sets) < seen or (seen and sets[seen - 1] is not self._last):
             self._columns.clear()
             self._masks.clear()
-        elif len(sets) != seen or len(self._masks) > _KEEP:
+        elif len(sets) != seen or len(self._masks) > _MAX_CACHED:
             self._masks.clear()
         else:
             return
-        if len(self._columns) > _KEEP:
+        if len(self._columns) > _MAX_CACHED:
             self._columns.clear()
         self._sets, self._seen = sets, len(sets)
         self._last = sets[-1] if sets else None
 
     def mask(self, sets: Sequence[Mapping[str, str]], term: tuple[Requirement, ...]) -> NDArray[np.bool_]:
-        """Per label set, whether all of `term` hold. Not to be written to."""
-        self._follow(sets)
-        found = self._masks.get(term)
-        if found is not None:
-            return found
+        """Per label set, whether all requirements of `term` hold. Read-only."""
+        self._sync(sets)
+        cached = self._masks.get(term)
+        if cached is not None:
+            return cached
         mask = np.full(len(sets), bool(term))
         for requirement in term:
             column = self._columns.get(requirement.key)
             if column is None:
                 column = self._columns[requirement.key] = _Column(requirement.key)
             column.extend(sets)
-            # The entry for "missing" is last, where the number -1 finds it.
+            # The entry for a missing key is last, so that the number -1 indexes it.
             table = np.array([requirement_matches(requirement, v) for v in (*column.values, None)])
             mask &= table[column.codes]
         self._masks[term] = mask
@@ -124,6 +127,6 @@ class LabelIndex:
 
 
 @lru_cache(4096)
-def conjunction(items: tuple[tuple[str, str], ...]) -> tuple[Requirement, ...]:
-    """The requirements that say these labels have these values."""
+def equals_all(items: tuple[tuple[str, str], ...]) -> tuple[Requirement, ...]:
+    """The requirements that each of these labels has this value."""
     return tuple(Requirement(key=key, operator="In", values=(value,)) for key, value in items)

@@ -1,4 +1,4 @@
-"""Placement terms over clusters: by label, name or provider, with allOf and anyOf inside each other."""
+"""Evaluates placement terms over clusters: by label, name or provider, with nested allOf and anyOf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LabelMasks(Protocol):
 
 
 class ClusterView(Protocol):
-    """What terms are evaluated against: dense cluster ids, and masks over them."""
+    """The part of a fleet that terms are evaluated against: dense cluster ids, and masks over them."""
 
     @property
     def size(self) -> int: ...
@@ -30,35 +30,30 @@ class ClusterView(Protocol):
     def clusters(self) -> LabelMasks: ...
 
 
-def _term(term: Term, view: ClusterView) -> Mask:
-    """All fields that are given hold; a term without any selects nothing."""
-    mask: Mask | None = None
-
-    def narrow(other: Mask) -> None:
-        nonlocal mask
-        mask = other.copy() if mask is None else mask & other
-
+def _select_term(term: Term, view: ClusterView) -> Mask:
+    """The clusters for which all given fields hold; a term without fields selects nothing."""
+    masks: list[Mask] = []
     if term.label or term.provider:
-        narrow(view.clusters.where(label=term.label or None, provider=term.provider or None))
+        masks.append(view.clusters.where(label=term.label or None, provider=term.provider or None))
     if term.cluster:
         named = np.zeros(view.size, np.bool_)
-        found = view.ids.get(term.cluster)
-        if found is not None and found < view.size:
-            named[found] = True
-        narrow(named)
+        cluster = view.ids.get(term.cluster)
+        if cluster is not None and cluster < view.size:
+            named[cluster] = True
+        masks.append(named)
     if term.any_of or term.all_of:
-        narrow(select_clusters(term.all_of, term.any_of, view))
-    return np.zeros(view.size, np.bool_) if mask is None else mask
+        masks.append(select_clusters(term.all_of, term.any_of, view))
+    if not masks:
+        return np.zeros(view.size, np.bool_)
+    selected: Mask = np.logical_and.reduce(masks)
+    return selected
 
 
 def select_clusters(all_of: Sequence[Term], any_of: Sequence[Term], view: ClusterView) -> Mask:
-    """All of `all_of` and, where there are any, one of `any_of`; neither = every cluster."""
+    """The clusters that match all of `all_of` and, if given, any of `any_of`; every cluster where neither is given."""
     mask = np.ones(view.size, np.bool_)
     for term in all_of:
-        mask &= _term(term, view)
+        mask &= _select_term(term, view)
     if any_of:
-        some = np.zeros(view.size, np.bool_)
-        for term in any_of:
-            some |= _term(term, view)
-        mask &= some
+        mask &= np.logical_or.reduce([_select_term(term, view) for term in any_of])
     return mask

@@ -1,4 +1,4 @@
-"""Taints that keep pods away, and the tolerations that let them in, per distinct set of taints."""
+"""Evaluates taints and tolerations, once per distinct set of taints."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from moorage.model.reports import Taint
 from moorage.model.shapes import Toleration
 
-_REPELS = ("NoSchedule", "NoExecute")
-_KEEP = 4096
+_REPELLING = ("NoSchedule", "NoExecute")
+_MAX_CACHED = 4096
 
 
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:
@@ -25,12 +25,15 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def tolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> bool:
-    """PreferNoSchedule repels nobody; every other taint needs a toleration."""
-    return all(t.effect not in _REPELS or any(_tolerates(o, t) for o in tolerations) for t in taints)
+    """Whether every taint that repels pods is tolerated; PreferNoSchedule never repels."""
+    return all(
+        taint.effect not in _REPELLING or any(_tolerates(toleration, taint) for toleration in tolerations)
+        for taint in taints
+    )
 
 
 class TaintIndex:
-    """Answers tolerations over a growing list of taint sets, like `Labels`."""
+    """Evaluates tolerations over a growing list of taint sets, like `LabelIndex`."""
 
     def __init__(self) -> None:
         self._sets: Sequence[tuple[Taint, ...]] = ()
@@ -39,15 +42,14 @@ class TaintIndex:
         self._masks: dict[tuple[Toleration, ...], NDArray[np.bool_]] = {}
 
     def mask(self, sets: Sequence[tuple[Taint, ...]], tolerations: tuple[Toleration, ...]) -> NDArray[np.bool_]:
-        """Per taint set, whether a pod with these tolerations may go there. Not to be written to."""
+        """Per taint set, whether a pod with these tolerations may go there. Read-only."""
         seen = self._seen
-        moved = sets is not self._sets or len(sets) < seen or (seen and sets[seen - 1] is not self._last)
-        if moved or len(self._masks) > _KEEP:
+        replaced = sets is not self._sets or len(sets) < seen or (seen and sets[seen - 1] is not self._last)
+        if replaced or len(self._masks) > _MAX_CACHED:
             self._masks.clear()
         self._sets, self._seen, self._last = sets, len(sets), sets[-1] if sets else None
-        known = self._masks.get(tolerations)
-        if known is None or len(known) < len(sets):
-            fresh = [tolerated(taints, tolerations) for taints in sets[0 if known is None else len(known) :]]
-            known = np.array(fresh, np.bool_) if known is None else np.concatenate([known, np.array(fresh, np.bool_)])
-            self._masks[tolerations] = known
-        return known
+        mask = self._masks.get(tolerations, np.zeros(0, np.bool_))
+        if len(mask) < len(sets) or tolerations not in self._masks:
+            new = [tolerated(taints, tolerations) for taints in sets[len(mask) :]]
+            mask = self._masks[tolerations] = np.concatenate([mask, np.array(new, np.bool_)])
+        return mask

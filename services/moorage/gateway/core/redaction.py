@@ -9,9 +9,9 @@ import yaml
 
 from moorage.model.groups import GroupRecord
 from moorage.model.problems import Refused
-from moorage.model.redaction import REDACTED, redacted
 from moorage.model.v2_resources import Path
 from moorage.parsing import yaml_json
+from moorage.parsing.redaction import REDACTED, redact
 
 _record = msgspec.json.Decoder(GroupRecord).decode
 _any = msgspec.json.Decoder().decode
@@ -25,8 +25,8 @@ MAX_SHOWN = 4 << 20
 def shown_record(raw: bytes) -> GroupRecord:
     record = _record(raw)
     if _SIGN in raw:
-        record.document = redacted(record.document)
-        record.manifests = redacted(record.manifests)
+        record.document = redact(record.document)
+        record.manifests = redact(record.manifests)
     return record
 
 
@@ -37,7 +37,7 @@ def shown_body(path: Path, raw: bytes) -> bytes:
     body = _any(raw)
     spec = body.get("spec") or {}
     manifests = spec.get("manifests")
-    safe = _shown_text(manifests) if isinstance(manifests, str) else redacted(manifests)
+    safe = _shown_text(manifests) if isinstance(manifests, str) else redact(manifests)
     return raw if safe is manifests else _encode({**body, "spec": {**spec, "manifests": safe}})
 
 
@@ -45,10 +45,10 @@ def _shown_text(text: str) -> str:
     if "ecret" not in text and "\\" not in text:
         return text
     try:
-        found: list[Any] = yaml_json.yaml_of(text, MAX_SHOWN)
+        found: list[Any] = yaml_json.parse_yaml(text, MAX_SHOWN)
     except Refused:
         return REDACTED  # it was read once; whatever it is now is not shown
-    safe = redacted(found)
+    safe = redact(found)
     if safe is found:
         return text
     return yaml.dump_all(safe, Dumper=yaml.CSafeDumper, sort_keys=False)

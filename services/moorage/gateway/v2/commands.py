@@ -143,12 +143,12 @@ async def body_of(request: web.Request) -> tuple[msgspec.Raw, str]:
 
 def _json(raw: bytes, maybe_yaml: bool) -> msgspec.Raw:
     try:
-        yaml_json.json_of(raw)
+        yaml_json.parse_json(raw)
         return msgspec.Raw(raw)
     except Refused as refusal:
         if not maybe_yaml or refusal.problem.code != "Undecodable":
             raise
-    found = yaml_json.yaml_of(raw, BODY_LIMIT)
+    found = yaml_json.parse_yaml(raw, BODY_LIMIT)
     if len(found) > 1:
         detail = f"a body is one document, this one has {len(found)}"
         raise Refused(Problem(title="Not readable", status=400, code="SeveralDocuments", detail=detail))

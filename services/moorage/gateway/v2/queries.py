@@ -11,8 +11,8 @@ from aiohttp import web
 
 from moorage.mesh import stores
 from moorage.model.problems import Problem, Refused, not_found
-from moorage.model.redaction import redacted
 from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, PROJECT, Path, Resource, ResourceKind, key_of
+from moorage.parsing.redaction import redact
 
 from ..authorization import who_of
 from ..middleware import gateway_of
@@ -59,7 +59,7 @@ async def _file(request: web.Request, path: Path) -> web.StreamResponse:
     if found is not None and found.chart:
         return web.Response(body=base64.b64decode(found.chart), content_type="application/octet-stream")
     if found is not None and found.objects:
-        text = yaml.dump_all(redacted(found.objects), Dumper=yaml.CSafeDumper, sort_keys=False)
+        text = yaml.dump_all(redact(found.objects), Dumper=yaml.CSafeDumper, sort_keys=False)
         return web.Response(body=text.encode(), content_type="application/octet-stream")
     if found is not None and found.values:
         return web.Response(body=encode(found.values), content_type="application/octet-stream")

@@ -19,7 +19,6 @@ from moorage.bus.ordered_consumer import OrderedConsumer
 from moorage.mesh import stores
 from moorage.model import v2_bodies
 from moorage.model.problems import Problem, Refused, Violation, conflict, invalid, not_found
-from moorage.model.redaction import REDACTED, restored
 from moorage.model.v2_resources import (
     APP,
     CLUSTER,
@@ -36,6 +35,7 @@ from moorage.model.v2_resources import (
     kind_of,
     path_of,
 )
+from moorage.parsing.redaction import REDACTED, restore
 
 from ..core.v2_normalize import read
 from ..core.v2_spelling import plain
@@ -135,7 +135,7 @@ class ResourceStore:
         path = (*collection, *given.names)
         value = _value(kind, given.body, change.file)
         if value.objects:
-            value.objects = restored(value.objects, [])
+            value.objects = restore(value.objects, [])
         parent = kind.parent(path)
         if parent:
             await self._must_exist(parent)
@@ -214,7 +214,7 @@ class ResourceStore:
             _matches(path, change.if_match, seq)
             self._childless(path)
             if change.file:
-                value.objects = restored(value.objects, old.objects)
+                value.objects = restore(value.objects, old.objects)
             else:
                 value.objects = value.objects or (old.objects if kind.upload and not _manifests(given.body) else [])
                 value.chart, value.values = old.chart, old.values
@@ -327,7 +327,7 @@ def _known(kind: ResourceKind, data: Any, before: list[dict[str, Any]]) -> Any:
         if REDACTED not in manifests:
             return data
         manifests = uploads.documents(manifests, "spec.manifests")
-    return {**data, "spec": {**spec, "manifests": restored(manifests, before)}} if manifests else data
+    return {**data, "spec": {**spec, "manifests": restore(manifests, before)}} if manifests else data
 
 
 def _manifests(body: msgspec.Struct) -> bool:

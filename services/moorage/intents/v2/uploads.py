@@ -98,7 +98,7 @@ def _mapping(data: bytes, path: str) -> dict[str, Any]:
 
 def documents(data: bytes | str, path: str) -> list[Any]:
     try:
-        return yaml_json.yaml_of(data, MAX_UNPACKED)
+        return yaml_json.parse_yaml(data, MAX_UNPACKED)
     except Refused as refusal:
         raise refused(refusal.problem.code, refusal.problem.detail[:300], path) from None
 

@@ -11,7 +11,7 @@ from moorage.ledger import ActiveClaim, Ledger
 from moorage.model.claims import Claim, Decision
 from moorage.model.desired import AppVersion, DesiredRecord, DiffItem, EncodedDesiredApp
 from moorage.model.groups import GroupRecord
-from moorage.model.redaction import redacted
+from moorage.parsing.redaction import redact
 from moorage.podspec import diff
 
 from .final_objects import FinalObjects, preferred_nodes
@@ -101,6 +101,6 @@ def diff_items(record: GroupRecord, decision: Decision, desired: DesiredRecord) 
         claims.setdefault((claim.app, claim.cluster), []).append(claim)
     finals = {app: final_objects(record, desired, app) for app in {app for app, _ in claims}}
     for app, cluster in sorted(claims, key=lambda place: (place[1], place[0])):
-        manifests = redacted(record.manifests.get(app, []))
-        objects = redacted(finals[app].on_cluster(cluster, claims[app, cluster]))
+        manifests = redact(record.manifests.get(app, []))
+        objects = redact(finals[app].on_cluster(cluster, claims[app, cluster]))
         yield DiffItem(cluster=cluster, app=app, manifests=manifests, objects=objects, patch=diff(manifests, objects))

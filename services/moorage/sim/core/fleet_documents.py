@@ -13,7 +13,7 @@ from moorage.model.documents import API_VERSION, Metadata, Strict
 from moorage.model.names import is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.reports import Taint
-from moorage.parsing import canonical, parse_amount
+from moorage.parsing import canonical_quantity, parse_amount
 
 from .cluster_spec import ClusterSpec, NodeKind, Run
 
@@ -245,7 +245,7 @@ def decode(data: Any) -> FleetDocument:
 def _kind(node: NodeDocument) -> NodeKind:
     manager = node.cpu_manager
     return NodeKind(
-        allocatable={name: canonical(_text(value)) for name, value in node.allocatable.items()},
+        allocatable={name: canonical_quantity(_text(value)) for name, value in node.allocatable.items()},
         labels=node.labels,
         taints=tuple(Taint(key=t.key, value=t.value, effect=t.effect) for t in node.taints),
         ready=node.ready,
