@@ -160,7 +160,7 @@ TIDE = """
 import asyncio
 from pathlib import Path
 
-from moorage.sdk import allow, alongside, changed, controller, deny
+from moorage.sdk import allow, background, changed, controller, deny
 
 HIGH = Path({high!r})
 
@@ -170,7 +170,7 @@ def tide(ask, fleet):
     return {{app.name: deny() if HIGH.exists() else allow([]) for app in ask.apps}}
 
 
-@alongside
+@background
 async def watch():
     before = HIGH.exists()
     while True:

@@ -19,7 +19,7 @@ from moorage.model.controllers import Controller
 from moorage.model.names import token
 from moorage.model.shapes import ShapedApp
 from moorage.sdk import Allowed, Declared, allow, run
-from moorage.sdk.runtime import AT_ONCE
+from moorage.sdk.runner import MAX_CONCURRENT
 from moorage_testkit.polling import until
 from moorage_testkit.running_workers import running_workers
 from moorage_testkit.servers import NatsServer, RedisServer
@@ -127,8 +127,8 @@ async def test_past_its_budget_one_is_out_of_time_and_the_others_are_not(bus: Bu
 
 
 async def test_more_than_can_be_under_way_is_refused_at_once(bus: Bus, odd: Odd) -> None:
-    waiting = await said(bus, *(f"slow-{i}" for i in range(AT_ONCE)))
-    await until(lambda: odd.waiting == AT_ONCE)
+    waiting = await said(bus, *(f"slow-{i}" for i in range(MAX_CONCURRENT)))
+    await until(lambda: odd.waiting == MAX_CONCURRENT)
     more = await said(bus, "more-1", "more-2")
     async with asyncio.timeout(3):
         assert [await task for task in more.values()] == ["Busy", "Busy"]

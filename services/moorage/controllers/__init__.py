@@ -1,1 +1,1 @@
-"""The built-in controllers; each a worker of its own."""
+"""The built-in placement controllers, each a worker of its own. They use what other controllers may use, and nothing else."""

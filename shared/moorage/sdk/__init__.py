@@ -1,4 +1,4 @@
-"""What a controller of one's own imports. One async function, registered under a name, in any process:
+"""What a placement or action controller imports. A controller is one function, registered under a name, in any process:
 
     from moorage.sdk import allow, controller
 
@@ -7,35 +7,58 @@
         eu = fleet.clusters.where(label={"region": "eu"})
         return {app.name: allow(eu) for app in ask.apps}
 
-`moorage run only_eu.py` starts it against the running mesh. The built-in controllers use nothing else.
+`moorage run only_eu.py` starts it against the running mesh. The built-in controllers use this package and the pure
+libraries `moorage.model`, `parsing`, `podspec`, `selectors` and `fit`, which others may use as well, and nothing else.
 """
 
 from moorage.bus import Settings
-from moorage.model.candidates import Answer, Ask
+from moorage.candidates import Mask, pack
+from moorage.fleet import BOUNDLESS, Fleet
+from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup, Conflict, Level
+from moorage.model.claims import Decision
 from moorage.model.desired import ActionAsk, Contribution
-from moorage.model.reasons import Reason
+from moorage.model.reasons import Reason, Warn
+from moorage.model.shapes import EXCLUSIVE, OptionalNeed, Shape, ShapedApp
 
-from .answers import Allowed, allow, deny
-from .decorators import Declared, action, alongside, controller, declared
-from .runtime import CannotRun, changed, run, run_file
+from .answers import Allowed, allow, answer, deny
+from .decorators import Declared, action, alongside, background, controller, declared
+from .runner import CannotRun
+from .runtime import changed, run, run_file
 
 __all__ = [
+    "BOUNDLESS",
+    "EXCLUSIVE",
     "ActionAsk",
     "Allowed",
     "Answer",
+    "AppAnswer",
+    "AppsRule",
     "Ask",
+    "CandidateGroup",
     "CannotRun",
+    "Conflict",
     "Contribution",
+    "Decision",
     "Declared",
+    "Fleet",
+    "Level",
+    "Mask",
+    "OptionalNeed",
     "Reason",
     "Settings",
+    "Shape",
+    "ShapedApp",
+    "Warn",
     "action",
     "allow",
     "alongside",
+    "answer",
+    "background",
     "changed",
     "controller",
     "declared",
     "deny",
+    "pack",
     "run",
     "run_file",
 ]

@@ -1,4 +1,4 @@
-"""What a controller says about an app: allowed or denied clusters, as a mask over the fleet or as plain names."""
+"""What a controller returns for an app, and the answer that is sent for it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from moorage.model.reasons import Reason
 if TYPE_CHECKING:
     from moorage.fleet import Fleet
 
+#: A mask over the clusters of the fleet, or names.
 Clusters = NDArray[np.bool_] | Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
+    """The clusters that a controller allows for one app, or all but these if `allowed` is false."""
+
     clusters: Clusters
     allowed: bool = True
     count: int | None = None
@@ -35,7 +38,7 @@ def allow(
     levels: Sequence[tuple[float, Clusters]] = (),
     reasons: Sequence[Reason] = (),
 ) -> Allowed:
-    """Only these clusters. `levels` are scores from 0 to 1 with the clusters that have them, at most 16."""
+    """Allows these clusters only. `levels` are at most 16 scores from 0 to 1 with the clusters that have them."""
     return Allowed(clusters, True, count, levels, reasons)
 
 
@@ -46,41 +49,38 @@ def deny(
     levels: Sequence[tuple[float, Clusters]] = (),
     reasons: Sequence[Reason] = (),
 ) -> Allowed:
-    """Every cluster but these; without arguments: no objection."""
+    """Allows every cluster but these; without arguments, any cluster."""
     return Allowed(clusters, False, count, levels, reasons)
+
+
+def answer(result: Mapping[str, Allowed] | Answer, ask: Ask, fleet: Fleet, by: str) -> Answer:
+    """Returns what is sent for the result of controller `by`. A controller may call it to add conflicts, rules or warnings
+    and return the answer itself. Apps that were not asked about make it an error."""
+    if isinstance(result, Answer):
+        result.epoch = result.epoch or str(fleet.epoch)
+        return result
+    asked = {app.name for app in ask.apps}
+    if unknown := sorted(set(result) - asked):
+        return Answer(error=f"answered for apps that were not asked about: {', '.join(unknown)}")
+    apps = {name: _app_answer(allowed, fleet, by) for name, allowed in result.items()}
+    return Answer(apps=apps, epoch=str(fleet.epoch))
+
+
+def _app_answer(result: Allowed, fleet: Fleet, by: str) -> AppAnswer:
+    clusters, allowed = result.clusters, result.allowed
+    if isinstance(clusters, np.ndarray):
+        count = np.count_nonzero(clusters)
+        known = np.count_nonzero(fleet.known)
+        if allowed and 2 * count > known:  # naming the excluded clusters is shorter
+            clusters, allowed = fleet.known & ~clusters, False
+    group = CandidateGroup(mode="allow" if allowed else "deny", clusters=_wire(clusters), count=result.count)
+    levels = [Level(value=value, clusters=_wire(members)) for value, members in result.levels]
+    for reason in result.reasons:
+        reason.by = reason.by or by
+    return AppAnswer(groups=[group], levels=levels, reasons=list(result.reasons))
 
 
 def _wire(clusters: Clusters) -> WireSet:
     if isinstance(clusters, np.ndarray):
         return pack(clusters)
     return sorted(clusters)
-
-
-def _app(said: Allowed, fleet: Fleet, by: str) -> AppAnswer:
-    clusters, allowed = said.clusters, said.allowed
-    if isinstance(clusters, np.ndarray):
-        count = np.count_nonzero(clusters)
-        known = np.count_nonzero(fleet.known)
-        if allowed and 2 * count > known:  # the other form is the shorter one
-            clusters, allowed = fleet.known & ~clusters, False
-    group = CandidateGroup(mode="allow" if allowed else "deny", clusters=_wire(clusters), count=said.count)
-    levels = [Level(value=value, clusters=_wire(members)) for value, members in said.levels]
-    reasons = [reason if reason.by else _signed(reason, by) for reason in said.reasons]
-    return AppAnswer(groups=[group], levels=levels, reasons=reasons)
-
-
-def _signed(reason: Reason, by: str) -> Reason:
-    reason.by = by
-    return reason
-
-
-def answer(said: Mapping[str, Allowed] | Answer, ask: Ask, fleet: Fleet, by: str) -> Answer:
-    """The wire form. Apps that were not asked about are a mistake of the controller's and said so."""
-    if isinstance(said, Answer):
-        said.epoch = said.epoch or str(fleet.epoch)
-        return said
-    asked = {app.name for app in ask.apps}
-    if strangers := sorted(set(said) - asked):
-        return Answer(error=f"answered for apps that were not asked about: {', '.join(strangers)}")
-    apps = {name: _app(allowed, fleet, by) for name, allowed in said.items()}
-    return Answer(apps=apps, epoch=str(fleet.epoch))

@@ -1,9 +1,11 @@
-"""What a file of controllers declares: `@controller` and `@action` functions, collected until they are run."""
+"""Decorators that declare controllers. What a file declares is collected until it is run."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import InitVar, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from moorage.model.candidates import Answer, Ask
 from moorage.model.controllers import Policy
@@ -15,29 +17,37 @@ from .answers import Allowed
 if TYPE_CHECKING:
     from moorage.fleet import Fleet
 
-Said = Mapping[str, Allowed] | Answer
-Candidates = Callable[[Ask, "Fleet"], Said | Awaitable[Said]]
+Result = Mapping[str, Allowed] | Answer
+Candidates = Callable[[Ask, "Fleet"], Result | Awaitable[Result]]
 Actions = Callable[[ActionAsk, "Fleet"], list[Contribution] | Awaitable[list[Contribution]]]
+Background = Callable[[], Awaitable[None]]
+_STEADY = "moorage.sdk: steady is called static now"
 
 
-class Declared(NamedTuple):
-    """One controller: what it answers and how it wants to be asked until an operator says otherwise."""
+@dataclass(frozen=True)
+class Declared:
+    """One controller: its functions, and its deadline, policy and weight until an operator sets others."""
 
     name: str
     deadline: float = 0.5
     policy: Policy = "optional"
     weight: float = 1
-    kinds: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, dict[str, Any]] = field(default_factory=dict)
     capacity: bool = False
-    steady: bool = False
+    static: bool = False
     candidates: Candidates | None = None
     actions: Actions | None = None
+    steady: InitVar[bool | None] = None
 
+    def __post_init__(self, steady: bool | None) -> None:
+        if steady is not None:
+            # Frames: this method, the generated __init__, the caller.
+            warnings.warn(_STEADY, DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "static", steady)
 
-Alongside = Callable[[], Awaitable[None]]
 
 _declared: dict[str, Declared] = {}
-_alongside: list[Alongside] = []
+_background: list[Background] = []
 
 
 def _declare(name: str, **changes: Any) -> None:
@@ -47,7 +57,7 @@ def _declare(name: str, **changes: Any) -> None:
     half = "candidates" if "candidates" in changes else "actions"
     if getattr(before, half) is not None:
         raise ValueError(f"two functions answer {half} for controller {name!r}")
-    _declared[name] = before._replace(**changes)
+    _declared[name] = replace(before, **changes)
 
 
 def controller(
@@ -58,16 +68,20 @@ def controller(
     weight: float = 1,
     kinds: dict[str, dict[str, Any]] | None = None,
     capacity: bool = False,
-    steady: bool = False,
+    static: bool = False,
+    steady: bool | None = None,
 ) -> Callable[[Candidates], Candidates]:
-    """A placement controller: a function of an ask and the fleet that says which clusters may take each app; an async one
-    where it waits for something.
+    """Declares a placement controller: a function of an ask and the fleet that returns which clusters may take each app.
+    It is async if it waits for something.
 
-    `kinds` registers kinds of intent of its own, with the JSON Schema of their spec. `capacity=True` counts claims into
-    `fleet.free()`; without it, free is what the clusters report. `steady=True`: where it allows an app depends on
-    documents and the labels of clusters alone, so that nobody asks it again for room where it allows nothing, until it
-    says `changed`.
+    `kinds` registers kinds of intent with the JSON Schema of their spec. `capacity=True` counts claims into
+    `fleet.free()`; without it, free is what the clusters report. `static=True` promises that the allowed clusters depend
+    on documents and on labels of clusters only: a group that waits is not asked about again because of free capacity in
+    clusters that the controller excludes, until it calls `changed`. `steady` is the old name of `static`.
     """
+    if steady is not None:
+        warnings.warn(_STEADY, DeprecationWarning, stacklevel=2)
+        static = steady
 
     def declare(function: Candidates) -> Candidates:
         _declare(
@@ -78,7 +92,7 @@ def controller(
             weight=weight,
             kinds=kinds or {},
             capacity=capacity,
-            steady=steady,
+            static=static,
         )
         return function
 
@@ -86,7 +100,7 @@ def controller(
 
 
 def action(name: str) -> Callable[[Actions], Actions]:
-    """An action controller: says what is written into the manifests of a decision."""
+    """Declares an action controller: a function that returns what to write into the manifests of a decision."""
 
     def declare(function: Actions) -> Actions:
         _declare(name, actions=function)
@@ -95,22 +109,28 @@ def action(name: str) -> Callable[[Actions], Actions]:
     return declare
 
 
-def alongside(function: Alongside) -> Alongside:
-    """An async function that runs as long as the controllers of its file do: it watches what their answers depend on, and
-    says `changed(NAME)`. Should it fail, the process ends, and whoever keeps it running starts it again."""
-    _alongside.append(function)
+def background(function: Background) -> Background:
+    """Declares an async function that runs as long as the controllers of its file: it watches what their answers depend
+    on and calls `changed(NAME)`. If it fails, the process ends, for its supervisor to start it again."""
+    _background.append(function)
     return function
 
 
-def companions() -> list[Alongside]:
-    """Everything declared to run alongside so far; and forget it."""
-    found = list(_alongside)
-    _alongside.clear()
+def alongside(function: Background) -> Background:
+    """The old name of `background`."""
+    warnings.warn("moorage.sdk: alongside is called background now", DeprecationWarning, stacklevel=2)
+    return background(function)
+
+
+def take_background() -> list[Background]:
+    """Returns the background functions that were declared since the last call."""
+    found = list(_background)
+    _background.clear()
     return found
 
 
 def declared() -> list[Declared]:
-    """Everything declared so far; and forget it."""
+    """Returns the controllers that were declared since the last call."""
     found = list(_declared.values())
     _declared.clear()
     return found

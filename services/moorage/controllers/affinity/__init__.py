@@ -1,1 +1,1 @@
-"""affinity: decides which apps share their clusters and which must not."""
+"""The controller `affinity` says which apps run on the same clusters and which on different ones."""

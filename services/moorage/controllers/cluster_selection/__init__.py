@@ -1,1 +1,1 @@
-"""labels: decides by where an app is meant to run, named by cluster, provider or label."""
+"""The controller `labels` allows the clusters that placement intents select by name, provider or label."""

@@ -1,17 +1,11 @@
-"""labels as a worker. It needs to see clusters and their labels, not what is free in them."""
+"""Runs the controller `labels`. It sees clusters and their labels and does not count capacity."""
 
 from __future__ import annotations
 
-from moorage.fleet import Fleet
-from moorage.model.candidates import Answer, Ask
 from moorage.sdk import Declared, Settings, run
 
 from .core.selection import NAME, decide
 
 
-def candidates(ask: Ask, fleet: Fleet) -> Answer:
-    return decide(ask, fleet)
-
-
 async def main(settings: Settings) -> None:
-    await run(settings, [Declared(NAME, policy="required", steady=True, candidates=candidates)], worker=NAME)
+    await run(settings, [Declared(NAME, policy="required", static=True, candidates=decide)], worker=NAME)

@@ -1,1 +1,1 @@
-"""hpa: decides by what nodes can give, and writes the same into manifests."""
+"""The controller `hpa` allows the clusters whose nodes have what pods need, and writes the needs into manifests."""

@@ -1,33 +1,29 @@
-"""hpa as a worker: answers which clusters have the hardware, and what to write into the manifests. Both halves are pure;
-this connects them to the mesh."""
+"""Runs the controller `hpa`, a placement and an action controller."""
 
 from __future__ import annotations
 
 from moorage.fit import any_with_label
-from moorage.fleet import Fleet
-from moorage.model.candidates import Answer, Ask
-from moorage.model.desired import ActionAsk, Contribution
-from moorage.sdk import Declared, Settings, run
+from moorage.sdk import ActionAsk, Answer, Ask, Contribution, Declared, Fleet, Settings, run
 
-from .core.actions import contributions
-from .core.answers import NAME, HardwareAnswers
+from .core.actions import NAME, contributions
+from .core.answers import HardwareAnswers
 
 
 async def main(settings: Settings) -> None:
-    kept: dict[Fleet, HardwareAnswers] = {}
+    answers: dict[Fleet, HardwareAnswers] = {}
 
     def candidates(ask: Ask, fleet: Fleet) -> Answer:
-        if fleet not in kept:
-            kept.clear()
-            kept[fleet] = HardwareAnswers(fleet)
-        return kept[fleet].answer(ask)
+        if fleet not in answers:
+            answers.clear()
+            answers[fleet] = HardwareAnswers(fleet)
+        return answers[fleet].answer(ask)
 
     def actions(ask: ActionAsk, fleet: Fleet) -> list[Contribution]:
-        def carried(cluster: str, label: tuple[str, str]) -> bool:
+        def has_label(cluster: str, label: tuple[str, str]) -> bool:
             cid = fleet.ids.get(cluster)
             return cid is not None and any_with_label(fleet, label, fleet.rows_of(cid))
 
-        return contributions(ask, carried)
+        return contributions(ask, has_label)
 
-    one = Declared(NAME, policy="required", capacity=True, candidates=candidates, actions=actions)
-    await run(settings, [one], worker=NAME)
+    hpa = Declared(NAME, policy="required", capacity=True, candidates=candidates, actions=actions)
+    await run(settings, [hpa], worker=NAME)

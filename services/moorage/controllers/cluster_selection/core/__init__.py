@@ -1,1 +1,1 @@
-"""The pure core: functions and classes without I/O, clock or randomness."""
+"""Pure functions and classes: no I/O, clock or randomness."""

@@ -1,4 +1,4 @@
-"""Generic placement: the clusters that the terms select, as a filter or as several sets with counts."""
+"""Selects clusters by the terms of placement intents, as one filter or as several sets with counts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from moorage.candidates import Mask, pack
-from moorage.fleet import Fleet
-from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.documents import PlacementIntentSpec, PlacementSet, Term
-from moorage.model.reasons import Reason
-from moorage.sdk import Allowed, allow, deny
-from moorage.sdk.answers import answer
+from moorage.sdk import (
+    Allowed,
+    Answer,
+    AppAnswer,
+    Ask,
+    CandidateGroup,
+    Fleet,
+    Mask,
+    Reason,
+    allow,
+    answer,
+    deny,
+    pack,
+)
 from moorage.selectors import select_clusters
 
 NAME = "labels"
@@ -30,17 +38,17 @@ def _spec(raw: bytes) -> PlacementIntentSpec:
 
 
 def decide(ask: Ask, fleet: Fleet) -> Answer:
-    """Filters of one app narrow each other; its sets stand side by side, each within the filters."""
+    """Allows for each app the clusters that pass all of its filters. Its sets are alternatives within them."""
     specs = [_spec(bytes(intent.spec)) for intent in ask.intents if intent.kind == KIND]
     filtered: dict[str, Allowed] = {}
     counted: dict[str, AppAnswer] = {}
     for app in ask.apps:
-        mine = [spec for spec in specs if spec.app == app.name]
-        if not mine:
+        own = [spec for spec in specs if spec.app == app.name]
+        if not own:
             filtered[app.name] = deny()
             continue
-        filters = [spec for spec in mine if spec.all_of or spec.any_of]
-        sets = [one for spec in mine for one in spec.sets]
+        filters = [spec for spec in own if spec.all_of or spec.any_of]
+        sets = [found for spec in own for found in spec.sets]
         allowed = fleet.known.copy()
         for spec in filters:
             allowed &= select_clusters(spec.all_of, spec.any_of, fleet)
@@ -49,16 +57,16 @@ def decide(ask: Ask, fleet: Fleet) -> Answer:
         else:
             reasons = _excluded(ask, fleet, app.name, allowed, filters)
             filtered[app.name] = allow(allowed, reasons=reasons)
-    whole = answer(filtered, ask, fleet, NAME)
-    whole.apps.update(counted)
-    return whole
+    result = answer(filtered, ask, fleet, NAME)
+    result.apps.update(counted)
+    return result
 
 
 def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[PlacementSet]) -> AppAnswer:
     found = AppAnswer()
     union = np.zeros(fleet.size, np.bool_)
     masks = [select_clusters(one.all_of, one.any_of, fleet) & within for one in sets]
-    # What is taken whole anyway is not asked for again by "every one of them".
+    # A set whose count is all of its clusters takes them, so a set of count 0 (every cluster) need not ask for them again.
     taken = np.zeros(fleet.size, np.bool_)
     for one, mask in zip(sets, masks, strict=True):
         if one.count and np.count_nonzero(mask) == one.count:
@@ -106,7 +114,7 @@ def _excluded(
 
 
 def _described(wanted: Iterable[PlacementSet | PlacementIntentSpec]) -> str:
-    """The terms as one reads them: `region=eu and (lab/edge-1 or provider lab)`."""
+    """Returns the terms as text: `region=eu and (lab/edge-1 or provider lab)`."""
     texts = list(dict.fromkeys(_both(one.all_of, one.any_of) for one in wanted))
     return "; ".join(texts)
 

@@ -8,18 +8,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.claims import Decision
-from moorage.model.desired import ActionAsk, Contribution
 from moorage.model.documents import Consumer, HpaIntentSpec
-from moorage.model.shapes import Shape
 from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import REPLICATED, find, format_pointer, named, object_key, pod_spec, template_path
 from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
+from moorage.sdk import ActionAsk, Contribution, Decision, Shape
 
 NAME = "hpa"
 
 #: Whether any node of a cluster has a label with this value.
-Carried = Callable[[str, tuple[str, str]], bool]
+HasLabel = Callable[[str, tuple[str, str]], bool]
 #: By container and resource.
 Sums = dict[tuple[str, str], NeedAmounts]
 
@@ -134,7 +132,7 @@ def _limit(container: Mapping[str, Any], resource: str, amounts: NeedAmounts) ->
     return limit if amounts.limits or limit > manifest else 0
 
 
-def _labels(target: _Target, clusters: Sequence[str], carried: Carried) -> Iterable[Contribution]:
+def _labels(target: _Target, clusters: Sequence[str], has_label: HasLabel) -> Iterable[Contribution]:
     for consumer in target.consumers:
         for need in consumer.needs:
             if not need.label:
@@ -145,7 +143,7 @@ def _labels(target: _Target, clusters: Sequence[str], carried: Carried) -> Itera
                 yield Contribution(app=target.app, object=target.object, op="require", value=[requirement], by=NAME)
                 continue
             term = {"weight": need.weight or 1, "preference": {"matchExpressions": [requirement]}}
-            able = [cluster for cluster in clusters if carried(cluster, (need.label, value))]
+            able = [cluster for cluster in clusters if has_label(cluster, (need.label, value))]
             for cluster in [""] if len(able) == len(clusters) else able:
                 yield Contribution(
                     app=target.app, object=target.object, op="prefer", value=term, by=NAME, cluster=cluster
@@ -163,14 +161,14 @@ def _replicas(target: _Target) -> Iterable[Contribution]:
             )
 
 
-def contributions(ask: ActionAsk, carried: Carried) -> list[Contribution]:
+def contributions(ask: ActionAsk, has_label: HasLabel) -> list[Contribution]:
     """Everything that the group's needs change in its manifests, per cluster where the clusters differ."""
     decision = msgspec.convert(ask.decision, Decision)
     shapes = {(app.name, shape.object): shape for app in ask.apps for shape in app.shapes}
     found: list[Contribution] = []
     for target in _targets(ask):
         clusters = dict.fromkeys(claim.cluster for claim in decision.claims if claim.app == target.app)
-        found.extend(_labels(target, list(clusters), carried))
+        found.extend(_labels(target, list(clusters), has_label))
         found.extend(_replicas(target))
         per_cluster = _sums_by_cluster(target, decision, shapes.get((target.app, target.object)))
         first = next(iter(per_cluster.values()))

@@ -1,0 +1,195 @@
+"""Answers asks with the functions of declared controllers, and keeps them in the registry of the intent store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, Incoming, NoAnswer, subjects
+from moorage.fleet import Fleet
+from moorage.model.candidates import Answer, Answers, Ask, Asks
+from moorage.model.controllers import Register
+from moorage.model.desired import ActionAnswer, ActionAsk
+from moorage.model.problems import Problem, Refused
+
+from .answers import answer
+from .decorators import Actions, Candidates, Declared, Result
+
+log = structlog.get_logger("sdk")
+_asks = msgspec.json.Decoder(Ask)
+_batches = msgspec.json.Decoder(Asks)
+_action_asks = msgspec.json.Decoder(ActionAsk)
+#: While so many asks are being answered, more are refused at once rather than queued past their deadline.
+MAX_CONCURRENT = 256
+
+#: Returns the answer of a plain function, or a coroutine for that of an async one.
+Answering = Callable[[Ask], Answer | Coroutine[Any, Any, Answer]]
+
+
+class CannotRun(Exception):
+    """Why controllers cannot be run, for their author. `forbidden`: the names belong to others."""
+
+    def __init__(self, message: str, *, forbidden: bool = False) -> None:
+        super().__init__(message)
+        self.forbidden = forbidden
+
+
+class ControllerRunner:
+    """Serves the asks to several controllers of one process."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared]) -> None:
+        self._bus, self._fleet, self._controllers = bus, fleet, controllers
+        self._pending: set[asyncio.Task[Answer]] = set()
+        # The answers of one batch are sent before the next batch is begun, so that their askers can go on meanwhile.
+        self._batch_lock = asyncio.Lock()
+
+    async def serve(self) -> None:
+        for declared in self._controllers:
+            name = declared.name
+            if declared.candidates is not None:
+                subject, answering = subjects.candidates(name), self._answering(name, declared.candidates)
+                for served, handle in (
+                    (subject, partial(self._answer_one, answering)),
+                    (subjects.batch(subject), partial(self._answer_batch, answering)),
+                ):
+                    await self._bus.serve(served, handle, queue=name, limit=MAX_CONCURRENT, max_bytes=4 << 20)
+            if declared.actions is not None:
+                handle_action = partial(self._answer_action, name, declared.actions)
+                subject = subjects.actions(name)
+                await self._bus.serve(subject, handle_action, queue=name, limit=MAX_CONCURRENT, max_bytes=8 << 20)
+
+    async def register(self) -> None:
+        """Registers every controller, trying until the intent store has answered. After a reconnect it is called again,
+        which changes nothing if the registry still has them."""
+        for declared in self._controllers:
+            message = Register(
+                deadline_ms=declared.deadline * 1e3,
+                policy=declared.policy,
+                weight=declared.weight,
+                placement=declared.candidates is not None,
+                actions=declared.actions is not None,
+                kinds=declared.kinds,
+                steady=declared.static,
+                together=declared.candidates is not None,
+            )
+            while True:
+                with contextlib.suppress(NoAnswer):
+                    reply = await self._bus.request(subjects.controller(declared.name, "register"), message)
+                    if problem := msgspec.json.decode(reply).get("problem"):
+                        if problem.get("status") not in (500, 503):
+                            raise CannotRun(f"controller {declared.name} was refused: {problem.get('detail')}")
+                    else:
+                        break
+                await asyncio.sleep(0.2)
+
+    async def changed(self, name: str) -> None:
+        await self._bus.publish(subjects.controller(name, "changed"), b"")
+
+    async def leave(self) -> None:
+        """Removes every controller from the registry."""
+        for declared in self._controllers:
+            with contextlib.suppress(NoAnswer):
+                await self._bus.request(subjects.controller(declared.name, "leave"), Register(), timeout=1)
+
+    # --- candidates
+
+    def _answering(self, name: str, function: Candidates) -> Answering:
+        """Wraps a controller's function so that errors and missed deadlines become answers."""
+
+        def complete(ask: Ask, result: Result) -> Answer:
+            found = answer(result, ask, self._fleet, name)
+            found.cause = ask.id
+            return found
+
+        def failed(ask: Ask, error: Exception) -> Answer:
+            log.error("controller failed", controller=name, group=ask.group, cause=ask.id, exc_info=error)
+            return Answer(cause=ask.id, error=self._error_text(error))
+
+        async def wait(ask: Ask, result: Awaitable[Result]) -> Answer:
+            try:
+                async with asyncio.timeout(ask.budget_ms / 1e3):  # later the asker has gone on without this answer
+                    return complete(ask, await result)
+            except TimeoutError:
+                return self._too_late(ask)
+            except Exception as error:  # noqa: BLE001 - a controller's function may raise anything
+                return failed(ask, error)
+
+        def call(ask: Ask) -> Answer | Coroutine[Any, Any, Answer]:
+            try:
+                result = function(ask, self._fleet)
+                return wait(ask, result) if isinstance(result, Awaitable) else complete(ask, result)
+            except Exception as error:  # noqa: BLE001 - a controller's function may raise anything
+                return failed(ask, error)
+
+        return call
+
+    def _error_text(self, error: Exception) -> str:
+        self._bus.count("controller_errors")
+        return f"{type(error).__name__}: {error}"[:500]
+
+    def _too_late(self, ask: Ask) -> Answer:
+        self._bus.count("late")
+        return Answer(cause=ask.id, error="out of time")
+
+    async def _answer_one(self, answering: Answering, incoming: Incoming) -> Answer:
+        found = answering(_asks.decode(incoming.data))
+        return found if isinstance(found, Answer) else await found
+
+    async def _answer_batch(self, answering: Answering, incoming: Incoming) -> Answers | None:
+        """Returns the answers that need no waiting in one message. Each other one is sent by itself when it is known, so
+        that no ask waits for another one's answer."""
+        asks = _batches.decode(incoming.data).asks
+        if len(self._pending) + len(asks) > MAX_CONCURRENT:
+            detail = f"{len(self._pending)} asks are being answered"
+            raise Refused(Problem(title="Busy", status=503, code="Busy", detail=detail))
+        answers: dict[str, Answer] = {}
+        tasks: dict[str, asyncio.Task[Answer]] = {}
+        now = asyncio.get_running_loop().time
+        arrived = now()
+        async with self._batch_lock:
+            for ask in asks:
+                if (now() - arrived) * 1e3 > ask.budget_ms:
+                    answers[ask.id] = self._too_late(ask)  # computing it would only delay the others
+                    continue
+                found = answering(ask)
+                if isinstance(found, Answer):
+                    answers[ask.id] = found
+                else:
+                    tasks[ask.id] = self._bus.spawn(found)
+            await asyncio.sleep(0)
+        for ident, task in tasks.items():
+            if task.done():
+                answers[ident] = task.result()
+            else:
+                self._pending.add(task)
+                task.add_done_callback(partial(self._send, incoming.reply, ident))
+        return Answers(answers=answers) if answers else None
+
+    def _send(self, reply: str, ident: str, task: asyncio.Task[Answer]) -> None:
+        self._pending.discard(task)
+        if not task.cancelled():
+            self._bus.spawn(self._bus.publish(reply, Answers(answers={ident: task.result()})))
+
+    # --- actions
+
+    async def _answer_action(self, name: str, function: Actions, incoming: Incoming) -> ActionAnswer:
+        ask = _action_asks.decode(incoming.data)
+        try:
+            contributions = function(ask, self._fleet)
+            if isinstance(contributions, Awaitable):
+                async with asyncio.timeout(ask.budget_ms / 1e3):
+                    contributions = await contributions
+        except TimeoutError:
+            return ActionAnswer(cause=ask.id, error="out of time")
+        except Exception as error:
+            log.exception("action failed", controller=name, group=ask.group, cause=ask.id)
+            return ActionAnswer(cause=ask.id, error=self._error_text(error))
+        for contribution in contributions:
+            contribution.by = name
+        return ActionAnswer(cause=ask.id, contributions=contributions)

@@ -1,0 +1,66 @@
+"""The SDK: names from before keep working for one release, and its examples do what the page says."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from moorage.model.candidates import Ask
+from moorage.model.shapes import ShapedApp
+from moorage.sdk import Declared, alongside, background, controller, declared
+from moorage.sdk.decorators import take_background
+from moorage_testkit.brute_force import shape
+from moorage_testkit.fleets import fleet_of, node
+
+ROOT = Path(__file__).parents[2]
+
+
+async def watch() -> None:
+    pass
+
+
+def test_static_was_called_steady() -> None:
+    with pytest.warns(DeprecationWarning, match="steady is called static now") as warned:
+        controller("old", steady=True)(lambda ask, fleet: {})
+    controller("new", static=True)(lambda ask, fleet: {})
+    assert {one.name: one.static for one in declared()} == {"old": True, "new": True}
+    assert warned[0].filename == __file__
+
+
+def test_a_declared_controller_was_called_steady() -> None:
+    with pytest.warns(DeprecationWarning, match="steady is called static now") as warned:
+        old = Declared("x", steady=True)
+    assert old == Declared("x", static=True)
+    assert warned[0].filename == __file__
+
+
+def test_background_was_called_alongside() -> None:
+    with pytest.warns(DeprecationWarning, match="alongside is called background now") as warned:
+        assert alongside(watch) is watch
+    assert background(watch) is watch
+    assert take_background() == [watch, watch]
+    assert take_background() == []
+    assert warned[0].filename == __file__
+
+
+def test_one_name_has_one_function_of_each_form() -> None:
+    controller("twice")(lambda ask, fleet: {})
+    with pytest.raises(ValueError, match="two functions answer candidates for controller 'twice'"):
+        controller("twice")(lambda ask, fleet: {})
+    declared()
+
+
+def test_the_example_about_capacity() -> None:
+    file = ROOT / "tests/contract/examples/roomy.py"
+    assert file.read_text() in (ROOT / "docs/controllers.md").read_text()
+    runpy.run_path(str(file))
+    (roomy,) = declared()
+    assert roomy.capacity and roomy.candidates is not None
+    fleet = fleet_of({"lab/large": [node(cpu="8", memory="8Gi")], "lab/small": [node(cpu="1", memory="8Gi")]})
+    app = ShapedApp(name="web", shapes=[shape("Deployment/web", resources={"cpu": 4000})])
+    ask = Ask(group="p/a/v1/g", revision=1, budget_ms=500, epoch="1.1", tenant="p", apps=[app])
+    result = roomy.candidates(ask, fleet)
+    assert isinstance(result, dict)
+    assert fleet.clusters.named(result["web"].clusters) == ["lab/large"]
