@@ -120,7 +120,7 @@ async def _store(mesh: Mesh, count: int) -> None:
             "spec": {"apps": [{"name": "web", "manifests": [deployment]}]},
         }
         given = validate.application(data)
-        record = transitions.applied(None, given, data, [], "2026-01-01T00:00:00.000Z").record
+        record = transitions.apply_document(None, given, data, [], "2026-01-01T00:00:00.000Z").record
         assert record is not None
         record.state = "Approved"
         await bucket.put(group_tokens(record.group), msgspec.json.encode(record))

@@ -221,7 +221,7 @@ def test_an_intent_before_its_group_is_taken_and_nothing_is_placed(example: Mesh
     assert example.http("/v1/intents")["items"] == []
     # Placed it would not be: that is what the command's exit code tells.
     done = example.run("simulate", "-f", "-", data=document)
-    assert done.returncode == 1 and b"nothing of default/not-there/v1/default yet to place" in done.stdout
+    assert done.returncode == 1 and b"group default/not-there/v1/default has nothing to place yet" in done.stdout
     assert example.run("apply", "--dry-run", "-f", "-", data=document).returncode == 0
 
 

@@ -112,7 +112,7 @@ async def test_no_child_outlives_its_parent(stores: Stores) -> None:
     assert [path for path in keys if len(path) > 2 and path[:2] not in keys] == []
     # Everybody has the same tree in the end.
     for worker in stores.workers:
-        tree = worker._life.resources.tree
+        tree = worker._lifecycle.resources.tree
         await until(lambda tree=tree: set(tree.paths()) == keys)  # type: ignore[misc]
 
 

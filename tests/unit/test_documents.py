@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moorage.intents.core import validate
 from moorage.intents.core.resolve import resolve
-from moorage.intents.core.transitions import applied
+from moorage.intents.core.transitions import apply_document
 from moorage.intents.core.validate import Accepted, AcceptedIntent
 from moorage.model.problems import Problem, Refused
 from moorage.parsing import yaml_json
@@ -392,7 +392,7 @@ def swallow(data: dict[str, Any]) -> None:
     try:
         accepted = validate.accept(data, {})
         if isinstance(accepted, Accepted):
-            change = applied(None, accepted, data, [], "now")
+            change = apply_document(None, accepted, data, [], "now")
             assert msgspec.json.decode(msgspec.json.encode(change.record))
     except Refused as refusal:
         assert 400 <= refusal.problem.status < 500

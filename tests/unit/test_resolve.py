@@ -105,7 +105,7 @@ def test_the_example_costs_less_than_a_millisecond() -> None:
 
     def once() -> bytes:
         data = yaml_json.parse_document(text)
-        return msgspec.json.encode(transitions.applied(None, accept(data), data, [], "now").record)
+        return msgspec.json.encode(transitions.apply_document(None, accept(data), data, [], "now").record)
 
     once()
     best = 1.0
@@ -459,16 +459,16 @@ def test_nothing_that_comes_in_is_changed() -> None:
     data = yaml_json.parse_document(EXAMPLE)
     before = copy.deepcopy(data)
     given = accept(data)
-    first = transitions.applied(None, given, data, [], "now").record
+    first = transitions.apply_document(None, given, data, [], "now").record
     assert data == before
-    second = transitions.applied(None, accept(copy.deepcopy(data)), data, [], "now").record
+    second = transitions.apply_document(None, accept(copy.deepcopy(data)), data, [], "now").record
     assert msgspec.json.encode(first) == msgspec.json.encode(second)
 
 
 def test_stored_intents_are_read_as_they_were_accepted() -> None:
     given = validate.intent(own("HpaIntent", "h", app="web"), {})
     assert isinstance(given, AcceptedIntent)
-    again = validate.stored(msgspec.json.decode(msgspec.json.encode(given.document)))
+    again = validate.read_stored(msgspec.json.decode(msgspec.json.encode(given.document)))
     assert again == given
 
 

@@ -29,7 +29,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 def test_a_schema_that_cannot_be_used_is_not_registered(schema: dict[str, Any], why: str) -> None:
     assert why in json_schemas.wrong_with(schema)
     with pytest.raises(Refused) as refused:
-        controller_registry.registered(None, "own", Register(kinds={"Own": schema}))
+        controller_registry.register(None, "own", Register(kinds={"Own": schema}))
     assert [(e.path, e.code) for e in refused.value.problem.errors] == [("kinds.Own", "InvalidSchema")]
 
 
@@ -78,13 +78,13 @@ def test_none_takes_the_store_from_its_work(schema: dict[str, Any], spec: dict[s
 
 def test_of_one_kind_there_is_one_schema() -> None:
     first = Controller(name="first", kinds={"Own": {"type": "object"}})
-    same = controller_registry.registered(None, "second", Register(kinds={"Own": {"type": "object"}}), [first])
+    same = controller_registry.register(None, "second", Register(kinds={"Own": {"type": "object"}}), [first])
     assert same.kinds == first.kinds
     with pytest.raises(Refused) as refused:
-        controller_registry.registered(None, "second", Register(kinds={"Own": {"minProperties": 1}}), [first])
+        controller_registry.register(None, "second", Register(kinds={"Own": {"minProperties": 1}}), [first])
     (error,) = refused.value.problem.errors
     assert (error.path, error.code) == ("kinds.Own", "KindTaken") and "first" in error.message
     # Its own may change.
-    assert controller_registry.registered(first, "first", Register(kinds={"Own": {"minProperties": 1}}), [first]).kinds[
+    assert controller_registry.register(first, "first", Register(kinds={"Own": {"minProperties": 1}}), [first]).kinds[
         "Own"
     ]

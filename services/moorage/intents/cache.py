@@ -1,5 +1,5 @@
-"""What this worker remembers of groups and of intents of their own, so that most reads are free: read once from the buckets,
-then changed as they change, by this worker or another. A copy may be behind what is stored; who writes says from what."""
+"""Keeps groups and standalone intents in memory, so that most reads cost nothing: read from the buckets once, then updated
+with every change. The cache may be behind the buckets, so every write names the revision it was made from."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _data = msgspec.json.Decoder(dict[str, Any])
 
 class CachedGroup(NamedTuple):
     head: Head
-    at: int  # the bucket's revision of it
+    at: int  # the bucket's revision of the record
 
 
 class GroupCache:
     def __init__(self, groups: Bucket, documents: Bucket) -> None:
         self._groups, self._documents = groups, documents
         self.known: dict[str, CachedGroup] = {}  # by the group's tokens
-        self.deleted: set[str] = set()  # keys that were seen to have been there before
-        self.stale: set[str] = set()  # groups that may lag behind the intents that name them
-        self.woken = asyncio.Event()
+        self.deleted: set[str] = set()  # tokens of groups that are known to have existed before
+        self.stale: set[str] = set()  # groups whose record may lack intents that name them
+        self.stale_added = asyncio.Event()
         self._intents: dict[str, tuple[AcceptedIntent, int]] = {}
         self._attached: dict[str, dict[str, AcceptedIntent]] = defaultdict(dict)
         self._mirrors: list[OrderedConsumer] = []
 
     async def start(self) -> None:
-        self._mirrors.append(await self._documents.mirror(self._saw_document))
-        self._mirrors.append(await self._groups.mirror(self._saw_group))
+        self._mirrors.append(await self._documents.mirror(self._on_document))
+        self._mirrors.append(await self._groups.mirror(self._on_group))
 
     def counts(self) -> dict[str, int]:
         return {"groups": len(self.known), "intents": len(self._intents)}
@@ -52,8 +52,8 @@ class GroupCache:
         known = self.known.get(group_tokens(group))
         return None if known is None else known.head
 
-    def at(self, head: Head) -> int:
-        """The bucket's number of what it tells; one that never was where something newer is known."""
+    def revision_of(self, head: Head) -> int:
+        """The bucket's revision of this head; -1, which never matches, where a newer one is known."""
         known = self.known.get(group_tokens(head.group))
         return known.at if known is not None and known.head is head else -1
 
@@ -63,72 +63,77 @@ class GroupCache:
             self.known[tokens] = known
 
     def forget(self, tokens: str, at: int = 0) -> None:
-        """`at`: the bucket's number of its end; 0: it was seen to be gone just now."""
+        """`at`: the bucket's revision of the deletion; 0: a read just now found nothing."""
         old = self.known.get(tokens)
         if old is not None and (at == 0 or at > old.at):
             del self.known[tokens]
         self.deleted.add(tokens)
 
-    def _saw_group(self, tokens: str, value: bytes | None, at: int) -> None:
+    def _on_group(self, tokens: str, value: bytes | None, at: int) -> None:
         if value is None:
             self.forget(tokens, at)
             return
         known = self.known.get(tokens)
         if known is None or known.at < at:
             self.remember(tokens, CachedGroup(transitions.head_of(value), at))
-            self.wake(str(GroupName.from_tokens(tokens)))
+            self.mark_if_behind(str(GroupName.from_tokens(tokens)))
 
-    # Intents of their own
+    # Standalone intents
 
-    def of(self, group: str) -> list[AcceptedIntent]:
-        own = self._attached.get(group)
-        return list(own.values()) if own else []
+    def intents_of(self, group: str) -> list[AcceptedIntent]:
+        attached = self._attached.get(group)
+        return list(attached.values()) if attached else []
 
-    def of_with(self, given: AcceptedIntent) -> list[AcceptedIntent]:
-        """Those of its group as they would be with this one."""
-        return list({**self._attached.get(str(given.group), {}), given.key: given}.values())
+    def intents_with(self, intent: AcceptedIntent) -> list[AcceptedIntent]:
+        """The intents of the group as they would be with this one."""
+        return list({**self._attached.get(str(intent.group), {}), intent.key: intent}.values())
 
-    def has(self, given: AcceptedIntent) -> bool:
-        old = self._attached.get(str(given.group), {}).get(given.key)
-        return old is not None and old.document == given.document
+    def has_intent(self, intent: AcceptedIntent) -> bool:
+        known = self._attached.get(str(intent.group), {}).get(intent.key)
+        return known is not None and known.document == intent.document
 
-    def hold(self, key: str, given: AcceptedIntent, at: int) -> str:
-        self.drop(key)
-        group = str(given.group)
-        self._intents[key] = (given, at)
-        self._attached[group][given.key] = given
+    def remember_intent(self, key: str, intent: AcceptedIntent, at: int) -> str:
+        """Returns the group of the intent."""
+        self.forget_intent(key)
+        group = str(intent.group)
+        self._intents[key] = (intent, at)
+        self._attached[group][intent.key] = intent
         return group
 
-    def drop(self, key: str) -> str:
-        held = self._intents.pop(key, None)
-        if held is None:
+    def forget_intent(self, key: str) -> str:
+        """Returns the group of the intent, or "" where it was not known."""
+        known = self._intents.pop(key, None)
+        if known is None:
             return ""
-        group = str(held[0].group)
-        own = self._attached[group]
-        own.pop(held[0].key, None)
-        if not own:
+        intent = known[0]
+        group = str(intent.group)
+        attached = self._attached[group]
+        attached.pop(intent.key, None)
+        if not attached:
             del self._attached[group]
-        self.wake(group)
+        self.mark_if_behind(group)
         return group
 
-    def _saw_document(self, key: str, value: bytes | None, at: int) -> None:
+    def _on_document(self, key: str, value: bytes | None, at: int) -> None:
         if value is None:
-            group = self.drop(key)
+            group = self.forget_intent(key)
         else:
-            held = self._intents.get(key)
-            if held is not None and held[1] >= at:
+            known = self._intents.get(key)
+            if known is not None and known[1] >= at:
                 return
-            group = self.hold(key, validate.stored(_data.decode(value)), at)
-        self.wake(group)
+            group = self.remember_intent(key, validate.read_stored(_data.decode(value)), at)
+        self.mark_if_behind(group)
 
-    # Groups that lag behind their intents
+    # Groups that are behind their intents
 
-    def lags(self, group: str) -> bool:
-        """Whether its record does not hold the intents that name it."""
+    def is_behind(self, group: str) -> bool:
+        """Whether the group's record lacks intents that name it, or has others."""
         known = self.known.get(group_tokens(group)) if group else None
-        return known is not None and known.head.attached != transitions.digest_of_raw(transitions.raw(self.of(group)))
+        if known is None:
+            return False
+        return known.head.attached != transitions.digest_of_intents(transitions.stored_intents(self.intents_of(group)))
 
-    def wake(self, group: str) -> None:
-        if self.lags(group):
+    def mark_if_behind(self, group: str) -> None:
+        if self.is_behind(group):
             self.stale.add(group)
-            self.woken.set()
+            self.stale_added.set()

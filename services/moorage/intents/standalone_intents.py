@@ -1,5 +1,5 @@
-"""Intents of their own: each is stored by itself, then the record of the group that it names follows. Two writes, so whoever
-sees a record that did not follow mends it."""
+"""Stores standalone intents. Each is stored by itself, then the record of the group that it names is updated: two writes,
+so every store repairs records that were left behind."""
 
 from __future__ import annotations
 
@@ -24,52 +24,61 @@ from .store import Done, GroupStore, application_of, matches, record_of
 
 _encode = msgspec.json.Encoder().encode
 _data = msgspec.json.Decoder(dict[str, Any])
+#: Seconds before a record is repaired: mostly the store that wrote the intent is about to update it.
+_REPAIR_AFTER = 0.2
 
 
 class StandaloneIntents:
     def __init__(self, bus: Bus, store: GroupStore) -> None:
-        self._bus, self._store, self._copies = bus, store, store.copies
+        self._bus, self._store, self._cache = bus, store, store.cache
         self._documents = bus.bucket(stores.DOCUMENTS)
 
     async def apply(
-        self, given: AcceptedIntent, cause: str, if_match: int | None = None, *, again: bool = False
+        self, intent: AcceptedIntent, cause: str, if_match: int | None = None, *, again: bool = False
     ) -> Done:
-        key = _key(given.document.kind, given.document.metadata.project, given.document.metadata.name)
-        group = str(given.group)
-        value = _encode(given.document)
+        """`again`: the request was sent before and may have been carried out."""
+        group = str(intent.group)
+        outcome = await self._write(intent, if_match, again=again)
+        reached("intents.attached")
+        done = await self._update_group(group, cause)
+        if done is None:
+            if outcome != "unchanged":
+                event = "updated" if outcome == "updated" else "accepted"
+                await self._store.events.publish(group, 0, "", event, cause=cause)
+            return Done(group, 0, "", outcome, (_no_group(group),))
+        return done._replace(outcome=outcome)
+
+    async def _write(self, intent: AcceptedIntent, if_match: int | None, *, again: bool) -> str:
+        """Returns the outcome: created, updated or unchanged."""
+        key = _key(intent.document.kind, intent.document.metadata.project, intent.document.metadata.name)
+        value = _encode(intent.document)
 
         async def changed(entry: Entry | None) -> bytes:
-            same = entry is not None and _data.decode(entry.value) == _data.decode(value)
-            if not (same and again):
+            is_same = entry is not None and _data.decode(entry.value) == _data.decode(value)
+            if not (is_same and again):
                 matches(if_match, None if entry is None else entry.revision)
-            if entry is not None and same:
+            if entry is not None and is_same:
                 return entry.value
-            # An intent that is refused together with the group's other documents is not stored at all.
-            await self._planned_with(given)
+            # An intent that contradicts the group's other documents is not stored at all.
+            await self._check_group(intent)
             return value
 
         async with self._store.lock(key):
             try:
                 before, after = await self._documents.modify(key, changed)
             except Conflict:
-                raise Refused(conflict(f"{given.key} keeps changing; try again")) from None
+                raise Refused(conflict(f"{intent.key} keeps changing; try again")) from None
             assert after is not None
-            outcome = "created" if before is None else "unchanged" if before is after else "updated"
-            self._copies.hold(key, given, after.revision)
-        reached("intents.attached")
-        done = await self._refresh(group, cause)
-        if done is None:
-            if outcome != "unchanged":
-                event = "updated" if outcome == "updated" else "accepted"
-                await self._store.events.publish(group, 0, "", event, cause=cause)
-            return Done(group, 0, "", outcome, (_early(group),))
-        return done._replace(outcome=outcome)
+            self._cache.remember_intent(key, intent, after.revision)
+        return "created" if before is None else "unchanged" if before is after else "updated"
 
-    def check(self, given: AcceptedIntent, record: GroupRecord | None) -> Done:
-        group = str(given.group)
+    def check(self, intent: AcceptedIntent, record: GroupRecord | None) -> Done:
+        """Says what applying the intent would do, and stores nothing."""
+        group = str(intent.group)
         if record is None or not record.document:
-            return Done(group, 0, "", "unchanged" if self._copies.has(given) else "created", (_early(group),))
-        change = transitions.reattached(record, application_of(record), self._copies.of_with(given))
+            outcome = "unchanged" if self._cache.has_intent(intent) else "created"
+            return Done(group, 0, "", outcome, (_no_group(group),))
+        change = transitions.refresh_intents(record, application_of(record), self._cache.intents_with(intent))
         after = change.record or record
         return Done(group, after.revision, after.state, change.outcome, change.warnings, after)
 
@@ -79,63 +88,61 @@ class StandaloneIntents:
         if entry is None:
             raise Refused(not_found(f"{kind} {project}/{name}"))
         matches(if_match, entry.revision)
-        given = validate.stored(_data.decode(entry.value))
+        group = str(validate.read_stored(_data.decode(entry.value)).group)
         try:
             await self._documents.delete(key, entry.revision)
         except Conflict:
-            raise Refused(conflict(f"{kind} {project}/{name} changed at this moment; try again")) from None
-        self._copies.drop(key)
-        group = str(given.group)
-        done = await self._refresh(group, cause)
+            raise Refused(conflict(f"{kind} {project}/{name} changed meanwhile; try again")) from None
+        self._cache.forget_intent(key)
+        done = await self._update_group(group, cause)
         return (done or Done(group, 0, "", ""))._replace(outcome="deleted")
 
-    async def _planned_with(self, given: AcceptedIntent) -> None:
+    async def _check_group(self, intent: AcceptedIntent) -> None:
         """Raises Refused where the group cannot be resolved with this intent."""
-        record = await self._store.record(str(given.group))
+        record = await self._store.record(str(intent.group))
         if record is not None and record.document:
-            transitions.reattached(record, application_of(record), self._copies.of_with(given))
+            transitions.refresh_intents(record, application_of(record), self._cache.intents_with(intent))
 
-    async def _refresh(self, group: str, cause: str) -> Done | None:
-        """The group follows the intents that name it now. None: there is no such group yet."""
+    async def _update_group(self, group: str, cause: str) -> Done | None:
+        """Makes the group's record hold the intents that name it now. None: there is no such group yet."""
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             if entry is None:
                 return Transition(None, "absent")
             record = record_of(entry)
             if not record.document:
-                return Transition(None, "unchanged")  # only resources so far
-            return transitions.reattached(record, application_of(record), self._copies.of(group))
+                return Transition(None, "unchanged")  # described by resources, and not instantiated yet
+            return transitions.refresh_intents(record, application_of(record), self._cache.intents_of(group))
 
         done = await self._store.change(group, plan, cause)
         return None if done.outcome == "absent" else done
 
-    async def mend(self) -> None:
-        """Groups whose record does not hold the intents that name them: a writer died between its two writes, or two
-        crossed. Whoever sees it first mends it; the others then find nothing to do."""
+    async def repair(self) -> None:
+        """Updates groups whose record lacks intents that name them: a store died between its two writes, or two writes
+        crossed. The first store to see it does it; the others then find nothing to do."""
         while True:
-            await self._copies.woken.wait()
-            await asyncio.sleep(0.2)  # mostly somebody is about to do it
-            self._copies.woken.clear()
-            stale, self._copies.stale = self._copies.stale, set()
+            await self._cache.stale_added.wait()
+            await asyncio.sleep(_REPAIR_AFTER)
+            self._cache.stale_added.clear()
+            stale, self._cache.stale = self._cache.stale, set()
             for group in stale:
-                if not self._copies.lags(group):
+                if not self._cache.is_behind(group):
                     continue
-                self._copies.stale.discard(group)
+                self._cache.stale.discard(group)
                 try:
-                    await self._refresh(group, "")
+                    await self._update_group(group, "")
                 except Refused as refusal:
                     self._bus.count("refused_intents")
-                    await self._bus.emit(
-                        subjects.intent_event("refused", group), {"group": group, "problem": refusal.problem}
-                    )
+                    event = {"group": group, "problem": refusal.problem}
+                    await self._bus.emit(subjects.intent_event("refused", group), event)
                 except NoAnswer:
-                    self._copies.wake(group)
+                    self._cache.mark_if_behind(group)
 
 
-def _early(group: str) -> Warn:
-    message = f"there is nothing of {group} yet to place; the intent counts as soon as there is"
+def _no_group(group: str) -> Warn:
+    message = f"group {group} has nothing to place yet; the intent takes effect once it has"
     return Warn(code="NoGroup", message=message)
 
 
 def _key(kind: str, project: str, name: str) -> str:
-    return ".".join(token(t) for t in (kind, project, name))
+    return ".".join(token(part) for part in (kind, project, name))

@@ -1,7 +1,6 @@
-"""Groups in their bucket, and the one way in which they change. Everything here may run several times at once, in one
-process and in many: a change is made from what was read and written only if that still stands, else made again. The copies
-in memory make most reads free; where nothing would be written, or something be refused, for what they say, the bucket
-itself is asked."""
+"""Stores groups in their bucket, by one method that makes all changes. Any of this may run concurrently, in one process and
+in many: a change is planned from what was read, and planned again if that is no longer current when it is written. The
+cache makes most reads free; before it makes a request fail or write nothing, the bucket itself is read."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ _encode = msgspec.json.Encoder().encode
 _records = msgspec.json.Decoder(GroupRecord)
 
 ATTEMPTS = 20
-#: Larger records would not travel in one message to those who mirror them.
+#: A larger record would not fit into one message to the mirrors of the bucket.
 MAX_RECORD = 4 << 20
 
 
 class Done(NamedTuple):
-    """What stands after a change."""
+    """The group as it is after a change."""
 
     group: str
     revision: int
@@ -45,6 +44,7 @@ class Done(NamedTuple):
     record: GroupRecord | None = None
 
 
+#: Plans a change from the cached group, and from the stored entry if that was read.
 Plan = Callable[["CachedGroup | None", "Entry | None"], Awaitable[Transition]]
 
 
@@ -61,20 +61,28 @@ def application_of(record: GroupRecord) -> Accepted:
     return validate.application(record.document, GroupName.parse(record.group))
 
 
+def _encoded(record: GroupRecord) -> bytes:
+    value = _encode(record)
+    if len(value) > MAX_RECORD:
+        detail = f"the record of {record.group} has {len(value)} bytes; at most {MAX_RECORD} are stored"
+        raise Refused(Problem(title="Too large", status=413, code="TooLarge", detail=detail))
+    return value
+
+
 class GroupStore:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._groups = bus.bucket(stores.GROUPS)
         self._revisions = bus.bucket(stores.REVISIONS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.copies = GroupCache(self._groups, bus.bucket(stores.DOCUMENTS))
-        self.events = GroupEvents(bus, self._groups, self._revisions, self.copies)
+        self.cache = GroupCache(self._groups, bus.bucket(stores.DOCUMENTS))
+        self.events = GroupEvents(bus, self._groups, self._revisions, self.cache)
 
     async def start(self) -> None:
-        await self.copies.start()
+        await self.cache.start()
         self.events.start()
 
-    # What is stored
+    # Reading
 
     async def record(self, group: str) -> GroupRecord | None:
         entry = await self._groups.get(group_tokens(group))
@@ -84,42 +92,50 @@ class GroupStore:
         entry = await self._revisions.get(f"{group_tokens(group)}.{revision}")
         return None if entry is None else record_of(entry)
 
-    async def last(self, group: str) -> int:
-        """The revision with which a deleted group of this name ended."""
+    async def last_revision(self, group: str) -> int:
+        """The last revision of a deleted group of this name; 0 if there was none."""
         entry = await self._revisions.get(f"{group_tokens(group)}.deleted")
         return 0 if entry is None else read_tombstone(entry.value).revision
 
     # Applications
 
     async def apply(
-        self, given: Accepted, data: dict[str, Any], cause: str, if_match: int | None = None, *, again: bool = False
+        self,
+        application: Accepted,
+        data: dict[str, Any],
+        cause: str,
+        if_match: int | None = None,
+        *,
+        again: bool = False,
     ) -> Done:
-        """`if_match`: the group must still be at this number of the bucket; 0: it must be there. `again`: who was asked
-        first may have done it."""
-        group = str(given.group)
+        """`if_match`: the record must be at this revision of the bucket; 0: it must exist. `again`: the request was sent
+        before and may have been carried out."""
+        group = str(application.group)
 
         async def plan(known: CachedGroup | None, _entry: Entry | None) -> Transition:
             if not again:
                 matches(if_match, None if known is None else known.at)
-            last = await self.last(group) if known is None and group_tokens(group) in self.copies.deleted else 0
+            last = await self.last_revision(group) if known is None and group_tokens(group) in self.cache.deleted else 0
             head = known.head if known is not None else None
-            change = transitions.applied(head, given, data, self.copies.of(group), now_text(), last)
+            change = transitions.apply_document(head, application, data, self.cache.intents_of(group), now_text(), last)
             if again and change.record is not None:
                 matches(if_match, None if known is None else known.at)
             return change
 
         return await self.change(group, plan, cause, whole=False)
 
-    def check(self, given: Accepted, data: dict[str, Any]) -> Done:
-        """The same, nothing stored."""
-        group = str(given.group)
-        head = self.copies.head(group)
-        change = transitions.applied(head, given, data, self.copies.of(group), now_text())
+    def check(self, application: Accepted, data: dict[str, Any]) -> Done:
+        """Says what applying the document would do, and stores nothing."""
+        group = str(application.group)
+        head = self.cache.head(group)
+        change = transitions.apply_document(head, application, data, self.cache.intents_of(group), now_text())
         if change.record is None:
-            # What is there is what it would be: resolve it for whoever wants to know where it would go.
+            # Nothing would change. It is resolved all the same, so that the answer can tell where it would be placed.
             assert head is not None
             ended = Head(head.group, head.revision - 1, "Terminated", "", head.created)
-            record = transitions.applied(ended, given, data, self.copies.of(group), head.resolved.instantiated).record
+            record = transitions.apply_document(
+                ended, application, data, self.cache.intents_of(group), head.resolved.instantiated
+            ).record
             return Done(group, head.revision, head.state, "unchanged", record=record)
         return Done(group, change.record.revision, "Instantiated", change.outcome, change.warnings, change.record)
 
@@ -129,7 +145,7 @@ class GroupStore:
         if verb not in transitions.VERBS:
             known = ", ".join(transitions.VERBS)
             raise Refused(
-                Problem(title="Unknown verb", status=400, code="UnknownVerb", detail=f"{verb!r} is none of {known}")
+                Problem(title="Unknown verb", status=400, code="UnknownVerb", detail=f"{verb!r} is not one of {known}")
             )
         if verb == "delete":
             return await self.delete_group(group, cause)
@@ -140,32 +156,32 @@ class GroupStore:
             record = record_of(entry)
             if verb == "update":
                 transitions.check_state(group, record.state, verb)
-                return transitions.reattached(record, application_of(record), self.copies.of(group))
+                return transitions.refresh_intents(record, application_of(record), self.cache.intents_of(group))
             try:
-                return transitions.acted(record, verb, now_text())
+                return transitions.take_step(record, verb, now_text())
             except Refused:
                 if verb == "terminate" and record.state == "Terminated":
-                    await self.events.withdraw(group, record.revision, cause)  # in case the first word was lost
+                    await self.events.withdraw(group, record.revision, cause)  # in case the first hint was lost
                 raise
 
         return await self.change(group, plan, cause)
 
     async def leave(self, group: str, cause: str, if_match: int | None = None) -> Done:
-        """Forgotten at once where it never ran; else terminated and, once nothing of it runs, forgotten. `leaving` is
-        what a second one gets meanwhile."""
+        """Deletes a group that never ran at once; terminates any other, to be deleted once nothing of it runs. A second
+        request meanwhile has the outcome `leaving`."""
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             record = record_of(entry) if entry is not None else None
-            if record is None or record.leaving != cause:  # else it was this very request that began it
+            if record is None or record.leaving != cause:  # otherwise this very request began it
                 matches(if_match, None if entry is None else entry.revision)
             if record is None:
                 raise Refused(not_found(f"group {group}"))
             if record.origin == transitions.V2:
-                detail = f"{group} is made of resources; terminate it and delete those, the group last, under /v2"
+                detail = f"{group} is described by resources; terminate it, then delete them under /v2, the group last"
                 raise Refused(Problem(title="Made of resources", status=409, code="MadeOfResources", detail=detail))
             if record.state in ("Created", "Approved"):
                 return Transition(None, "unused")
-            return transitions.leaving(record, now_text(), cause or new_id())
+            return transitions.leave(record, now_text(), cause or new_id())
 
         done = await self.change(group, plan, cause)
         if done.outcome == "unused":
@@ -178,90 +194,82 @@ class GroupStore:
             for _ in range(ATTEMPTS):
                 entry = await self._groups.get(tokens)
                 if entry is None:
-                    self.copies.forget(tokens)
+                    self.cache.forget(tokens)
                     raise Refused(not_found(f"group {group}"))
                 matches(if_match, entry.revision)
                 head = transitions.head_of(entry.value)
                 transitions.check_state(group, head.state, "delete")
-                # The end of this very record has one name, whichever store writes it.
+                # Every store that deletes this very record gives the event the same id.
                 ident = f"{head.told[1]}-deleted" if len(head.told) == 2 else new_id()
                 await self._revisions.put(f"{tokens}.deleted", _encode(Tombstone(head.revision, ident, cause)))
                 try:
                     await self._groups.delete(tokens, entry.revision)
                 except Conflict:
                     continue
-                self.copies.forget(tokens)
+                self.cache.forget(tokens)
                 reached("intents.deleted")
                 await self.events.publish(group, head.revision, "Terminated", "deleted", cause=cause, ident=ident)
                 return Done(group, head.revision, head.state, "deleted")
         raise Refused(conflict(f"group {group} keeps changing; try again"))
 
-    # The one way a group changes
+    # Changing
 
     async def change(self, group: str, plan: Plan, cause: str, *, whole: bool = True) -> Done:
-        """`plan(known, entry)` says what to write; `whole`: it wants the stored entry, else memory is enough to begin."""
+        """Writes what `plan` makes of the group. `whole`: it needs the stored entry; otherwise the first attempt is made
+        from the cache."""
         tokens = group_tokens(group)
-        sure = False  # whether `known` was read from the bucket just now
+        is_fresh = False  # whether `known` was just read from the bucket
         attempted: tuple[bytes, Transition] | None = None
         async with self.lock(tokens):
             for _ in range(ATTEMPTS):
                 entry = None
-                if whole or sure:
+                if whole or is_fresh:
                     entry = await self._read(tokens)
-                    sure = True
+                    is_fresh = True
                     if attempted is not None and entry is not None and entry.value == attempted[0]:
                         return await self._finish(group, attempted[1], entry.revision, cause)
-                known = self.copies.known.get(tokens)
+                known = self.cache.known.get(tokens)
                 try:
                     change = await plan(known, entry)
                 except Refused:
-                    if sure:
+                    if is_fresh:
                         raise
-                    sure = True
+                    is_fresh = True
                     continue
                 if change.record is None:
-                    if not sure:
-                        sure = True
+                    if not is_fresh:
+                        is_fresh = True
                         continue
                     head = known.head if known is not None else None
                     state, revision = (head.state, head.revision) if head is not None else ("", 0)
                     return Done(group, revision, state, change.outcome, change.warnings)
                 change.record.told = [change.event, new_id()]
                 change.record.resolved.traceparent = tracing.traceparent()
-                value = _encode(change.record)
-                if len(value) > MAX_RECORD:
-                    raise Refused(
-                        Problem(
-                            title="Too large",
-                            status=413,
-                            code="TooLarge",
-                            detail=f"{group} would take {len(value)} bytes; at most {MAX_RECORD} are stored",
-                        )
-                    )
+                value = _encoded(change.record)
                 if change.hint == "decide":
-                    # Asking takes about as long as writing; what stands is said to those who ask, when it does.
+                    # Mergers ask controllers while the record is written; `Stored` tells them that they may commit.
                     hint = Decide(id=change.record.told[1], cause=cause, record=change.record.resolved, ahead=True)
                     await self._bus.publish(subjects.GROUPS_DECIDE, hint)
                 try:
                     at = await self._write(tokens, value, known, change.record.revision)
                 except Conflict:
-                    sure = True
+                    is_fresh = True
                     continue
                 except NoAnswer:
-                    # Whether it stands is seen by looking, never by writing again blindly.
-                    sure, attempted = True, (value, change)
+                    # The write may have happened: the next attempt reads before it writes again.
+                    is_fresh, attempted = True, (value, change)
                     continue
                 return await self._finish(group, change, at, cause)
         raise Refused(conflict(f"group {group} keeps changing; try again"))
 
     async def _write(self, tokens: str, value: bytes, known: CachedGroup | None, revision: int) -> int:
         if known is None:
-            if tokens in self.copies.deleted:
+            if tokens in self.cache.deleted:
                 return await self._groups.create(tokens, value)
             try:
-                return await self._groups.update(tokens, value, 0)  # only where it never was
+                return await self._groups.update(tokens, value, 0)  # succeeds only if the key was never used
             except Conflict:
-                self.copies.deleted.add(tokens)
+                self.cache.deleted.add(tokens)
                 raise
         if revision > known.head.revision:
             entry = await self._groups.get(tokens)
@@ -274,7 +282,7 @@ class GroupStore:
     async def _finish(self, group: str, change: Transition, at: int, cause: str) -> Done:
         record = change.record
         assert record is not None
-        self.copies.remember(group_tokens(group), CachedGroup(Head.of(record), at))
+        self.cache.remember(group_tokens(group), CachedGroup(Head.of(record), at))
         reached("intents.stored")
         ident = record.told[1] if record.told else ""
         await self.events.publish(
@@ -285,13 +293,13 @@ class GroupStore:
     async def _read(self, tokens: str) -> Entry | None:
         entry = await self._groups.get(tokens)
         if entry is None:
-            self.copies.forget(tokens)
+            self.cache.forget(tokens)
         else:
-            self.copies.remember(tokens, CachedGroup(transitions.head_of(entry.value), entry.revision))
+            self.cache.remember(tokens, CachedGroup(transitions.head_of(entry.value), entry.revision))
         return entry
 
     def lock(self, key: str) -> asyncio.Lock:
-        """So that changes of one thing within this worker wait for each other instead of crossing."""
+        """Makes concurrent changes of one key within this worker wait for each other instead of conflicting."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()

@@ -1,21 +1,20 @@
-"""The intent store as a worker: takes documents and what operators do to groups, keeps the registry of controllers.
-Several may run; they share the work and never a lock."""
+"""Serves the intent store: stores documents and /v2 resources, takes groups through their life, keeps the registry of
+controllers. Several stores may run; they share the work, and no lock."""
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 import structlog
 
-from moorage.bus import Bus, BusError, Conflict, Entry, Incoming, NoAnswer, Settings, subjects
-from moorage.mesh import Mesh, stores
+from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, subjects
+from moorage.mesh import Mesh
 from moorage.model.base import Message
 from moorage.model.controllers import Controller, Register, Setting
-from moorage.model.names import GroupName, is_name, token, untoken
+from moorage.model.names import GroupName, is_name, untoken
 from moorage.model.problems import (
     ENVELOPE,
     UNREADABLE,
@@ -34,20 +33,20 @@ from moorage.parsing import yaml_json
 from moorage.parsing.redaction import REDACTED, restore
 from moorage.telemetry import MetricValue
 
-from .core import controller_registry, validate
+from .core import validate
 from .core.validate import Accepted
+from .registry import ControllerRegistry
 from .standalone_intents import StandaloneIntents
 from .store import Done, GroupStore
-from .v2.lifecycle import Lifecycle, Order
+from .v2.lifecycle import Lifecycle, StepRequest
 
 log = structlog.get_logger("intents")
 QUEUE = "intents"
-#: At a thousand a second the last of so many still gets its answer within half a second.
-AT_ONCE = 512
+#: Requests served at a time. At a thousand a second the last of them is still answered within half a second.
+CONCURRENCY = 512
 #: A resource may come with a file, in base64.
 MAX_CHANGE = 3 << 20
 
-_controllers = msgspec.json.Decoder(Controller)
 _settings = msgspec.json.Decoder(Setting)
 _registers = msgspec.json.Decoder(Register)
 _encode = msgspec.json.Encoder().encode
@@ -83,18 +82,17 @@ class Worker:
         self._bus = bus
         self._builtin_controllers = mesh.builtin_controllers
         self._store = GroupStore(bus)
-        self._attaching = StandaloneIntents(bus, self._store)
-        self._life = Lifecycle(bus, self._store)
-        self._registry = bus.bucket(stores.CONTROLLERS)
-        self._known: dict[str, tuple[Controller, int]] = {}
-        self._kinds: dict[str, list[dict[str, Any]]] = {}
+        self._standalone = StandaloneIntents(bus, self._store)
+        self._lifecycle = Lifecycle(bus, self._store)
+        self._registry = ControllerRegistry(bus, self._lifecycle.resources.copy.priority)
 
     async def start(self) -> None:
-        await self._registry.mirror(self._saw_controller)
-        await self._enter_builtins()
+        await self._registry.start(
+            Controller(name=spec.name, policy="required", actions=spec.actions) for spec in self._builtin_controllers
+        )
         await self._store.start()
-        self._bus.spawn(self._attaching.mend())
-        await self._life.start()
+        self._bus.spawn(self._standalone.repair())
+        await self._lifecycle.start()
         served: tuple[tuple[str, Handler], ...] = (
             (subjects.INTENTS_APPLY, self._apply),
             (subjects.INTENTS_CHECK, self._check),
@@ -108,21 +106,26 @@ class Worker:
         for subject, handle in served:
             most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else yaml_json.MAX_BYTES
             await self._bus.serve(
-                subject, self._answered(handle), queue=QUEUE, limit=AT_ONCE, max_bytes=most, refusal=_refusal
+                subject, self._answered(handle), queue=QUEUE, limit=CONCURRENCY, max_bytes=most, refusal=_refusal
             )
 
-    def figures(self) -> Iterable[MetricValue]:
-        """What is counted when somebody collects it."""
-        states = Tally(head.state for head in self._store.copies.heads())
+    def gauges(self) -> Iterable[MetricValue]:
+        """Gauges that are counted when metrics are collected."""
+        states = Counter(head.state for head in self._store.cache.heads())
         yield MetricValue("moorage_groups", "Groups by the state they were brought to", states, "state")
-        counts = self._store.copies.counts()
-        stored = {"intent": counts["intents"], "resource": len(self._life.resources.tree)}
+        counts = self._store.cache.counts()
+        stored = {"intent": counts["intents"], "resource": len(self._lifecycle.resources.tree)}
         yield MetricValue(
             "moorage_documents", "Documents beside the groups: intents of their own, /v2 resources", stored, "kind"
         )
 
     def health(self) -> dict[str, Any]:
-        return {"ok": True, "missing": [], **self._store.copies.counts(), "resources": len(self._life.resources.tree)}
+        return {
+            "ok": True,
+            "missing": [],
+            **self._store.cache.counts(),
+            "resources": len(self._lifecycle.resources.tree),
+        }
 
     def _answered(self, handle: Handler) -> Callable[[Incoming], Awaitable[bytes]]:
         async def answer(incoming: Incoming) -> bytes:
@@ -150,35 +153,35 @@ class Worker:
 
     async def _apply(self, incoming: Incoming) -> dict[str, Any]:
         data = yaml_json.parse_document(incoming.data)
-        # Beside the document: the gateway's header, and the id of the request.
+        # Fields beside the document, which the gateway takes from the headers of the request.
         if_match, again = data.pop("ifMatch", None), data.pop("again", False) is True
         cause = _envelope(data)
         if if_match is not None and type(if_match) is not int:
-            raise Refused(invalid([], "ifMatch is a number of the bucket"))
-        given = validate.accept(await self._whole(incoming, data), self._kinds)
+            raise Refused(invalid([], "ifMatch must be a number: the revision of the group in its bucket"))
+        given = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
         if isinstance(given, Accepted):
-            if self._life.described(str(given.group)):
-                raise Refused(conflict(f"{given.group} is made of /v2 resources; change those"))
+            if self._lifecycle.is_described(str(given.group)):
+                raise Refused(conflict(f"{given.group} is described by /v2 resources; change those instead"))
             done = await self._store.apply(given, data, cause, if_match, again=again)
         else:
-            done = await self._attaching.apply(given, cause, if_match, again=again)
+            done = await self._standalone.apply(given, cause, if_match, again=again)
         return _reply(given.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
         data = yaml_json.parse_document(incoming.data)
         _envelope(data)
-        given = validate.accept(await self._whole(incoming, data), self._kinds)
+        given = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
         if isinstance(given, Accepted):
             done = self._store.check(given, data)
         else:
-            done = self._attaching.check(given, await self._store.record(str(given.group)))
+            done = self._standalone.check(given, await self._store.record(str(given.group)))
         reply = _reply(given.document.metadata.name, done)
         if done.record is not None:
             reply["record"] = done.record
         return reply
 
-    async def _whole(self, incoming: Incoming, data: dict[str, Any]) -> dict[str, Any]:
-        """With the values of Secrets that the sender was not shown, as they are stored."""
+    async def _with_secrets(self, incoming: Incoming, data: dict[str, Any]) -> dict[str, Any]:
+        """Puts back the values of Secrets that were hidden from the sender, from the stored document."""
         if REDACTED.encode() in incoming.data and isinstance(spec := data.get("spec"), dict):
             meta = data.get("metadata")
             name, project = (meta.get("name"), meta.get("project")) if isinstance(meta, dict) else (None, None)
@@ -189,51 +192,55 @@ class Worker:
         return data
 
     async def _delete(self, incoming: Incoming) -> dict[str, Any]:
-        said = _deletes.decode(incoming.data)
-        if said.kind in (validate.APPLICATION, "Group"):
-            done = await self._store.delete_group(_group(said.name, said.project), said.cause)
+        request = _deletes.decode(incoming.data)
+        if request.kind in (validate.APPLICATION, "Group"):
+            done = await self._store.delete_group(_group(request.name, request.project), request.cause)
         else:
-            if not (is_name(said.name) and is_name(said.project) and is_name(said.kind)):
-                raise Refused(not_found(f"{said.kind} {said.project}/{said.name}"))
+            if not (is_name(request.name) and is_name(request.project) and is_name(request.kind)):
+                raise Refused(not_found(f"{request.kind} {request.project}/{request.name}"))
             try:
-                done = await self._attaching.delete(said.kind, said.project, said.name, said.cause, said.if_match)
+                done = await self._standalone.delete(
+                    request.kind, request.project, request.name, request.cause, request.if_match
+                )
             except Refused as refusal:
-                if not said.again or refusal.problem.status != 404:
+                if not request.again or refusal.problem.status != 404:
                     raise
                 done = Done("", 0, "", "deleted")
-        return _reply(said.name, done)
+        return _reply(request.name, done)
 
     async def _act(self, incoming: Incoming) -> dict[str, Any]:
-        said = _acts.decode(incoming.data)
-        group = _group(said.group, said.project)
-        target = _group(said.target, said.project) if said.target else ""
-        order = Order(group, said.verb, said.cause, said.repeat, target, said.revision, said.if_match)
-        return _reply(group.split("/")[1], await self._life.act(order))
+        request = _acts.decode(incoming.data)
+        group = _group(request.group, request.project)
+        target = _group(request.target, request.project) if request.target else ""
+        step = StepRequest(
+            group, request.verb, request.cause, request.repeat, target, request.revision, request.if_match
+        )
+        return _reply(group.split("/")[1], await self._lifecycle.act(step))
 
     # Resources
 
     async def _resource(self, incoming: Incoming) -> dict[str, Any]:
         change = _changes.decode(incoming.data)
-        resources = self._life.resources
+        resources = self._lifecycle.resources
         if change.verb == "create":
             done = await resources.create(change)
             if kind_of(tuple(done.path)) is GROUP:
-                await self._life.open(group_name(tuple(done.path)), change.id)
+                await self._lifecycle.create_record(group_name(tuple(done.path)), change.id)
         elif change.verb == "replace":
             done = await resources.replace(change)
         elif change.verb in ("delete", "clear"):
-            chosen = await resources.chosen(change)
-            if chosen and kind_of(chosen[0]) is GROUP:
-                done = await self._life.delete(chosen, change.id, change.if_match)
+            paths = await resources.to_delete(change)
+            if paths and kind_of(paths[0]) is GROUP:
+                done = await self._lifecycle.delete(paths, change.id, change.if_match)
             else:
-                done = await resources.remove(chosen, change.if_match)
+                done = await resources.delete(paths, change.if_match)
         else:
-            raise Refused(invalid([], f"{change.verb!r} is none of create, replace, delete and clear"))
+            raise Refused(invalid([], f"{change.verb!r} is not one of create, replace, delete and clear"))
         for name in _controllers_of([done.path, *done.removed]):
-            if token(name) in self._known:
-                await self._enter(name, lambda old: old)
+            if self._registry.is_known(name):
+                await self._registry.refresh_priority(name)
             elif not done.removed:
-                message = f"no controller {name} is registered here, so its priority breaks no tie; it is kept"
+                message = f"no controller {name} is registered, so its priority has no effect yet"
                 done.warnings.append(Warn(code="NotRegistered", message=message))
         return {
             "path": done.path,
@@ -243,76 +250,29 @@ class Worker:
             "warnings": done.warnings,
         }
 
-    # The registry
+    # Controllers
 
     async def _register(self, incoming: Incoming) -> dict[str, Any]:
         name = _sender(incoming)
-        said = _registers.decode(incoming.data or b"{}")
-        others = [controller for controller, _ in self._known.values()]
-        return await self._enter(name, lambda old: controller_registry.registered(old, name, said, others))
+        controller = await self._registry.register(name, _registers.decode(incoming.data or b"{}"))
+        return {"name": name, "controller": controller}
 
     async def _leave(self, incoming: Incoming) -> dict[str, Any]:
-        _registers.decode(incoming.data or b"{}")  # nothing in it matters, but junk is not a farewell
-        return await self._enter(
-            _sender(incoming), lambda old: controller_registry.left(old) if old is not None else None
-        )
+        _registers.decode(incoming.data or b"{}")  # no field matters, but an unreadable message is refused
+        name = _sender(incoming)
+        return {"name": name, "controller": await self._registry.leave(name)}
 
     async def _set(self, incoming: Incoming) -> dict[str, Any]:
-        said = _settings.decode(incoming.data)
-        return await self._enter(said.name, lambda old: None if said.remove else controller_registry.was_set(old, said))
-
-    async def _enter(self, name: str, change: Callable[[Controller | None], Controller | None]) -> dict[str, Any]:
-        key = token(name)
-
-        async def changed(entry: Entry | None) -> bytes | None:
-            old = _controllers.decode(entry.value) if entry is not None else None
-            new = change(old)
-            if new is None:
-                return None
-            new = msgspec.structs.replace(new, priority=self._life.resources.priority(name))
-            return entry.value if entry is not None and new == old else _encode(new)
-
-        try:
-            _, after = await self._registry.modify(key, changed)
-        except Conflict:
-            raise Refused(conflict(f"controller {name} keeps changing; try again")) from None
-        if after is None:
-            self._saw_controller(key, None, 0)
-            return {"name": name, "controller": None}
-        self._saw_controller(key, after.value, after.revision)
-        return {"name": name, "controller": _controllers.decode(after.value)}
-
-    async def _enter_builtins(self) -> None:
-        """On an empty registry, before the first document is taken: else one that comes before a controller has
-        registered would be decided without it, as if nobody had asked for labels."""
-        if self._known:
-            return
-        for spec in self._builtin_controllers:
-            key, value = token(spec.name), _encode(Controller(name=spec.name, policy="required", actions=spec.actions))
-            with contextlib.suppress(Conflict):  # another store, or the controller itself
-                self._saw_controller(key, value, await self._registry.create(key, value))
-
-    def _saw_controller(self, key: str, value: bytes | None, at: int) -> None:
-        if value is None:
-            self._known.pop(key, None)
-        else:
-            known = self._known.get(key)
-            if known is not None and known[1] >= at:
-                return
-            self._known[key] = (_controllers.decode(value), at)
-        kinds: dict[str, list[dict[str, Any]]] = {}
-        for controller, _ in self._known.values():
-            for kind, schema in controller.kinds.items():
-                kinds.setdefault(kind, []).append(schema)
-        self._kinds = kinds
+        setting = _settings.decode(incoming.data)
+        return {"name": setting.name, "controller": await self._registry.set(setting)}
 
 
 def _envelope(data: dict[str, Any]) -> str:
-    """What any message may have is no part of the document; the cause is."""
-    said = {field: data.pop(field, "") for field in ENVELOPE}
-    if wrong := [field for field, value in said.items() if type(value) is not str]:
+    """Removes the fields that every message may have from the document, and returns the cause."""
+    envelope = {field: data.pop(field, "") for field in ENVELOPE}
+    if wrong := [field for field, value in envelope.items() if type(value) is not str]:
         raise Refused(invalid([Violation(path=field, code="WrongType", message="must be text") for field in wrong]))
-    cause: str = said["cause"]
+    cause: str = envelope["cause"]
     return cause
 
 
@@ -325,7 +285,7 @@ def _controllers_of(paths: list[list[str]]) -> list[str]:
 
 
 def _sender(incoming: Incoming) -> str:
-    """The name is the subject's, on which only its owner may publish."""
+    """The name in the subject, on which only that controller may publish."""
     return untoken(incoming.subject.split(".")[2])
 
 
@@ -346,12 +306,12 @@ def _reply(name: str, done: Done) -> dict[str, Any]:
 
 
 async def main(settings: Settings, *, mesh: Mesh) -> None:
-    """Runs until it is cancelled or the broker is gone for good."""
+    """Runs until it is cancelled or the connection is closed for good."""
     bus = await Bus.connect(settings, worker="intents")
     try:
         worker = Worker(bus, mesh)
         await worker.start()
-        bus.vitals.show(worker.figures)
+        bus.vitals.show(worker.gauges)
         await bus.announce(worker.health)
         log.info("ready", **worker.health())
         await bus.closed.wait()

@@ -19,7 +19,7 @@ MAX_DEADLINE_MS = 60_000
 MAX_WEIGHT = 1000
 
 
-def registered(old: Controller | None, name: str, said: Register, others: Iterable[Controller] = ()) -> Controller:
+def register(old: Controller | None, name: str, said: Register, others: Iterable[Controller] = ()) -> Controller:
     """`others`: who is there already; of one kind there is one schema."""
     owners = {kind: other for other in others if other.name != name for kind in other.kinds}
     _check(name, said.deadline_ms, said.weight, said.kinds, owners)
@@ -39,7 +39,7 @@ def registered(old: Controller | None, name: str, said: Register, others: Iterab
     return msgspec.structs.replace(given, pinned=old.pinned, **{field: getattr(old, field) for field in old.pinned})
 
 
-def left(old: Controller) -> Controller | None:
+def leave(old: Controller) -> Controller | None:
     """None: forget it. What an operator set outlives the controller, which then is asked nothing."""
     kept = [field for field in old.pinned if field not in ("placement", "actions")]
     if not kept:
@@ -49,7 +49,7 @@ def left(old: Controller) -> Controller | None:
     )
 
 
-def was_set(old: Controller | None, said: Setting) -> Controller:
+def apply_setting(old: Controller | None, said: Setting) -> Controller:
     """Makes what is not there: so controllers that only speak NATS enter."""
     changes = {field: value for field in _SETTABLE if (value := getattr(said, field)) is not None}
     base = old if old is not None else Controller(name=said.name)

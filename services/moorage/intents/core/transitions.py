@@ -1,5 +1,5 @@
-"""What a change of a document does to its group: pure. The record that comes out is the whole change, one value to be
-written, and says what others are to be told once that is durable."""
+"""Plans the changes of groups: how a document, an intent or a step changes a group's record. Pure. The new record is one
+value to write; the event and the hint beside it are published once it is durable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .validate import Accepted, AcceptedIntent
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 Hint = Literal["", "decide", "withdraw"]
-#: What an operator can do to a group, and in which states.
+#: The steps an operator can take with a group, and the states in which each is possible.
 VERBS: dict[str, tuple[State, ...]] = {
     "approve": ("Created", "Terminated"),
     "instantiate": ("Approved", "Terminated", "InstantiateStopped", "TerminateStopped"),
@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[State, ...]] = {
     "delete": ("Created", "Approved", "Terminated", "TerminateStopped"),
 }
 _ENDED = ("Terminated", "TerminateStopped")
-#: The origin of groups that resources describe.
+#: The origin of groups that /v2 resources describe.
 V2 = "v2"
 
 
@@ -39,7 +39,7 @@ class _Resolved(msgspec.Struct, rename="camel"):
 
 
 class Head(msgspec.Struct, rename="camel"):
-    """What of a group's record is enough to know what a document changes: stores keep one per group in memory."""
+    """The part of a group's record that decides what a document changes. Stores keep one per group in memory."""
 
     group: str
     revision: int
@@ -62,7 +62,7 @@ class Head(msgspec.Struct, rename="camel"):
             digest=record.digest,
             created=record.created,
             resolved=_Resolved(record.resolved.instantiated),
-            attached=digest_of_raw(record.intents),
+            attached=digest_of_intents(record.intents),
             origin=record.origin,
             succeeds=record.succeeds,
             leaving=record.leaving,
@@ -79,7 +79,7 @@ _head = msgspec.json.Decoder(_Stored)
 
 def head_of(value: bytes) -> Head:
     stored = _head.decode(value)
-    attached = digest_of_raw(stored.intents)
+    attached = digest_of_intents(stored.intents)
     return Head(
         stored.group,
         stored.revision,
@@ -96,7 +96,7 @@ def head_of(value: bytes) -> Head:
 
 
 class Transition(NamedTuple):
-    """`record` None: nothing is written. `event` names what happened on `moorage.events.intents.<event>.<group>`."""
+    """`record` None: nothing is written. The event is published on `moorage.events.intents.<event>.<group>`."""
 
     record: GroupRecord | None
     outcome: str
@@ -105,7 +105,7 @@ class Transition(NamedTuple):
     warnings: tuple[Any, ...] = ()
 
 
-def digest_of_raw(documents: Mapping[str, Any]) -> str:
+def digest_of_intents(documents: Mapping[str, Any]) -> str:
     return _hash(documents) if documents else ""
 
 
@@ -113,24 +113,24 @@ def _hash(value: Any) -> str:
     return hashlib.blake2b(_canonical(value), digest_size=16).hexdigest()
 
 
-def raw(attached: Iterable[AcceptedIntent]) -> dict[str, dict[str, Any]]:
-    """As the group's record keeps them, by `Kind/name`."""
-    return {a.key: msgspec.to_builtins(a.document) for a in sorted(attached, key=lambda a: a.key)}
+def stored_intents(attached: Iterable[AcceptedIntent]) -> dict[str, dict[str, Any]]:
+    """The documents of intents by `Kind/name`, as the group's record keeps them."""
+    return {intent.key: msgspec.to_builtins(intent.document) for intent in sorted(attached, key=lambda i: i.key)}
 
 
-def applied(
+def apply_document(
     head: Head | None,
-    given: Accepted,
+    application: Accepted,
     data: dict[str, Any],
     attached: Iterable[AcceptedIntent],
     now: str,
     last: int = 0,
 ) -> Transition:
-    """An Application: approved and instantiated, or updated, or unchanged. `last` is the revision a deleted group of
-    this name ended with: the log has withdrawn everything up to it, so a new one starts above."""
-    own = list(attached)
-    kept = raw(own)
-    digest = _hash((given.document, kept))
+    """Applies an Application: it is approved and instantiated, updated, or unchanged. `last` is the last revision of a
+    deleted group of this name: the log has withdrawn everything up to it, so a new group starts above."""
+    standalone = list(attached)
+    intents = stored_intents(standalone)
+    digest = _hash((application.document, intents))
     if head is not None and head.state == "Instantiated" and head.digest == digest:
         return Transition(None, "unchanged")
     if head is None:
@@ -139,16 +139,18 @@ def applied(
         never_ran = head.state in ("Created", "Approved") and not head.resolved.instantiated
         revision = head.revision if never_ran else head.revision + 1
     since = head.resolved.instantiated if head is not None and head.state == "Instantiated" else now
-    resolved = resolve(given, own, revision=revision, instantiated=since)
+    resolved = resolve(application, standalone, revision=revision, instantiated=since)
     record = GroupRecord(
-        group=str(given.group),
+        group=str(application.group),
         revision=revision,
         state="Instantiated",
         resolved=resolved,
-        manifests={a.name: o.manifests for a, o in zip(given.document.spec.apps, given.objects, strict=True)},
+        manifests={
+            a.name: o.manifests for a, o in zip(application.document.spec.apps, application.objects, strict=True)
+        },
         document=data,
-        intents=kept,
-        labels=given.document.metadata.labels,
+        intents=intents,
+        labels=application.document.metadata.labels,
         created=head.created if head is not None else now,
         digest=digest,
         origin=head.origin if head is not None else "",
@@ -160,63 +162,63 @@ def applied(
     return Transition(record, outcome, event, "decide", tuple(resolved.warnings))
 
 
-def created(group: str, now: str, last: int) -> Transition:
-    """A group that resources describe: what they say is looked at when it is instantiated."""
+def create_group(group: str, now: str, last: int) -> Transition:
+    """Creates a group that /v2 resources describe. It is composed of them when it is instantiated."""
     name = GroupName.parse(group)
     resolved = Revision(group=group, revision=last + 1, tenant=name.project, apps=[])
     record = GroupRecord(group=group, revision=last + 1, state="Created", resolved=resolved, created=now, origin=V2)
     return Transition(record, "created", "accepted")
 
 
-def reattached(record: GroupRecord, given: Accepted, attached: Iterable[AcceptedIntent]) -> Transition:
-    """Intents of their own came, changed or went, or somebody asks for an update. What runs follows; what does not run
-    yet is only resolved anew, and what has ended waits until it is applied again."""
-    own = list(attached)
-    kept = raw(own)
-    digest = _hash((given.document, kept))
+def refresh_intents(record: GroupRecord, application: Accepted, attached: Iterable[AcceptedIntent]) -> Transition:
+    """Standalone intents changed, or an update is asked for. A running group gets a new revision; one that does not run
+    yet is only resolved again, and one that has ended stays as it is until it is applied again."""
+    standalone = list(attached)
+    intents = stored_intents(standalone)
+    digest = _hash((application.document, intents))
     if digest == record.digest or record.state in _ENDED:
         return Transition(None, "unchanged")
     running = record.state == "Instantiated"
     revision = record.revision + 1 if running else record.revision
-    resolved = resolve(given, own, revision=revision, instantiated=record.resolved.instantiated)
-    changed = msgspec.structs.replace(record, revision=revision, resolved=resolved, intents=kept, digest=digest)
+    resolved = resolve(application, standalone, revision=revision, instantiated=record.resolved.instantiated)
+    changed = msgspec.structs.replace(record, revision=revision, resolved=resolved, intents=intents, digest=digest)
     return Transition(changed, "updated", "updated", "decide" if running else "", tuple(resolved.warnings))
 
 
-def acted(record: GroupRecord, verb: str, now: str) -> Transition:
-    """approve, instantiate, redecide, stop and terminate. Raises Refused in a wrong state, naming it."""
+def take_step(record: GroupRecord, verb: str, now: str) -> Transition:
+    """Approves, instantiates, redecides, stops or terminates a group. Raises Refused in a state that forbids it."""
     check_state(record.group, record.state, verb)
-    if record.leaving:  # somebody changed their mind
+    if record.leaving:  # the request to delete it is overruled
         record = msgspec.structs.replace(record, leaving="")
     if verb == "stop":
-        # What is decided stays, what is being taken away goes; nothing new begins.
+        # Placed pods stay, pods being removed are removed; nothing new begins.
         state: State = "InstantiateStopped" if record.state == "Instantiated" else "TerminateStopped"
         return Transition(msgspec.structs.replace(record, state=state), "stopped", "stopped")
     if verb == "approve":
         return Transition(msgspec.structs.replace(record, state="Approved"), "approved", "approved")
     if verb == "terminate":
         return Transition(msgspec.structs.replace(record, state="Terminated"), "terminated", "terminated", "withdraw")
-    if verb == "redecide":  # nothing of it changed, but where it may run did
+    if verb == "redecide":  # the documents are the same, but a cluster is not
         again: Revision = msgspec.structs.replace(record.resolved, revision=record.revision + 1)
         return Transition(
             msgspec.structs.replace(record, revision=again.revision, resolved=again), "updated", "updated", "decide"
         )
-    # What was terminated is withdrawn up to its revision, also where it was approved again since.
-    fresh = not record.resolved.instantiated
-    revision = record.revision if fresh else record.revision + 1
+    # A terminated group is withdrawn up to its revision, even if it was approved again since.
+    never_ran = not record.resolved.instantiated
+    revision = record.revision if never_ran else record.revision + 1
     resolved: Revision = msgspec.structs.replace(record.resolved, revision=revision, instantiated=now)
     changed = msgspec.structs.replace(record, state="Instantiated", revision=revision, resolved=resolved)
     return Transition(changed, "instantiated", "instantiated", "decide", tuple(resolved.warnings))
 
 
-def leaving(record: GroupRecord, now: str, cause: str) -> Transition:
-    """It is terminated if it is not yet, and forgotten once nothing of it runs: written with it, so that nobody's end
-    makes it forgotten."""
+def leave(record: GroupRecord, now: str, cause: str) -> Transition:
+    """Terminates the group, and records that it is to be deleted once nothing of it runs. Any store does that, also after
+    the one that was asked has died."""
     if record.leaving:
         return Transition(None, "leaving")
     if record.state in _ENDED:
         return Transition(msgspec.structs.replace(record, leaving=cause), "leaving", "leaving")
-    change = acted(record, "terminate", now)
+    change = take_step(record, "terminate", now)
     assert change.record is not None
     return change._replace(record=msgspec.structs.replace(change.record, leaving=cause), outcome="leaving")
 
@@ -224,7 +226,7 @@ def leaving(record: GroupRecord, now: str, cause: str) -> Transition:
 def check_state(group: str, state: State, verb: str) -> None:
     allowed = VERBS[verb]
     if state not in allowed:
-        # What others do with a group (drain a cluster) is no step that its owner takes.
+        # Draining a cluster redecides groups; their owner does not.
         possible = [v for v, states in VERBS.items() if state in states and v != "redecide"]
         raise Refused(
             wrong_state(f"{group} is {state}; {verb} needs {' or '.join(allowed)}; possible now: {', '.join(possible)}")

@@ -111,7 +111,7 @@ def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
     return AcceptedIntent(document, spec, group)
 
 
-def stored(data: dict[str, Any]) -> AcceptedIntent:
+def read_stored(data: dict[str, Any]) -> AcceptedIntent:
     """An intent that was accepted before, by whatever schema then held."""
     document = msgspec.convert(data, IntentDocument)
     builtin = BUILTIN.get(document.kind)

@@ -1,35 +1,26 @@
-"""The life of groups: those that resources describe are composed when they begin and at each update; what is only a word
-about a group's state is the same for all. A group that takes another's place ends it once it runs itself."""
+"""Takes groups through the steps of their life. A group that /v2 resources describe is composed of them when it begins and
+at each update; all other steps are the same for every group."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, NamedTuple
 
 import msgspec
-import structlog
 
-from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, now_text
-from moorage.bus.kv import Entry
-from moorage.mesh import stores
-from moorage.model.desired import GroupStatus
+from moorage.bus import Bus, Entry, now_text
 from moorage.model.groups import Action, GroupRecord
-from moorage.model.names import GroupName, group_tokens
+from moorage.model.names import GroupName
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
-from moorage.model.reasons import Warn
 from moorage.model.v2_resources import Changed, Path, group_name, group_path
 
 from ..cache import CachedGroup
 from ..core import transitions, v2_compose, validate
 from ..core.transitions import Transition
 from ..core.validate import Accepted
-from ..store import Done, GroupStore
+from ..store import Done, GroupStore, application_of, record_of
 from . import charts
+from .follow_up import FollowUp
 from .resource_store import ResourceStore
-
-log = structlog.get_logger("intents")
-_records = msgspec.json.Decoder(GroupRecord)
-_statuses = msgspec.json.Decoder(GroupStatus)
 
 VERBS = (
     "approve",
@@ -44,19 +35,18 @@ VERBS = (
     "leave",  # terminate, and delete once that is done
 )
 MAX_ACTIONS = 50
-#: A group that replaces another is looked at again after so long, whatever was heard.
-SWEEP = 5.0
-#: What a verb leads to: where it has led there already, saying it again changes nothing.
+#: The states that a verb leads to. Repeating it there changes nothing.
 _REACHED = {
     "approve": ("Approved",),
     "instantiate": ("Instantiated",),
     "stop": ("InstantiateStopped", "TerminateStopped"),
     "terminate": ("Terminated",),
 }
+_RUNNING = ("Instantiated", "InstantiateStopped")
 
 
-class Order(NamedTuple):
-    """`repeat`: a step that was taken already is no mistake. `target`: the group that takes this one's place."""
+class StepRequest(NamedTuple):
+    """`repeat`: a step that was taken already is not an error. `target`: the group that takes this one's place."""
 
     group: str
     verb: str
@@ -69,48 +59,50 @@ class Order(NamedTuple):
 
 class Lifecycle:
     def __init__(self, bus: Bus, store: GroupStore) -> None:
-        self._bus, self._store, self._copies = bus, store, store.copies
-        self.resources = ResourceStore(bus, self._stands)
-        self._statuses = bus.bucket(stores.STATUS)
-        self._look = asyncio.Event()
+        self._store, self._cache = store, store.cache
+        self.resources = ResourceStore(bus, self._is_made_by_application)
+        self._follow_up = FollowUp(bus, store, self._terminate_again)
 
     async def start(self) -> None:
-        await self.resources.start()
-        for phase in ("running", "terminated"):
-            await self._bus.subscribe(f"moorage.events.decisions.{phase}.>", self._heard, max_bytes=MAX_PAYLOAD)
-        self._bus.spawn(self._finish())
+        await self.resources.copy.start()
+        await self._follow_up.start()
 
     # --- groups and resources ----------------------------------------------------------------------------------------
 
-    def _stands(self, path: Path) -> bool:
-        """A project, composite app or group that an Application made."""
+    def _is_made_by_application(self, path: Path) -> bool:
+        """Whether the path is of a project, composite app or group that an Application made."""
         if len(path) == 7 and path[5] == "deployment-intent-groups":
-            head = self._copies.head(group_name(path))
+            head = self._cache.head(group_name(path))
             return head is not None and head.origin != transitions.V2
         if path[0] != "projects" or len(path) not in (2, 5):
             return False
-        wanted = path[1::2] if len(path) == 2 else (path[1], path[3], path[4])
+        names = path[1::2] if len(path) == 2 else (path[1], path[3], path[4])
         return any(
-            tuple(head.group.split("/")[: len(wanted)]) == wanted
-            for head in self._copies.heads()
+            tuple(head.group.split("/")[: len(names)]) == names
+            for head in self._cache.heads()
             if head.origin != transitions.V2
         )
 
-    def described(self, group: str) -> bool:
+    def is_described(self, group: str) -> bool:
+        """Whether /v2 resources describe the group."""
         return self.resources.tree.get(group_path(group)) is not None
 
-    async def open(self, group: str, cause: str) -> Done:
-        """The record of a group whose resource was just made."""
+    def _was_described(self, group: str) -> bool:
+        head = self._cache.head(group)
+        return head is not None and head.origin == transitions.V2
+
+    async def create_record(self, group: str, cause: str) -> Done:
+        """Creates the record of a group whose resource was just created."""
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             if entry is not None:
                 return Transition(None, "unchanged")
-            return _stamped(transitions.created(group, now_text(), await self._store.last(group)), [])
+            return _with_action(transitions.create_group(group, now_text(), await self._store.last_revision(group)), [])
 
         return await self._store.change(group, plan, cause)
 
-    async def close(self, group: str, cause: str) -> None:
-        """Forgets the record; refused while the group lives."""
+    async def _delete_record(self, group: str, cause: str) -> None:
+        """Refused in a state in which the group may not be deleted."""
         try:
             await self._store.delete_group(group, cause)
         except Refused as refusal:
@@ -119,249 +111,194 @@ class Lifecycle:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    async def act(self, order: Order) -> Done:
-        if order.verb not in VERBS:
-            detail = f"{order.verb!r} is none of {', '.join(VERBS)}"
+    async def act(self, step: StepRequest) -> Done:
+        if step.verb not in VERBS:
+            detail = f"{step.verb!r} is not one of {', '.join(VERBS)}"
             raise Refused(Problem(title="Unknown verb", status=400, code="UnknownVerb", detail=detail))
-        if not self.described(order.group) and self._copies.head(order.group) is None:
-            await self.resources.caught_up()  # another store may just have made it
-        if order.verb == "leave":
-            return await self._leave(order)
-        if order.verb == "migrate":
-            return await self._migrate(order)
-        if order.verb == "rollback":
-            return await self._rollback(order)
-        if self.described(order.group) or self._missed(order.group):
-            if order.verb == "delete":
-                return await self._delete(order)
-            if order.verb in ("instantiate", "update"):
-                return await self._begin(order)
-            return await self._step(order)
-        if order.repeat or order.verb == "stop":
-            return await self._step(order)
-        return await self._store.act(order.group, order.verb, order.cause)
+        if not self.is_described(step.group) and self._cache.head(step.group) is None:
+            await self.resources.copy.caught_up()  # another store may just have created it
+        if step.verb == "leave":
+            return await self._leave(step)
+        if step.verb == "migrate":
+            return await self._migrate(step)
+        if step.verb == "rollback":
+            return await self._rollback(step)
+        if self.is_described(step.group) or self._was_described(step.group):
+            if step.verb == "delete":
+                return await self._delete(step)
+            if step.verb in ("instantiate", "update"):
+                return await self._compose(step)
+            return await self._change_state(step)
+        if step.repeat or step.verb == "stop":
+            return await self._change_state(step)
+        return await self._store.act(step.group, step.verb, step.cause)
 
-    def _missed(self, group: str) -> bool:
-        head = self._copies.head(group)
-        return head is not None and head.origin == transitions.V2
+    async def _terminate_again(self, group: str) -> Done:
+        return await self.act(StepRequest(group, "terminate", repeat=True))
 
-    async def _step(self, order: Order) -> Done:
-        """What needs only the record."""
+    async def _change_state(self, step: StepRequest) -> Done:
+        """Takes a step that needs nothing but the record."""
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
-            record, fresh = await self._record(order.group, entry)
-            if order.repeat and record.state in _REACHED.get(order.verb, ()):
-                if order.verb == "terminate":
-                    await self._store.events.withdraw(order.group, record.revision, order.cause)
-                return Transition(fresh, "unchanged")
-            if order.verb == "update":
-                transitions.check_state(order.group, record.state, "update")
-                given = validate.application(record.document, GroupName.parse(record.group))
-                return transitions.reattached(record, given, self._copies.of(order.group))
-            change = transitions.acted(record, order.verb, now_text())
-            if order.verb in ("stop", "terminate") and change.record is not None:
+            record = await self._record(step.group, entry)
+            if step.repeat and record.state in _REACHED.get(step.verb, ()):
+                if step.verb == "terminate":
+                    await self._store.events.withdraw(step.group, record.revision, step.cause)
+                return Transition(record if entry is None else None, "unchanged")
+            if step.verb == "update":
+                transitions.check_state(step.group, record.state, "update")
+                return transitions.refresh_intents(record, application_of(record), self._cache.intents_of(step.group))
+            change = transitions.take_step(record, step.verb, now_text())
+            if step.verb in ("stop", "terminate") and change.record is not None:
                 change.record.succeeds = ""
-            return _stamped(change, record.actions)
+            return _with_action(change, record.actions)
 
-        return await self._store.change(order.group, plan, order.cause)
+        return await self._store.change(step.group, plan, step.cause)
 
-    async def _record(self, group: str, entry: Entry | None) -> tuple[GroupRecord, GroupRecord | None]:
-        """The stored record; of a group whose record is still to be made, one that is (second, too)."""
+    async def _record(self, group: str, entry: Entry | None) -> GroupRecord:
+        """The stored record, or a new one where the group's resource is there and its record is not."""
         if entry is not None:
-            return _records.decode(entry.value), None
-        if not self.described(group):
+            return record_of(entry)
+        if not self.is_described(group):
             raise Refused(not_found(f"group {group}"))
-        record = transitions.created(group, now_text(), await self._store.last(group)).record
+        record = transitions.create_group(group, now_text(), await self._store.last_revision(group)).record
         assert record is not None
-        return record, record
+        return record
 
-    async def _begin(self, order: Order, succeeds: str = "", warnings: tuple[Warn, ...] = ()) -> Done:
-        """Instantiate or update: the resources as they are now become the group's document."""
-        group = GroupName.parse(order.group)
-        now = await self._store.record(order.group)
-        state = now.state if now is not None else "Created"
-        if order.verb == "instantiate" and order.repeat and state == "Instantiated":
-            return await self._step(order)
-        transitions.check_state(order.group, state, order.verb)
-        await self.resources.caught_up()
-        if not self.described(order.group):
-            raise Refused(not_found(f"group {order.group}"))
+    async def _compose(self, step: StepRequest, succeeds: str = "") -> Done:
+        """Instantiates or updates: the resources as they are now become the group's document."""
+        group = GroupName.parse(step.group)
+        stored = await self._store.record(step.group)
+        state = stored.state if stored is not None else "Created"
+        if step.verb == "instantiate" and step.repeat and state == "Instantiated":
+            return await self._change_state(step)
+        transitions.check_state(step.group, state, step.verb)
+        await self.resources.copy.caught_up()
+        if not self.is_described(step.group):
+            raise Refused(not_found(f"group {step.group}"))
         composed = await v2_compose.compose(self.resources.tree, group, charts.render)
-        given = _accepted(composed.document, group)
+        application = _accepted(composed.document, group)
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
-            record, _ = await self._record(order.group, entry)
-            if order.repeat and order.verb == "instantiate" and record.state == "Instantiated":
-                return Transition(None, "unchanged")  # somebody did the same at this moment
-            transitions.check_state(order.group, record.state, order.verb)
-            own = self._copies.of(order.group)
+            record = await self._record(step.group, entry)
+            if step.repeat and step.verb == "instantiate" and record.state == "Instantiated":
+                return Transition(None, "unchanged")  # another request did the same meanwhile
+            transitions.check_state(step.group, record.state, step.verb)
+            attached = self._cache.intents_of(step.group)
             head = transitions.Head.of(record)
-            change = transitions.applied(head, given, composed.document, own, now_text())
+            change = transitions.apply_document(head, application, composed.document, attached, now_text())
             if change.record is not None:
                 change.record.succeeds = succeeds
                 outcome = "instantiated" if change.event == "instantiated" else change.outcome
-                change = change._replace(outcome=outcome, warnings=(*composed.warnings, *warnings, *change.warnings))
-            return _stamped(change, record.actions)
+                change = change._replace(outcome=outcome, warnings=(*composed.warnings, *change.warnings))
+            return _with_action(change, record.actions)
 
-        return await self._store.change(order.group, plan, order.cause)
+        return await self._store.change(step.group, plan, step.cause)
 
-    async def _rollback(self, order: Order) -> Done:
-        """An older revision's document and manifests, as a new revision: decided anew, so capacity is checked anew."""
+    async def _rollback(self, step: StepRequest) -> Done:
+        """Makes an older revision's document and manifests a new revision, which is decided like any other, so that
+        capacity is checked again."""
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
-            record, _ = await self._record(order.group, entry)
-            if record.state not in ("Instantiated", "InstantiateStopped"):
-                raise Refused(
-                    wrong_state(f"{order.group} is {record.state}; rollback needs Instantiated or InstantiateStopped")
-                )
-            wanted = order.revision or record.revision - 1
-            if wanted == record.revision:
+            record = await self._record(step.group, entry)
+            _check_running(step.group, record.state, "rollback")
+            revision = step.revision or record.revision - 1
+            if revision == record.revision:
                 return Transition(None, "unchanged")
-            older = await self._store.older(order.group, wanted)
+            older = await self._store.older(step.group, revision)
             if older is None or not older.document:
-                raise Refused(not_found(f"revision {wanted} of {order.group}"))
-            given = validate.application(older.document, GroupName.parse(order.group))
-            # What it was, whatever it is compared with: equal documents are a new revision, too.
+                raise Refused(not_found(f"revision {revision} of {step.group}"))
+            application = validate.application(older.document, GroupName.parse(step.group))
+            # Without a digest, a document equal to the present one makes a new revision, too.
             head = msgspec.structs.replace(transitions.Head.of(record), digest="")
-            own = self._copies.of(order.group)
-            change = transitions.applied(head, given, older.document, own, now_text())
-            return _stamped(change._replace(event="updated"), record.actions)
+            attached = self._cache.intents_of(step.group)
+            change = transitions.apply_document(head, application, older.document, attached, now_text())
+            return _with_action(change._replace(event="updated"), record.actions)
 
-        return await self._store.change(order.group, plan, order.cause)
+        return await self._store.change(step.group, plan, step.cause)
 
-    async def _delete(self, order: Order) -> Done:
-        await self.delete([group_path(order.group)], order.cause)
-        return Done(order.group, 0, "", "deleted")
+    async def _delete(self, step: StepRequest) -> Done:
+        await self.delete([group_path(step.group)], step.cause)
+        return Done(step.group, 0, "", "deleted")
 
     async def delete(self, paths: list[Path], cause: str, if_match: int | None = None) -> Changed:
-        """Groups with their records, all or none."""
-        await self.resources.caught_up()
+        """Deletes groups with their records, all or none."""
+        await self.resources.copy.caught_up()
         for path in paths:
-            self.resources.may_go(path, if_match)
+            self.resources.check_deletable(path, if_match)
             record = await self._store.record(group_name(path))
             if record is not None:
                 transitions.check_state(record.group, record.state, "delete")
         for path in paths:
-            await self.close(group_name(path), cause)
-        return await self.resources.remove(paths)
+            await self._delete_record(group_name(path), cause)
+        return await self.resources.delete(paths)
 
-    async def _leave(self, order: Order) -> Done:
-        done = await self._store.leave(order.group, order.cause, order.if_match)
-        if done.outcome == "leaving" and (head := self._copies.head(order.group)) is not None:
-            return await self._gone(head) or done
+    async def _leave(self, step: StepRequest) -> Done:
+        done = await self._store.leave(step.group, step.cause, step.if_match)
+        if done.outcome == "leaving" and (head := self._cache.head(step.group)) is not None:
+            return await self._follow_up.delete_if_ended(head) or done
         return done
-
-    async def _gone(self, head: transitions.Head) -> Done | None:
-        """Forgets what is to leave if nothing of it runs, as the patcher says it. None: not yet."""
-        at = self._copies.at(head)
-        status = await self._status(head.group)
-        if status is None or status.phase != "Terminated" or status.revision != head.revision:
-            return None
-        try:
-            return await self._store.delete_group(head.group, head.leaving, at)
-        except Refused as refusal:  # gone already, or somebody wants it again
-            if refusal.problem.status in (404, 409, 412):
-                return None
-            raise
-
-    async def _status(self, group: str) -> GroupStatus | None:
-        entry = await self._statuses.get(group_tokens(group))
-        return _statuses.decode(entry.value) if entry is not None else None
 
     # --- one group in place of another -------------------------------------------------------------------------------
 
-    async def _migrate(self, order: Order) -> Done:
-        """The target begins now; the group ends when the target runs: until then both have their room."""
-        if not order.target:
-            message = "is required: the group that takes this one's place"
-            raise Refused(invalid([Violation(path="spec.targetDigName", code="Required", message=message)]))
-        head, target = await self._store.record(order.group), await self._store.record(order.target)
-        if head is None:
-            raise Refused(not_found(f"group {order.group}"))
-        if order.target == order.group:
-            message = "is the group itself"
-            raise Refused(invalid([Violation(path="spec.targetDigName", code="Contradiction", message=message)]))
-        if target is None and not self.described(order.target):
-            raise Refused(not_found(f"group {order.target}"))
-        if target is not None and target.state == "Instantiated" and target.succeeds == order.group and order.repeat:
-            return Done(order.target, target.revision, target.state, "unchanged")
-        if head.state not in ("Instantiated", "InstantiateStopped"):
-            raise Refused(
-                wrong_state(f"{order.group} is {head.state}; migrate needs Instantiated or InstantiateStopped")
-            )
-        state = target.state if target is not None else "Created"
-        if state != "Approved":
-            raise Refused(wrong_state(f"{order.target} is {state}; migrate needs a target that is Approved"))
-        begin = Order(order.target, "instantiate", order.cause)
-        if self.described(order.target):
-            return await self._begin(begin, succeeds=order.group)
+    async def _migrate(self, step: StepRequest) -> Done:
+        """Begins the target now. The group ends when the target runs; until then both hold their capacity."""
+        begun = await self._check_migration(step)
+        if begun is not None:
+            return begun
+        instantiate = StepRequest(step.target, "instantiate", step.cause)
+        if self.is_described(step.target):
+            return await self._compose(instantiate, succeeds=step.group)
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
-            record, _ = await self._record(order.target, entry)
-            change = transitions.acted(record, "instantiate", now_text())
+            change = transitions.take_step(await self._record(step.target, entry), "instantiate", now_text())
             if change.record is not None:
-                change.record.succeeds = order.group
+                change.record.succeeds = step.group
             return change
 
-        return await self._store.change(order.target, plan, order.cause)
+        return await self._store.change(step.target, plan, step.cause)
 
-    def _heard(self, _subject: str, _data: bytes) -> None:
-        self._look.set()
+    async def _check_migration(self, step: StepRequest) -> Done | None:
+        """Returns what a repeated request is answered; None: the migration may begin."""
+        if not step.target:
+            raise _invalid_target("Required", "is required: the group that takes this one's place")
+        group, target = await self._store.record(step.group), await self._store.record(step.target)
+        if group is None:
+            raise Refused(not_found(f"group {step.group}"))
+        if step.target == step.group:
+            raise _invalid_target("Contradiction", "is the group itself")
+        if target is None and not self.is_described(step.target):
+            raise Refused(not_found(f"group {step.target}"))
+        if target is not None and target.state == "Instantiated" and target.succeeds == step.group and step.repeat:
+            return Done(step.target, target.revision, target.state, "unchanged")
+        _check_running(step.group, group.state, "migrate")
+        state = target.state if target is not None else "Created"
+        if state != "Approved":
+            raise Refused(wrong_state(f"{step.target} is {state}; migrate needs a target that is Approved"))
+        return None
 
-    async def _finish(self) -> None:
-        """Ends the groups whose successors run, and forgets those that leave. Any store may do it, and a second time
-        does nothing: what was begun is ended whoever is no more."""
-        while True:
-            try:
-                async with asyncio.timeout(SWEEP):
-                    await self._look.wait()
-            except TimeoutError:
-                pass
-            self._look.clear()
-            for head in [h for h in self._copies.heads() if h.leaving or (h.succeeds and h.state == "Instantiated")]:
-                try:
-                    if head.leaving:
-                        await self._gone(head)
-                        continue
-                    status = await self._status(head.group)
-                    if status is None or status.phase != "Running" or status.revision < head.revision:
-                        continue
-                    await self._end(head.group, head.succeeds)
-                except NoAnswer:
-                    continue
-                except Refused as refusal:
-                    log.warning("what was begun is tried again", group=head.group, problem=refusal.problem.detail)
 
-    async def _end(self, successor: str, group: str) -> None:
-        try:
-            await self.act(Order(group, "terminate", repeat=True))
-        except Refused as refusal:
-            if refusal.problem.status not in (404, 409):
-                raise
+def _check_running(group: str, state: str, verb: str) -> None:
+    if state not in _RUNNING:
+        raise Refused(wrong_state(f"{group} is {state}; {verb} needs {' or '.join(_RUNNING)}"))
 
-        async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
-            if entry is None:
-                return Transition(None, "absent")
-            record = _records.decode(entry.value)
-            if record.succeeds != group:
-                return Transition(None, "unchanged")
-            return Transition(msgspec.structs.replace(record, succeeds=""), "updated", "succeeded")
 
-        await self._store.change(successor, plan, "")
+def _invalid_target(code: str, message: str) -> Refused:
+    return Refused(invalid([Violation(path="spec.targetDigName", code=code, message=message)]))
 
 
 def _accepted(document: dict[str, Any], group: GroupName) -> Accepted:
-    """What does not hold together is no fault of the request that begins the group."""
+    """Refuses with 409 instead of 400: the resources are wrong, not the request that instantiates the group."""
     try:
         return validate.application(document, group)
     except Refused as refusal:
         raise Refused(msgspec.structs.replace(refusal.problem, status=409)) from None
 
 
-def _stamped(change: Transition, before: list[Action]) -> Transition:
-    """With the step among the actions of the record."""
+def _with_action(change: Transition, before: list[Action]) -> Transition:
+    """Adds the step to the actions of the record."""
     record = change.record
     if record is not None:
-        step = Action(state=record.state, time=now_text(), revision=record.revision)
-        record.actions = [*before, step][-MAX_ACTIONS:]
+        action = Action(state=record.state, time=now_text(), revision=record.revision)
+        record.actions = [*before, action][-MAX_ACTIONS:]
     return change
