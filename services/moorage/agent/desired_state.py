@@ -12,6 +12,7 @@ import structlog
 
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
+from moorage.model.problems import Refused
 
 from .app_reconciler import AppReconciler
 from .app_records import AppRecord, AppRecordContent, label_of
@@ -20,7 +21,6 @@ from .context import ClusterContext, Spawn
 log = structlog.get_logger("agent")
 
 ANSWER = 5.0
-_reply = msgspec.json.Decoder(DesiredReply).decode
 
 
 class DesiredStateClient:
@@ -60,7 +60,7 @@ class DesiredStateClient:
             try:
                 await self._ask()
                 pause = self._period()
-            except (NoAnswer, msgspec.DecodeError) as error:
+            except (NoAnswer, Refused, msgspec.DecodeError) as error:
                 log.debug("asking what should run", error=str(error))
                 pause = 1.0
             with contextlib.suppress(TimeoutError):
@@ -72,10 +72,7 @@ class DesiredStateClient:
         part = 0
         while True:
             payload = DesiredAsk(have=have, part=part)
-            data = await self._bus.request(subjects.desired("get", self._cluster), payload, timeout=ANSWER)
-            if data.startswith(b'{"problem"'):
-                raise NoAnswer(data[:300].decode("utf-8", "replace"))
-            reply = _reply(data)
+            reply = await self._bus.call(subjects.desired("get", self._cluster), payload, DesiredReply, timeout=ANSWER)
             if reply.generation < self._generation:
                 raise NoAnswer("an answer of a patcher that was replaced")
             self._generation = reply.generation
@@ -108,11 +105,9 @@ class DesiredStateClient:
                 confirm = self._confirms.pop(name)
                 try:
                     subject = subjects.desired("confirm", self._cluster)
-                    data = await self._bus.request(subject, confirm, timeout=ANSWER + 1)
-                    if data.startswith(b'{"problem"'):
-                        raise NoAnswer(data[:300].decode("utf-8", "replace"))
+                    await self._bus.call(subject, confirm, msgspec.Raw, timeout=ANSWER + 1)
                     pause = 0.2
-                except NoAnswer as error:
+                except (NoAnswer, Refused) as error:
                     log.debug("a confirmation was not taken", error=str(error))
                     self._confirms.setdefault(name, confirm)
                     self._telling.set()

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, NoAnswer, new_id, subjects
+from moorage.model.problems import Refused
 from moorage.model.reports import ReportReply, parts_of
 
 from .core.cluster_state import ClusterState, NodeRows
@@ -26,7 +27,6 @@ ANSWER = 3.0
 #: A view older than this is nobody's to decide on: we fall silent, and the cluster becomes stale.
 TOO_OLD = 15.0
 
-_reply = msgspec.json.Decoder(ReportReply).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -116,10 +116,9 @@ class Reporting:
         pause = 0.2
         while True:
             try:
-                data = await self._bus.request(self._subject, payload, timeout=ANSWER)
-                if not data.startswith(b'{"problem"'):
-                    return _reply(data)
-                log.warning("a report was not taken", answer=data[:300].decode("utf-8", "replace"))
+                return await self._bus.call(self._subject, payload, ReportReply, timeout=ANSWER)
+            except Refused as refused:
+                log.warning("a report was refused", code=refused.problem.code, detail=refused.problem.detail)
             except NoAnswer:
                 pass
             except msgspec.DecodeError as error:
@@ -140,6 +139,9 @@ async def leave(bus: Bus, cluster: str, session: str) -> None:
     me = new_id().encode()
     head = b'{"id":"%b.1","session":"%b","seq":1,"asOf":%.3f,"kind":"full","leaving":true,"succeeds":%b}'
     payload = head % (me, me, time.time(), _encode(session))
-    reply = _reply(await bus.request(subjects.reports(cluster, SOURCE), payload, timeout=10))
+    try:
+        reply = await bus.call(subjects.reports(cluster, SOURCE), payload, ReportReply, timeout=10)
+    except Refused as refused:
+        raise NoAnswer(str(refused)) from refused
     if reply.refused:
         raise NoAnswer(reply.refused)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from moorage.bus import Bus, NoAnswer
-from moorage.model.problems import Problem, Refused
+from moorage.model.problems import Refused, problem_in
 
 from .responses import encode, unavailable
 
@@ -15,13 +15,6 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 #: Who answers on which subjects, in words for those who wait in vain.
 _WHO = {"intents": "the intent store", "merger": "the merger", "patcher": "the patcher", "sim": "the simulator"}
-
-
-class _Head(msgspec.Struct):
-    problem: Problem | None = None
-
-
-_head = msgspec.json.Decoder(_Head).decode
 
 
 #: After so long a question is asked once more: mostly because who had it is dead.
@@ -44,10 +37,10 @@ async def fetch(
     repeat = None if again is None else (patience, again if isinstance(again, bytes) else encode(again))
     try:
         reply = await bus.request(subject, data, timeout=timeout, again=repeat)
-        problem = _head(reply).problem
+        problem = problem_in(reply)
         if repeat is not None and problem is not None and problem.code == "Ending":
             reply = await bus.request(subject, repeat[1], timeout=timeout)
-            problem = _head(reply).problem
+            problem = problem_in(reply)
     except NoAnswer as error:
         area = subject.split(".")[1]
         who = _WHO.get(area, area)

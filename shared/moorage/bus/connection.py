@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import nats.errors
@@ -21,7 +21,7 @@ from nats.nuid import NUID
 
 from moorage.mesh import subjects
 from moorage.model.events import Event
-from moorage.model.problems import UNREADABLE, Problem, Refused, unreadable
+from moorage.model.problems import UNREADABLE, Problem, Refused, problem_in, unreadable
 from moorage.parsing.redaction import loggable_excerpt
 from moorage.telemetry import HANDLED, Handled, ProcessHealth, tracing
 
@@ -30,6 +30,7 @@ from .metrics import BusMetrics
 from .settings import Settings
 
 log = structlog.get_logger("bus")
+T = TypeVar("T")
 _ids = NUID()
 MAX_PAYLOAD = 8 << 20
 #: How long who ends goes on with what it has in hand.
@@ -180,6 +181,13 @@ class Connection:
         another one of its kind alive. The first answer counts."""
         msg = await self.exchange(subject, payload, timeout=timeout, again=again)
         return msg.data
+
+    async def call(self, subject: str, payload: bytes | msgspec.Struct, type: type[T], *, timeout: float = 2.0) -> T:
+        """Requests an answer of this type. Raises Refused with the problem that the worker answered instead."""
+        data = await self.request(subject, payload, timeout=timeout)
+        if (problem := problem_in(data)) is not None:
+            raise Refused(problem)
+        return msgspec.json.decode(data, type=type)
 
     async def exchange(
         self,

@@ -57,6 +57,23 @@ class Refused(Exception):
         self.problem = problem
 
 
+class _Refusal(msgspec.Struct):
+    problem: Problem | None = None
+
+
+_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def problem_in(answer: bytes) -> Problem | None:
+    """Returns the problem of an answer that refuses a request; None for any other answer."""
+    if b'"problem"' not in answer:
+        return None
+    try:
+        return _refusal(answer).problem
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return unreadable(error)
+
+
 def invalid(errors: list[Violation], detail: str = "") -> Problem:
     first = f"{errors[0].path}: {errors[0].message}" if errors else "the document is not valid"
     return Problem(title="Not valid", status=400, code="Invalid", detail=detail or first, errors=errors)

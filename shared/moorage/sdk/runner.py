@@ -79,13 +79,14 @@ class ControllerRunner:
                 together=declared.candidates is not None,
             )
             while True:
-                with contextlib.suppress(NoAnswer):
-                    reply = await self._bus.request(subjects.controller(declared.name, "register"), message)
-                    if problem := msgspec.json.decode(reply).get("problem"):
-                        if problem.get("status") not in (500, 503):
-                            raise CannotRun(f"controller {declared.name} was refused: {problem.get('detail')}")
-                    else:
-                        break
+                try:
+                    await self._bus.call(subjects.controller(declared.name, "register"), message, msgspec.Raw)
+                    break
+                except Refused as refused:
+                    if refused.problem.status not in (500, 503):
+                        raise CannotRun(f"controller {declared.name} was refused: {refused}") from refused
+                except NoAnswer:
+                    pass
                 await asyncio.sleep(0.2)
 
     async def changed(self, name: str) -> None:

@@ -13,7 +13,7 @@ from moorage.candidates import DecodedAnswer, Mask, WeightedAnswer, decode_answe
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Asked
 from moorage.model.controllers import Controller
-from moorage.model.problems import Problem
+from moorage.model.problems import problem_in
 from moorage.model.reasons import Reason, Warn
 from moorage.model.replies import Reply
 
@@ -26,14 +26,7 @@ MAX_WARNINGS = 32
 _TIE = 1e-6
 
 
-class _Said(Answer, kw_only=True):
-    """An answer, or the problem that a worker's shell answers with instead; without it a refusal would look like an
-    answer that allows everything."""
-
-    problem: Problem | None = None
-
-
-_decode = msgspec.json.Decoder(_Said).decode
+_decode = msgspec.json.Decoder(Answer).decode
 
 
 def without(opinion: DecodedAnswer, late: Mask) -> DecodedAnswer:
@@ -73,9 +66,9 @@ def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer,
     if len(data) > MAX_ANSWER:
         return f"the answer has {len(data)} bytes; at most {MAX_ANSWER} are read"
     try:
+        if (problem := problem_in(data)) is not None:  # decoded as an answer it would allow everything
+            return problem.detail or problem.title
         said = _decode(data)
-        if said.problem is not None:
-            return said.problem.detail or said.problem.title
         if said.error:
             return said.error[:500]
         opinion = decode_answer(said, apps, fleet.ids, fleet.size)

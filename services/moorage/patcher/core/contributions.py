@@ -9,6 +9,7 @@ import msgspec
 
 from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAnswer, Contribution
+from moorage.model.problems import problem_in
 from moorage.model.reasons import Reason, Warn
 
 from .contribution_checks import disagreements, unusable
@@ -34,7 +35,7 @@ class Contributed(NamedTuple):
 
 
 def read_answer(name: str, data: bytes, manifests: Mapping[str, list[dict[str, Any]]]) -> Answer:
-    if data.startswith(b'{"problem"'):
+    if problem_in(data) is not None:
         return _error(f"{name} refused the request")
     try:
         answer = _answer(data)

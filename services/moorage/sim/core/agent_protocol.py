@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.desired import Confirm, DesiredApp, DesiredReply
+from moorage.model.problems import problem_in
 from moorage.model.reports import ReportReply, parts_of
 from moorage.telemetry import tracing
 
@@ -211,7 +212,7 @@ class SimulatedAgent:
         channel = {"r": self.reporting, "a": self.asking, "c": self.confirming}.get(token)
         if channel is None or channel.nonce != nonce or channel.payload is None:
             return False
-        if not data or data.startswith(b'{"problem"'):
+        if not data or problem_in(data) is not None:
             channel.since = min(channel.since, now - PATIENCE + 0.5)  # nobody there, or busy: soon once more
             return False
         channel.payload = None
