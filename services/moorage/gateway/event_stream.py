@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
@@ -12,6 +12,7 @@ import msgspec
 
 from moorage.bus import Bus, subjects
 from moorage.bus.ordered_consumer import OrderedConsumer
+from moorage.collections import LruDict
 from moorage.mesh import stores
 from moorage.model.auth import Caller
 from moorage.model.events import Event
@@ -166,7 +167,7 @@ class EventStream:
     ) -> None:
         self._bus, self._root, self._name, self._said = bus, root, log, said
         self._audiences: dict[Audience, set[Listener]] = {}
-        self._places: OrderedDict[str, int] = OrderedDict()
+        self._places = LruDict[str, int](_PLACES)
         self._recalled = False
         self._recalling = asyncio.Lock()
         self._follower: OrderedConsumer | None = None
@@ -186,16 +187,11 @@ class EventStream:
         event = self._said(seq, data)
         if event is None:
             return
-        self._remember(event.id, seq)
+        self._places[event.id] = seq
         for audience, listeners in self._audiences.items():
             if wants(audience, event.subject):
                 for listener in listeners:
                     listener.tell(event)
-
-    def _remember(self, ident: str, seq: int) -> None:
-        self._places[ident] = seq
-        if len(self._places) > _PLACES:
-            self._places.popitem(last=False)
 
     @contextmanager
     def listening(self, audience: Audience, listener: Listener) -> Iterator[None]:
@@ -235,11 +231,7 @@ class EventStream:
         log = self._bus.log(self._name)
         start = max(await log.first(), self.next - _PLACES)
         await (await log.follow(start, note)).stop()
-        ours = self._places
-        self._places = OrderedDict(older)
-        self._places.update(ours)
-        while len(self._places) > _PLACES:
-            self._places.popitem(last=False)
+        self._places = LruDict(_PLACES, [*older, *self._places.items()])
 
     async def since(self, seq: int, audience: Audience) -> tuple[list[RecordedEvent], bool]:
         """What came after a place and is for this audience; whether all of it is still there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from moorage.collections import LruDict
 from moorage.model.problems import Problem, Refused
 
 #: A body may be this large; what the intent store keeps of it must fit one message.
@@ -37,19 +38,16 @@ class RateLimiter:
     def __init__(self, rate: float, keep: int = 10_000) -> None:
         self.rate = rate
         self.burst = max(2 * rate, 1.0)
-        self._keep = keep
-        self._levels: dict[str, tuple[float, float]] = {}
+        self._levels = LruDict[str, tuple[float, float]](keep)  # a key unused for longest has a full bucket anyway
 
     def take(self, key: str, now: float) -> float:
         """0, or how many seconds there are to wait."""
         if not self.rate:
             return 0.0
-        level, at = self._levels.pop(key, (self.burst, now))
+        level, at = self._levels.get(key, (self.burst, now))
         level = min(self.burst, level + (now - at) * self.rate)
         wait = 0.0 if level >= 1 else (1 - level) / self.rate
         self._levels[key] = (level if wait else level - 1, now)
-        if len(self._levels) > self._keep:  # who was not here for longest has a full one anyway
-            del self._levels[next(iter(self._levels))]
         return wait
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import msgspec
 
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.bus.failpoints import reached
+from moorage.collections import LruDict
 from moorage.fleet import Fleet
 from moorage.ledger import (
     Capacity,
@@ -107,7 +107,7 @@ class Decider:
         self.figures = DecisionMetrics(bus.vitals.registry)
         self.controllers: dict[str, Controller] = {}
         self.name_order = NameOrder()
-        self._stale: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
+        self._stale = LruDict[tuple[str, str, int], bytes](_REMEMBERED)
         self._deciding: dict[str, int] = {}
         self._took: dict[str, float] = {}
 
@@ -189,9 +189,6 @@ class Decider:
         got = gather(heard, self.fleet)
         for name, data in got.fresh.items():
             self._stale[name, record.group, record.revision] = data
-            self._stale.move_to_end((name, record.group, record.revision))
-        while len(self._stale) > _REMEMBERED:
-            self._stale.popitem(last=False)
         return got
 
     async def _explained(

@@ -4,10 +4,10 @@ at the same time; nothing is committed for it before the intent store has said t
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 
 import msgspec
 
+from moorage.collections import LruDict
 from moorage.model.groups import Stored
 
 #: A record that is not confirmed this soon is left to whoever looks after what waits: he reads what is stored.
@@ -20,7 +20,7 @@ _decode = msgspec.json.Decoder(Stored).decode
 
 class DurableRevisions:
     def __init__(self) -> None:
-        self._heard: OrderedDict[str, None] = OrderedDict()
+        self._heard = LruDict[str, None](_REMEMBERED)
         self._waiting: dict[str, asyncio.Future[bool]] = {}
 
     def heard(self, _subject: str, data: bytes) -> None:
@@ -31,8 +31,6 @@ class DurableRevisions:
                 future.set_result(True)
             return
         self._heard[ident] = None
-        if len(self._heard) > _REMEMBERED:
-            self._heard.popitem(last=False)
 
     async def wait_durable(self, ident: str) -> bool:
         """Whether the record of this hint is durable; waits for the word, not for long."""

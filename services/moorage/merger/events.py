@@ -6,13 +6,14 @@ reconnect, and now and then.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from functools import partial
 
 import msgspec
 
 from moorage.bus import Bus, subjects
 from moorage.bus.outbox import Outbox, RecordedEvent
+from moorage.collections import LruDict
 from moorage.ledger import LOG, Changes, LedgerFollower, decode_commit
 from moorage.model.attempts import AppView, Attempt, ClaimView, slot_views
 from moorage.model.claims import Commit, Decision
@@ -68,7 +69,7 @@ class DecisionEvents:
     def __init__(self, bus: Bus, follower: LedgerFollower) -> None:
         self._bus, self._follower = bus, follower
         self._log = bus.log(LOG)
-        self._newest: OrderedDict[str, deque[tuple[int, Decision]]] = OrderedDict()  # by committer
+        self._newest = LruDict[str, deque[tuple[int, Decision]]](COMMITTERS)  # by committer
         self._start = follower.ledger.seq
         self._read_start = False  # whether the commits up to the start were read from the log
         self._outbox = Outbox(bus, self._recorded)
@@ -88,8 +89,6 @@ class DecisionEvents:
         newest = self._newest.get(commit.by)
         if newest is None:
             newest = self._newest[commit.by] = deque(maxlen=NEWEST)
-            if len(self._newest) > COMMITTERS:
-                self._newest.popitem(last=False)
         refused = changes.refused if changes is not None else ()
         newest.extend((seq, decision) for decision in decisions if decision.id not in refused)
 
@@ -99,7 +98,7 @@ class DecisionEvents:
         first = max(await self._log.first(), self._start - BACK + 1)
         if first <= self._start:
             await (await self._log.follow(first, found.__setitem__)).stop()
-        folded, self._newest = self._newest, OrderedDict()
+        folded, self._newest = self._newest, LruDict(COMMITTERS)
         for seq, data in found.items():
             try:
                 if seq <= self._start:

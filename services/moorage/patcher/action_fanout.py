@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 
 import msgspec
 
 from moorage.bus import Bus, Reply, new_id, subjects
+from moorage.collections import LruDict
 from moorage.model.claims import Decision, decision_document
 from moorage.model.controllers import Controller
 from moorage.model.desired import ActionAsk, Contribution
@@ -24,7 +24,7 @@ _KEPT_QUESTIONS = 1024
 class ActionFanout:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._last: OrderedDict[tuple[str, int], dict[str, list[Contribution]]] = OrderedDict()
+        self._last = LruDict[tuple[str, int], dict[str, list[Contribution]]](_KEPT_QUESTIONS)
         self.registry: dict[str, Controller] = {}
 
     async def contributions(self, record: GroupRecord, decision: Decision) -> Contributed:
@@ -38,9 +38,6 @@ class ActionFanout:
         if any(controller.policy == "stale-ok" for controller in controllers):
             new = {name: answer.contributions for name, answer in answers.items() if not answer.code}
             self._last[question] = {**last, **new}
-            self._last.move_to_end(question)
-            if len(self._last) > _KEPT_QUESTIONS:
-                self._last.popitem(last=False)
         return combine(controllers, answers, last)
 
     async def _ask(self, record: GroupRecord, decision: Decision, controllers: list[Controller]) -> dict[str, Reply]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
@@ -11,6 +10,7 @@ import msgspec
 
 from moorage.bus import Bus, Incoming, subjects
 from moorage.bus.failpoints import reached
+from moorage.collections import LruDict
 from moorage.ledger import Ledger, LedgerFollower
 from moorage.model.desired import Confirm, DesiredAsk, DesiredRecord
 from moorage.model.names import cluster_from_tokens
@@ -58,9 +58,9 @@ class AgentApi:
     ) -> None:
         self._bus, self._groups, self._follower = bus, groups, follower
         self._generation, self._era, self._is_certain = generation, era, is_certain
-        self._replies: dict[tuple[str, bytes], list[bytes]] = {}
+        self._replies = LruDict[tuple[str, bytes], list[bytes]](_KEPT_REPLIES)
         self._empty = reply_parts([], generation)[0]
-        self._final: OrderedDict[tuple[str, str], tuple[DesiredRecord, FinalObjects]] = OrderedDict()
+        self._final = LruDict[tuple[str, str], tuple[DesiredRecord, FinalObjects]](_KEPT_APPS)
 
     @property
     def _ledger(self) -> Ledger:
@@ -84,8 +84,6 @@ class AgentApi:
         parts = reply_parts(apps, self._generation)
         if len(parts) > 1:
             self._replies[cluster, have] = parts
-            if len(self._replies) > _KEPT_REPLIES:
-                del self._replies[next(iter(self._replies))]
         return parts[min(ask.part, len(parts) - 1)]
 
     async def _changed_apps(self, cluster: str, have: Mapping[str, int]) -> list[bytes]:
@@ -128,18 +126,14 @@ class AgentApi:
     async def _final_objects(self, app: AppOnCluster, desired: DesiredRecord) -> FinalObjects | None:
         """None if the revision's record is not stored yet."""
         key = (app.group, app.app)
-        kept = self._final.get(key)
+        kept = self._final.use(key)
         if kept is not None and kept[0] is desired:
-            self._final.move_to_end(key)
             return kept[1]
         record = await self._groups.fetch(app.group, desired.revision)
         if record is None:
             return None
         final = final_objects(record, desired, app.app)
         self._final[key] = desired, final
-        self._final.move_to_end(key)
-        if len(self._final) > _KEPT_APPS:
-            self._final.popitem(last=False)
         return final
 
     def _may_remove(self, group: str, app: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import partial
 
 from moorage.bus import Bus, subjects
 from moorage.bus.fenced_bucket import FencedBucket
 from moorage.bus.outbox import Outbox, RecordedEvent
+from moorage.collections import LruDict
 from moorage.model.desired import GroupStatus, PhaseChange
 from moorage.model.names import group_tokens
 from moorage.telemetry import tracing
@@ -24,15 +24,12 @@ class PhaseEvents:
 
     def __init__(self, bus: Bus, groups: GroupQueue, statuses: FencedBucket) -> None:
         self._bus, self._groups, self._statuses = bus, groups, statuses
-        self._newest: OrderedDict[str, None] = OrderedDict()  # groups whose phase was stored last
+        self._newest = LruDict[str, None](NEWEST)  # groups whose phase was stored last
         self.outbox = Outbox(bus, self._recorded)
 
     def learn(self, group: str) -> None:
         """Remembers a group whose phase was stored; to be called in the order of storing."""
         self._newest[group] = None
-        self._newest.move_to_end(group)
-        if len(self._newest) > NEWEST:
-            self._newest.popitem(last=False)
 
     async def publish(self, status: GroupStatus) -> None:
         change = PhaseChange(

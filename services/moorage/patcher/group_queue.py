@@ -9,6 +9,7 @@ from collections import OrderedDict
 import msgspec
 
 from moorage.bus import Bucket
+from moorage.collections import LruDict
 from moorage.ledger import Ledger
 from moorage.model.desired import AppStatus, DesiredRecord, GroupStatus
 from moorage.model.groups import GroupRecord
@@ -44,7 +45,7 @@ class GroupQueue:
         self.busy: set[str] = set()
         self._revisions = revisions
         self._idle: list[asyncio.Future[None]] = []
-        self._decoded: OrderedDict[tuple[str, int], GroupRecord] = OrderedDict()
+        self._decoded = LruDict[tuple[str, int], GroupRecord](_KEPT_RECORDS)
 
     # --- the queue
 
@@ -121,9 +122,8 @@ class GroupQueue:
     def record(self, group: str, revision: int) -> GroupRecord | None:
         """Returns the record at a revision if it is in memory."""
         key = (group, revision)
-        record = self._decoded.get(key)
+        record = self._decoded.use(key)
         if record is not None:
-            self._decoded.move_to_end(key)
             return record
         raw = None
         head = self.heads.get(group)
@@ -134,8 +134,6 @@ class GroupQueue:
         if raw is None:
             return None
         record = self._decoded[key] = _record(raw)
-        if len(self._decoded) > _KEPT_RECORDS:
-            self._decoded.popitem(last=False)
         return record
 
     async def fetch(self, group: str, revision: int) -> GroupRecord | None:

@@ -9,7 +9,6 @@ packed in one greedy pass over all of them; where that fails, a few of them are 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import product
 from math import prod
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.collections import LruDict
 from moorage.model.shapes import Shape
 
 from .assign import Unassigned, assign
@@ -203,17 +203,15 @@ class ConflictCache:
 
     def __init__(self, rows: Rows, max_entries: int = 512) -> None:
         self._rows = rows
-        self._max_entries = max_entries
-        self._entries: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[int, Mask]] = OrderedDict()
+        self._entries = LruDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[int, Mask]](max_entries)
 
     def get(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask:
         """Returns the conflicts of `a` and `b` as a read-only mask. `both` is derived from the same rows: the clusters where
         each fits alone, less those where all certainly fit together."""
         rows, tick = self._rows, self._rows.tick
         key = tuple(shape.key for shape in a), tuple(shape.key for shape in b)
-        cached = self._entries.get(key)
+        cached = self._entries.use(key)
         if cached is not None and cached[0] == tick and len(cached[1]) == rows.size:
-            self._entries.move_to_end(key)
             return cached[1]
         changed = None if cached is None else changed_clusters(rows, cached[0])
         if cached is None or changed is None:
@@ -224,7 +222,4 @@ class ConflictCache:
             subset[changed] = both[changed]
             mask = merge_changed(cached[1], conflicts(rows, a, b, subset), changed)
         self._entries[key] = tick, mask
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
         return mask

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.collections import LruDict
 from moorage.model.shapes import Shape
 
 from .cluster_fit import Fit, changed_clusters, compute_fit, merge_changed, rows_of_clusters
@@ -24,8 +24,7 @@ class FitCache:
 
     def __init__(self, rows: Rows, max_entries: int = 512) -> None:
         self._rows = rows
-        self._max_entries = max_entries
-        self._entries: OrderedDict[str, _Cached] = OrderedDict()
+        self._entries = LruDict[str, _Cached](max_entries)
         self._changes: tuple[int, int, NDArray[np.int32] | None, Ids] = (-1, -1, None, np.empty(0, np.intp))
 
     def _changed(self, since: int) -> tuple[NDArray[np.int32] | None, Ids]:
@@ -41,9 +40,8 @@ class FitCache:
     def get(self, shape: Shape) -> Fit:
         """The fit of the shape on the rows as they are now; its masks are read-only."""
         rows, tick = self._rows, self._rows.tick
-        cached = self._entries.get(shape.key)
+        cached = self._entries.use(shape.key)
         if cached is not None and cached.tick == tick and len(cached.fit.fits) == rows.size:
-            self._entries.move_to_end(shape.key)
             return cached.fit
         changed, ids = (None, None) if cached is None else self._changed(cached.tick)
         if cached is None or changed is None:
@@ -57,7 +55,4 @@ class FitCache:
                 [merge_changed(old, new, changed) for old, new in zip(cached.fit.met, part.met, strict=True)],
             )
         self._entries[shape.key] = _Cached(tick, fit)
-        self._entries.move_to_end(shape.key)
-        if len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
         return fit

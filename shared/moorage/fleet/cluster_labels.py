@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.collections import LruDict
+
 from .columns import grown
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class Clusters:
         self._labelset: NDArray[np.int32] = np.empty(0, np.int32)
         self._providers: dict[str, int] = {}
         self._provider: NDArray[np.int32] = np.empty(0, np.int32)
-        self._having: dict[tuple[str, str | None], NDArray[np.bool_]] = {}
+        self._having = LruDict[tuple[str, str | None], NDArray[np.bool_]](4096)
 
     def where(
         self, label: Mapping[str, str | None] | None = None, provider: str | Iterable[str] | None = None
@@ -72,8 +74,6 @@ class Clusters:
         if len(known) < len(self._sets):
             more = [key in s if value is None else s.get(key) == value for s in self._sets[len(known) :]]
             known = np.concatenate([known, np.array(more, np.bool_)])
-            if len(self._having) > 4096:
-                self._having.clear()
             self._having[key, value] = known
         return known
 

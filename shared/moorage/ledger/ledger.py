@@ -3,12 +3,12 @@ every follower of the log gets the same ledger."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import msgspec
 
+from moorage.collections import LruDict
 from moorage.model.base import Model
 from moorage.model.claims import Claim, Commit, Decision
 
@@ -68,7 +68,7 @@ class Ledger:
         self.claims: dict[str, ActiveClaim] = {}
         self.by_cluster: dict[str, set[str]] = {}
         self.by_group: dict[str, set[str]] = {}
-        self.commits: OrderedDict[str, None] = OrderedDict()
+        self.commits = LruDict[str, None](REMEMBERED)
 
     def accepts(self, decision: Decision) -> bool:
         """Returns whether the decision would take effect: its revision is neither withdrawn nor older than the standing
@@ -84,8 +84,6 @@ class Ledger:
             raise ValueError(f"commit {seq} does not follow {self.seq}")
         self.seq = seq
         self.commits[commit.id] = None
-        if len(self.commits) > REMEMBERED:
-            self.commits.popitem(last=False)
         effects = FoldEffects()
         for entry in sorted(commit.entries, key=fold_order):
             handler_of(entry).fold(entry, self, effects)
@@ -154,7 +152,7 @@ class Ledger:
         ledger = cls()
         ledger.seq = snapshot.seq
         ledger.ended_revisions = dict(snapshot.withdrawn)
-        ledger.commits = OrderedDict.fromkeys(snapshot.commits)
+        ledger.commits.update(dict.fromkeys(snapshot.commits))
         for decision in snapshot.standing:
             ledger.standing[decision.group] = decision
             for claim in decision.claims:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,9 +23,8 @@ from .cluster_spec import ClusterSpec, encode
 PATIENCE = 3.0
 _REPLIES = 64
 
-_report_reply = msgspec.json.Decoder(ReportReply).decode
+_report_reply = lru_cache(_REPLIES)(msgspec.json.Decoder(ReportReply).decode)
 _desired_reply = msgspec.json.Decoder(DesiredReply).decode
-_replies: dict[bytes, ReportReply] = {}
 
 
 class Send(NamedTuple):
@@ -225,12 +225,7 @@ class SimulatedAgent:
         return False
 
     def _reported(self, data: bytes, now: float, wall: float) -> bool:
-        reply = _replies.get(data)
-        if reply is None:
-            reply = _report_reply(data)
-            if len(_replies) >= _REPLIES:
-                _replies.clear()
-            _replies[data] = reply
+        reply = _report_reply(data)
         self.period = max(0.05, reply.period_ms / 1e3)
         before = self.state
         if before == "leaving":
