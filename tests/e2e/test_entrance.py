@@ -181,7 +181,7 @@ def test_a_setting_that_is_no_number_is_said_at_the_start(tmp_path: Path) -> Non
     log = tmp_path / "logs" / "gateway.log"
     try:
         end = time.monotonic() + 20
-        while not (log.exists() and "MOORAGE_HTTP_RATE is 'fast', not a number" in log.read_text()):
+        while not (log.exists() and "MOORAGE_HTTP_RATE must be a number, not 'fast'" in log.read_text()):
             assert time.monotonic() < end, "the log says why"
             time.sleep(0.05)
     finally:

@@ -160,9 +160,9 @@ def test_what_ends_on_a_silent_cluster_says_what_it_waits_for(mesh: Mesh, tmp_pa
     done(mesh, "wait", "ending", "--for", "phase=Running", "--timeout", "20s")
     done(mesh, "fleet", "fault", "far/f", "silent")
     done(mesh, "delete", "app", "ending", "--timeout", "500ms", code=7)
-    assert "RemovalUnconfirmed: 1 cluster (far/f); waits for it" in done(mesh, "why", "ending")
+    assert "RemovalUnconfirmed: 1 cluster (far/f); waiting for the cluster" in done(mesh, "why", "ending")
     until(lambda: clusters(mesh) == {"far/f": "Stale"})
-    assert "ClusterStale: 1 cluster (far/f); waits for it" in done(mesh, "why", "ending")
+    assert "ClusterStale: 1 cluster (far/f); removal is not confirmed" in done(mesh, "why", "ending")
     done(mesh, "fleet", "apply", fleet(tmp_path, "f"))  # ends the fault
     done(mesh, "wait", "ending", "--for", "delete", "--timeout", "20s")
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")

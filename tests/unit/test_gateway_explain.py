@@ -75,10 +75,10 @@ def test_what_runs_where_nobody_reports_is_not_known() -> None:
     found = why(known)
     assert found.phase == "Running", "the last that is known"
     assert [(r.code, r.cluster) for r in found.reasons] == [("ClusterStale", "a/y")]
-    assert "silent for 12 s" in found.reasons[0].message
+    assert "last report 12 s ago" in found.reasons[0].message
     assert (group_item(known)["phase"], group_item(known)["silent"]) == ("Running", ["a/y"])
     # Of a cluster from which it only goes away, nothing of what stands is in doubt.
-    known = known._replace(places={"a/x": None, "a/y": None, "a/z": 12.3})
+    known = known._replace(clusters={"a/x": None, "a/y": None, "a/z": 12.3})
     assert why(known).phase == "Running" and not why(known).reasons and "silent" not in group_item(known)
 
 
@@ -87,7 +87,7 @@ def test_what_ends_says_for_which_clusters_it_waits() -> None:
     found = why(known)
     assert found.phase == "Terminating"
     assert [(r.code, r.cluster) for r in found.reasons] == [("RemovalUnconfirmed", "a/x"), ("ClusterStale", "a/y")]
-    assert "silent for 70 s" in found.reasons[1].message
+    assert "last report 70 s ago" in found.reasons[1].message
 
 
 def test_what_has_ended_says_nothing_of_its_life() -> None:

@@ -47,5 +47,5 @@ def test_the_environment_says_fractions_and_nonsense_is_refused(monkeypatch: pyt
     monkeypatch.setenv("MOORAGE_HTTP_STREAMS", "7")
     assert Limits.from_env()[1:4:2] == (0.5, 7)
     monkeypatch.setenv("MOORAGE_HTTP_RATE", "fast")
-    with pytest.raises(SystemExit, match="MOORAGE_HTTP_RATE is 'fast', not a number"):
+    with pytest.raises(SystemExit, match="MOORAGE_HTTP_RATE must be a number, not 'fast'"):
         Limits.from_env()

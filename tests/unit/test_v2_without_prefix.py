@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from moorage.gateway.middleware import Gateway
-from moorage.gateway.route import TABLE, Route, add, route_of
+from moorage.gateway.route import TABLE, Route, add_routes, route_of
 from moorage.gateway.routes import V1
 from moorage.gateway.v2 import queries
 from moorage.gateway.v2 import routes as v2
@@ -21,8 +21,8 @@ from moorage.gateway.v2 import routes as v2
 @pytest.fixture(scope="module")
 def app() -> web.Application:
     app = web.Application()
-    add(app, V1)
-    v2.add_to(app, cast("Gateway", SimpleNamespace(view=SimpleNamespace(resources=None))))
+    add_routes(app, V1)
+    v2.add_v2_routes(app, cast("Gateway", SimpleNamespace(view=SimpleNamespace(resources=None))))
     return app
 
 
@@ -55,5 +55,5 @@ def test_each_route_is_the_same_without_the_prefix(app: web.Application, method:
 )
 def test_what_is_unsupported_is_so_without_the_prefix(app: web.Application, path: str) -> None:
     handler, names, row = resolved(app, "GET", f"/v2{path}")
-    assert handler is queries.elsewhere and row is None
+    assert handler is queries.refuse_unsupported and row is None
     assert resolved(app, "GET", path) == (handler, names, row)

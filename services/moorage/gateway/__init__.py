@@ -1,2 +1,2 @@
-"""The gateway: `/v1` and `/v2` over HTTP for people, scripts and the command line. It owns access tokens and nothing else:
-all it shows is mirrored, all it takes is passed on."""
+"""The gateway serves `/v1` and `/v2` over HTTP to users, scripts and the command line. It owns access tokens only: it answers
+reads from mirrors and passes writes on to other workers."""

@@ -1,4 +1,4 @@
-"""The interface described by itself: the OpenAPI document and a page to read and try it, which needs no network."""
+"""Serves the OpenAPI document, and a page to read and try it that loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -6,42 +6,36 @@ import base64
 import hashlib
 import re
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 from aiohttp import web
+
+from moorage.telemetry import version_of_moorage
 
 from .core.openapi import document
 from .responses import encode
 from .route import TABLE
 
-_MADE = web.AppKey("openapi", dict[str, bytes])
+_CACHE = web.AppKey("openapi", dict[str, bytes])
 
 
 def prepare(app: web.Application) -> None:
-    app[_MADE] = {}
+    app[_CACHE] = {}
 
 
-def _version() -> str:
-    try:
-        return version("moorage")
-    except PackageNotFoundError:
-        return "0"
-
-
-async def openapi(request: web.Request) -> web.StreamResponse:
-    made = request.app[_MADE]
-    if not made:  # when it is first asked for: most gateways never are
-        body = encode(document(request.app[TABLE].values(), _version()))
-        made["body"] = body
-        made["etag"] = b'"' + hashlib.blake2b(body, digest_size=12).hexdigest().encode() + b'"'
-    headers = {"ETag": made["etag"].decode(), "Cache-Control": "no-cache"}
+async def get_openapi(request: web.Request) -> web.StreamResponse:
+    cache = request.app[_CACHE]
+    if not cache:  # made on first request, because most gateways never get one
+        body = encode(document(request.app[TABLE].values(), version_of_moorage()))
+        cache["body"] = body
+        cache["etag"] = b'"' + hashlib.blake2b(body, digest_size=12).hexdigest().encode() + b'"'
+    headers = {"ETag": cache["etag"].decode(), "Cache-Control": "no-cache"}
     if request.headers.get("If-None-Match") == headers["ETag"]:
         return web.Response(status=304, headers=headers)
-    return web.Response(body=made["body"], content_type="application/json", headers=headers)
+    return web.Response(body=cache["body"], content_type="application/json", headers=headers)
 
 
-async def docs(request: web.Request) -> web.StreamResponse:
+async def get_docs(request: web.Request) -> web.StreamResponse:
     page, policy = _page()
     headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
     return web.Response(body=page, content_type="text/html", charset="utf-8", headers=headers)
@@ -49,9 +43,10 @@ async def docs(request: web.Request) -> web.StreamResponse:
 
 @cache
 def _page() -> tuple[bytes, str]:
-    """The page, and the policy under which only its own script and style run and only this gateway is asked."""
+    """Returns the page and a content security policy that allows only its own script and style, and requests to this
+    gateway."""
     text = (files("moorage.gateway") / "docs.html").read_text(encoding="utf-8")
-    script, style = (_hashed(text, tag) for tag in ("script", "style"))
+    script, style = (_content_hash(text, tag) for tag in ("script", "style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -59,7 +54,7 @@ def _page() -> tuple[bytes, str]:
     return text.encode(), policy
 
 
-def _hashed(text: str, tag: str) -> str:
+def _content_hash(text: str, tag: str) -> str:
     found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     assert found is not None, f"the page has no {tag}"
     return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"

@@ -1,5 +1,5 @@
-"""Who asked for which change, and what became of it: an event each, also for what was refused. Never what was in it:
-documents may hold what is not for everybody."""
+"""Publishes an audit event for every change that is requested, also for refused ones: caller, path and outcome. The content of
+documents is left out, because not everybody may see it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from .middleware import gateway_of
 from .route import Handler
 
 _NOTES, _ID = "audit", "id"
-#: Long lists of documents are cut here: an event is a line.
-_MOST = 50
+#: Targets named in one event; more are left out.
+_MAX_TARGETS = 50
 
 
-def id_of(request: web.Request) -> str:
-    """Names the request: its audit event has this id, and what it sets off names it as its cause."""
+def request_id(request: web.Request) -> str:
+    """Returns the id of the request's audit event, which is also the cause of everything that the request sets off."""
     ident: str = request[_ID]
     return ident
 
 
-def concerns(request: web.Request, what: str) -> None:
-    """A document or the like that the body names."""
-    what = what[:300]
+def add_target(request: web.Request, target: str) -> None:
+    """Adds to the audit event a document or other object that the body names."""
     notes: dict[str, Any] = request[_NOTES]
-    if len(notes["what"]) < _MOST:
-        notes["what"].append(what)
+    if len(notes["what"]) < _MAX_TARGETS:
+        notes["what"].append(target[:300])
 
 
-def changes_nothing(request: web.Request) -> None:
-    """It was only asked what would be."""
+def mark_dry_run(request: web.Request) -> None:
+    """Marks a request that changes nothing, so that it is not audited."""
     request[_NOTES]["dry"] = True
 
 
 @web.middleware
-async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def audit_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     request[_ID] = new_id()
     notes: dict[str, Any] = {"what": [], "dry": False}
     request[_NOTES] = notes
@@ -61,5 +60,5 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
         code=problem.code if problem is not None else "",
         what=notes["what"],
     )
-    gateway_of(request).lines.add(line, request[_ID])
+    gateway_of(request).audit.add(line, request[_ID])
     return response

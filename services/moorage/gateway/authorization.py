@@ -1,4 +1,4 @@
-"""Whether who asks may: one place for every "not allowed", by role and by project."""
+"""Decides by role and project what a caller may do."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from moorage.model.problems import Problem, Refused
 
 from .route import path_of, role_for, route_of
 
-#: Who has the token that `endpoint.json` holds.
+#: The caller with the token of `endpoint.json`.
 ADMINISTRATOR = Caller(name="administrator", role="admin")
 
 _WHO = "who"
 
 
-def who_of(request: web.Request) -> Caller:
+def caller_of(request: web.Request) -> Caller:
     who: Caller = request[_WHO]
     return who
 
 
-def remember(request: web.Request, who: Caller) -> None:
+def set_caller(request: web.Request, who: Caller) -> None:
     request[_WHO] = who
 
 
@@ -29,29 +29,25 @@ def forbidden(detail: str) -> Refused:
     return Refused(Problem(title="Not allowed", status=403, code="Forbidden", detail=detail))
 
 
-def must(who: Caller, role: Role, project: str = "") -> None:
-    """`project`: the one it is about, if it is about one."""
+def require(who: Caller, role: Role, project: str = "") -> None:
+    """Raises Refused unless the caller has the role and, if one is given, access to the project."""
     if not who.may(role):
-        raise forbidden(f"{who.name} is {_a(who.role)}; this takes {_a(role)}")
+        raise forbidden(f"{who.name} has the role {who.role}; this needs the role {role}")
     if project and not who.sees(project):
-        raise forbidden(f"{who.name} is good for {', '.join(who.projects)}, not for project {project}")
+        raise forbidden(f"the token {who.name} is valid for {', '.join(who.projects)}, but not for project {project}")
 
 
-def _a(role: str) -> str:
-    return f"an {role}" if role[0] in "ae" else f"a {role}"
-
-
-def check(request: web.Request, who: Caller) -> None:
-    """By the route's row, or the rule where no row says it."""
-    if request.match_info.http_exception is not None:  # no such path or method: that is what is said
+def check_route(request: web.Request, who: Caller) -> None:
+    """Checks the role that the route needs, by its row in the table or by the general rule, and the project in the path."""
+    if request.match_info.http_exception is not None:  # an unknown path or method gets its own error
         return
     route = route_of(request)
     role = route.needed if route is not None else role_for(request.method, path_of(request))
-    must(who, role, request.match_info.get("project", ""))
+    require(who, role, request.match_info.get("project", ""))
 
 
-def hears(who: Caller, subject: str) -> bool:
-    """Whether an event may be shown: those of the projects one is good for; who changed what, to administrators."""
+def may_see_event(who: Caller, subject: str) -> bool:
+    """Whether a caller may see an event: those of its projects and of the fleet; audit events need an administrator."""
     tokens = subject.split(".")
     if len(tokens) < 5:
         return who.may("admin")

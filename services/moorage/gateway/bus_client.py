@@ -1,4 +1,4 @@
-"""Requests from the gateway to workers: an answer, or their problem as it is."""
+"""Sends requests to other workers. Their problems are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from .responses import encode, unavailable
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
-#: Who answers on which subjects, in words for those who wait in vain.
-_WHO = {"intents": "the intent store", "merger": "the merger", "patcher": "the patcher", "sim": "the simulator"}
+#: Names of the workers that answer on a subject, for error messages.
+_WORKER_NAMES = {
+    "intents": "the intent store",
+    "merger": "the merger",
+    "patcher": "the patcher",
+    "sim": "the simulator",
+}
 
 
 #: After so long a question is asked once more: mostly because who had it is dead.
@@ -43,11 +48,12 @@ async def fetch(
             problem = problem_in(reply)
     except NoAnswer as error:
         area = subject.split(".")[1]
-        who = _WHO.get(area, area)
-        text = str(error)
-        sure = "nobody listens" in text
-        detail = f"{who} does not answer" + ("" if sure else " in time; whether it was done is not known, ask again")
-        raise Refused(unavailable(f"{detail}; `moorage check` tells what is missing")) from error
+        worker = _WORKER_NAMES.get(area, area)
+        not_sent = "nobody listens" in str(error)
+        detail = f"{worker} does not answer" + (
+            "" if not_sent else " in time; the request may have taken effect, retry"
+        )
+        raise Refused(unavailable(f"{detail}; run `moorage check` for details")) from error
     if problem is not None:
         raise Refused(problem)
     return reply

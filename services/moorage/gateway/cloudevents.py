@@ -17,10 +17,10 @@ _AREAS = {"intents": 4, "decisions": 4, "fleet": 2, "audit": 1}  # tokens of wha
 
 
 def wanted(request: web.Request) -> bool:
-    """By Accept; or by a parameter, since a browser's EventSource sends no headers of one's own."""
+    """Whether CloudEvents are requested, by Accept or by a parameter: a browser's EventSource cannot set headers."""
     text = request.query.get("format", "")
     if text not in ("", "cloudevents", "plain"):
-        raise bad_parameter("format", f"{text[:50]!r} is neither cloudevents nor plain")
+        raise bad_parameter("format", f"{text[:50]!r} is not a format; use cloudevents or plain")
     accepts = request.headers.get("Accept", "").lower()
     return text == "cloudevents" or (not text and (ONE in accepts or BATCH in accepts))
 

@@ -1,4 +1,4 @@
-"""Clusters and nodes as the fleet has them: labels, state, what there is and what is free after claims."""
+"""HTTP handlers that read clusters and nodes: labels, state, allocatable resources, and those free after claims."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from moorage.ledger import ActiveClaim
 from moorage.model.problems import Refused, not_found
 from moorage.parsing import format_amount
 
-from .authorization import who_of
-from .groups import project_of, selected
+from .authorization import caller_of
+from .groups import project_of, select_by_labels
 from .middleware import gateway_of
 from .read_model import ReadModel
-from .responses import answer, listed, page_of
+from .responses import json_response, list_response, page_of
 
 
 def _amounts(fleet: Fleet, cid: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Allocatable of all its nodes, free of those that can be used: none where nothing new goes. Resources that no node
+    """Sums allocatable over all nodes, and free over usable nodes (0 on a cordoned or stale cluster). Resources that no node
     has are left out."""
     allocatable: dict[str, str] = {}
     free: dict[str, str] = {}
     rows = fleet.rows_of(cid)
     for name, column in fleet.stored.items():
-        if whole := int(column.allocatable[rows].sum()):
-            left, _ = fleet.sums(name)
-            allocatable[name] = format_amount(name, whole)
-            free[name] = format_amount(name, max(0, int(left[cid])))
+        if total := int(column.allocatable[rows].sum()):
+            free_by_cluster, _ = fleet.sums(name)
+            allocatable[name] = format_amount(name, total)
+            free[name] = format_amount(name, max(0, int(free_by_cluster[cid])))
     return allocatable, free
 
 
@@ -62,45 +62,45 @@ def _cluster(request: web.Request, provider: str, name: str) -> int:
 
 
 def cluster_of(request: web.Request) -> str:
-    """The one that the path names: of the fleet, or one that is gone and where claims count."""
+    """Returns the cluster in the path, which must be in the fleet or have active claims."""
     provider, name = request.match_info["provider"], request.match_info["name"]
-    if not held_on(gateway_of(request).view, f"{provider}/{name}"):
+    if not claims_on(gateway_of(request).view, f"{provider}/{name}"):
         _cluster(request, provider, name)
     return f"{provider}/{name}"
 
 
-def held_on(view: ReadModel, cluster: str) -> list[ActiveClaim]:
-    """The claims that count there."""
+def claims_on(view: ReadModel, cluster: str) -> list[ActiveClaim]:
+    """Returns the active claims on a cluster."""
     return [view.ledger.claims[ident] for ident in sorted(view.ledger.by_cluster.get(cluster, ()))]
 
 
-async def clusters(request: web.Request) -> web.StreamResponse:
+async def list_clusters(request: web.Request) -> web.StreamResponse:
     fleet = gateway_of(request).view.fleet
-    keys = selected(request, _known(fleet), lambda name: fleet.cluster_labels(fleet.ids[name]))
+    keys = select_by_labels(request, _known(fleet), lambda name: fleet.cluster_labels(fleet.ids[name]))
     page, token = page_of(request, keys)
     if request.query.get("view") == "name":
-        return listed([{"id": name, "state": fleet.state(fleet.ids[name])} for name in page], token)
-    return listed([cluster_item(fleet, fleet.ids[name]) for name in page], token)
+        return list_response([{"id": name, "state": fleet.state(fleet.ids[name])} for name in page], token)
+    return list_response([cluster_item(fleet, fleet.ids[name]) for name in page], token)
 
 
-async def cluster(request: web.Request) -> web.StreamResponse:
-    """One cluster, with the claims that count there."""
+async def get_cluster(request: web.Request) -> web.StreamResponse:
+    """Returns a cluster with its active claims."""
     cid = _cluster(request, request.match_info["provider"], request.match_info["name"])
     view = gateway_of(request).view
-    who = who_of(request)
+    who = caller_of(request)
     item = cluster_item(view.fleet, cid)
     item["claims"] = [
         {
-            "id": one.claim.id,
-            "group": one.group,
-            "app": one.claim.app,
-            "object": one.claim.object,
-            "withdrawn": one.withdrawn,
+            "id": active.claim.id,
+            "group": active.group,
+            "app": active.claim.app,
+            "object": active.claim.object,
+            "withdrawn": active.withdrawn,
         }
-        for one in held_on(view, item["id"])
-        if who.sees(project_of(one.group))
+        for active in claims_on(view, item["id"])
+        if who.sees(project_of(active.group))
     ]
-    return answer(item)
+    return json_response(item)
 
 
 def node_item(fleet: Fleet, cid: int, name: str, row: int) -> dict[str, Any]:
@@ -125,10 +125,10 @@ def node_item(fleet: Fleet, cid: int, name: str, row: int) -> dict[str, Any]:
     }
 
 
-async def nodes(request: web.Request) -> web.StreamResponse:
+async def list_nodes(request: web.Request) -> web.StreamResponse:
     fleet = gateway_of(request).view.fleet
-    if only := request.query.get("cluster"):
-        provider, _, name = only.partition("/")
+    if text := request.query.get("cluster"):
+        provider, _, name = text.partition("/")
         names = [fleet.names[_cluster(request, provider, name)]]
     else:
         names = _known(fleet)
@@ -143,15 +143,15 @@ async def nodes(request: web.Request) -> web.StreamResponse:
         found = fleet.label_sets[int(fleet.labelset[row])]
         return {**found, "kubernetes.io/hostname": name} if fleet.host_label[row] else found
 
-    page, token = page_of(request, selected(request, sorted(rows), labels))
-    return listed([node_item(fleet, *rows[key]) for key in page], token)
+    page, token = page_of(request, select_by_labels(request, sorted(rows), labels))
+    return list_response([node_item(fleet, *rows[key]) for key in page], token)
 
 
-async def node(request: web.Request) -> web.StreamResponse:
+async def get_node(request: web.Request) -> web.StreamResponse:
     info = request.match_info
     fleet = gateway_of(request).view.fleet
     cid = _cluster(request, info["provider"], info["cluster"])
     row = fleet.row_of(cid, info["name"])
     if row is None:
         raise Refused(not_found(f"node {info['name']} of cluster {info['provider']}/{info['cluster']}"))
-    return answer(node_item(fleet, cid, info["name"], row))
+    return json_response(node_item(fleet, cid, info["name"], row))

@@ -1,5 +1,5 @@
-"""`ETag` and `If-Match`: the number under which a document stands in its bucket, so that what somebody else changed in
-between is never overwritten unseen."""
+"""`ETag` and `If-Match` carry a document's revision in its bucket, so that a write never silently overwrites a change made by
+somebody else."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def etag(revision: int) -> str:
     return f'"{revision}"'
 
 
-def bad_match(detail: str) -> Refused:
+def bad_if_match(detail: str) -> Refused:
     return Refused(Problem(title="Not readable", status=400, code="BadIfMatch", detail=detail))
 
 
-def expected_of(request: web.Request) -> int | None:
-    """What If-Match names; 0 = anything, as long as it is there (`*`)."""
+def if_match(request: web.Request) -> int | None:
+    """Returns the revision that If-Match names, 0 for `*` (any existing one), None without the header."""
     text = request.headers.get("If-Match")
     if text is None:
         return None
@@ -29,5 +29,5 @@ def expected_of(request: web.Request) -> int | None:
         return 0
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise bad_match(f"If-Match {text[:50]!r} is not an ETag that was answered here")
+        raise bad_if_match(f"If-Match {text[:50]!r} is not an ETag of this gateway")
     return int(match[1])

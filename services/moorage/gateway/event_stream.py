@@ -1,4 +1,4 @@
-"""Events as they come, for any number of listeners: one follower of the log, which writes to each."""
+"""Streams events to any number of listeners: one consumer of the log writes each event to all connections that want it."""
 
 from __future__ import annotations
 
@@ -6,109 +6,24 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import msgspec
-
-from moorage.bus import Bus, subjects
+from moorage.bus import Bus
 from moorage.bus.ordered_consumer import OrderedConsumer
 from moorage.collections import LruDict
-from moorage.mesh import stores
 from moorage.model.auth import Caller
-from moorage.model.events import Event
 
-from .authorization import hears
+from .authorization import may_see_event
+from .event_records import EVENTS, LOG, RecordedEvent, decode_event, matches
 
-EVENTS = "moorage.events.>"
-LOG = stores.EVENTS
-#: Messages that could not be read, shown as events are.
-REJECTED = "moorage.rejected.>"
-REJECTED_LOG = stores.REJECTED
-#: Events that wait for one who is still told older ones, and bytes that wait for one who reads slowly.
-_BACKLOG, _BUFFER = 8192, 4 << 20
-#: How many events are known by name, and how many are told again to one who comes back.
-_PLACES, _REPLAYED = 100_000, 20_000
+#: Limits of a listener: events queued while it is sent older ones, and bytes in its connection's write buffer.
+_MAX_QUEUED, _MAX_BUFFER = 8192, 4 << 20
+#: Number of events whose sequence number is known by id, and of events that are sent again to a resuming client.
+_MAX_SEQS, _MAX_REPLAYED = 100_000, 20_000
 
 
-def is_event_subject(pattern: str) -> bool:
-    """A subject or pattern below `moorage.events` or `moorage.rejected`, well formed."""
-    tokens = pattern.split(".")
-    if tokens[0] != "moorage" or len(tokens) < 3 or tokens[1] not in ("events", "rejected"):
-        return False
-    if ">" in tokens[:-1]:
-        return False
-    return all(token and (token in ("*", ">") or not set(token) & set("*> \t\r\n")) for token in tokens)
-
-
-def wants(audience: Audience, subject: str) -> bool:
-    pattern, who = audience
-    return matches(tuple(pattern.split(".")), subject) and hears(who, subject)
-
-
-def matches(pattern: tuple[str, ...], subject: str) -> bool:
-    """NATS wildcards: `*` one token, `>` one or more at the end."""
-    tokens = subject.split(".")
-    for number, part in enumerate(pattern):
-        if part == ">":
-            return len(tokens) > number
-        if number >= len(tokens) or (part != "*" and part != tokens[number]):
-            return False
-    return len(tokens) == len(pattern)
-
-
-class RecordedEvent(NamedTuple):
-    """An event as it stands in the log."""
-
-    seq: int
-    id: str
-    subject: str
-    data: bytes
-
-
-class _Head(msgspec.Struct):
-    id: str = ""
-    subject: str = ""
-
-
-_head = msgspec.json.Decoder(_Head).decode
-
-
-def said(seq: int, data: bytes) -> RecordedEvent | None:
-    """None: no event at all; readers pass over what they cannot read, whoever wrote it has counted it."""
-    try:
-        head = _head(data)
-    except msgspec.DecodeError:
-        return None
-    return RecordedEvent(seq, head.id.replace("\n", ""), head.subject, data)
-
-
-class _Kept(msgspec.Struct):
-    subject: str
-    time: str
-    by: str = ""
-    problem: msgspec.Raw = msgspec.Raw(b"null")
-    sample: str = ""
-
-
-_kept = msgspec.json.Decoder(_Kept).decode
-_encode = msgspec.json.Encoder().encode
-
-
-def rejected(seq: int, data: bytes) -> RecordedEvent | None:
-    """A message that was kept because it could not be read, as the event that it was; its place names it."""
-    try:
-        kept = _kept(data)
-    except msgspec.DecodeError:
-        return None
-    told = {"subject": kept.subject, "by": kept.by, "problem": kept.problem, "sample": kept.sample}
-    event = Event(
-        id=f"rejected-{seq}", time=kept.time, subject=subjects.rejected(kept.subject), data=msgspec.Raw(_encode(told))
-    )
-    return RecordedEvent(seq, event.id, event.subject, _encode(event))
-
-
-class Out(Protocol):
-    """What of a transport is used."""
+class Transport(Protocol):
+    """The part of an asyncio transport that a listener uses."""
 
     def write(self, data: bytes) -> None: ...
     def is_closing(self) -> bool: ...
@@ -116,58 +31,67 @@ class Out(Protocol):
 
 
 class Listener:
-    """One reader. What it is told goes straight to its connection: a thousand of them are told in one go, and none has a
-    task to be woken. Who reads too slowly is cut off, and can go on where it was; memory stays bounded."""
+    """A client of an event stream. Events are written directly to its connection: a thousand clients are served in one loop,
+    without a task each. A client that reads too slowly is disconnected and may resume, so memory is bounded."""
 
-    def __init__(self, out: Out, frame: Callable[[RecordedEvent], bytes], good: Callable[[], bool]) -> None:
-        self._out, self._frame, self._good = out, frame, good
-        self._held: list[RecordedEvent] | None = []  # until it has been told what came before
-        self.told = 0  # up to where in the log
+    def __init__(self, out: Transport, frame: Callable[[RecordedEvent], bytes], is_valid: Callable[[], bool]) -> None:
+        self._out, self._frame, self._is_valid = out, frame, is_valid
+        self._queue: list[RecordedEvent] | None = []  # until older events have been sent
+        self.last_seq = 0
         self.slow = False
         self.ended = asyncio.Event()
 
-    def tell(self, event: RecordedEvent) -> None:
-        if self.ended.is_set() or event.seq <= self.told:
+    def send(self, event: RecordedEvent) -> None:
+        if self.ended.is_set() or event.seq <= self.last_seq:
             return
-        if self._held is not None:
-            self._held.append(event)
-            self.slow = len(self._held) > _BACKLOG
+        if self._queue is not None:
+            self._queue.append(event)
+            self.slow = len(self._queue) > _MAX_QUEUED
         else:
-            self.look()
-            if self.ended.is_set():  # a connection that is closed must not even be asked to write
+            self.check()
+            if self.ended.is_set():  # writing to a closed connection would raise
                 return
-            self.told = event.seq
+            self.last_seq = event.seq
             self._out.write(self._frame(event))
-            self.slow = self._out.get_write_buffer_size() > _BUFFER
+            self.slow = self._out.get_write_buffer_size() > _MAX_BUFFER
         if self.slow:
             self.ended.set()
 
-    def go_live(self, told: int) -> None:
-        """What came since is told now, and all else as it comes."""
-        held, self._held = self._held or [], None
-        self.told = told
-        for event in held:
-            self.tell(event)
+    def go_live(self, last_seq: int) -> None:
+        """Sends the events queued after `last_seq`, and from now on new events at once."""
+        queued, self._queue = self._queue or [], None
+        self.last_seq = last_seq
+        for event in queued:
+            self.send(event)
 
-    def look(self) -> None:
-        """What nobody tells: that it is gone, or its token."""
-        if self._out.is_closing() or not self._good():
+    def check(self) -> None:
+        """Ends the stream if the connection is closed or the token is no longer valid."""
+        if self._out.is_closing() or not self._is_valid():
             self.ended.set()
 
 
-#: Those who hear the same: a pattern, and what role and projects let through.
+#: Listeners that get the same events: a subject pattern, and the role and projects that permit them.
 Audience = tuple[str, Caller]
 
 
+def may_receive(audience: Audience, subject: str) -> bool:
+    pattern, who = audience
+    return matches(tuple(pattern.split(".")), subject) and may_see_event(who, subject)
+
+
 class EventStream:
-    """Follows the log itself, so that each event has a place in it and a reader can go on where it was."""
+    """Follows a log of events, so that each event has a sequence number and clients can resume."""
 
     def __init__(
-        self, bus: Bus, root: str = EVENTS, log: str = LOG, said: Callable[[int, bytes], RecordedEvent | None] = said
+        self,
+        bus: Bus,
+        root: str = EVENTS,
+        log: str = LOG,
+        decode: Callable[[int, bytes], RecordedEvent | None] = decode_event,
     ) -> None:
-        self._bus, self._root, self._name, self._said = bus, root, log, said
+        self._bus, self._root, self._name, self._decode = bus, root, log, decode
         self._audiences: dict[Audience, set[Listener]] = {}
-        self._places = LruDict[str, int](_PLACES)
+        self._seqs = LruDict[str, int](_MAX_SEQS)
         self._recalled = False
         self._recalling = asyncio.Lock()
         self._follower: OrderedConsumer | None = None
@@ -180,21 +104,21 @@ class EventStream:
     async def start(self) -> None:
         log = self._bus.log(self._name)
         self.next = await log.last() + 1
-        self._follower = await log.follow(self.next, self._heard)
+        self._follower = await log.follow(self.next, self._on_event)
 
-    def _heard(self, seq: int, data: bytes) -> None:
+    def _on_event(self, seq: int, data: bytes) -> None:
         self.next = seq + 1
-        event = self._said(seq, data)
+        event = self._decode(seq, data)
         if event is None:
             return
-        self._places[event.id] = seq
+        self._seqs[event.id] = seq
         for audience, listeners in self._audiences.items():
-            if wants(audience, event.subject):
+            if may_receive(audience, event.subject):
                 for listener in listeners:
-                    listener.tell(event)
+                    listener.send(event)
 
     @contextmanager
-    def listening(self, audience: Audience, listener: Listener) -> Iterator[None]:
+    def subscribe(self, audience: Audience, listener: Listener) -> Iterator[None]:
         self._audiences.setdefault(audience, set()).add(listener)
         try:
             yield
@@ -203,18 +127,18 @@ class EventStream:
             if not self._audiences[audience]:
                 del self._audiences[audience]
 
-    async def place_of(self, ident: str) -> int | None:
-        """Where an event stands in the log. One from before our start is looked for there, once for all who ask."""
-        if ident not in self._places:
+    async def seq_of(self, ident: str) -> int | None:
+        """Returns an event's sequence number. Ids from before the start are read from the log once for all clients."""
+        if ident not in self._seqs:
             await self._catch_up()
         async with self._recalling:
-            if ident not in self._places and not self._recalled:
+            if ident not in self._seqs and not self._recalled:
                 self._recalled = True
                 await self._recall()
-        return self._places.get(ident)
+        return self._seqs.get(ident)
 
     async def _catch_up(self) -> None:
-        """Lists are read from the log itself: who saw the end of one may know more than has come here yet."""
+        """Waits until the end of the log is followed, because lists are read from the log and may be ahead of the stream."""
         last = await self._bus.log(self._name).last()
         for _ in range(100):
             if self.next > last:
@@ -224,51 +148,52 @@ class EventStream:
     async def _recall(self) -> None:
         older: list[tuple[str, int]] = []
 
-        def note(seq: int, data: bytes) -> None:
-            if (event := self._said(seq, data)) is not None:
+        def collect(seq: int, data: bytes) -> None:
+            if (event := self._decode(seq, data)) is not None:
                 older.append((event.id, seq))
 
         log = self._bus.log(self._name)
-        start = max(await log.first(), self.next - _PLACES)
-        await (await log.follow(start, note)).stop()
-        self._places = LruDict(_PLACES, [*older, *self._places.items()])
+        start = max(await log.first(), self.next - _MAX_SEQS)
+        await (await log.follow(start, collect)).stop()
+        self._seqs = LruDict(_MAX_SEQS, [*older, *self._seqs.items()])
 
-    async def since(self, seq: int, audience: Audience) -> tuple[list[RecordedEvent], bool]:
-        """What came after a place and is for this audience; whether all of it is still there."""
+
+    async def events_after(self, seq: int, audience: Audience) -> tuple[list[RecordedEvent], bool]:
+        """Returns an audience's events after a sequence number, and whether they are complete."""
         log = self._bus.log(self._name)
-        found: deque[RecordedEvent] = deque(maxlen=_REPLAYED)
+        found: deque[RecordedEvent] = deque(maxlen=_MAX_REPLAYED)
         dropped = False
 
-        def note(at: int, data: bytes) -> None:
+        def collect(at: int, data: bytes) -> None:
             nonlocal dropped
-            event = self._said(at, data)
-            if event is not None and wants(audience, event.subject):
-                dropped = dropped or len(found) == _REPLAYED
+            event = self._decode(at, data)
+            if event is not None and may_receive(audience, event.subject):
+                dropped = dropped or len(found) == _MAX_REPLAYED
                 found.append(event)
 
-        whole = await log.first() <= seq + 1
+        complete = await log.first() <= seq + 1
         keys = audience[0]
-        await (await log.follow(seq + 1, note, keys="" if keys == self._root else keys)).stop()
-        return list(found), whole and not dropped
+        await (await log.follow(seq + 1, collect, keys="" if keys == self._root else keys)).stop()
+        return list(found), complete and not dropped
 
-    async def recorded(self, subject: str, limit: int, shown: Callable[[str], bool]) -> list[RecordedEvent]:
-        """The last ones of a subject that are still in the log and may be shown."""
+    async def last_events(self, subject: str, limit: int, shown: Callable[[str], bool]) -> list[RecordedEvent]:
+        """Returns the last events of a subject that are still in the log and may be shown."""
         log = self._bus.log(self._name)
         start = 1
         if subject == self._root:
-            start = max(1, await log.last() - 4 * limit + 1)  # most may be shown
+            start = max(1, await log.last() - 4 * limit + 1)  # enough, because most events may be shown
         found: deque[RecordedEvent] = deque(maxlen=limit)
 
-        def note(seq: int, data: bytes) -> None:
-            event = self._said(seq, data)
+        def collect(seq: int, data: bytes) -> None:
+            event = self._decode(seq, data)
             if event is not None and shown(event.subject):
                 found.append(event)
 
-        await (await log.follow(start, note, keys="" if subject == self._root else subject)).stop()
+        await (await log.follow(start, collect, keys="" if subject == self._root else subject)).stop()
         return list(found)
 
     async def stop(self) -> None:
-        """Every reader is told that it is over: a shutdown waits for nobody."""
+        """Ends all streams, so that a shutdown does not wait for their clients."""
         for listeners in self._audiences.values():
             for listener in listeners:
                 listener.ended.set()

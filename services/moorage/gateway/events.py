@@ -1,4 +1,4 @@
-"""`/v1/events` live and recorded, and the story of a group or of one message."""
+"""HTTP handlers of events: live streams, past events, and the story of a group or of one message."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from moorage.model.names import GroupName, group_tokens
 from moorage.model.problems import Refused, not_found
 
 from . import cloudevents
-from .authorization import hears, must, who_of
-from .event_stream import EVENTS, LOG, Audience, EventStream, Listener, RecordedEvent, is_event_subject
+from .authorization import caller_of, may_see_event, require
+from .event_records import EVENTS, LOG, RecordedEvent, is_event_subject
+from .event_stream import Audience, EventStream, Listener
 from .middleware import Gateway, gateway_of
-from .rate_limits import TooMany
-from .responses import bad_parameter, encode, flag_of, limit_of, listed
+from .rate_limits import TooManyRequests
+from .responses import bad_parameter, bool_parameter, encode, limit_of, list_response
 from .route import SSE
 
-#: How often a reader that hears nothing is told that we are there, and how often we look whether it is.
-_KEEP_ALIVE, _LOOK = 15.0, 3.0
+#: Seconds between keep-alives on a quiet stream, and between checks whether its client is still there.
+_KEEP_ALIVE, _CHECK = 15.0, 3.0
 _decode = msgspec.json.Decoder(Event).decode
-#: Of the log of events as much as one answer has, where no limit is wanted.
+#: Maximum number of past events in a response without a limit.
 EVERYTHING = 100_000
 
 
@@ -40,31 +41,36 @@ def _about(data: msgspec.Raw) -> _About:
         return _About()
 
 
-async def events(request: web.Request) -> web.StreamResponse:
-    """Server-sent events; with `follow=false` the last ones, as a list. Messages that could not be read are among them
-    where they are asked for."""
+async def get_events(request: web.Request) -> web.StreamResponse:
+    """Streams server-sent events; with `follow=false`, lists the last ones. Rejected messages are included if the subject
+    asks for them."""
     subject = request.query.get("subject") or EVENTS
     if not is_event_subject(subject):
         raise bad_parameter("subject", f"{subject[:200]!r} is not a subject below moorage.events or moorage.rejected")
-    if subject.startswith("moorage.rejected."):  # whatever somebody sent
-        must(who_of(request), "admin")
+    if subject.startswith("moorage.rejected."):  # these may hold anything that somebody sent
+        require(caller_of(request), "admin")
     gateway = gateway_of(request)
     clouds = cloudevents.wanted(request)
-    if flag_of(request, "follow", True):
+    if bool_parameter(request, "follow", True):
         return await _stream(request, gateway, subject, clouds)
-    who = who_of(request)
-    found = await recorded(gateway, subject, limit_of(request, everything=EVERYTHING), lambda heard: hears(who, heard))
+    who = caller_of(request)
+    found = await last_events(
+        gateway,
+        subject,
+        limit_of(request, everything=EVERYTHING),
+        lambda event_subject: may_see_event(who, event_subject),
+    )
     if not clouds:
-        return listed([event_item(raw) for raw in found])
-    made = [cloudevents.structured(_decode(raw)) for raw in found]
-    return web.Response(body=encode(made), content_type=cloudevents.BATCH)
+        return list_response([event_item(raw) for raw in found])
+    batch = [cloudevents.structured(_decode(raw)) for raw in found]
+    return web.Response(body=encode(batch), content_type=cloudevents.BATCH)
 
 
 async def _stream(request: web.Request, gateway: Gateway, subject: str, clouds: bool) -> web.StreamResponse:
     limit = gateway.limits.streams
     if limit and gateway.stream.listeners + gateway.rejected.listeners >= limit:
-        raise TooMany(f"{limit} streams of events are open already", 5)
-    audience = (subject, msgspec.structs.replace(who_of(request), name=""))
+        raise TooManyRequests(f"the limit of {limit} open event streams is reached", 5)
+    audience = (subject, msgspec.structs.replace(caller_of(request), name=""))
     response = web.StreamResponse(headers={"Content-Type": SSE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
     chunked = request.version >= HttpVersion11
     if chunked:
@@ -73,49 +79,49 @@ async def _stream(request: web.Request, gateway: Gateway, subject: str, clouds: 
     if request.transport is None:
         return response
     ident = request.get("token")
-    good = partial(gateway.tokens.stands, ident) if ident is not None else lambda: True
-    listener = Listener(request.transport, partial(_frame, clouds=clouds, chunked=chunked), good)
-    with _stream_of(gateway, subject).listening(audience, listener):
+    is_valid = partial(gateway.tokens.is_valid, ident) if ident is not None else lambda: True
+    listener = Listener(request.transport, partial(_frame, clouds=clouds, chunked=chunked), is_valid)
+    with _stream_of(gateway, subject).subscribe(audience, listener):
         await response.write(b": listening\n\n")
         last = request.headers.get("Last-Event-ID") or request.query.get("lastEventId", "")
-        told = await _resume(response, gateway, audience, last, clouds) if last else 0
-        listener.go_live(told)
-        await _until_ended(response, listener)
-    if listener.slow:  # what waits for it is as much as we keep; it can come back and go on
+        last_seq = await _resume(response, gateway, audience, last, clouds) if last else 0
+        listener.go_live(last_seq)
+        await _wait_until_ended(response, listener)
+    if listener.slow:  # its buffer is full; it can reconnect and resume
         request.transport.abort()
     return response
 
 
-async def _until_ended(response: web.StreamResponse, listener: Listener) -> None:
+async def _wait_until_ended(response: web.StreamResponse, listener: Listener) -> None:
     quiet = 0.0
     while True:
         try:
-            async with asyncio.timeout(_LOOK):
+            async with asyncio.timeout(_CHECK):
                 await listener.ended.wait()
             return
         except TimeoutError:
-            listener.look()
-            quiet += _LOOK
+            listener.check()
+            quiet += _CHECK
         if quiet >= _KEEP_ALIVE and not listener.ended.is_set():
             quiet = 0.0
             await response.write(b": still here\n\n")
 
 
 async def _resume(response: web.StreamResponse, gateway: Gateway, audience: Audience, last: str, clouds: bool) -> int:
-    """Tells what came after the event that the reader saw last; back with the place up to which it knows all."""
+    """Sends the events after the last one that the client has seen, and returns the sequence number of the last one sent."""
     stream = _stream_of(gateway, audience[0])
-    place = await stream.place_of(last)
-    missed, whole = await stream.since(place, audience) if place is not None else ([], False)
-    if not whole:  # the reader has to look at everything again
+    seq = await stream.seq_of(last)
+    missed, complete = await stream.events_after(seq, audience) if seq is not None else ([], False)
+    if not complete:  # the client must read all state again
         await response.write(b"event: lost\ndata: {}\n\n")
     for event in missed:
         await response.write(_frame(event, clouds=clouds, chunked=False))
-    return missed[-1].seq if missed else place or 0
+    return missed[-1].seq if missed else seq or 0
 
 
 @lru_cache(256)
 def _frame(event: RecordedEvent, *, clouds: bool, chunked: bool) -> bytes:
-    """Made once for all who hear it, down to how HTTP/1.1 wraps it."""
+    """Encodes an event, including HTTP/1.1 chunking, once for all listeners."""
     data = encode(cloudevents.structured(_decode(event.data))) if clouds else event.data
     frame = b"id: " + event.id.encode() + b"\ndata: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
     return b"%x\r\n%b\r\n" % (len(frame), frame) if chunked else frame
@@ -127,56 +133,56 @@ def event_item(raw: bytes) -> dict[str, Any]:
     return item | {"traceparent": event.traceparent} if event.traceparent else item
 
 
-async def recorded(gateway: Gateway, subject: str, limit: int, shown: Callable[[str], bool]) -> list[bytes]:
-    """The last events of a subject that are still in the log and may be shown."""
-    await gateway.lines.flush()  # who asked for something and then looks finds it
-    return [event.data for event in await _stream_of(gateway, subject).recorded(subject, limit, shown)]
+async def last_events(gateway: Gateway, subject: str, limit: int, shown: Callable[[str], bool]) -> list[bytes]:
+    """Returns the last events of a subject that are still in the log and may be shown."""
+    await gateway.audit.flush()  # a client finds the audit events of its own earlier requests
+    return [event.data for event in await _stream_of(gateway, subject).last_events(subject, limit, shown)]
 
 
 def _stream_of(gateway: Gateway, subject: str) -> EventStream:
     return gateway.rejected if subject.startswith("moorage.rejected.") else gateway.stream
 
 
-async def group_story(request: web.Request) -> web.StreamResponse:
+async def get_group_story(request: web.Request) -> web.StreamResponse:
     group = group_of(request)
     gateway = gateway_of(request)
-    found = await recorded(
+    found = await last_events(
         gateway, f"moorage.events.*.*.{group_tokens(group)}", limit_of(request, everything=EVERYTHING), lambda _: True
     )
     if not found and gateway.view.record(group) is None:
         raise Refused(not_found(f"group {group}"))
-    return listed([event_item(raw) for raw in found])
+    return list_response([event_item(raw) for raw in found])
 
 
-async def story(request: web.Request) -> web.StreamResponse:
-    """One message and all it set off: whatever names it, or one of those, as its cause."""
-    wanted, who = {request.match_info["id"]}, who_of(request)
+async def get_story(request: web.Request) -> web.StreamResponse:
+    """Lists a message and all messages that it caused, directly or indirectly."""
+    causes, who = {request.match_info["id"]}, caller_of(request)
     found: list[dict[str, Any]] = []
 
-    def look(_: int, data: bytes) -> None:
+    def collect(_: int, data: bytes) -> None:
         try:
             event = _decode(data)
         except msgspec.DecodeError:
-            return  # readers of events ignore what they cannot read; who wrote it has counted it
-        if event.id in wanted or event.cause in wanted:
-            wanted.add(event.id)
-            if hears(who, event.subject):
+            return  # readers ignore undecodable events; their writer has counted them
+        if event.id in causes or event.cause in causes:
+            causes.add(event.id)
+            if may_see_event(who, event.subject):
                 found.append(event_item(data))
             if (decision := _about(event.data).decision) is not None:
-                wanted.add(decision)  # what carries it out names it as its cause
+                causes.add(decision)  # messages that carry out the decision name it as their cause
 
-    await gateway_of(request).lines.flush()
+    await gateway_of(request).audit.flush()
     log = gateway_of(request).bus.log(LOG)
     before = 0
-    while before != len(wanted):  # an effect that another worker told first may stand before its cause
-        before = len(wanted)
+    while before != len(causes):  # repeated, because an effect may be in the log before its cause
+        before = len(causes)
         found.clear()
-        await (await log.follow(1, look)).stop()
-    return listed(found)
+        await (await log.follow(1, collect)).stop()
+    return list_response(found)
 
 
 def group_of(request: web.Request) -> str:
-    """The group that the path names; what cannot be a name is not found."""
+    """Returns the group in the path. An invalid name is answered as not found."""
     info = request.match_info
     text = "/".join(info[part] for part in ("project", "app", "version", "group"))
     try:

@@ -1,4 +1,4 @@
-"""Groups, applications, intents, decisions and controllers: what is known, one by one and in lists."""
+"""HTTP handlers that read groups, applications, intents, decisions and controllers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moorage.model.names import token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
 from moorage.parsing import format_amount
 
-from .authorization import must, who_of
+from .authorization import caller_of, require
 from .bus_client import call
 from .core.explain import Known, application_item, group_item, why
 from .core.selectors import parse, selects
@@ -23,21 +23,26 @@ from .etags import etag
 from .events import group_of
 from .middleware import gateway_of
 from .read_model import ReadModel
-from .responses import answer, bad_parameter, listed, page_of
+from .responses import bad_parameter, json_response, list_response, page_of
 
 Labels = Callable[[str], Mapping[str, str]]
 
 
-def selected(request: web.Request, keys: list[str], labels: Labels) -> list[str]:
-    """Those keys whose labels match the request's selector."""
+def select_by_labels(request: web.Request, keys: list[str], labels: Labels) -> list[str]:
+    """Returns the keys whose labels match the request's selector."""
     text = request.query.get("labelSelector", "")
     if not text.strip():
         return keys
     try:
         requirements = parse(text)
-    except ValueError as wrong:
-        raise bad_parameter("labelSelector", str(wrong)) from None
+    except ValueError as error:
+        raise bad_parameter("labelSelector", str(error)) from None
     return [key for key in keys if selects(requirements, labels(key))]
+
+
+def document_key(kind: str, project: str, name: str) -> str:
+    """Returns the key of a standalone intent in the documents bucket."""
+    return ".".join(token(part) for part in (kind, project, name))
 
 
 def project_of(group: str) -> str:
@@ -56,52 +61,52 @@ def _group_keys(request: web.Request, view: ReadModel) -> list[str]:
     keys = view.groups
     if project := request.query.get("project"):
         keys = [key for key in keys if key.startswith(project + "/")]
-    if (who := who_of(request)).projects:
+    if (who := caller_of(request)).projects:
         keys = [key for key in keys if who.sees(project_of(key))]
 
     def labels(key: str) -> Mapping[str, str]:
         record = view.record(key)
         return record.labels if record is not None else {}
 
-    return selected(request, keys, labels)
+    return select_by_labels(request, keys, labels)
 
 
-async def groups(request: web.Request) -> web.StreamResponse:
+async def list_groups(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     page, token = page_of(request, _group_keys(request, view))
-    return listed([group_item(known) for key in page if (known := view.known(key)) is not None], token)
+    return list_response([group_item(known) for key in page if (known := view.known(key)) is not None], token)
 
 
-async def group(request: web.Request) -> web.StreamResponse:
+async def get_group(request: web.Request) -> web.StreamResponse:
     known = known_group(request)
     return _versioned(request, group_item(known), known.record.group)
 
 
-async def group_why(request: web.Request) -> web.StreamResponse:
-    return answer(why(known_group(request)))
+async def explain_group(request: web.Request) -> web.StreamResponse:
+    return json_response(why(known_group(request)))
 
 
-async def group_diff(request: web.Request) -> web.StreamResponse:
-    """What the patcher made of the manifests, per cluster and object."""
+async def diff_group(request: web.Request) -> web.StreamResponse:
+    """Returns the patcher's comparison of manifests and applied objects."""
     known = known_group(request)
     ask = DiffAsk(group=known.record.group)
     reply = await call(gateway_of(request).bus, subjects.PATCHER_DIFF, ask, timeout=10, again=ask)
     reply.setdefault("items", [])
-    return answer(reply)
+    return json_response(reply)
 
 
 # --- applications ----------------------------------------------------------------------------------------------------
 
 
-async def applications(request: web.Request) -> web.StreamResponse:
+async def list_applications(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     page, token = page_of(request, _group_keys(request, view))
     items = [view.known(key) for key in page]
-    # Groups that resources describe are no Applications.
-    return listed([application_item(k) for k in items if k is not None and not k.record.origin], token)
+    # Groups made from /v2 resources are not Applications.
+    return list_response([application_item(k) for k in items if k is not None and not k.record.origin], token)
 
 
-async def application(request: web.Request) -> web.StreamResponse:
+async def get_application(request: web.Request) -> web.StreamResponse:
     project, name = request.match_info["project"], request.match_info["name"]
     known = gateway_of(request).view.known(f"{project}/{name}/v1/default")
     if known is None:
@@ -110,53 +115,53 @@ async def application(request: web.Request) -> web.StreamResponse:
 
 
 def _versioned(request: web.Request, item: Any, group: str) -> web.Response:
-    """Its status may change under the same tag: that is for If-Match, never for caches."""
-    response = answer(item)
+    """Adds an ETag for If-Match. Caches must not use it, because the status changes without a new tag."""
+    response = json_response(item)
     response.headers["ETag"] = etag(gateway_of(request).view.revision_of(group))
     response.headers["Cache-Control"] = "no-store"
     return response
 
 
-# --- intents of their own --------------------------------------------------------------------------------------------
+# --- standalone intents ----------------------------------------------------------------------------------------------
 
 _BUILTIN = ("HpaIntent", "PlacementIntent", "AffinityIntent")
 
 
 def intent_kind(view: ReadModel, text: str) -> str:
-    """The kind as it is written, whatever case somebody typed; registered ones too, and those of what is there still: a
-    controller may leave before its intents do."""
+    """Returns the proper spelling of an intent kind given in any case. Known are built-in and registered kinds, and those of
+    stored intents, because a controller may leave before its intents are deleted."""
     kinds = {*_BUILTIN, *(kind for controller in view.controllers.values() for kind in controller.kinds)}
     kinds.update(untoken(key.partition(".")[0]) for key in view.documents)
     for kind in kinds:
         if text.lower() in (kind.lower(), kind.lower() + "s"):
             return kind
-    message = f"{text!r} is not among {', '.join(sorted(kinds))}"
+    message = f"unknown kind {text!r}; known are {', '.join(sorted(kinds))}"
     raise Refused(invalid([Violation(path="kind", code="UnknownKind", message=message)]))
 
 
-async def intents(request: web.Request) -> web.StreamResponse:
+async def list_intents(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     keys = sorted(view.documents)
     if kind := request.query.get("kind"):
-        first = token(intent_kind(view, kind)) + "."
-        keys = [key for key in keys if key.startswith(first)]
+        prefix = token(intent_kind(view, kind)) + "."
+        keys = [key for key in keys if key.startswith(prefix)]
     if project := request.query.get("project"):
         keys = [key for key in keys if key.split(".")[1] == token(project)]
-    if (who := who_of(request)).projects:
+    if (who := caller_of(request)).projects:
         keys = [key for key in keys if who.sees(untoken(key.split(".")[1]))]
-    keys = selected(request, keys, lambda key: view.documents[key].get("metadata", {}).get("labels") or {})
+    keys = select_by_labels(request, keys, lambda key: view.documents[key].get("metadata", {}).get("labels") or {})
     page, more = page_of(request, keys)
-    return listed([view.documents[key] for key in page], more)
+    return list_response([view.documents[key] for key in page], more)
 
 
-async def intent(request: web.Request) -> web.StreamResponse:
+async def get_intent(request: web.Request) -> web.StreamResponse:
     view, info = gateway_of(request).view, request.match_info
     kind = intent_kind(view, info["kind"])
-    key = ".".join(token(part) for part in (kind, info["project"], info["name"]))
+    key = document_key(kind, info["project"], info["name"])
     document = view.documents.get(key)
     if document is None:
         raise Refused(not_found(f"{kind} {info['name']} of project {info['project']}"))
-    response = answer(document)
+    response = json_response(document)
     response.headers["ETag"] = etag(view.document_revisions[key])
     return response
 
@@ -176,31 +181,31 @@ async def _decision_item(view: ReadModel, decision: Decision) -> dict[str, Any]:
     return item
 
 
-async def decisions(request: web.Request) -> web.StreamResponse:
-    """Those that stand, by group."""
+async def list_decisions(request: web.Request) -> web.StreamResponse:
+    """Lists the current decisions by group."""
     view = gateway_of(request).view
     standing = view.ledger.standing
-    if only := request.query.get("group"):
-        keys = [only] if only in standing else []
+    if group := request.query.get("group"):
+        keys = [group] if group in standing else []
     else:
         keys = sorted(standing)
-    if (who := who_of(request)).projects:
+    if (who := caller_of(request)).projects:
         keys = [key for key in keys if who.sees(project_of(key))]
     page, more = page_of(request, keys)
-    return listed([await _decision_item(view, standing[key]) for key in page if key in standing], more)
+    return list_response([await _decision_item(view, standing[key]) for key in page if key in standing], more)
 
 
 def known_decision(request: web.Request) -> Decision:
     ident = request.match_info["id"]
     for found in gateway_of(request).view.ledger.standing.values():
         if found.id == ident:
-            must(who_of(request), "viewer", project_of(found.group))
+            require(caller_of(request), "viewer", project_of(found.group))
             return found
-    raise Refused(not_found(f"a standing decision {ident}"))
+    raise Refused(not_found(f"current decision {ident}"))
 
 
-async def decision(request: web.Request) -> web.StreamResponse:
-    return answer(await _decision_item(gateway_of(request).view, known_decision(request)))
+async def get_decision(request: web.Request) -> web.StreamResponse:
+    return json_response(await _decision_item(gateway_of(request).view, known_decision(request)))
 
 
 # --- controllers -----------------------------------------------------------------------------------------------------
@@ -218,14 +223,14 @@ def controller_item(found: Controller) -> dict[str, Any]:
     }
 
 
-async def controllers(request: web.Request) -> web.StreamResponse:
+async def list_controllers(request: web.Request) -> web.StreamResponse:
     view = gateway_of(request).view
     page, more = page_of(request, sorted(view.controllers))
-    return listed([controller_item(view.controllers[name]) for name in page], more)
+    return list_response([controller_item(view.controllers[name]) for name in page], more)
 
 
-async def controller(request: web.Request) -> web.StreamResponse:
+async def get_controller(request: web.Request) -> web.StreamResponse:
     view, name = gateway_of(request).view, request.match_info["name"]
     if name not in view.controllers:
         raise Refused(not_found(f"controller {name}"))
-    return answer(controller_item(view.controllers[name]))
+    return json_response(controller_item(view.controllers[name]))

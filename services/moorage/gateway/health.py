@@ -1,4 +1,4 @@
-"""Whether we and all others are well: for load balancers, for Prometheus, and for `moorage check`."""
+"""HTTP handlers for probes, Prometheus and `moorage check`: the health of the gateway and of the whole mesh."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from moorage.model.auth import Caller
 from moorage.model.candidates import Ask
 from moorage.telemetry import MetricValue
 
-from .authorization import who_of
-from .clusters import held_on, known_cluster
+from .authorization import caller_of
+from .clusters import claims_on, known_cluster
 from .groups import project_of
 from .middleware import Gateway, gateway_of
-from .responses import answer, listed, refuse, unavailable
+from .responses import json_response, list_response, problem_response, unavailable
 
-#: How long the others get to say that they are there.
-_PATIENCE = 0.6
-#: So many are named of what is not well; how many there are is said, too.
-_MOST = 100
+#: Seconds until workers and controllers must have answered a ping.
+_PING_SECONDS = 0.6
+#: Maximum number of unhealthy items in a list; their total is returned beside it.
+_MAX_ITEMS = 100
 
 
 async def livez(request: web.Request) -> web.StreamResponse:
@@ -33,117 +33,119 @@ async def livez(request: web.Request) -> web.StreamResponse:
 
 
 async def readyz(request: web.Request) -> web.StreamResponse:
-    """Ready = we can show groups and pass on documents. A fleet that is away is said, and does not keep us away."""
+    """Answers 200 if the gateway can show groups and pass documents on. A missing fleet is mentioned, but not an error."""
     gateway = gateway_of(request)
     if not gateway.ready or not gateway.bus.nc.is_connected:
-        return refuse(unavailable("not connected to NATS, or the stores are not mirrored yet"))
+        return problem_response(unavailable("not connected to NATS, or the stores are still being mirrored"))
     missing = gateway.view.missing()
     return web.Response(text="ok\n" if not missing else f"ok, without {', '.join(missing)}\n")
 
 
-async def metrics(request: web.Request) -> web.StreamResponse:
+async def get_metrics(request: web.Request) -> web.StreamResponse:
     body = generate_latest(gateway_of(request).registry)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def figures(gateway: Gateway) -> Iterable[MetricValue]:
-    """What is counted when somebody collects it."""
+def view_metrics(gateway: Gateway) -> Iterable[MetricValue]:
+    """Yields metrics of the mirrors and of event streams at collection time."""
     view = gateway.view
     yield from followed(view.follower, view.ledger)
     yield MetricValue(
         "moorage_event_listeners",
-        "Readers of events as they come",
+        "Open event streams",
         gateway.stream.listeners + gateway.rejected.listeners,
     )
 
 
-async def health(request: web.Request) -> web.StreamResponse:
-    """Who answers on the bus, which controllers do, and which clusters are silent."""
+async def get_health(request: web.Request) -> web.StreamResponse:
+    """Returns the workers and controllers that answer, stale clusters, and groups on stale or deleted clusters."""
     gateway = gateway_of(request)
     workers, controllers = await asyncio.gather(_workers(gateway), _controllers(gateway))
     fleet = gateway.view.fleet
     stale = [fleet.names[cid] for cid in range(fleet.size) if fleet.known[cid] and fleet.state(cid) == "Stale"]
-    away = _away(gateway, set(stale), who_of(request))
-    return answer(
+    away = _away(gateway, set(stale), caller_of(request))
+    return json_response(
         {
             "expected": [name for name, spec in gateway.mesh.workers.items() if not spec.optional],
             "workers": workers,
             "controllers": controllers,
-            "stale": sorted(stale)[:_MOST],
+            "stale": sorted(stale)[:_MAX_ITEMS],
             "staleCount": len(stale),
-            "away": away[:_MOST],
+            "away": away[:_MAX_ITEMS],
             "awayCount": len(away),
         }
     )
 
 
 def _away(gateway: Gateway, stale: set[str], who: Caller) -> list[dict[str, Any]]:
-    """Groups with claims where nobody reports, and which of these clusters are gone from the fleet altogether."""
+    """Returns groups with claims on clusters that are stale or no longer in the fleet."""
     view = gateway.view
-    if not view.follower.healthy:  # it is we who do not hear
+    if not view.follower.healthy:  # the gateway itself gets no reports
         return []
     found: dict[str, dict[str, Any]] = {}
     for cluster in view.ledger.by_cluster:
         gone = not known_cluster(view.fleet, cluster)
         if not gone and cluster not in stale:
             continue
-        for group in {held.group for held in held_on(view, cluster)}:
+        for group in {active.group for active in claims_on(view, cluster)}:
             if who.sees(project_of(group)):
-                one = found.setdefault(group, {"group": group, "stale": [], "gone": []})
-                one["gone" if gone else "stale"].append(cluster)
+                item = found.setdefault(group, {"group": group, "stale": [], "gone": []})
+                item["gone" if gone else "stale"].append(cluster)
     return [found[group] for group in sorted(found)]
 
 
 async def _workers(gateway: Gateway) -> list[dict[str, Any]]:
-    """Everyone who answers a ping: back as soon as each expected kind did, or out of patience."""
+    """Returns all workers that answer a ping, as soon as every known kind has answered or time is up."""
     bus = gateway.bus
     found: list[dict[str, Any]] = []
     complete = asyncio.Event()
 
-    def heard(_: str, data: bytes) -> None:
+    def on_answer(_: str, data: bytes) -> None:
         try:
-            said = msgspec.json.decode(data, type=dict[str, Any])
+            answer = msgspec.json.decode(data, type=dict[str, Any])
         except msgspec.DecodeError:
-            return  # some other service's ping; not ours to judge
-        name = str(said.get("name", ""))
+            return  # the answer of a service that is not part of the mesh
+        name = str(answer.get("name", ""))
         if not name.startswith("moorage-"):
             return
-        meta = said.get("metadata") or {}
+        meta = answer.get("metadata") or {}
         found.append(
             {
                 "kind": name.removeprefix("moorage-"),
-                "id": said.get("id", ""),
-                "version": said.get("version", ""),
+                "id": answer.get("id", ""),
+                "version": answer.get("version", ""),
                 "pid": meta.get("pid", ""),
                 "ok": meta.get("ok") == "true",
                 "missing": meta.get("missing", ""),
             }
         )
-        if gateway.mesh.workers.keys() <= {one["kind"] for one in found}:
+        if gateway.mesh.workers.keys() <= {worker["kind"] for worker in found}:
             complete.set()
 
     inbox = f"{bus.nc.new_inbox()}.ping"
-    subscription = await bus.subscribe(inbox, heard)
+    subscription = await bus.subscribe(inbox, on_answer)
     try:
         await bus.publish("$SRV.PING", b"", reply=inbox)
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_PING_SECONDS):
                 await complete.wait()
-                await asyncio.sleep(0.02)  # several of a kind may run
+                await asyncio.sleep(0.02)  # more workers of the same kind may answer
         except TimeoutError:
-            pass  # who has not answered by now is what the answer is about
+            pass  # the response shows which workers have not answered
     finally:
         await subscription.unsubscribe()
-    return sorted(found, key=lambda one: (one["kind"], one["pid"]))
+    return sorted(found, key=lambda worker: (worker["kind"], worker["pid"]))
 
 
 async def _controllers(gateway: Gateway) -> list[dict[str, Any]]:
-    """Each one that is asked for candidates, asked about nothing: any answer will do."""
+    """Sends every placement controller an empty request; any answer shows that it is alive."""
     view = gateway.view
     asked = {name: c for name, c in view.controllers.items() if c.placement}
-    ask = Ask(id=new_id(), group="", revision=0, budget_ms=_PATIENCE * 1e3, epoch="", tenant="", apps=[], intents=[])
+    ask = Ask(
+        id=new_id(), group="", revision=0, budget_ms=_PING_SECONDS * 1e3, epoch="", tenant="", apps=[], intents=[]
+    )
     replies = await gateway.bus.ask_many(
-        {name: (subjects.candidates(name), _PATIENCE) for name in asked}, msgspec.json.encode(ask)
+        {name: (subjects.candidates(name), _PING_SECONDS) for name in asked}, msgspec.json.encode(ask)
     )
     return [
         {"name": name, "policy": asked[name].policy, "answers": replies[name].outcome == "answered"}
@@ -151,8 +153,8 @@ async def _controllers(gateway: Gateway) -> list[dict[str, Any]]:
     ]
 
 
-async def subject_table(request: web.Request) -> web.StreamResponse:
-    return listed(
+async def list_subjects(request: web.Request) -> web.StreamResponse:
+    return list_response(
         [
             {
                 "subject": row.pattern,

@@ -1,5 +1,5 @@
-"""Where callers come in: at most so many at once, and with a certificate over TLS, which follows the files: who renews a
-certificate restarts nothing."""
+"""Accepts HTTP connections up to a limit, with TLS if a certificate is configured. Renewed certificate files are loaded without
+a restart."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from aiohttp.http_exceptions import BadHttpMethod
 from moorage.bus import Bus
 from moorage.model.problems import Problem, whole
 
-from .responses import encode, refuse, unavailable
+from .responses import encode, problem_response, unavailable
 
 log = structlog.get_logger("gateway")
-#: How often the files are looked at; how long who is turned away has to say something first.
-_LOOK, _PATIENCE = 1.0, 2.0
-_HANDSHAKE = 10.0
+#: Seconds between checks of the certificate files.
+_WATCH_SECONDS = 1.0
+#: Seconds until a refused connection is closed if it sends nothing.
+_REFUSAL_SECONDS = 2.0
+_HANDSHAKE_SECONDS = 10.0
 
 
 class Certificate:
-    """Connections made from now on get what the files hold now. Files that do not fit together change nothing."""
+    """A certificate that is loaded again when its files change, for new connections. Files that do not match are ignored."""
 
     def __init__(self, chain: Path, key: Path) -> None:
         self._chain, self._key = chain, key
-        self._stamp = self._seen()
+        self._stamp = self._file_stamps()
         self.context = _context()
         self.context.load_cert_chain(chain, key)
 
@@ -43,34 +45,35 @@ class Certificate:
         key = os.environ.get("MOORAGE_TLS_KEY", "") or chain
         try:
             return cls(Path(chain), Path(key))
-        except OSError as error:  # ssl.SSLError is one, too
+        except OSError as error:  # includes ssl.SSLError
             raise SystemExit(f"MOORAGE_TLS_CERT {chain}, MOORAGE_TLS_KEY {key}: {error}") from None
 
-    def _seen(self) -> tuple[tuple[int, int, int], ...]:
-        found = (path.stat() for path in (self._chain, self._key))
-        return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in found)
+    def _file_stamps(self) -> tuple[tuple[int, int, int], ...]:
+        stats = (path.stat() for path in (self._chain, self._key))
+        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 
-    def look(self) -> bool:
-        """Whether there was something new. Raises OSError for files that cannot be used; tried again when they change."""
-        stamp = self._seen()
+    def reload_if_changed(self) -> bool:
+        """Loads changed files and returns whether there were any. Raises OSError for unusable files, which are tried again
+        when they change."""
+        stamp = self._file_stamps()
         if stamp == self._stamp:
             return False
         self._stamp = stamp
-        # First into one that nobody uses: a chain that the key does not belong to would stay half loaded.
+        # Load into an unused context first: a chain without a matching key would leave this one half changed.
         _context().load_cert_chain(self._chain, self._key)
         self.context.load_cert_chain(self._chain, self._key)
         return True
 
-    async def follow(self, bus: Bus) -> None:
+    async def watch(self, bus: Bus) -> None:
         while True:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_WATCH_SECONDS)
             try:
-                if self.look():
+                if self.reload_if_changed():
                     bus.count("tls_reloads")
-                    log.info("the certificate was renewed", chain=str(self._chain))
+                    log.info("certificate reloaded", chain=str(self._chain))
             except OSError as error:
                 bus.count("tls_reload_errors")
-                log.error("the certificate cannot be read again; the one before stays", error=str(error))
+                log.error("cannot reload the certificate, keeping the previous one", error=str(error))
 
 
 def _context() -> ssl.SSLContext:
@@ -80,11 +83,12 @@ def _context() -> ssl.SSLContext:
     return context
 
 
-class _TurnedAway(asyncio.Protocol):
-    """One too many is told so, once it has said something: who closes before that is not heard."""
+class _RefuseConnection(asyncio.Protocol):
+    """Answers a connection above the limit with 503. It waits for the request first, because clients miss an answer that comes
+    with an earlier close."""
 
     def __init__(self) -> None:
-        body = encode(whole(unavailable("there are as many connections as this gateway takes")))
+        body = encode(whole(unavailable("the gateway's connection limit is reached")))
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
             f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
@@ -95,7 +99,7 @@ class _TurnedAway(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._end = asyncio.get_running_loop().call_later(_PATIENCE, transport.close)
+        self._end = asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -107,8 +111,8 @@ class _TurnedAway(asyncio.Protocol):
             self._end.cancel()
 
 
-class _Problems(web.RequestHandler):
-    """What is no HTTP, or a method that nobody knows, never comes to a route; it is refused in the same form."""
+class _ProblemRequestHandler(web.RequestHandler):
+    """Answers requests that cannot be routed, such as invalid HTTP, with problem documents too."""
 
     __slots__ = ()
 
@@ -119,11 +123,11 @@ class _Problems(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # says it to the log, or that it is too late
+        super().handle_error(request, status, exc, message)  # logs the error
         phrase = HTTPStatus(status).phrase
         code = "MethodNotAllowed" if isinstance(exc, BadHttpMethod) else phrase.replace(" ", "")
         detail = " ".join(message.split())[:200] if message and status < 500 else ""
-        response = refuse(Problem(title=phrase, status=status, code=code, detail=detail))
+        response = problem_response(Problem(title=phrase, status=status, code=code, detail=detail))
         response.force_close()
         return response
 
@@ -131,30 +135,34 @@ class _Problems(web.RequestHandler):
 class HttpListener:
     def __init__(self, server: web.Server, bus: Bus, connections: int, certificate: Certificate | None) -> None:
         self._server, self._bus, self._limit, self._certificate = server, bus, connections, certificate
-        self._open: asyncio.Server | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._listening: asyncio.Server | None = None
+        self._certificate_watch: asyncio.Task[None] | None = None
 
-    def _enter(self) -> asyncio.Protocol:
+    def _make_protocol(self) -> asyncio.Protocol:
         if self._limit and len(self._server.connections) >= self._limit:
             self._bus.count("connections_refused")
-            return _TurnedAway()
+            return _RefuseConnection()
         handler = self._server()
-        handler.__class__ = _Problems  # the server knows no way to be told so
+        handler.__class__ = _ProblemRequestHandler  # aiohttp has no option for this
         return handler
 
     async def open(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         if self._certificate is None:
-            self._open = await loop.create_server(self._enter, sock=sock, backlog=512)
+            self._listening = await loop.create_server(self._make_protocol, sock=sock, backlog=512)
             return
-        self._open = await loop.create_server(
-            self._enter, sock=sock, backlog=512, ssl=self._certificate.context, ssl_handshake_timeout=_HANDSHAKE
+        self._listening = await loop.create_server(
+            self._make_protocol,
+            sock=sock,
+            backlog=512,
+            ssl=self._certificate.context,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
         )
-        self._following = self._bus.spawn(self._certificate.follow(self._bus))
+        self._certificate_watch = self._bus.spawn(self._certificate.watch(self._bus))
 
     def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-        if self._open is not None:
-            self._open.close()
+        if self._certificate_watch is not None:
+            self._certificate_watch.cancel()
+        if self._listening is not None:
+            self._listening.close()

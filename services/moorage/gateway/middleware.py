@@ -1,4 +1,4 @@
-"""What every request goes through: the token, the time it took, and one form for whatever goes wrong."""
+"""The middlewares of all requests: metrics, error responses and authentication; and the state that handlers share."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from moorage.model.problems import Problem, Refused, unreadable
 from moorage.telemetry import SECONDS
 
 from .audit_writer import AuditWriter
-from .authorization import ADMINISTRATOR, check, remember
+from .authorization import ADMINISTRATOR, check_route, set_caller
 from .event_stream import EventStream
-from .rate_limits import Limits, RateLimiter, TooMany
+from .rate_limits import Limits, RateLimiter, TooManyRequests
 from .read_model import ReadModel
-from .responses import of_http, refuse, unavailable
+from .responses import http_problem, problem_response, unavailable
 from .route import Handler, route_of
 from .tokens import TokenStore
 
@@ -35,7 +35,7 @@ log = structlog.get_logger("gateway")
 
 @dataclass
 class Gateway:
-    """What all routes share."""
+    """State shared by all handlers."""
 
     bus: Bus
     view: ReadModel
@@ -51,10 +51,10 @@ class Gateway:
         return self.bus.vitals.registry
 
     def __post_init__(self) -> None:
-        #: By method, route and status: what counts them, looked up once.
-        self.figures: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
+        #: Metrics of a method, route and status; looked up once, because binding labels is slow.
+        self.bound_metrics: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
         self.tokens = TokenStore(self.bus)
-        self.lines = AuditWriter(self.bus)
+        self.audit = AuditWriter(self.bus)
         self.rates = RateLimiter(self.limits.rate)
         self.failures = RateLimiter(self.limits.failures)
         self.requests = Counter(
@@ -77,7 +77,7 @@ def gateway_of(request: web.Request) -> Gateway:
 
 
 @web.middleware
-async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     gateway = gateway_of(request)
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "none"
@@ -87,60 +87,59 @@ async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await handler(request)
         status = response.status
     finally:
-        figures = gateway.figures
-        method = request.method if request.method in hdrs.METH_ALL else "other"  # whatever somebody may think of
+        method = request.method if request.method in hdrs.METH_ALL else "other"  # bounds the number of label values
         key = (method, route, status)
-        counts = figures.get(key)
-        if counts is None:
-            requests = gateway.requests.labels(method, route, str(status)).inc
-            counts = figures[key] = requests, gateway.seconds.labels(method, route).observe
-        counts[0]()
-        if route != "/v1/events":  # a stream lasts as long as its reader likes
-            counts[1](time.perf_counter() - started)
+        bound = gateway.bound_metrics.get(key)
+        if bound is None:
+            count = gateway.requests.labels(method, route, str(status)).inc
+            bound = gateway.bound_metrics[key] = count, gateway.seconds.labels(method, route).observe
+        bound[0]()
+        if route != "/v1/events":  # a stream lasts until its client leaves
+            bound[1](time.perf_counter() - started)
     return response
 
 
 @web.middleware
-async def told(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal is a problem document; what was not expected is logged and counted as such."""
+async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Converts exceptions to problem documents; unexpected ones are logged and counted."""
     try:
         return await handler(request)
     except Refused as refusal:
-        response = refuse(refusal.problem)
-        if isinstance(refusal, TooMany):
+        response = problem_response(refusal.problem)
+        if isinstance(refusal, TooManyRequests):
             response.headers["Retry-After"] = str(math.ceil(refusal.wait))
         return response
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        response = refuse(of_http(error))
+        response = problem_response(http_problem(error))
         if isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return response
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadHttpMessage) as error:
-        return refuse(unreadable(error))
+        return problem_response(unreadable(error))
     except NoAnswer as error:
-        return refuse(unavailable(f"{error}; `moorage check` tells what is missing"))
+        return problem_response(unavailable(f"{error}; run `moorage check` for details"))
     except (TimeoutError, BusError) as error:
-        return refuse(unavailable(str(error) or "the mesh did not answer in time"))
+        return problem_response(unavailable(str(error) or "the mesh did not answer in time"))
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except Exception as error:
         log.exception("request failed", method=request.method, path=request.path)
         gateway_of(request).bus.count("request_errors")
-        return refuse(
+        return problem_response(
             Problem(title="Internal error", status=500, code="Internal", detail=f"{type(error).__name__}; see the log")
         )
 
 
 @web.middleware
-async def known(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Who asks must be known before anything is told, not even which paths there are; and then allowed."""
+async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Authenticates and authorizes the caller. Without a token, even unknown paths are answered with 401."""
     route = route_of(request)
     if route is None or not route.open:
         who = _authenticated(request)
-        remember(request, who)
-        check(request, who)
+        set_caller(request, who)
+        check_route(request, who)
     return await handler(request)
 
 
@@ -151,14 +150,14 @@ def _authenticated(request: web.Request) -> Caller:
     if scheme.lower() == "bearer" and given:
         if hmac.compare_digest(given.encode(), gateway.token.encode()):
             return ADMINISTRATOR
-        if (found := gateway.tokens.who(given)) is not None:
+        if (found := gateway.tokens.authenticate(given)) is not None:
             ident, who = found
             if wait := gateway.rates.take(ident, time.monotonic()):
-                detail = f"more than {gateway.limits.rate:g} requests a second with the token {who.name}"
-                raise TooMany(detail, wait)
+                detail = f"the token {who.name} is limited to {gateway.limits.rate:g} requests per second"
+                raise TooManyRequests(detail, wait)
             request["token"] = ident
             return who
         if wait := gateway.failures.take(request.remote or "", time.monotonic()):
-            raise TooMany("too many wrong tokens from this address", wait)
-    missing = "the bearer token is not known, revoked or expired" if given else "no bearer token was given"
-    raise Refused(Problem(title="Not authorised", status=401, code="Unauthorized", detail=missing))
+            raise TooManyRequests("too many invalid tokens from this address", wait)
+    detail = "the bearer token is unknown, revoked or expired" if given else "a bearer token is required"
+    raise Refused(Problem(title="Not authorized", status=401, code="Unauthorized", detail=detail))

@@ -1,4 +1,4 @@
-"""How much one caller may ask of us: rates by token, and by address for those who guess; connections and streams in all."""
+"""Limits of the HTTP interface: request rates by token, failed logins by address, and total connections and event streams."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 from moorage.collections import LruDict
 from moorage.model.problems import Problem, Refused
 
-#: A body may be this large; what the intent store keeps of it must fit one message.
+#: The largest body; what the intent store keeps of it must fit into one message.
 BODY_LIMIT = 1 << 20
 
 
 class Limits(NamedTuple):
-    """The environment says what is not right for everybody; 0 = no limit."""
+    """Limits from the environment; 0 means no limit."""
 
-    rate: float = 1000.0  # requests a second, per token; the administrator's own is not limited
-    failures: float = 10.0  # wrong tokens a second, per address
+    rate: float = 1000.0  # requests a second and token; the administrator's own token is not limited
+    failures: float = 10.0  # wrong tokens a second and address
     connections: int = 8192
     streams: int = 4096
 
@@ -28,12 +28,12 @@ class Limits(NamedTuple):
             try:
                 found[name] = type(default)(text or default)
             except ValueError:
-                raise SystemExit(f"MOORAGE_HTTP_{name.upper()} is {text!r}, not a number") from None
+                raise SystemExit(f"MOORAGE_HTTP_{name.upper()} must be a number, not {text!r}") from None
         return cls(**found)
 
 
 class RateLimiter:
-    """A bucket of chances per key, filled again at `rate` a second up to two seconds' worth."""
+    """A token bucket per key, refilled at `rate` a second up to the tokens of two seconds."""
 
     def __init__(self, rate: float, keep: int = 10_000) -> None:
         self.rate = rate
@@ -41,7 +41,7 @@ class RateLimiter:
         self._levels = LruDict[str, tuple[float, float]](keep)  # a key unused for longest has a full bucket anyway
 
     def take(self, key: str, now: float) -> float:
-        """0, or how many seconds there are to wait."""
+        """Takes one token. Returns 0, or the seconds to wait if there is none."""
         if not self.rate:
             return 0.0
         level, at = self._levels.get(key, (self.burst, now))
@@ -51,7 +51,7 @@ class RateLimiter:
         return wait
 
 
-class TooMany(Refused):
+class TooManyRequests(Refused):
     def __init__(self, detail: str, wait: float) -> None:
         super().__init__(Problem(title="Too many requests", status=429, code="TooManyRequests", detail=detail))
         self.wait = wait

@@ -1,4 +1,5 @@
-"""The read model: groups, registry and status mirrored, the ledger and the fleet followed, the last attempts heard."""
+"""ReadModel: mirrors of groups, status, documents, resources and controllers, followers of the ledger and the fleet, and the
+last attempt to decide each group."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ _event = msgspec.json.Decoder(Event).decode
 _shown = msgspec.json.Decoder(ShownResource).decode
 _document = msgspec.json.Decoder(dict[str, Any]).decode
 
-#: Events that carry an Attempt; the patcher's phases are in the status.
-_TRIES = ("placed", "pending", "failed")
+#: Decision events that have an Attempt as data; the patcher's phases are in the status.
+_ATTEMPT_PHASES = ("placed", "pending", "failed")
 
 
 class _Lazy:
-    """Raw until somebody asks: most records are never looked at between two of their changes."""
+    """A record that is decoded on first use, because most records change again before anybody reads them."""
 
     __slots__ = ("raw", "revision", "value")
 
@@ -63,38 +64,37 @@ class ReadModel:
         self.fleet = Fleet()
         self.follower = FleetFollower(settings.redis_url, self.fleet)
         self.controllers: dict[str, Controller] = {}
-        self.documents: dict[str, dict[str, Any]] = {}  # KIND.project.name tokens → as given
-        self.document_revisions: dict[str, int] = {}  # the same keys
-        self.resources = ResourceTree()  # /v2, bodies undecoded
+        self.documents: dict[str, dict[str, Any]] = {}  # by KIND.project.name tokens
+        self.document_revisions: dict[str, int] = {}  # by the same keys
+        self.resources = ResourceTree()  # of /v2, with encoded bodies
         self._groups: dict[str, _Lazy] = {}
         self._statuses: dict[str, _Lazy] = {}
         self._attempts: dict[str, _Lazy] = {}
-        self._seqs: dict[str, tuple[str, int]] = {}  # group → its newest decision, and where that stands in the log
-        self._moved = asyncio.Event()
+        self._seqs: dict[str, tuple[str, int]] = {}  # the newest decision of each group, and its sequence in the log
+        self._changed = asyncio.Event()
         self._log: LedgerFollower | None = None
         self._capacity: Capacity | None = None
-        self.changed: list[Callable[[str], None]] = []  # told the group that changed
-        self.labelled: list[Callable[[Path], None]] = []  # told what changed below cluster-providers
+        self.on_label_change: list[Callable[[Path], None]] = []  # called with changed paths below cluster-providers
 
     # --- following -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         bus = self.bus
-        await bus.subscribe("moorage.events.decisions.>", self._heard, max_bytes=MAX_PAYLOAD)
-        await bus.bucket(stores.CONTROLLERS).mirror(self._registry)
-        await bus.bucket(stores.DOCUMENTS).mirror(self._documents)
-        await bus.bucket(stores.RESOURCES).mirror(self._resource)
-        await bus.bucket(stores.STATUS).mirror(self._status)
-        await bus.bucket(stores.GROUPS).mirror(self._group)
+        await bus.subscribe("moorage.events.decisions.>", self._on_decision_event, max_bytes=MAX_PAYLOAD)
+        await bus.bucket(stores.CONTROLLERS).mirror(self._on_controller)
+        await bus.bucket(stores.DOCUMENTS).mirror(self._on_document)
+        await bus.bucket(stores.RESOURCES).mirror(self._on_resource)
+        await bus.bucket(stores.STATUS).mirror(self._on_status)
+        await bus.bucket(stores.GROUPS).mirror(self._on_group)
         self._log = await open_ledger(bus)
-        self._log.on_fold.append(self._folded)
-        self._log.on_reload.append(self._reloaded)
+        self._log.on_fold.append(self._on_commit)
+        self._log.on_reload.append(self._on_reload)
         self._capacity = Capacity(self.fleet, self._log.ledger)
         bus.spawn(self._recall())
         bus.spawn(self._follow_fleet())
 
     async def _follow_fleet(self) -> None:
-        """Not waited for: groups can be shown and documents accepted while Redis is away."""
+        """Runs in the background, so that groups can be shown and documents accepted while Redis is down."""
         await self.follower.start()
 
     async def stop(self) -> None:
@@ -110,7 +110,7 @@ class ReadModel:
     def missing(self) -> list[str]:
         return [] if self.follower.healthy else ["the fleet in Redis"]
 
-    def _group(self, key: str, value: bytes | None, revision: int) -> None:
+    def _on_group(self, key: str, value: bytes | None, revision: int) -> None:
         group = str(GroupName.from_tokens(key))
         if value is None:
             self._groups.pop(group, None)
@@ -118,84 +118,78 @@ class ReadModel:
             self._seqs.pop(group, None)
         else:
             self._groups[group] = _Lazy(value, revision)
-        self._tell(group)
+        self._notify()
 
-    def _status(self, key: str, value: bytes | None, revision: int) -> None:
+    def _on_status(self, key: str, value: bytes | None, revision: int) -> None:
         group = str(GroupName.from_tokens(key))
         if value is None:
             self._statuses.pop(group, None)
         else:
             self._statuses[group] = _Lazy(value, revision)
-        self._tell(group)
+        self._notify()
 
-    def _registry(self, key: str, value: bytes | None, revision: int) -> None:
+    def _on_controller(self, key: str, value: bytes | None, revision: int) -> None:
         if value is None:
             self.controllers.pop(untoken(key), None)
         else:
             controller = _controller(value)
             self.controllers[controller.name] = controller
 
-    def _documents(self, key: str, value: bytes | None, revision: int) -> None:
+    def _on_document(self, key: str, value: bytes | None, revision: int) -> None:
         if value is None:
             self.documents.pop(key, None)
             self.document_revisions.pop(key, None)
         else:
             self.documents[key] = _document(value)
             self.document_revisions[key] = revision
-        self._stir()
+        self._notify()
 
-    def _resource(self, key: str, value: bytes | None, revision: int) -> None:
+    def _on_resource(self, key: str, value: bytes | None, revision: int) -> None:
         path = path_of(key)
         if value is None:
             self.resources.drop(path, revision, mirrored=True)
         else:
             self.put_resource(path, bytes(_shown(value).body), revision)
-        self.tell_resource(path)
+        self.notify_resource(path)
 
     def put_resource(self, path: Path, body: bytes, revision: int) -> bytes:
-        """What of it may be shown."""
+        """Stores a resource, and returns its body without values of Secrets."""
         shown = shown_body(path, body)
         self.resources.put(path, shown, revision)
         return shown
 
-    def tell_resource(self, path: Path) -> None:
+    def notify_resource(self, path: Path) -> None:
         if path[0] == "cluster-providers":
-            for callback in self.labelled:
+            for callback in self.on_label_change:
                 callback(path)
 
-    def _heard(self, subject: str, data: bytes) -> None:
+    def _on_decision_event(self, subject: str, data: bytes) -> None:
         phase, _, tokens = subject.removeprefix("moorage.events.decisions.").partition(".")
         group = str(GroupName.from_tokens(tokens))
-        if phase in _TRIES:
+        if phase in _ATTEMPT_PHASES:
             self._attempts[group] = _Lazy(data, 0)
-        self._tell(group)
+        self._notify()
 
-    def _folded(self, commit: Commit, changes: Changes) -> None:
+    def _on_commit(self, commit: Commit, changes: Changes) -> None:
         for decision in commit.entries_of(Decision):
             if decision.id not in changes.refused:
                 self._seqs[decision.group] = decision.id, changes.seq
         if self._capacity is not None:
             self._capacity.folded(changes)
-        for group in changes.groups:
-            self._tell(group)
+        self._notify()
 
-    def _reloaded(self, ledger: Ledger) -> None:
+    def _on_reload(self, ledger: Ledger) -> None:
         if self._capacity is not None:
             self._capacity.reload(ledger)
-        for group in self._groups:
-            self._tell(group)
+        self._notify()
 
-    def _stir(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    def _tell(self, group: str) -> None:
-        self._stir()
-        for callback in self.changed:
-            callback(group)
+    def _notify(self) -> None:
+        """Wakes requests that wait for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _recall(self) -> None:
-        """After a start: why groups wait was said before we listened, and stands in the log of events."""
+        """Reads the last attempts of pending groups from the event log, because their events were published before the start."""
         events = self.bus.log(stores.EVENTS)
         for group in list(self._groups):
             known = self.known(group)
@@ -203,16 +197,16 @@ class ReadModel:
                 continue
             if known.decision is not None and known.decision.revision >= known.record.revision:
                 continue
-            said: list[bytes] = []
+            attempts: list[bytes] = []
             for phase in ("pending", "failed"):
                 with contextlib.suppress(NoAnswer):
                     if found := await events.latest(subjects.decision_event(phase, group)):
-                        said.append(found)
-            if said and group not in self._attempts:
-                self._attempts[group] = _Lazy(max(said, key=lambda raw: _event(raw).time), 0)
-                self._tell(group)
+                        attempts.append(found)
+            if attempts and group not in self._attempts:
+                self._attempts[group] = _Lazy(max(attempts, key=lambda raw: _event(raw).time), 0)
+                self._notify()
 
-    # --- asking --------------------------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def groups(self) -> list[str]:
@@ -223,7 +217,7 @@ class ReadModel:
         return None if found is None else found.get(shown_record)
 
     def revision_of(self, group: str) -> int:
-        """Of its record in the bucket: it grows with every change of document or state."""
+        """Returns the revision of the group's record in its bucket, which grows with every change of document or state."""
         found = self._groups.get(group)
         return 0 if found is None else found.revision
 
@@ -239,11 +233,12 @@ class ReadModel:
             self.ledger.is_terminating(group, record.revision) if ended else self.ledger.has_active_claims(group),
             self._attempt(group),
             None if status is None else status.get(_status),
-            self._places(group),
+            self._clusters(group),
         )
 
-    def _places(self, group: str) -> dict[str, float | None]:
-        """While the fleet is not followed nobody is silent: then it is we who do not hear."""
+    def _clusters(self, group: str) -> dict[str, float | None]:
+        """Returns clusters with claims of the group, and for stale ones the seconds since the last report. While the fleet
+        cannot be read, none is shown as stale."""
         fleet, ledger = self.fleet, self.ledger
         found: dict[str, float | None] = {}
         for ident in ledger.by_group.get(group, ()):
@@ -261,13 +256,13 @@ class ReadModel:
         try:
             attempt: Attempt = found.get(lambda raw: _attempt(_event(raw).data))
         except msgspec.DecodeError as error:
-            log.error("an attempt that cannot be read is passed over", group=group, error=str(error))
+            log.error("cannot decode an attempt, ignoring it", group=group, error=str(error))
             del self._attempts[group]
             return None
         return attempt
 
     async def seq_of(self, group: str, decision: str) -> int:
-        """Where a decision stands in the log; of one from before a snapshot, the patcher remembers."""
+        """Returns a decision's sequence in the log. For decisions older than the snapshot, the desired state has it."""
         known = self._seqs.get(group)
         if known is not None and known[0] == decision:
             return known[1]
@@ -278,25 +273,25 @@ class ReadModel:
         self._seqs[group] = decision, desired.seq or desired.version
         return self._seqs[group][1]
 
-    async def caught_up(self, group: str, within: float = 1.0) -> None:
-        """Until a write that was acknowledged is seen here too, so that who wrote can read it."""
+    async def wait_for_group(self, group: str, within: float = 1.0) -> None:
+        """Waits until an acknowledged write is mirrored, so that the writer can read it."""
         with contextlib.suppress(NoAnswer, TimeoutError):
             entry = await self.bus.bucket(stores.GROUPS).get(group_tokens(group))
             async with asyncio.timeout(within):
-                while not self._has(group, None if entry is None else entry.revision):
-                    await self._moved.wait()
+                while not self._is_mirrored(group, None if entry is None else entry.revision):
+                    await self._changed.wait()
 
-    async def caught_up_document(self, key: str, within: float = 1.0) -> None:
-        """The same of an intent of its own."""
+    async def wait_for_document(self, key: str, within: float = 1.0) -> None:
+        """Waits like `wait_for_group` for a standalone intent."""
         with contextlib.suppress(NoAnswer, TimeoutError):
             entry = await self.bus.bucket(stores.DOCUMENTS).get(key)
             async with asyncio.timeout(within):
                 while entry is not None and self.document_revisions.get(key, 0) < entry.revision:
-                    await self._moved.wait()
+                    await self._changed.wait()
                 while entry is None and key in self.document_revisions:
-                    await self._moved.wait()
+                    await self._changed.wait()
 
-    def _has(self, group: str, revision: int | None) -> bool:
+    def _is_mirrored(self, group: str, revision: int | None) -> bool:
         have = self._groups.get(group)
         if revision is None:
             return have is None

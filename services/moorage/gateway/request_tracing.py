@@ -1,4 +1,4 @@
-"""Where a trace begins, and what log lines about a request name."""
+"""Starts and continues traces of requests, and sets the context of their log lines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from aiohttp import web
 
 from moorage.telemetry import HANDLED, Handled, tracing
 
-from .audit import id_of
+from .audit import request_id
 from .route import Handler
 
 
 @web.middleware
-async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Requests that may change something begin a trace, others only go on with one."""
-    HANDLED.set(Handled(f"{request.method} {request.path}", id=id_of(request)))  # the context is this connection's own
+async def trace_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Starts a trace for requests that may change something; others only continue one."""
+    HANDLED.set(
+        Handled(f"{request.method} {request.path}", id=request_id(request))
+    )  # the context is this connection's own
     if not tracing.on() or (request.method in ("GET", "HEAD") and tracing.HEADER not in request.headers):
         return await handler(request)
     resource = request.match_info.route.resource

@@ -1,4 +1,4 @@
-"""Answers of the HTTP interface: JSON, problems (RFC 9457) for everything that is refused, and lists in pages."""
+"""Builds HTTP responses: JSON, problem documents (RFC 9457) for errors, and lists in pages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from .rate_limits import BODY_LIMIT
 
 encode = msgspec.json.Encoder().encode
 
-#: As many in one page as nobody asked for, and at most.
+#: Default and maximum number of items in a page.
 PAGE, LARGEST_PAGE = 500, 5000
-#: Where no limit is wanted.
-_ALL = 1 << 40
+_UNLIMITED = 1 << 40
 
 
-def answer(value: Any, status: int = 200) -> web.Response:
+def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=encode(value), status=status, content_type="application/json")
 
 
-def refuse(problem: Problem, **more: Any) -> web.Response:
-    """`more`: what else is to be told, beside what every problem has."""
+def problem_response(problem: Problem, **more: Any) -> web.Response:
+    """Builds the response for a problem; `more` are additional members of the document."""
     body = encode({**whole(problem), **more})
     response = web.Response(body=body, status=problem.status, content_type="application/problem+json")
     response["problem"] = problem
@@ -40,15 +39,15 @@ def refuse(problem: Problem, **more: Any) -> web.Response:
     return response
 
 
-def of_http(error: web.HTTPException) -> Problem:
-    """aiohttp's own refusals: no such path, wrong method, too large."""
+def http_problem(error: web.HTTPException) -> Problem:
+    """Converts aiohttp's own errors: unknown path, wrong method, body too large."""
     phrase = HTTPStatus(error.status).phrase
     code = {404: "NotFound", 405: "MethodNotAllowed", 413: "TooLarge"}.get(error.status, phrase.replace(" ", ""))
     detail = error.reason if error.reason != phrase else ""
     if isinstance(error, web.HTTPMethodNotAllowed):
-        detail = f"{error.method} is not among {', '.join(sorted(error.allowed_methods))}"
+        detail = f"{error.method} is not allowed; use {', '.join(sorted(error.allowed_methods))}"
     elif error.status == 413:
-        detail = f"the body is larger than the gateway takes: at most {BODY_LIMIT} bytes"
+        detail = f"the body is too large: at most {BODY_LIMIT} bytes are accepted"
     return Problem(title=phrase, status=error.status, code=code, detail=detail)
 
 
@@ -60,7 +59,7 @@ def bad_parameter(name: str, message: str) -> Refused:
     return Refused(invalid([Violation(path=f"?{name}", code="BadParameter", message=message)]))
 
 
-def flag_of(request: web.Request, name: str, default: bool) -> bool:
+def bool_parameter(request: web.Request, name: str, default: bool) -> bool:
     text = request.query.get(name, "").lower()
     if not text:
         return default
@@ -68,29 +67,29 @@ def flag_of(request: web.Request, name: str, default: bool) -> bool:
         return True
     if text in ("false", "0", "no"):
         return False
-    raise bad_parameter(name, f"{text[:50]!r} is neither true nor false")
+    raise bad_parameter(name, f"must be true or false, not {text[:50]!r}")
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def limit_of(request: web.Request, everything: int = _ALL) -> int:
-    """0 asks for everything."""
+def limit_of(request: web.Request, everything: int = _UNLIMITED) -> int:
+    """Returns the requested limit; 0 requests everything."""
     text = request.query.get("limit", "")
     if not text:
         return PAGE
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise bad_parameter("limit", "is a number, 0 for no limit")
+        raise bad_parameter("limit", "must be a number; 0 means no limit")
     return min(int(text), LARGEST_PAGE) or everything
 
 
 def start_of(request: web.Request) -> str:
-    """The key after which the page begins."""
+    """Returns the key after which the page begins."""
     text = request.query.get("continue", "")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError):
-        raise bad_parameter("continue", "is not what a list answered") from None
+        raise bad_parameter("continue", "must be the value that the previous page returned") from None
 
 
 def token_of(key: str) -> str:
@@ -98,7 +97,7 @@ def token_of(key: str) -> str:
 
 
 def page_of(request: web.Request, keys: Sequence[str]) -> tuple[Sequence[str], str]:
-    """The asked part of sorted keys, and the token of the next one ("" = there is none)."""
+    """Returns the requested page of sorted keys, and the token of the next page ("" if there is none)."""
     limit, after = limit_of(request), start_of(request)
     begin = bisect_right(keys, after) if after else 0
     page = keys[begin : begin + limit]
@@ -106,5 +105,5 @@ def page_of(request: web.Request, keys: Sequence[str]) -> tuple[Sequence[str], s
     return page, token_of(page[-1]) if more and page else ""
 
 
-def listed(items: Sequence[Any], token: str = "") -> web.Response:
-    return answer({"items": items, "continue": token} if token else {"items": items})
+def list_response(items: Sequence[Any], token: str = "") -> web.Response:
+    return json_response({"items": items, "continue": token} if token else {"items": items})

@@ -1,5 +1,5 @@
-"""What a route is: beside path and handler, who may use it and what goes in and out. The application, the permissions
-and the OpenAPI document are all made from these rows, so that none can say what another does not do."""
+"""Route: a row of the route table with path, handler, required role and body types. The application, the permission checks
+and the OpenAPI document are all made from these rows, so that they cannot disagree."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SSE = "text/event-stream"
 
 
 class Query(NamedTuple):
-    """A parameter after the question mark."""
+    """A query parameter."""
 
     name: str
-    about: str
+    description: str
     type: Any = str
     example: Any = None
 
@@ -31,18 +31,18 @@ class Route(NamedTuple):
     method: str
     path: str
     handler: Handler
-    about: str
-    reply: Any = None  # type of the answer's body; None: there is none
+    summary: str
+    reply: Any = None  # type of the response body; None for no body
     status: int = 200
-    also: tuple[int, ...] = ()  # other statuses that are no refusals
-    body: Any = None  # type of the request's body
-    takes: tuple[str, ...] = (JSON,)  # media types of the request's body
-    gives: tuple[str, ...] = (JSON,)
+    also: tuple[int, ...] = ()  # other statuses of success
+    body: Any = None  # type of the request body
+    consumes: tuple[str, ...] = (JSON,)  # media types of the request body
+    produces: tuple[str, ...] = (JSON,)  # media types of the response body
     query: tuple[Query, ...] = ()
-    refusals: tuple[int, ...] = ()  # beside those that follow from the rest
-    role: Role | Literal["", "nobody"] = ""  # "": see `needed`; "nobody": open to those without a token
+    refusals: tuple[int, ...] = ()  # in addition to those that follow from the other fields
+    role: Role | Literal["", "nobody"] = ""  # "": see `needed`; "nobody": needs no token
     tag: str = ""
-    etag: Literal["", "gives", "takes"] = ""  # the answer has one; the request may name one in If-Match
+    etag: Literal["", "response", "request"] = ""  # the response has an ETag; the request may have If-Match
 
     @property
     def open(self) -> bool:
@@ -54,7 +54,7 @@ class Route(NamedTuple):
 
     @property
     def needed(self) -> Role:
-        """Unless said: reading is for viewers, changing a project for its editors, all else for administrators."""
+        """The required role. By default, viewers read, editors change projects, and administrators change everything else."""
         return self.role if self.role and self.role != "nobody" else role_for(self.method, self.path)
 
 
@@ -64,17 +64,17 @@ def role_for(method: str, path: str) -> Role:
     return "editor" if "{project}" in path else "admin"
 
 
-#: By method and path as aiohttp has them.
+#: Routes by method and path, spelled as aiohttp does.
 Table = dict[tuple[str, str], Route]
 TABLE = web.AppKey("table", Table)
 
 
-def add(app: web.Application, routes: tuple[Route, ...]) -> None:
+def add_routes(app: web.Application, routes: tuple[Route, ...]) -> None:
     table = app.get(TABLE)
     if table is None:
         table = app[TABLE] = {}
     for route in routes:
-        # HEAD comes with GET, as HTTP wants it.
+        # add_get also adds HEAD, as HTTP requires.
         if route.method == "GET":
             app.router.add_get(route.path, route.handler)
         else:
@@ -83,14 +83,14 @@ def add(app: web.Application, routes: tuple[Route, ...]) -> None:
 
 
 def path_of(request: web.Request) -> str:
-    """As the row has it; empty where there is no such path."""
+    """Returns the path pattern of the matched route, "" if there is none."""
     resource = request.match_info.route.resource
     return "" if resource is None else resource.canonical
 
 
 def route_of(request: web.Request) -> Route | None:
-    """None: no row says it (a path that is not there, or a route that was added otherwise)."""
+    """Returns the row of the matched route; None for unknown paths and for routes that are not in the table."""
     method = "GET" if request.method == "HEAD" else request.method
     table, path = request.app[TABLE], path_of(request)
-    # What has no prefix is /v2, spelled as the design has it.
+    # Paths without a prefix are those of /v2, as the EMCO design spells them.
     return table.get((method, path)) or table.get((method, f"/v2{path}"))

@@ -1,5 +1,5 @@
-"""Access tokens as they are kept. The secret is told once and kept nowhere; every gateway mirrors the rest, so what is
-revoked ends everywhere at once."""
+"""Stores access tokens. The secret is returned once and only its digest is stored. Every gateway mirrors the bucket, so a
+revocation takes effect everywhere at once."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TokenStore:
         self._by_key: dict[str, tuple[Token, int]] = {}
 
     async def start(self) -> None:
-        await self._bucket.mirror(self._saw)
+        await self._bucket.mirror(self._update)
 
-    def _saw(self, key: str, value: bytes | None, revision: int) -> None:
+    def _update(self, key: str, value: bytes | None, revision: int) -> None:
         old = self._by_key.get(key)
         if old is not None and value is not None and old[1] >= revision:
             return
@@ -47,52 +47,53 @@ class TokenStore:
             self._by_id.pop(old[0].id, None)
             del self._by_key[key]
         if value is not None:
-            fresh = _stored(value)
-            self._by_key[key] = (fresh, revision)
-            self._by_id[fresh.id] = fresh
+            new = _stored(value)
+            self._by_key[key] = (new, revision)
+            self._by_id[new.id] = new
 
     @property
     def names(self) -> list[str]:
-        return sorted(held.name for held, _ in self._by_key.values())
+        return sorted(stored.name for stored, _ in self._by_key.values())
 
     def get(self, name: str) -> Token | None:
         found = self._by_key.get(token(name))
         return None if found is None else found[0]
 
-    def who(self, given: str) -> tuple[str, Caller] | None:
-        """The token's id and whose it is; None for what is wrong, revoked or expired."""
+    def authenticate(self, given: str) -> tuple[str, Caller] | None:
+        """Returns the token's id and caller; None if it is wrong, revoked or expired."""
         match = _FORM.fullmatch(given)
-        if match is None or (held := self._by_id.get(match[1])) is None:
+        if match is None or (stored := self._by_id.get(match[1])) is None:
             return None
-        if not hmac.compare_digest(digest_of(match[2]), held.digest) or not self.stands(held.id):
+        if not hmac.compare_digest(digest_of(match[2]), stored.digest) or not self.is_valid(stored.id):
             return None
-        return held.id, Caller(name=held.name, role=held.role, projects=tuple(held.projects))
+        return stored.id, Caller(name=stored.name, role=stored.role, projects=tuple(stored.projects))
 
-    def stands(self, ident: str) -> bool:
-        """Not revoked and not expired: what lasts longer than a request asks again."""
-        held = self._by_id.get(ident)
-        return held is not None and (not held.expires or datetime.now(UTC) < datetime.fromisoformat(held.expires))
+    def is_valid(self, ident: str) -> bool:
+        """Whether the token is neither revoked nor expired. Event streams ask repeatedly, because they outlive a request."""
+        stored = self._by_id.get(ident)
+        return stored is not None and (not stored.expires or datetime.now(UTC) < datetime.fromisoformat(stored.expires))
 
-    async def create(self, wanted: TokenRequest, by: str) -> tuple[Token, str]:
+    async def create(self, spec: TokenRequest, by: str) -> tuple[Token, str]:
+        """Stores a new token, and returns it with its text, which has the secret."""
         secret = secrets.token_urlsafe(32)
-        made = Token(
+        created = Token(
             id=new_id(),
-            name=wanted.name,
-            role=wanted.role,
+            name=spec.name,
+            role=spec.role,
             digest=digest_of(secret),
-            projects=sorted(set(wanted.projects)),
+            projects=sorted(set(spec.projects)),
             created=now_text(),
             by=by,
         )
-        if wanted.expires_in is not None:
-            end = datetime.now(UTC) + timedelta(seconds=wanted.expires_in)
-            made.expires = end.isoformat(timespec="seconds").replace("+00:00", "Z")
-        key, value = token(made.name), msgspec.json.encode(made)
+        if spec.expires_in is not None:
+            end = datetime.now(UTC) + timedelta(seconds=spec.expires_in)
+            created.expires = end.isoformat(timespec="seconds").replace("+00:00", "Z")
+        key, value = token(created.name), msgspec.json.encode(created)
         try:
-            self._saw(key, value, await self._bucket.create(key, value))
+            self._update(key, value, await self._bucket.create(key, value))
         except Conflict:
-            raise Refused(conflict(f"a token {made.name} is there already; revoke it first")) from None
-        return made, f"mrg_{made.id}_{secret}"
+            raise Refused(conflict(f"token {created.name} already exists; revoke it first")) from None
+        return created, f"mrg_{created.id}_{secret}"
 
     async def revoke(self, name: str) -> None:
         key = token(name)
@@ -100,7 +101,7 @@ class TokenStore:
         if entry is None:
             raise Refused(not_found(f"token {name}"))
         await self._bucket.delete(key)
-        self._saw(key, None, 0)
+        self._update(key, None, 0)
 
 
 def digest_of(secret: str) -> str:

@@ -68,8 +68,11 @@ def _move(client: Client, name: str, end: float) -> int:
     that has not seen the cordon yet decides for the same cluster again."""
     requested: dict[str, float] = {}
     stuck: dict[str, dict[str, Any]] = {}
+    left: set[str] = set()
     while True:
-        left = set(_groups(client, name))
+        before, left = left, set(_groups(client, name))
+        for group in sorted(before - left):
+            _print_move(client, group, name)
         if not left:
             out(f"{name} drained")
             return DONE
@@ -97,10 +100,15 @@ def _move(client: Client, name: str, end: float) -> int:
 def _redecide(client: Client, group: str) -> None:
     try:
         client.call("POST", group_path(group, "redecide"))
-        note(f"{group}: decided anew")
     except Refusal as refusal:
         if refusal.status not in (404, 409):
             raise
+
+
+def _print_move(client: Client, group: str, name: str) -> None:
+    if why := _why(client, group):
+        clusters = dict.fromkeys(cluster for app in why.get("apps", {}).values() for cluster in app.get("clusters", []))
+        note(f"{group} moved from {name} to {', '.join(clusters)}" if clusters else f"{group} left {name}")
 
 
 def _groups(client: Client, name: str, *, standing: bool = False) -> list[str]:

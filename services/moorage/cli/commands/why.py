@@ -82,8 +82,12 @@ def reason_lines(reasons: Iterable[dict[str, Any]]) -> Iterable[str]:
     for reason in reasons:
         place = " ".join(p for p in (reason.get("app"), reason.get("consumer"), reason.get("need")) if p)
         numbers = [f"needs {reason['needed']}"] if reason.get("needed") else []
-        numbers += [f"best free {reason['free']}"] if reason.get("free") else []
         count = reason.get("clusters", 0)
+        if reason["code"] == "NotEnoughClusters":
+            numbers = [f"{number} clusters" for number in numbers]  # its message has the other numbers
+            count = 0
+        elif reason.get("free"):
+            numbers.append(f"best free {reason['free']}")
         if count:
             samples = ", ".join(reason.get("samples", [])[:3])
             numbers.append(f"{count} cluster{'s' if count > 1 else ''}" + (f" ({samples})" if samples else ""))

@@ -1,4 +1,4 @@
-"""What is answered about a group, from document, decision, attempt and status: pure, so that every reader tells the same."""
+"""Derives what is shown of a group from its document, decision, last attempt and status, so that all handlers agree."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from moorage.model.reasons import Reason, Warn
 
 
 class Known(NamedTuple):
-    """All that is known of one group at one moment."""
+    """The state of one group at one moment."""
 
     record: GroupRecord
-    decision: Decision | None  # the one that stands
-    counting: bool  # claims of it count, also withdrawn ones
-    attempt: Attempt | None  # the last try to decide
+    decision: Decision | None  # the current one
+    has_claims: bool  # there are active claims, including withdrawn ones
+    attempt: Attempt | None  # the last attempt to decide
     status: GroupStatus | None
-    places: Mapping[
+    clusters: Mapping[
         str, float | None
-    ] = {}  # clusters where claims of it count; seconds of silence of those that are stale
+    ] = {}  # clusters with active claims; for stale ones, seconds since the last report
 
 
 def phase_of(known: Known) -> Phase:
     record = known.record
     decision = known.decision.id if known.decision is not None else ""
-    return phase(record.state, record.revision, decision, known.counting, known.attempt, known.status)
+    return phase(record.state, record.revision, decision, known.has_claims, known.attempt, known.status)
 
 
 def silent_of(known: Known) -> list[str]:
-    """Clusters of the standing decision that do not report: what runs there is not known."""
+    """Returns clusters of the current decision that do not report, so that it is unknown what runs there."""
     standing = known.decision.claims if known.decision is not None else ()
-    return sorted({claim.cluster for claim in standing if known.places.get(claim.cluster) is not None})
+    return sorted({claim.cluster for claim in standing if known.clusters.get(claim.cluster) is not None})
 
 
-def waiting(known: Known) -> bool:
-    """An update that is not decided yet, does not fit, or came to a stop: what stands is from an older revision."""
+def has_pending_revision(known: Known) -> bool:
+    """Whether the current decision is of an older revision, because the newest is undecided, does not fit or is stopped."""
     return (
         known.record.state in ("Instantiated", "InstantiateStopped")
         and known.decision is not None
@@ -48,8 +48,8 @@ def waiting(known: Known) -> bool:
 
 
 def pending_phase(known: Known) -> Phase | None:
-    """That of the revision that waits."""
-    if not waiting(known):
+    """Returns the phase of the pending revision."""
+    if not has_pending_revision(known):
         return None
     tried = known.attempt
     fits = tried is None or tried.revision != known.record.revision or tried.phase not in ("Pending", "Failed")
@@ -61,14 +61,14 @@ def why(known: Known) -> Why:
     attempt = known.attempt
     ended = record.state in ENDED
     if attempt is not None and (attempt.revision != record.revision or ended):
-        attempt = None  # of a revision that is not the newest any more, or of a life that is over
+        attempt = None  # it belongs to an older revision or to a terminated group
     if decision is not None and (attempt is None or attempt.phase == "Placed"):
         controllers, epoch = decision.controllers, decision.epoch
     elif attempt is not None:
         controllers, epoch = attempt.controllers, attempt.epoch
     else:
         controllers, epoch = [], ""
-    pending = waiting(known)
+    pending = has_pending_revision(known)
     found = Why(
         group=record.group,
         revision=decision.revision if pending and decision is not None else record.revision,
@@ -85,7 +85,7 @@ def why(known: Known) -> Why:
         found.reasons = list(attempt.reasons)
     if known.status is not None and decision is not None and known.status.decision == decision.id:
         found.reasons = [*found.reasons, *known.status.reasons]
-    found.reasons = [*_once(found.reasons), *_unknown(known, found.phase)]
+    found.reasons = [*_without_duplicates(found.reasons), *_report_reasons(known, found.phase)]
     found.warnings = _distinct(
         record.resolved.warnings if not ended else (),
         attempt.warnings if attempt is not None else (),
@@ -95,48 +95,48 @@ def why(known: Known) -> Why:
     return found
 
 
-def _once(reasons: list[Reason]) -> list[Reason]:
-    """That there are no clusters is found by several; with words it is said by one who looked for somebody."""
+def _without_duplicates(reasons: list[Reason]) -> list[Reason]:
+    """Drops NoClusters reasons without a message if one has a message: several controllers may report it."""
     worded = {reason.code for reason in reasons if reason.message}
     return [r for r in reasons if r.code != "NoClusters" or r.message or r.code not in worded]
 
 
-def _unknown(known: Known, phase: Phase) -> Iterable[Reason]:
-    """Of clusters from which nobody hears, or not yet what is waited for."""
+def _report_reasons(known: Known, phase: Phase) -> Iterable[Reason]:
+    """Yields reasons for clusters that are stale, and for removals that they have not confirmed."""
     going = phase == "Terminating"
     silent = silent_of(known)
-    for cluster, seconds in sorted(known.places.items()):
+    for cluster, seconds in sorted(known.clusters.items()):
         if seconds is not None and (going or cluster in silent):
-            what = "waits for it to take away what ran there" if going else "what ran there may not run any more"
-            yield _there("ClusterStale", cluster, f"{what}; silent for {seconds:.0f} s")
+            what = "removal is not confirmed" if going else "pods may no longer be running there"
+            yield _cluster_reason("ClusterStale", cluster, f"{what}; last report {seconds:.0f} s ago")
         elif going:
-            yield _there("RemovalUnconfirmed", cluster, "waits for it to say that what ran there is gone")
+            yield _cluster_reason("RemovalUnconfirmed", cluster, "waiting for the cluster to confirm the removal")
 
 
-def _there(code: str, cluster: str, message: str) -> Reason:
+def _cluster_reason(code: str, cluster: str, message: str) -> Reason:
     return Reason(code=code, cluster=cluster, clusters=1, samples=[cluster], message=message)
 
 
 def _distinct(*lists: Iterable[Warn]) -> list[Warn]:
-    return list(dict.fromkeys(warning for one in lists for warning in one))
+    return list(dict.fromkeys(warning for warnings in lists for warning in warnings))
 
 
 def apps_of(known: Known) -> dict[str, AppView]:
-    """Each app with the clusters it has, by the standing decision; without one, with none."""
+    """Returns the apps with their clusters by the current decision; without a decision, without clusters."""
     decision = known.decision
     views = {app.name: AppView(replicas=app.replicas) for app in known.record.resolved.apps}
     if decision is None:
         return views
-    if waiting(known) or known.record.state != "Instantiated":
-        views = {}  # the apps of the revision that stands, not those of the one that waits
-    for name, wanted in decision.replicas.items():
-        views[name] = AppView(replicas=wanted)
+    if has_pending_revision(known) or known.record.state != "Instantiated":
+        views = {}  # show the apps of the decided revision instead of the pending one
+    for name, replicas in decision.replicas.items():
+        views[name] = AppView(replicas=replicas)
     for claim in decision.claims:
         view = views.setdefault(claim.app, AppView(replicas=decision.replicas.get(claim.app, 1)))
         if claim.cluster not in view.clusters:
             view.clusters = [*view.clusters, claim.cluster]
         if not claim.object:
-            continue  # an app without pods is there, but claims nothing
+            continue  # an app without pods claims nothing
         shown = ClaimView(cluster=claim.cluster, object=claim.object, slots=slot_views(claim.slots))
         view.claims = [*view.claims, shown]
     for name, score in decision.scores.items():
@@ -146,7 +146,7 @@ def apps_of(known: Known) -> dict[str, AppView]:
 
 
 def group_item(known: Known) -> dict[str, Any]:
-    """A group as lists have it."""
+    """Returns a group as an item of a list."""
     record = known.record
     item: dict[str, Any] = {
         "group": record.group,
@@ -155,7 +155,7 @@ def group_item(known: Known) -> dict[str, Any]:
         "phase": phase_of(known),
         "apps": {name: {"replicas": view.replicas, "clusters": view.clusters} for name, view in apps_of(known).items()},
     }
-    if waiting(known):
+    if has_pending_revision(known):
         assert known.decision is not None
         item["revision"], item["pendingRevision"] = known.decision.revision, record.revision
         item["pendingPhase"] = pending_phase(known)
@@ -173,14 +173,14 @@ def group_item(known: Known) -> dict[str, Any]:
 
 
 def application_item(known: Known) -> dict[str, Any]:
-    """The document as it was given, with its status: what `apply` takes again (it leaves the status out)."""
+    """Returns the document as given with its status. `apply` accepts it again and ignores the status."""
     status = group_item(known)
     status.pop("labels", None)
     return {**known.record.document, "status": status}
 
 
 def simulated(record: GroupRecord, attempt: Attempt) -> Why:
-    """What `why` would answer if this were applied."""
+    """Returns what `why` would show if the document were applied."""
     return Why(
         group=record.group,
         revision=record.revision,
@@ -195,5 +195,5 @@ def simulated(record: GroupRecord, attempt: Attempt) -> Why:
 
 
 def nothing_to_place(group: str, warnings: list[Warn]) -> Why:
-    """What an intent whose group is not there yet comes to: it is taken, and nobody is asked about it."""
+    """Returns the explanation of an intent whose group does not exist yet: it is accepted and nothing is decided."""
     return Why(group=group, revision=0, state="Created", phase="Draft", warnings=warnings)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the rows of routes and the types that they name: pure."""
+"""Makes the OpenAPI 3.1 document from the route table and the types that it names."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..route import JSON, SSE, YAML, Query, Route
 _REF = "#/components/schemas/{name}"
 PROBLEM = "application/problem+json"
 _PHRASES = {
-    200: "Done",
-    201: "Made",
-    202: "Accepted, not yet done",
-    204: "Done; there is nothing to say",
-    400: "What was sent is not valid; every violation is listed",
-    401: "No token, or one that is not known",
-    403: "The token does not allow it",
-    404: "It does not exist",
-    409: "In conflict with what there is, or a wrong state",
-    412: "Changed since: If-Match names another version",
-    413: "Larger than is taken",
-    415: "Not a kind of body that is taken",
-    429: "Too many requests; see Retry-After",
-    503: "A part of the mesh does not answer; see Retry-After",
+    200: "Success.",
+    201: "Created.",
+    202: "Accepted and in progress.",
+    204: "Success without content.",
+    400: "The request is not valid; every violation is listed.",
+    401: "The token is missing or invalid.",
+    403: "The token does not have permission.",
+    404: "Not found.",
+    409: "Conflict with an existing resource, or wrong state.",
+    412: "The resource has changed; If-Match does not match its ETag.",
+    413: "The body is too large.",
+    415: "The media type of the body is not supported.",
+    429: "Too many requests; see Retry-After.",
+    503: "A part of the mesh does not answer; see Retry-After.",
 }
 
 
@@ -46,8 +46,8 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
         "info": {
             "title": "Moorage",
             "version": version,
-            "description": "Decides which clusters of a Kubernetes fleet run an application, by what the hardware there "
-            "can do. Everything refused is a problem (RFC 9457) with a code that stays.",
+            "description": "Places applications on the clusters of a Kubernetes fleet by their hardware capabilities. "
+            "Errors are problem documents (RFC 9457) with stable codes.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -60,7 +60,7 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "From `moorage token create`, or an administrator's from endpoint.json.",
+                    "description": "A token from `moorage token create`, or the administrator's from endpoint.json.",
                 }
             },
         },
@@ -68,7 +68,7 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
 
 
 class _Refs:
-    """From types to schemas."""
+    """Maps types to schemas."""
 
     def __init__(self, schemas: Mapping[str, Any]) -> None:
         self._schemas = schemas
@@ -79,7 +79,7 @@ class _Refs:
 
 
 def _parts(one: Any) -> tuple[Any, ...]:
-    """Unions of structures are taken apart: on their own, msgspec could not tell which to decode, but we say it here."""
+    """Splits unions of Structs: msgspec refuses them, because it could not tell which one to decode."""
     if get_origin(one) in (Union, UnionType) and type(None) not in get_args(one):
         return get_args(one)
     return (one,)
@@ -95,40 +95,39 @@ def _types(rows: Sequence[Route]) -> dict[str, Any]:
 
 
 def _plain(path: str) -> str:
-    """Without the patterns that a router may want in its parameters."""
+    """Removes aiohttp's patterns from path parameters."""
     return re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", path)
 
 
 def _operation(row: Route, refs: _Refs) -> dict[str, Any]:
-    operation: dict[str, Any] = {"summary": row.about, "operationId": _operation_id(row)}
+    operation: dict[str, Any] = {"summary": row.summary, "operationId": _operation_id(row)}
     if row.tag:
         operation["tags"] = [row.tag]
     if row.open:
         operation["security"] = []
     else:
-        operation["description"] = f"Takes the role {row.needed}."
+        operation["description"] = f"Requires the role {row.needed}."
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"\{(\w+)\}", _plain(row.path))
     ]
     parameters += [_query(query, refs) for query in row.query]
-    if row.etag == "takes":
-        about = "Only if this is still its ETag; else 412."
-        parameters.append(_header("If-Match", about))
-    if SSE in row.gives:
-        parameters.append(_header("Last-Event-ID", "Go on after this event."))
+    if row.etag == "request":
+        parameters.append(_header("If-Match", "Fail with 412 unless this is the current ETag."))
+    if SSE in row.produces:
+        parameters.append(_header("Last-Event-ID", "Resume after this event."))
     if parameters:
         operation["parameters"] = parameters
     if row.body is not None:
         schema = refs[row.body]
-        content = {kind: {"schema": schema if kind == JSON else {}} for kind in row.takes}
+        content = {kind: {"schema": schema if kind == JSON else {}} for kind in row.consumes}
         operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = _responses(row, refs)
     return operation
 
 
 def _query(query: Query, refs: _Refs) -> dict[str, Any]:
-    found = {"name": query.name, "in": "query", "description": query.about, "schema": refs[query.type]}
+    found = {"name": query.name, "in": "query", "description": query.description, "schema": refs[query.type]}
     if query.type is int:
         found["schema"] = {"type": "integer", "minimum": 0, "maximum": 999_999}
     if query.example is not None:
@@ -136,8 +135,8 @@ def _query(query: Query, refs: _Refs) -> dict[str, Any]:
     return found
 
 
-def _header(name: str, about: str) -> dict[str, Any]:
-    return {"name": name, "in": "header", "description": about, "schema": {"type": "string"}}
+def _header(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": description, "schema": {"type": "string"}}
 
 
 def _operation_id(row: Route) -> str:
@@ -145,7 +144,7 @@ def _operation_id(row: Route) -> str:
     return "_".join([row.method.lower(), *words])
 
 
-def refusals(row: Route) -> list[int]:
+def refusal_statuses(row: Route) -> list[int]:
     found = set(row.refusals)
     if not row.open:
         found |= {401, 403, 429}
@@ -157,7 +156,7 @@ def refusals(row: Route) -> list[int]:
         found |= {404, 413}
     if row.changes:
         found |= {409, 503}
-    if row.etag == "takes":
+    if row.etag == "request":
         found |= {400, 412}
     return sorted(found)
 
@@ -167,12 +166,12 @@ def _responses(row: Route, refs: _Refs) -> dict[str, Any]:
     for status in (row.status, *row.also):
         found: dict[str, Any] = {"description": _PHRASES[status]}
         if row.reply is not None and status != 204:
-            found["content"] = {kind: _content(kind, refs[row.reply]) for kind in row.gives}
-        if row.etag == "gives":
-            found["headers"] = {"ETag": {"description": "Its version.", "schema": {"type": "string"}}}
+            found["content"] = {kind: _content(kind, refs[row.reply]) for kind in row.produces}
+        if row.etag == "response":
+            found["headers"] = {"ETag": {"description": "The version of the resource.", "schema": {"type": "string"}}}
         answers[str(status)] = found
     problem = {"content": {PROBLEM: {"schema": refs[Problem]}}}
-    for status in refusals(row):
+    for status in refusal_statuses(row):
         answers[str(status)] = {"description": _PHRASES[status], **problem}
     return answers
 
@@ -180,5 +179,5 @@ def _responses(row: Route, refs: _Refs) -> dict[str, Any]:
 def _content(kind: str, schema: Any) -> dict[str, Any]:
     if kind in (JSON, YAML):
         return {"schema": schema}
-    # What is a list in batches of events, and text in all else.
+    # A batch of events is an array; all other media types are text.
     return {"schema": {"type": "array"} if kind.endswith("-batch+json") else {"type": "string"}}

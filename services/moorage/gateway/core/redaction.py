@@ -1,4 +1,4 @@
-"""The read model never holds what must not be shown: values of Secrets end here, before anybody can ask."""
+"""Removes the values of Secrets before records and resources enter the read model, so that no handler can return them."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from moorage.parsing.redaction import REDACTED, redact
 _record = msgspec.json.Decoder(GroupRecord).decode
 _any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
-#: Nothing is of this kind that does not say so.
-_SIGN = b'"Secret"'
-#: As large as the intent store takes a text of manifests, with its aliases written out.
+#: Records without this text have no Secret and need no decoding here.
+_MARKER = b'"Secret"'
+#: The intent store's limit for manifests as text, with YAML aliases expanded.
 MAX_SHOWN = 4 << 20
 
 
 def shown_record(raw: bytes) -> GroupRecord:
     record = _record(raw)
-    if _SIGN in raw:
+    if _MARKER in raw:
         record.document = redact(record.document)
         record.manifests = redact(record.manifests)
     return record
 
 
 def shown_body(path: Path, raw: bytes) -> bytes:
-    """Of a resource's body what may be seen: apps carry manifests, as objects or as YAML text."""
+    """Returns a resource's body without values of Secrets. Only apps have manifests, as objects or as YAML text."""
     if len(path) != 7 or path[5] != "apps":
         return raw
     body = _any(raw)
     spec = body.get("spec") or {}
     manifests = spec.get("manifests")
-    safe = _shown_text(manifests) if isinstance(manifests, str) else redact(manifests)
+    safe = _redacted_text(manifests) if isinstance(manifests, str) else redact(manifests)
     return raw if safe is manifests else _encode({**body, "spec": {**spec, "manifests": safe}})
 
 
-def _shown_text(text: str) -> str:
+def _redacted_text(text: str) -> str:
     if "ecret" not in text and "\\" not in text:
         return text
     try:
         found: list[Any] = yaml_json.parse_yaml(text, MAX_SHOWN)
     except Refused:
-        return REDACTED  # it was read once; whatever it is now is not shown
+        return REDACTED  # It was readable when it was stored. Now it is not, so nothing of it is shown.
     safe = redact(found)
     if safe is found:
         return text

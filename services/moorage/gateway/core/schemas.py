@@ -1,5 +1,5 @@
-"""What answers look like, as types: the OpenAPI document is made from these and from the model, and tests hold every
-answer against it."""
+"""Types of request and response bodies. The OpenAPI document is made from these and from the model, and tests check every
+response against it. Class names are component names in that document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Page(Model, Generic[T], kw_only=True):
-    """`continue` is there where more is: it goes into the next request's parameter of that name."""
+    """A page of a list. If there are more items, `continue` is the value of the next request's parameter of that name."""
 
     items: list[T]
     next: str = msgspec.field(name="continue", default="")
@@ -40,9 +40,9 @@ class GroupItem(Model, kw_only=True):
     state: State
     phase: Phase
     apps: dict[str, AppItem]
-    pending_revision: int = 0  # a newer one that is not decided, or does not fit
+    pending_revision: int = 0  # a newer revision that is undecided or does not fit
     pending_phase: Phase | None = None
-    silent: list[str] = []  # clusters of it that do not report
+    silent: list[str] = []  # clusters of the group that do not report
     decision: str = ""
     labels: dict[str, str] = {}
     intents: list[str] = []
@@ -50,7 +50,7 @@ class GroupItem(Model, kw_only=True):
 
 
 class ApplicationItem(Application, kw_only=True):
-    """As it was given, with its status; `apply` takes it again and leaves the status out."""
+    """An Application document as given, with its status. `apply` accepts it again and ignores the status."""
 
     status: GroupItem
 
@@ -64,7 +64,7 @@ class ClusterClaim(Model, kw_only=True):
 
 
 class ClusterItem(Model, kw_only=True):
-    """With `view=name` only `id` and `state`."""
+    """A cluster. With `view=name`, only `id` and `state`."""
 
     id: str
     state: Literal["Ready", "Stale", "Cordoned"]
@@ -123,7 +123,7 @@ class DecisionItem(Model, kw_only=True):
 
 
 class CandidateSet(Model, kw_only=True):
-    """`more`: how many there are beside those named."""
+    """A set of clusters that are allowed or denied. `more` is the number of clusters that are not listed."""
 
     count: int
     mode: Literal["allow", "deny"]
@@ -160,7 +160,7 @@ class ControllerItem(Model, kw_only=True):
 
 
 class ControllerEdit(Model, kw_only=True, forbid_unknown_fields=True):
-    """What is given is set; one that is not there is made. `remove`: it is forgotten, settings and all."""
+    """Settings to change; a controller that does not exist is created. `remove` deletes the controller with its settings."""
 
     name: str | None = None
     deadline_ms: float | None = None
@@ -172,7 +172,7 @@ class ControllerEdit(Model, kw_only=True, forbid_unknown_fields=True):
 
 
 class Misbehaviour(Model, kw_only=True, forbid_unknown_fields=True):
-    """`seconds`: for how long; else until another one."""
+    """A fault to inject, for `seconds` or until the next fault."""
 
     fault: Literal["silent", "slow", "refuse", "lose-pods", "replay"]
     seconds: float | None = None
@@ -184,11 +184,11 @@ class EventItem(Model, kw_only=True):
     time: str
     subject: str
     data: Any
-    traceparent: str = ""  # where it is part of a trace
+    traceparent: str = ""  # if the event is part of a trace
 
 
 class Applied(Model, kw_only=True):
-    """One document's answer; with `dryRun` also what would become of it."""
+    """The result of applying one document; with `dryRun`, also its expected placement."""
 
     accepted: bool
     name: str = ""
@@ -203,7 +203,7 @@ class Applied(Model, kw_only=True):
 
 
 class AppliedAll(Model, kw_only=True):
-    """Of several documents, in their order."""
+    """The results of several documents, in their order."""
 
     items: list[Applied]
 
@@ -226,7 +226,7 @@ class Leaving(Model, kw_only=True):
 
 
 class ActBody(Model, kw_only=True):
-    """`rollback` and `migrate` say where to."""
+    """Parameters of operations: `revision` of rollback, `target` of migrate."""
 
     revision: int | None = None
     target: str | None = None
@@ -256,7 +256,7 @@ class Away(Model, kw_only=True):
 
 
 class Health(Model, kw_only=True):
-    """`stale` and `away` name a hundred at most."""
+    """Health of the mesh. `stale` and `away` have at most a hundred entries."""
 
     expected: list[str]
     workers: list[WorkerHealth]
@@ -286,7 +286,7 @@ class TokenItem(Model, kw_only=True):
 
 
 class TokenMade(TokenItem, kw_only=True):
-    """The only time that the token itself is told."""
+    """A new token. Only this response has its text."""
 
     token: str
 
@@ -297,4 +297,4 @@ class Me(Model, kw_only=True):
     projects: list[str]
 
 
-Document = Application | IntentDocument
+DocumentBody = Application | IntentDocument

@@ -1,4 +1,4 @@
-"""Label selectors as kubectl writes them: `a=b,c!=d,e,!f,g in (h,i),j notin (k)`."""
+"""Parses label selectors in kubectl's syntax: `a=b,c!=d,e,!f,g in (h,i),j notin (k)`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _SIGNS = {"=": "In", "==": "In", "!=": "NotIn", "in": "In", "notin": "NotIn"}
 
 
 def parse(text: str) -> list[Requirement]:
-    """Raises ValueError, naming where it stops making sense."""
+    """Parses a selector. Raises ValueError with the part that is not valid."""
     found: list[Requirement] = []
     at = 0
     while at < len(text):
         match = _PART.match(text, at)
         if match is None or match.end() == at:
-            raise ValueError(f"not a label selector from {text[at:]!r} on")
+            raise ValueError(f"is not a label selector: cannot parse {text[at:]!r}")
         found.append(_requirement(match))
         at = match.end()
         if at == len(text) and text.endswith(","):
-            raise ValueError("a label selector does not end in a comma")
+            raise ValueError("is not a label selector: it ends with a comma")
     return found
 
 
@@ -51,5 +51,5 @@ def _requirement(match: re.Match[str]) -> Requirement:
 
 
 def selects(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
-    """No requirements select everything."""
+    """Whether labels match all requirements. Without requirements, everything matches."""
     return all(requirement_matches(requirement, labels.get(requirement.key)) for requirement in requirements)

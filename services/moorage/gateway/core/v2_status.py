@@ -1,4 +1,4 @@
-"""The status of a group in the form these clients read: states, then apps, their clusters, and the objects there. Pure."""
+"""Makes the status of a group in the form of EMCO: states, then apps with their clusters and the objects there."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _DEPLOYED: dict[Phase, str] = {
 _READY = {"Ready": "Ready", "Progressing": "NotReady", "Failed": "NotReady", "Removed": "NotPresent"}
 
 
-class Asked(NamedTuple):
-    """`apps`, `clusters` and `resources` narrow; empty means all. `detail`: objects as applied, by cluster and app."""
+class StatusQuery(NamedTuple):
+    """Parameters of a status request. `apps`, `clusters` and `resources` are filters; empty means all. `detail` has the
+    applied objects by cluster and app."""
 
     output: str = "all"
     apps: frozenset[str] = frozenset()
@@ -38,7 +39,7 @@ class Asked(NamedTuple):
     connected: Mapping[str, bool] = {}
 
 
-def status(known: Known, asked: Asked, watch: str) -> dict[str, Any]:
+def status(known: Known, asked: StatusQuery, watch: str) -> dict[str, Any]:
     record = known.record
     project, app, version, name = record.group.split("/")
     phase = phase_of(known)
@@ -77,7 +78,7 @@ def status(known: Known, asked: Asked, watch: str) -> dict[str, Any]:
     return item
 
 
-def _apps(known: Known, asked: Asked) -> list[dict[str, Any]]:
+def _apps(known: Known, asked: StatusQuery) -> list[dict[str, Any]]:
     said: dict[tuple[str, str], AppStatus] = {}
     version = 0
     if known.status is not None:
@@ -115,7 +116,7 @@ def _resources(
     manifests: Iterable[dict[str, Any]],
     told: AppStatus | None,
     version: int,
-    asked: Asked,
+    asked: StatusQuery,
     detail: list[dict[str, Any]] | None,
 ) -> list[dict[str, Any]]:
     states: dict[str, ObjectStatus] = {o.object: o for o in told.objects} if told is not None else {}

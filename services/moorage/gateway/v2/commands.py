@@ -1,4 +1,5 @@
-"""POST, PUT and DELETE of resources: the intent store does it, and what it answers is seen here at once."""
+"""HTTP handlers that create, replace and delete resources. The intent store executes the change; its answer is put into the
+mirror at once."""
 
 from __future__ import annotations
 
@@ -13,73 +14,73 @@ from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.v2_resources import CLUSTER, Change, Path, ResourceKind
 from moorage.parsing import yaml_json
 
-from ..audit import id_of
+from ..audit import request_id
 from ..bus_client import call
 from ..middleware import Gateway, gateway_of
 from ..rate_limits import BODY_LIMIT
 from ..route import JSON
-from .label_sync import settled
+from .label_sync import wait_for_label
 from .queries import path_in, resources_of
 
 _encode = msgspec.json.Encoder().encode
 _NULL = msgspec.Raw(b"null")
 
 
-async def create(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
+async def create_resource(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.collection)
     body, file = await body_of(request)
     gateway = gateway_of(request)
     if kind.parent(kind.path) == CLUSTER.path:
-        await _adopted(request, gateway, path[:4])
-    change = Change(id=id_of(request), verb="create", path=list(path), body=body, file=file)
-    return await _changed(request, change, 201)
+        await _register_cluster(request, gateway, path[:4])
+    change = Change(id=request_id(request), verb="create", path=list(path), body=body, file=file)
+    return await _send_change(request, change, 201)
 
 
-async def replace(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
+async def replace_resource(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.path)
     body, file = await body_of(request)
     change = Change(
-        id=id_of(request), verb="replace", path=list(path), body=body, file=file, if_match=_if_match(request)
+        id=request_id(request), verb="replace", path=list(path), body=body, file=file, if_match=_if_match(request)
     )
-    return await _changed(request, change, 200)
+    return await _send_change(request, change, 200)
 
 
-async def delete(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
+async def delete_resource(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.path)
-    return await _removed(
-        request, Change(id=id_of(request), verb="delete", path=list(path), if_match=_if_match(request))
+    return await _send_removal(
+        request, Change(id=request_id(request), verb="delete", path=list(path), if_match=_if_match(request))
     )
 
 
-async def clear(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
-    """The whole collection or nothing."""
+async def delete_collection(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
+    """Deletes all members of a collection, or none."""
     path = path_in(request, kind.collection)
-    return await _removed(request, Change(id=id_of(request), verb="clear", path=list(path)))
+    return await _send_removal(request, Change(id=request_id(request), verb="clear", path=list(path)))
 
 
-async def _changed(request: web.Request, change: Change, status: int) -> web.StreamResponse:
+async def _send_change(request: web.Request, change: Change, status: int) -> web.StreamResponse:
     gateway = gateway_of(request)
     reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10, again=_again(change))
     path: Path = tuple(reply["path"])
     seq = reply["seq"]
     body = gateway.view.put_resource(path, _encode(reply["body"]), seq)
-    gateway.view.tell_resource(path)
-    await _settled(gateway, path)
+    gateway.view.notify_resource(path)
+    await _wait_if_label(gateway, path)
     if len(path) == 7 and status == 201 and path[5] == "deployment-intent-groups":
-        await gateway.view.caught_up("/".join((path[1], path[3], path[4], path[6])))
+        await gateway.view.wait_for_group("/".join((path[1], path[3], path[4], path[6])))
     response = web.Response(body=body, status=status, content_type=JSON)
     response.headers["ETag"] = f'"{seq}"'
     if status == 201:
-        own = [part.replace("/", "%2F") for part in path[len(change.path) :]]
-        response.headers["Location"] = "/".join((request.rel_url.raw_path.rstrip("/"), *own))
+        names = [part.replace("/", "%2F") for part in path[len(change.path) :]]
+        response.headers["Location"] = "/".join((request.rel_url.raw_path.rstrip("/"), *names))
     for warning in reply.get("warnings", []):
         response.headers.add("Warning", _warning(warning))
     return response
 
 
-async def _settled(gateway: Gateway, path: Path) -> None:
+async def _wait_if_label(gateway: Gateway, path: Path) -> None:
     if len(path) == 6 and path[4] == "labels":
-        await settled(gateway.view, path)
+        await wait_for_label(gateway.view, path)
 
 
 def _warning(warning: dict[str, Any]) -> str:
@@ -87,26 +88,26 @@ def _warning(warning: dict[str, Any]) -> str:
     return f'299 moorage "{"".join(c if " " <= c <= "~" else "?" for c in text)}"'
 
 
-async def _removed(request: web.Request, change: Change) -> web.StreamResponse:
+async def _send_removal(request: web.Request, change: Change) -> web.StreamResponse:
     gateway = gateway_of(request)
     reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=30, again=_again(change))
     for removed in reply["removed"]:
         path = tuple(removed)
         gateway.view.resources.drop(path, reply["seq"])
-        gateway.view.tell_resource(path)
-        await _settled(gateway, path)
+        gateway.view.notify_resource(path)
+        await _wait_if_label(gateway, path)
         if len(path) == 7 and path[5] == "deployment-intent-groups":
-            await gateway.view.caught_up("/".join((path[1], path[3], path[4], path[6])))
+            await gateway.view.wait_for_group("/".join((path[1], path[3], path[4], path[6])))
     return web.Response(status=204)
 
 
-async def _adopted(request: web.Request, gateway: Gateway, path: Path) -> None:
-    """A cluster that the fleet has is registered when something is to be written below it."""
+async def _register_cluster(request: web.Request, gateway: Gateway, path: Path) -> None:
+    """Stores resources for a cluster that only the fleet has, before something is written below it."""
     resources = resources_of(request)
     for part in (path[:2], path[:4]):
         if resources.seq(part) is None and resources.exists(part):
             body = msgspec.Raw(_encode({"metadata": {"name": part[-1]}}))
-            change = Change(id=id_of(request), verb="create", path=list(part[:-1]), body=body)
+            change = Change(id=request_id(request), verb="create", path=list(part[:-1]), body=body)
             try:
                 reply = await call(gateway.bus, subjects.INTENTS_RESOURCE, change, timeout=10)
             except Refused as refusal:
@@ -132,9 +133,9 @@ def _if_match(request: web.Request) -> int | None:
 
 
 async def body_of(request: web.Request) -> tuple[msgspec.Raw, str]:
-    """The body as JSON, and a file beside it in base64."""
+    """Returns the body as JSON, and an uploaded file in base64."""
     if request.content_type.startswith("multipart/"):
-        return await _parts(request)
+        return await _read_multipart(request)
     raw = await request.read()
     if not raw.strip():
         return _NULL, ""
@@ -150,36 +151,36 @@ def _json(raw: bytes, maybe_yaml: bool) -> msgspec.Raw:
             raise
     found = yaml_json.parse_yaml(raw, BODY_LIMIT)
     if len(found) > 1:
-        detail = f"a body is one document, this one has {len(found)}"
+        detail = f"the body must be one document; it has {len(found)}"
         raise Refused(Problem(title="Not readable", status=400, code="SeveralDocuments", detail=detail))
     return msgspec.Raw(_encode(found[0])) if found else _NULL
 
 
-async def _parts(request: web.Request) -> tuple[msgspec.Raw, str]:
+async def _read_multipart(request: web.Request) -> tuple[msgspec.Raw, str]:
     body, file = _NULL, ""
-    room = BODY_LIMIT
+    remaining = BODY_LIMIT
     try:
         reader = await request.multipart()
         while (part := await reader.next()) is not None:
             if isinstance(part, MultipartReader):
-                detail = "not multipart: a part has parts"
+                detail = "multipart bodies must not be nested"
                 raise Refused(Problem(title="Not readable", status=400, code="Undecodable", detail=detail))
             data = bytearray()
             while chunk := await part.read_chunk():
-                room -= len(chunk)
-                if room < 0:
-                    raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, BODY_LIMIT - room)
+                remaining -= len(chunk)
+                if remaining < 0:
+                    raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, BODY_LIMIT - remaining)
                 data += chunk
             if part.name == "metadata":
                 body = _json(bytes(data), True) if data.strip() else _NULL
             elif part.name in ("file", "files"):
                 if file:
-                    message = "comes twice; one is taken"
+                    message = "only one file is allowed"
                     raise Refused(invalid([Violation(path="file", code="TooMany", message=message)]))
                 if not data:
                     raise Refused(invalid([Violation(path="file", code="Empty", message="is empty")]))
                 file = base64.b64encode(bytes(data)).decode()
     except (ValueError, AssertionError, EOFError) as error:
-        detail = f"not multipart: {error}"[:500]
+        detail = f"not valid multipart: {error}"[:500]
         raise Refused(Problem(title="Not readable", status=400, code="Undecodable", detail=detail)) from None
     return body, file

@@ -1,4 +1,4 @@
-"""Labels of registered clusters reach the fleet: the inventory owns them there, and is told whenever they differ."""
+"""Sends the labels of registered clusters to the inventory, which owns the labels of the fleet, whenever they differ."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..bus_client import call
 from ..read_model import ReadModel
 
 log = structlog.get_logger("gateway")
-#: What could not be told is tried again.
-AGAIN = 5.0
+#: Seconds between retries of failed updates.
+RETRY_SECONDS = 5.0
 
 
 class _Labels(Model, kw_only=True):
@@ -31,8 +31,8 @@ class _Labels(Model, kw_only=True):
 _labels = msgspec.json.Decoder(_Labels).decode
 
 
-def wanted(view: ReadModel, cluster: str) -> dict[str, str]:
-    """What the resources say."""
+def wanted_labels(view: ReadModel, cluster: str) -> dict[str, str]:
+    """Returns a cluster's labels according to its resources."""
     provider, name = cluster.split("/")
     members = view.resources.members(("cluster-providers", provider, "clusters", name, "labels"))
     return {key: value for key, _, value in (path[-1].partition("=") for path in members)}
@@ -43,15 +43,15 @@ def _known(view: ReadModel, cluster: str) -> bool:
     return cid is not None and cid < view.fleet.size and bool(view.fleet.known[cid])
 
 
-async def settled(view: ReadModel, path: Path, within: float = 2.0) -> None:
-    """Until the fleet has, or has no more, the label at this path: who labels and then deploys means it so."""
+async def wait_for_label(view: ReadModel, path: Path, within: float = 2.0) -> None:
+    """Waits until the fleet has, or no longer has, the label at this path, so that a deployment right after it sees it."""
     cluster = f"{path[1]}/{path[3]}"
     key, _, value = path[5].partition("=")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within):
             while _known(view, cluster):
                 have = view.fleet.cluster_labels(view.fleet.ids[cluster])
-                if have.get(key) == value if key in wanted(view, cluster) else have.get(key) != value:
+                if have.get(key) == value if key in wanted_labels(view, cluster) else have.get(key) != value:
                     return
                 await asyncio.sleep(0.01)
 
@@ -60,13 +60,13 @@ class LabelSync:
     def __init__(self, view: ReadModel) -> None:
         self._view = view
         self._due: set[str] = set()
-        self._told: dict[str, dict[str, str]] = {}
+        self._sent: dict[str, dict[str, str]] = {}
         self._wake = asyncio.Event()
 
     def start(self) -> None:
         for path in self._view.resources.paths():
             self._changed(path)
-        self._view.labelled.append(self._changed)
+        self._view.on_label_change.append(self._changed)
         self._view.fleet.on_change.append(self._joined)
         self._view.bus.spawn(self._run())
 
@@ -76,29 +76,29 @@ class LabelSync:
             self._wake.set()
 
     def _joined(self, _: FleetChange) -> None:
-        """A cluster that was registered before it came has its labels waiting."""
+        """Sends labels of clusters that were registered before they joined the fleet."""
         if any(_known(self._view, cluster) for cluster in self._due):
             self._wake.set()
 
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN if self._due else None):
+                async with asyncio.timeout(RETRY_SECONDS if self._due else None):
                     await self._wake.wait()
             self._wake.clear()
             for cluster in [c for c in sorted(self._due) if _known(self._view, c)]:
                 self._due.discard(cluster)
-                labels = wanted(self._view, cluster)
+                labels = wanted_labels(self._view, cluster)
                 try:
-                    # What an operator set besides stays.
+                    # Labels that an operator set are kept.
                     entry = await self._view.bus.bucket(stores.CLUSTERS).get(cluster_tokens(cluster))
                     have = _labels(entry.value).labels if entry is not None else {}
-                    others = {k: v for k, v in have.items() if k not in self._told.get(cluster, {})}
+                    others = {k: v for k, v in have.items() if k not in self._sent.get(cluster, {})}
                     body = {"cluster": cluster, "labels": others | labels}
                     await call(self._view.bus, subjects.CLUSTERS_SET, body)
-                    self._told[cluster] = labels
+                    self._sent[cluster] = labels
                 except NoAnswer:
                     self._due.add(cluster)
                 except Refused as refusal:
-                    log.warning("labels are told again", cluster=cluster, problem=refusal.problem.detail)
+                    log.warning("cannot set labels, retrying", cluster=cluster, problem=refusal.problem.detail)
                     self._due.add(cluster)

@@ -1,4 +1,4 @@
-"""The steps of a group's life over HTTP, and its status."""
+"""HTTP handlers of the life cycle and the status of groups and logical clouds in `/v2`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid, not_found
 from moorage.model.v2_resources import GROUP, Path, group_name
 
-from ..audit import id_of
+from ..audit import request_id
 from ..bus_client import call
 from ..core.explain import Known
-from ..core.v2_status import Asked, status
+from ..core.v2_status import StatusQuery, status
 from ..middleware import Gateway, gateway_of
-from ..responses import answer, bad_parameter
+from ..responses import bad_parameter, json_response
 from .commands import body_of
 from .queries import path_in, resources_of
 
@@ -33,8 +33,8 @@ _ALIASES = {
     "targetdeploymentintentgroupname": "group",
     "revision": "revision",
 }
-#: A step may render charts first.
-STEP = 3.0
+#: Seconds until a request is repeated. It is longer than usual, because an operation may render charts first.
+PATIENCE = 3.0
 _any = msgspec.json.Decoder().decode
 
 
@@ -47,42 +47,42 @@ def group_in(request: web.Request) -> tuple[str, Path]:
 
 
 async def act(request: web.Request, verb: str) -> web.StreamResponse:
-    """202 with where to watch. A step that was taken already is no mistake; one that the state forbids is."""
+    """Runs an operation and returns 202 with URLs to watch. Repeating a completed operation is no error."""
     gateway = gateway_of(request)
     group, path = group_in(request)
     if not resources_of(request).exists(path) and gateway.view.record(group) is None:
         raise Refused(not_found("/".join(path)))
-    order: dict[str, Any] = {"group": group, "verb": verb, "cause": id_of(request), "repeat": True}
+    order: dict[str, Any] = {"group": group, "verb": verb, "cause": request_id(request), "repeat": True}
     watched = group
     if verb in ("migrate", "rollback"):
-        said = await _said(request)
+        parameters = await _parameters(request)
         if verb == "rollback":
-            order["revision"] = _revision(said.get("revision"))
+            order["revision"] = _revision(parameters.get("revision"))
         else:
             name = GroupName.parse(group)
-            version, target = said.get("version") or name.version, said.get("group")
+            version, target = parameters.get("version") or name.version, parameters.get("group")
             if target is None:
-                message = "is required: the group that takes this one's place"
+                message = "is required: the group that replaces this one"
                 raise Refused(invalid([Violation(path="spec.targetDigName", code="Required", message=message)]))
             try:
                 watched = str(GroupName.parse(f"{name.project}/{name.app}/{version}/{target}"))
-            except ValueError as wrong:
+            except ValueError as error:
                 raise Refused(
-                    invalid([Violation(path="spec.targetDigName", code="InvalidName", message=str(wrong))])
+                    invalid([Violation(path="spec.targetDigName", code="InvalidName", message=str(error))])
                 ) from None
             order["target"] = watched
-    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60, again=order, patience=STEP)
-    await gateway.view.caught_up(group)
+    reply = await call(gateway.bus, subjects.INTENTS_ACT, order, timeout=60, again=order, patience=PATIENCE)
+    await gateway.view.wait_for_group(group)
     if watched != group:
-        await gateway.view.caught_up(watched)
+        await gateway.view.wait_for_group(watched)
     watch = _status_url(request, watched)
     reply.pop("accepted", None)
     reply.pop("name", None)
-    return _watched({**reply, "group": watched, "watch": watch, "events": _events(watched)}, watch)
+    return _accepted({**reply, "group": watched, "watch": watch, "events": _events_url(watched)}, watch)
 
 
-def _watched(body: dict[str, Any], watch: str) -> web.Response:
-    response = answer(body, 202)
+def _accepted(body: dict[str, Any], watch: str) -> web.Response:
+    response = json_response(body, 202)
     response.headers["Location"] = watch
     return response
 
@@ -93,12 +93,12 @@ def _status_url(request: web.Request, group: str) -> str:
     return f"{prefix}/projects/{project}/composite-apps/{app}/{version}/deployment-intent-groups/{name}/status"
 
 
-def _events(group: str) -> str:
+def _events_url(group: str) -> str:
     tokens = GroupName.parse(group).tokens
     return f"/v1/events?subject=moorage.events.*.*.{tokens}"
 
 
-async def _said(request: web.Request) -> dict[str, Any]:
+async def _parameters(request: web.Request) -> dict[str, Any]:
     raw, _ = await body_of(request)
     data = _any(raw)
     spec = data.get("spec", data) if isinstance(data, dict) else None
@@ -123,26 +123,26 @@ def _revision(value: Any) -> int:
 # --- status ----------------------------------------------------------------------------------------------------------
 
 
-async def watch(request: web.Request) -> web.StreamResponse:
-    """POST of status: where to look, as for the steps."""
+async def watch_status(request: web.Request) -> web.StreamResponse:
+    """Handles POST of status: returns URLs to watch, like the operations."""
     group, _ = group_in(request)
     known = _known(request, group)
     url = _status_url(request, group)
     body = {"group": group, "state": known.record.state, "revision": known.record.revision}
-    return _watched({**body, "watch": url, "events": _events(group)}, url)
+    return _accepted({**body, "watch": url, "events": _events_url(group)}, url)
 
 
-async def show(request: web.Request) -> web.StreamResponse:
+async def get_status(request: web.Request) -> web.StreamResponse:
     gateway = gateway_of(request)
     group, _ = group_in(request)
     known = _known(request, group)
     query = request.query
     output = query.get("output", "all")
     if output not in OUTPUTS:
-        raise bad_parameter("output", f"is one of {', '.join(OUTPUTS)}")
+        raise bad_parameter("output", f"must be one of {', '.join(OUTPUTS)}")
     fleet = gateway.view.fleet
     connected = {name: fleet.state(cid) != "Stale" for name, cid in fleet.ids.items() if fleet.known[cid]}
-    asked = Asked(
+    asked = StatusQuery(
         output=output,
         apps=frozenset(query.getall("app", ())),
         clusters=frozenset(_cluster(text) for text in query.getall("cluster", ())),
@@ -155,43 +155,43 @@ async def show(request: web.Request) -> web.StreamResponse:
     profile = (body or {}).get("spec", {}).get("compositeProfile")
     if profile:
         found["compositeProfile"] = profile
-    return answer(_only(found, query))
+    return json_response(_only(found, query))
 
 
 def _only(found: dict[str, Any], query: Any) -> dict[str, Any]:
-    """`?apps`, `?clusters` and `?resources` list names and nothing else."""
+    """Reduces the status to names for the parameters `?apps`, `?clusters` and `?resources`."""
     apps = found.get("apps", [])
     if "apps" in query:
-        return {"name": found["name"], "apps": [{"name": one["name"]} for one in apps]}
+        return {"name": found["name"], "apps": [{"name": app["name"]} for app in apps]}
     if "clusters" in query:
-        shown = [
+        items = [
             {
-                "name": one["name"],
-                "clusters": [{k: c[k] for k in ("clusterProvider", "cluster")} for c in one["clusters"]],
+                "name": app["name"],
+                "clusters": [{k: c[k] for k in ("clusterProvider", "cluster")} for c in app["clusters"]],
             }
-            for one in apps
+            for app in apps
         ]
-        return {"name": found["name"], "apps": shown}
+        return {"name": found["name"], "apps": items}
     if "resources" in query:
-        shown = [
+        items = [
             {
-                "name": one["name"],
+                "name": app["name"],
                 "clusters": [
                     {
                         **{k: c[k] for k in ("clusterProvider", "cluster")},
                         "resources": [{k: r[k] for k in ("GVK", "name")} for r in c["resources"]],
                     }
-                    for c in one["clusters"]
+                    for c in app["clusters"]
                 ],
             }
-            for one in apps
+            for app in apps
         ]
-        return {"name": found["name"], "apps": shown}
+        return {"name": found["name"], "apps": items}
     return found
 
 
 def _cluster(text: str) -> str:
-    """`lab/edge-1`; these clients write `lab+edge-1`, and a plus may arrive as a space."""
+    """Returns `lab/edge-1`; EMCO clients write `lab+edge-1`, and a plus may arrive as a space."""
     for sign in ("+", " "):
         if "/" not in text:
             text = text.replace(sign, "/", 1)
@@ -199,7 +199,7 @@ def _cluster(text: str) -> str:
 
 
 def _known(request: web.Request, group: str) -> Known:
-    """Of a group whose record is still to be made, as it will be."""
+    """Returns the state of a group; if its record does not exist yet, as it will be when it is made."""
     known = gateway_of(request).view.known(group)
     if known is not None:
         return known
@@ -212,7 +212,7 @@ def _known(request: web.Request, group: str) -> Known:
 
 
 async def _detail(gateway: Gateway, known: Known) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Objects as they are applied; before there is a decision, as they were given."""
+    """Returns the applied objects by cluster and app; nothing before there is a decision."""
     if known.decision is None:
         return {}
     ask = DiffAsk(group=known.record.group)
@@ -223,19 +223,19 @@ async def _detail(gateway: Gateway, known: Known) -> dict[tuple[str, str], list[
 # --- logical clouds --------------------------------------------------------------------------------------------------
 
 
-async def cloud_act(request: web.Request) -> web.StreamResponse:
-    """Logical clouds are kept, and nothing runs for them: each step is done at once."""
+async def act_on_cloud(request: web.Request) -> web.StreamResponse:
+    """Accepts an operation on a logical cloud. Logical clouds are only stored, so there is nothing to do."""
     path = _cloud(request)
     prefix = "/v2" if request.path.startswith("/v2/") else ""
     url = f"{prefix}/{'/'.join(path)}/status"
-    return _watched({"logicalCloud": path[3], "outcome": "nothing to do", "watch": url}, url)
+    return _accepted({"logicalCloud": path[3], "outcome": "nothing to do", "watch": url}, url)
 
 
-async def cloud_status(request: web.Request) -> web.StreamResponse:
+async def get_cloud_status(request: web.Request) -> web.StreamResponse:
     path = _cloud(request)
     resources = resources_of(request)
     references = [resources.body(p)["spec"] for p in resources.members((*path, "cluster-references"))]
-    return answer(
+    return json_response(
         {
             "project": path[1],
             "name": path[3],

@@ -1,4 +1,4 @@
-"""GET of resources and collections."""
+"""HTTP handlers that read resources and collections of `/v2`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moorage.model.problems import Problem, Refused, not_found
 from moorage.model.v2_resources import CLUSTER, COMPOSITE_APP, PROJECT, Path, Resource, ResourceKind, key_of
 from moorage.parsing.redaction import redact
 
-from ..authorization import who_of
+from ..authorization import caller_of
 from ..middleware import gateway_of
-from ..responses import answer, encode, limit_of, start_of, token_of
+from ..responses import encode, json_response, limit_of, start_of, token_of
 from .resources import ResourceView
 
 RESOURCES = web.AppKey("resources", ResourceView)
@@ -28,7 +28,7 @@ def resources_of(request: web.Request) -> ResourceView:
 
 
 def field(part: str) -> str:
-    """`{app-intent}` as a route calls it."""
+    """Converts `{app-intent}` to the name of a route's parameter."""
     return part[1:-1].replace("-", "_")
 
 
@@ -37,7 +37,7 @@ def path_in(request: web.Request, pattern: Path) -> Path:
     return tuple(info[field(part)] if part.startswith("{") else part for part in pattern)
 
 
-async def one(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
+async def get_resource(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.path)
     resources = resources_of(request)
     body = resources.body(path)
@@ -45,7 +45,7 @@ async def one(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
         raise Refused(not_found("/".join(path)))
     if kind.upload and "octet-stream" in request.headers.get("Accept", ""):
         return await _file(request, path)
-    response = answer(body)
+    response = json_response(body)
     seq = resources.seq(path)
     if seq is not None:
         response.headers["ETag"] = f'"{seq}"'
@@ -53,7 +53,7 @@ async def one(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
 
 
 async def _file(request: web.Request, path: Path) -> web.StreamResponse:
-    """What was uploaded: a chart as it came, manifests as YAML. What is secret is not given back."""
+    """Returns an uploaded file: a chart unchanged, manifests as YAML without the values of Secrets."""
     entry = await gateway_of(request).bus.bucket(stores.RESOURCES).get(key_of(path))
     found = _stored(entry.value) if entry is not None else None
     if found is not None and found.chart:
@@ -66,7 +66,7 @@ async def _file(request: web.Request, path: Path) -> web.StreamResponse:
     raise Refused(not_found(f"a file of {'/'.join(path)}"))
 
 
-async def members(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
+async def list_resources(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     collection = path_in(request, kind.collection)
     resources = resources_of(request)
     parent = kind.parent(collection)
@@ -74,14 +74,13 @@ async def members(request: web.Request, kind: ResourceKind) -> web.StreamRespons
         raise Refused(not_found("/".join(parent)))
     paths = resources.members(collection)
     if kind is PROJECT:
-        who = who_of(request)
+        who = caller_of(request)
         paths = [p for p in paths if who.sees(p[-1])]
     if kind is CLUSTER:
         if label := request.query.get("label"):
-            wanted = [p for p in paths if resources.body((*p, "labels", label)) is not None]
-            return answer([p[-1] for p in wanted])
+            return json_response([p[-1] for p in paths if resources.body((*p, "labels", label)) is not None])
         if request.query.get("withLabels", "").lower() == "true":
-            return answer([_with_labels(resources, p) for p in paths])
+            return json_response([_with_labels(resources, p) for p in paths])
     return _page(request, resources, paths)
 
 
@@ -90,8 +89,8 @@ def _with_labels(resources: ResourceView, path: Path) -> dict[str, Any]:
     return {**resources.body(path), "labels": labels}
 
 
-async def versions(request: web.Request) -> web.StreamResponse:
-    """All versions of one composite app."""
+async def list_versions(request: web.Request) -> web.StreamResponse:
+    """Lists all versions of one composite app."""
     info = request.match_info
     resources = resources_of(request)
     collection = ("projects", info["project"], COMPOSITE_APP.segment)
@@ -102,21 +101,21 @@ async def versions(request: web.Request) -> web.StreamResponse:
 
 
 def _page(request: web.Request, resources: ResourceView, paths: list[Path]) -> web.StreamResponse:
-    """Arrays, as these clients expect; with `limit` a part of one, and where the next begins in the header `Link`."""
+    """Returns an array, as EMCO clients expect; with `limit`, one page of it and the URL of the next in the header `Link`."""
     more = ""
     if "limit" in request.query or "continue" in request.query:
         after = tuple(start_of(request).split("\0")) if request.query.get("continue") else ()
-        left = [p for p in paths if p > after]
-        paths = left[: limit_of(request)]
-        if len(left) > len(paths):
+        rest = [p for p in paths if p > after]
+        paths = rest[: limit_of(request)]
+        if len(rest) > len(paths):
             more = token_of("\0".join(paths[-1]))
-    response = answer([body for path in paths if (body := resources.body(path)) is not None])
+    response = json_response([body for path in paths if (body := resources.body(path)) is not None])
     if more:
         response.headers["Link"] = f'<{request.rel_url.update_query({"continue": more})}>; rel="next"'
     return response
 
 
-async def cluster_status(request: web.Request) -> web.StreamResponse:
+async def get_cluster_status(request: web.Request) -> web.StreamResponse:
     path = path_in(request, CLUSTER.path)
     fleet = gateway_of(request).view.fleet
     if not resources_of(request).exists(path):
@@ -125,30 +124,30 @@ async def cluster_status(request: web.Request) -> web.StreamResponse:
     known = cid is not None and cid < fleet.size and bool(fleet.known[cid])
     state = fleet.state(cid) if known and cid is not None else "Registered"
     connectivity = "available" if state in ("Ready", "Cordoned") else "unavailable"
-    return answer(
+    return json_response(
         {"name": path[3], "clusterProvider": path[1], "cluster": path[3], "connectivity": connectivity, "state": state}
     )
 
 
-async def pairs(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
-    """Key-value pairs; with `key` only the value that it has."""
+async def get_pairs(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
+    """Returns key-value pairs; with `key`, only the value of that key."""
     key = request.query.get("key")
     if key is None:
-        return await one(request, kind)
+        return await get_resource(request, kind)
     path = path_in(request, kind.path)
     body = resources_of(request).body(path)
     if body is None:
         raise Refused(not_found("/".join(path)))
     for pair in body.get("spec", {}).get("kv", []):
         if key in pair:
-            return answer({"value": pair[key]})
+            return json_response({"value": pair[key]})
     raise Refused(not_found(f"the key {key} of {'/'.join(path)}"))
 
 
-async def elsewhere(request: web.Request) -> web.StreamResponse:
-    what = request.match_info["elsewhere"]
+async def refuse_unsupported(request: web.Request) -> web.StreamResponse:
+    what = request.match_info["unsupported"]
     if any(word in what for word in _NETWORK):
-        detail = f"{what}: networks (ncm, ovn, sfc) are not part of this; use what the clusters bring"
+        detail = f"{what}: networks (ncm, ovn, sfc) are not supported; use the networks of the clusters"
         raise Refused(
             Problem(title="Networks are not supported", status=501, code="NetworksUnsupported", detail=detail)
         )

@@ -1,5 +1,5 @@
-"""What is stored at a path, and what stands there because an Application or the fleet says so: such groups and clusters
-are shown in the same form, and can be read like any other."""
+"""A view of all resources of `/v2`: the stored ones, and those derived from Applications and from the fleet, so that these can
+be read in the same form."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class ResourceView:
         self.tree: ResourceTree = view.resources
 
     def body(self, path: Path) -> Any:
-        """The resource as it is answered, or None."""
-        held = self.tree.get(path)
-        if held is not None:
-            return self._whole(path, _any(held.value))
+        """Returns the resource as it is shown, or None."""
+        stored = self.tree.get(path)
+        if stored is not None:
+            return self._with_children(path, _any(stored.value))
         return self._derived(path)
 
     def seq(self, path: Path) -> int | None:
-        held = self.tree.get(path)
-        return None if held is None else held.seq
+        stored = self.tree.get(path)
+        return None if stored is None else stored.seq
 
     def exists(self, path: Path) -> bool:
         return self.tree.get(path) is not None or self._derived(path) is not None
@@ -39,27 +39,27 @@ class ResourceView:
         return sorted({*self.tree.members(collection), *self._derived_members(collection)})
 
     def members_of_app(self, collection: Path, app: str) -> list[Path]:
-        """The versions of one composite app."""
+        """Returns the versions of one composite app."""
         return [path for path in self.members(collection) if path[3] == app]
 
-    def _whole(self, path: Path, body: Any) -> Any:
-        """Intents are answered with their consumers, consumers with their requirements."""
+    def _with_children(self, path: Path, body: Any) -> Any:
+        """Adds the consumers to a hardware intent, and the requirements to a consumer."""
         if len(path) > 7 and path[7] == "hpa-intents" and len(path) in (9, 11):
             below, name = {
                 9: ("hpa-resource-consumers", "resourceConsumers"),
                 11: ("resource-requirements", "resourceRequirements"),
             }[len(path)]
             spec = dict(body.get("spec") or {})
-            inner = [self.body(member) for member in self.tree.members((*path, below))]
-            if inner:
-                spec[name] = inner
+            children = [self.body(member) for member in self.tree.members((*path, below))]
+            if children:
+                spec[name] = children
             return {**body, "spec": spec}
         return body
 
-    # --- what nobody stored ------------------------------------------------------------------------------------------
+    # --- derived resources -------------------------------------------------------------------------------------------
 
     def _record(self, path: Path) -> GroupRecord | None:
-        """Of a group that an Application made."""
+        """Returns the record of a group that was made from an Application."""
         record = self.view.record(group_name(path))
         return record if record is not None and not record.origin else None
 
@@ -68,7 +68,7 @@ class ResourceView:
         if kind is None:
             return None
         if path[0] == "cluster-providers":
-            return self._of_fleet(path)
+            return self._cluster_resource(path)
         if path[0] != _PROJECTS:
             return None
         if len(path) == 2:
@@ -121,10 +121,10 @@ class ResourceView:
         return []
 
     def _applications(self, project: str = "") -> list[str]:
-        """All groups: what resources describe is stored as such, and shown from there."""
+        """Returns all groups. Those made from resources are stored as resources and shown from there."""
         return [g for g in self.view.groups if not project or g.startswith(project + "/")]
 
-    def _of_fleet(self, path: Path) -> Any:
+    def _cluster_resource(self, path: Path) -> Any:
         fleet = self.view.fleet
         if len(path) == 2:
             return {"metadata": {"name": path[1]}} if path in self._clusters(path[:1]) else None
@@ -151,7 +151,7 @@ class ResourceView:
         return []
 
     def _labels(self, cid: int) -> list[str]:
-        """As `/v2` calls them: a name, or NAME=VALUE."""
+        """Returns labels in the form of `/v2`: a name, or NAME=VALUE."""
         labels = self.view.fleet.cluster_labels(cid)
         return [key if value in ("", "true") else f"{key}={value}" for key, value in labels.items()]
 
@@ -188,12 +188,12 @@ def _hardware(record: GroupRecord, path: Path) -> Any:
     if consumers is None:
         return None
     if len(path) == 9:
-        shown = [_consumer(c) for c in consumers]
-        return {"metadata": {"name": path[8]}, "spec": {"app": path[8], "resourceConsumers": shown}}
-    one = next((c for c in consumers if _name(c) == path[10]), None)
-    if one is None or len(path) == 11:
-        return None if one is None else _consumer(one)
-    for i, need in enumerate(one.get("needs") or []):
+        items = [_consumer(c) for c in consumers]
+        return {"metadata": {"name": path[8]}, "spec": {"app": path[8], "resourceConsumers": items}}
+    consumer = next((c for c in consumers if _name(c) == path[10]), None)
+    if consumer is None or len(path) == 11:
+        return None if consumer is None else _consumer(consumer)
+    for i, need in enumerate(consumer.get("needs") or []):
         if _need_name(need, i) == path[12]:
             return _requirement(need, i)
     return None

@@ -300,9 +300,9 @@ def _why_no_choice(
     for number, have in short.items():
         app, wanted = record.apps[number].name, merged.replicas[number]
         allowed = int(np.count_nonzero(merged.masks[number]))
-        message = f"{allowed} of {known} clusters are left after all answers"
+        message = f"{allowed} of {known} {'qualifies' if allowed == 1 else 'qualify'}"
         if have < allowed:
-            message += f", {have} have room for all its pods"
+            message += f", {have} with capacity for all its pods"
         found.append(
             Reason(
                 code="NotEnoughClusters",

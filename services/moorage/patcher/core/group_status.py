@@ -72,8 +72,8 @@ def conclude(
 
 def _cluster_gone(cluster: str) -> Reason:
     message = (
-        f"it left the fleet, and what runs there is not known; `moorage delete cluster {cluster} --abandon-claims`"
-        " has the group decided anew"
+        f"the cluster left the fleet, and pods may still run there; `moorage delete cluster {cluster} --abandon-claims`"
+        " places the group again"
     )
     return Reason(code="ClusterGone", cluster=cluster, clusters=1, samples=[cluster], message=message)
 
