@@ -157,7 +157,6 @@ class EventStream:
         await (await log.follow(start, collect)).stop()
         self._seqs = LruDict(_MAX_SEQS, [*older, *self._seqs.items()])
 
-
     async def events_after(self, seq: int, audience: Audience) -> tuple[list[RecordedEvent], bool]:
         """Returns an audience's events after a sequence number, and whether they are complete."""
         log = self._bus.log(self._name)
