@@ -14,9 +14,9 @@ from moorage.model.problems import Refused
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"type": 3}, "not valid"),
-    ({"$ref": "#/$defs/none"}, "names nothing"),
-    ({"properties": {"a": {"items": {"$ref": "http://localhost:1/x"}}}}, "names nothing"),
-    ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, "names nothing"),
+    ({"$ref": "#/$defs/none"}, "points to nothing"),
+    ({"properties": {"a": {"items": {"$ref": "http://localhost:1/x"}}}}, "points to nothing"),
+    ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, "points to nothing"),
     ({"$ref": "#"}, "leads back"),
     ({"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}]}}}, "leads back"),
     ({"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"if": {"$ref": "#/$defs/a"}}}}, "leads back"),

@@ -1,4 +1,5 @@
-"""The registry of controllers as pure changes: what registers, leaves, and what an operator sets, which always wins."""
+"""Changes entries of the controller registry: a controller registers or leaves, an operator sets fields, which always win.
+Pure."""
 
 from __future__ import annotations
 
@@ -19,28 +20,32 @@ MAX_DEADLINE_MS = 60_000
 MAX_WEIGHT = 1000
 
 
-def register(old: Controller | None, name: str, said: Register, others: Iterable[Controller] = ()) -> Controller:
-    """`others`: who is there already; of one kind there is one schema."""
+def register(
+    old: Controller | None, name: str, registration: Register, others: Iterable[Controller] = ()
+) -> Controller:
+    """`others` are the controllers registered already: every kind of intent has one schema."""
     owners = {kind: other for other in others if other.name != name for kind in other.kinds}
-    _check(name, said.deadline_ms, said.weight, said.kinds, owners)
-    given = Controller(
+    _check(name, registration.deadline_ms, registration.weight, registration.kinds, owners)
+    controller = Controller(
         name=name,
-        deadline_ms=said.deadline_ms,
-        policy=said.policy,
-        weight=said.weight,
-        placement=said.placement,
-        actions=said.actions,
-        kinds=said.kinds,
-        steady=said.steady,
-        together=said.together,
+        deadline_ms=registration.deadline_ms,
+        policy=registration.policy,
+        weight=registration.weight,
+        placement=registration.placement,
+        actions=registration.actions,
+        kinds=registration.kinds,
+        steady=registration.steady,
+        together=registration.together,
     )
     if old is None:
-        return given
-    return msgspec.structs.replace(given, pinned=old.pinned, **{field: getattr(old, field) for field in old.pinned})
+        return controller
+    return msgspec.structs.replace(
+        controller, pinned=old.pinned, **{field: getattr(old, field) for field in old.pinned}
+    )
 
 
 def leave(old: Controller) -> Controller | None:
-    """None: forget it. What an operator set outlives the controller, which then is asked nothing."""
+    """None: the entry is deleted. Fields that an operator set are kept, and the controller is asked nothing."""
     kept = [field for field in old.pinned if field not in ("placement", "actions")]
     if not kept:
         return None
@@ -49,10 +54,10 @@ def leave(old: Controller) -> Controller | None:
     )
 
 
-def apply_setting(old: Controller | None, said: Setting) -> Controller:
-    """Makes what is not there: so controllers that only speak NATS enter."""
-    changes = {field: value for field in _SETTABLE if (value := getattr(said, field)) is not None}
-    base = old if old is not None else Controller(name=said.name)
+def apply_setting(old: Controller | None, setting: Setting) -> Controller:
+    """Creates the entry where there is none, which is how controllers without the SDK are registered."""
+    changes = {field: value for field in _SETTABLE if (value := getattr(setting, field)) is not None}
+    base = old if old is not None else Controller(name=setting.name)
     pinned = sorted({*base.pinned, *changes})
     changed = msgspec.structs.replace(base, **changes, pinned=pinned)
     _check(changed.name, changed.deadline_ms, changed.weight, {}, {})
@@ -75,12 +80,14 @@ def _check(
         errors.append(Violation(path="weight", code="OutOfRange", message=f"must be 0 to {MAX_WEIGHT}"))
     for kind, schema in kinds.items():
         if not kind.isalnum() or not kind.isascii() or kind == APPLICATION or kind == "Fleet" or kind in BUILTIN:
-            message = "must be letters and digits, and no kind that is built in"
+            message = "must consist of letters and digits, and must not be a built-in kind"
             errors.append(Violation(path=f"kinds.{kind}", code="InvalidName", message=message))
         elif wrong := json_schemas.wrong_with(schema):
-            errors.append(Violation(path=f"kinds.{kind}", code="InvalidSchema", message=f"is no JSON Schema: {wrong}"))
+            errors.append(
+                Violation(path=f"kinds.{kind}", code="InvalidSchema", message=f"is not a usable JSON Schema: {wrong}")
+            )
         elif (other := owners.get(kind)) is not None and other.kinds[kind] != schema:
-            message = f"{other.name} brings this kind, with another schema; leave it or agree with it"
+            message = f"{other.name} registered this kind with another schema; use the same schema or another kind"
             errors.append(Violation(path=f"kinds.{kind}", code="KindTaken", message=message))
     if errors:
         raise Refused(invalid(errors))

@@ -1,6 +1,5 @@
-"""JSON Schemas that controllers bring for intents of their own kinds: looked at when they are registered, and what is
-written held against them. Neither may keep the store from its work: a pattern like `^(a+)+$`, or rules that name each
-other often enough, can take ever longer over a line of text."""
+"""Checks the JSON Schemas that controllers register for their own kinds of intents, and intents against them. Both are limited
+in time, since a pattern like `^(a+)+$`, or rules that refer to each other often enough, could occupy the store for ever."""
 
 from __future__ import annotations
 
@@ -18,29 +17,29 @@ from referencing.jsonschema import DRAFT202012
 
 from .violations import Report
 
-#: Of this process's time, for one document or schema.
+#: Seconds of CPU time for one document or schema.
 SECONDS = 0.25
 MAX_ERRORS = 200
 _SLOW = f"takes longer than {SECONDS:g} s"
-#: Of these a schema asks for the very value that it is asked about itself.
-_OF_THE_SAME = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
+#: Keywords whose subschemas apply to the same value as the schema itself.
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 
 
-class _TooLong(BaseException):
-    """Not for anybody who handles errors on the way."""
+class _TimeExceeded(BaseException):
+    """A BaseException, so that no handler of errors on the way catches it."""
 
 
-def _rung(_number: int, _frame: object) -> None:
-    raise _TooLong
+def _on_timer(_number: int, _frame: object) -> None:
+    raise _TimeExceeded
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """By a timer of the process's own time, whose signal ends regular expressions, too: they look for signals as they go.
-    It rings once, so that it cannot reach what comes after."""
+    """Limits CPU time by a timer whose signal also interrupts regular expressions, which check for signals as they run. The
+    timer fires once, so it cannot interrupt what comes after."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("only the main thread can be interrupted")
-    signal.signal(signal.SIGVTALRM, _rung)
+    signal.signal(signal.SIGVTALRM, _on_timer)
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
         yield
@@ -49,7 +48,7 @@ def _bounded() -> Iterator[None]:
 
 
 def wrong_with(schema: dict[str, Any]) -> str:
-    """Why this is no JSON Schema that documents can be held against; empty if it is one."""
+    """Says why documents cannot be checked against this schema; empty if they can."""
     try:
         with _bounded():
             jsonschema.Draft202012Validator.check_schema(schema)
@@ -60,15 +59,16 @@ def wrong_with(schema: dict[str, Any]) -> str:
         return str(error.message)[:300]
     except RecursionError:
         return "it is nested too deeply"
-    except _TooLong:
-        return f"to look at it {_SLOW}"
+    except _TimeExceeded:
+        return f"checking it {_SLOW}"
 
 
 class _References:
-    """All that a schema names must be in it, and nothing may name itself before it has looked into a value."""
+    """Checks that all references stay within the schema, and that none leads back to itself without descending into the
+    value first."""
 
     def __init__(self) -> None:
-        self._done: set[int] = set()
+        self._checked: set[int] = set()
 
     def wrong_in(self, resource: referencing.Resource[Any], resolver: Any) -> str:
         if wrong := self._follow(resource.contents, resolver, {}):
@@ -78,47 +78,47 @@ class _References:
                 return wrong
         return ""
 
-    def _follow(self, schema: Any, resolver: Any, way: dict[int, str]) -> str:
-        """`way`: what asks for this, and through which name."""
-        if not isinstance(schema, dict) or id(schema) in self._done:
+    def _follow(self, schema: Any, resolver: Any, path: dict[int, str]) -> str:
+        """`path`: the schemas that lead here, each with the reference it was left by."""
+        if not isinstance(schema, dict) or id(schema) in self._checked:
             return ""
-        if id(schema) in way:
-            return f"{way[id(schema)] or next(filter(None, way.values()))} leads back to itself"
-        way[id(schema)] = ""
+        if id(schema) in path:
+            return f"{path[id(schema)] or next(filter(None, path.values()))} leads back to itself"
+        path[id(schema)] = ""
         for name in ("$ref", "$dynamicRef"):
             if isinstance(ref := schema.get(name), str):
                 try:
                     found = resolver.lookup(ref)
                 except Unresolvable:
-                    return f"{name} {ref[:200]!r} names nothing in it"
-                way[id(schema)] = f"{name} {ref[:200]!r}"
-                if wrong := self._follow(found.contents, found.resolver, way):
+                    return f"{name} {ref[:200]!r} points to nothing in the schema"
+                path[id(schema)] = f"{name} {ref[:200]!r}"
+                if wrong := self._follow(found.contents, found.resolver, path):
                     return wrong
-        for name in _OF_THE_SAME:
+        for name in _IN_PLACE:
             inside = schema.get(name, [])
             if name == "dependentSchemas" and isinstance(inside, dict):
                 inside = list(inside.values())
             for inner in inside if isinstance(inside, list) else [inside]:
-                if wrong := self._follow(inner, resolver, way):
+                if wrong := self._follow(inner, resolver, path):
                     return wrong
-        del way[id(schema)]
-        self._done.add(id(schema))
+        del path[id(schema)]
+        self._checked.add(id(schema))
         return ""
 
 
 def check(spec: dict[str, Any], schema: dict[str, Any], report: Report) -> None:
-    # What ties an intent to its group and app is ours; a schema that forbids what it does not know need not name them.
+    # Every intent names its group and app; a schema that forbids unknown fields need not list those two.
     known = schema.get("properties", {})
-    own = {k: v for k, v in spec.items() if k not in ("group", "app") or k in known}
-    # An empty registry: a schema never makes this worker fetch something.
+    checked = {k: v for k, v in spec.items() if k not in ("group", "app") or k in known}
+    # With an empty registry a schema can never make this worker fetch anything.
     validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
     try:
         with _bounded():
-            for i, error in enumerate(validator.iter_errors(own)):
+            for i, error in enumerate(validator.iter_errors(checked)):
                 if i == MAX_ERRORS:
                     return
                 report("spec" + error.json_path[1:], "SchemaViolation", error.message[:500])
-    except _TooLong:
-        report("spec", "SchemaTooSlow", f"to hold this against the controller's schema {_SLOW}; simplify either")
+    except _TimeExceeded:
+        report("spec", "SchemaTooSlow", f"checking this against the controller's schema {_SLOW}; simplify either")
     except (Unresolvable, RecursionError, re.error) as error:
         report("spec", "SchemaBroken", f"the controller's schema cannot be used: {error}"[:500])

@@ -1,8 +1,8 @@
-"""Converts plain data to Structs and lists everything that is wrong with it, where msgspec stops at the first mistake.
+"""Converts plain data to Structs and lists all that is wrong with it, where msgspec stops at the first mistake.
 
-It always yields a whole value: what cannot be used is blank there, so that the rules that follow can still look at all
-the rest. It is the slow way, taken only for documents that the fast one refuses, and also the tolerant one: numbers as
-text, `true` as the value of a label and null for "not given" pass here."""
+The result is always a complete value, with blanks for what cannot be used, so that the rules that follow can check the
+rest. This is slower than msgspec, and only used for documents that msgspec refuses. It is also more tolerant: numbers as
+text, `true` as the value of a label, and null for "not given" are accepted."""
 
 from __future__ import annotations
 
@@ -46,22 +46,21 @@ def _plain(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def struct(data: Any, kind: type[T], path: str, errors: list[Violation]) -> T:
-    """`data` as a `kind`, with every violation added to `errors`; `path` is where it stands, empty at the top."""
+    """Converts `data` to a `kind`, and adds every violation to `errors`. `path` is its place in the document."""
     if type(data) is dict and data.keys() <= _plain(kind) and not any(type(v) in (dict, list) for v in data.values()):
         try:
-            return msgspec.convert(data, kind)  # nothing in it can be unknown: if it has the right form, it is right
+            return msgspec.convert(data, kind)  # flat data without unknown fields: only types can be wrong
         except msgspec.ValidationError:
             pass
     if not isinstance(data, dict):
-        errors.append(_wrong(path, dict, data))
+        errors.append(_wrong_type(path, dict, data))
         data = {}
-        given: dict[str, Any] = {}
-        missing_matters = False
+        is_object = False
     else:
-        given, missing_matters = data, True
+        is_object = True
     fields = _fields(kind)
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in data.items():
         at = f"{path}.{key}" if path else str(key)
         field = fields.get(key)
         if field is None:
@@ -74,7 +73,7 @@ def struct(data: Any, kind: type[T], path: str, errors: list[Violation]) -> T:
     for key, field in fields.items():
         if field.required and field.name not in values:
             at = f"{path}.{key}" if path else key
-            if missing_matters:
+            if is_object:
                 errors.append(Violation(path=at, code="Required", message="is required"))
             values[field.name] = _blank(field.type)
     return kind(**values)
@@ -85,10 +84,10 @@ def _unknown(key: object, known: list[str]) -> str:
     return f"unknown field; did you mean {close[0]!r}?" if close else f"unknown field; known are {', '.join(known)}"
 
 
-def _wrong(path: str, wanted: Any, given: Any) -> Violation:
-    kinds = wanted if isinstance(wanted, tuple) else (wanted,)
-    names = " or ".join(dict.fromkeys(_NAMES.get(w, str(w)) for w in kinds if w is not int or float not in kinds))
-    found = "null" if given is None else _NAMES.get(type(given), type(given).__name__)
+def _wrong_type(path: str, expected: Any, data: Any) -> Violation:
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    names = " or ".join(dict.fromkeys(_NAMES.get(k, str(k)) for k in kinds if k is not int or float not in kinds))
+    found = "null" if data is None else _NAMES.get(type(data), type(data).__name__)
     return Violation(path=path, code="WrongType", message=f"must be {names}, not {found}")
 
 
@@ -111,12 +110,12 @@ def _value(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
         return struct(data, origin, path, errors)
     if origin is list:
         if not isinstance(data, list):
-            errors.append(_wrong(path, list, data))
+            errors.append(_wrong_type(path, list, data))
             return []
         return [_value(item, args[0], f"{path}[{i}]", errors) for i, item in enumerate(data)]
     if origin is dict:
         if not isinstance(data, dict):
-            errors.append(_wrong(path, dict, data))
+            errors.append(_wrong_type(path, dict, data))
             return {}
         return {str(k): _entry(v, args[1], f"{path}.{k}", errors) for k, v in data.items()}
     return _leaf(data, origin, path, errors)
@@ -128,12 +127,12 @@ def _one_of(data: Any, kinds: list[Any], path: str, errors: list[Violation]) -> 
             return _value(data, kind, path, errors)
     if len(kinds) == 1:
         return _value(data, kinds[0], path, errors)
-    errors.append(_wrong(path, tuple(typing.get_origin(k) or k for k in kinds), data))
+    errors.append(_wrong_type(path, tuple(typing.get_origin(k) or k for k in kinds), data))
     return _blank(kinds[0])
 
 
 def _entry(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
-    """The value of a map. Maps of text are labels and annotations: `true` and `1` are spellings there."""
+    """Converts a value of a map. Maps of text are labels and annotations, where `true` and `1` are accepted."""
     if kind is str and isinstance(data, bool | int | float):
         return label_text(data)
     return _value(data, kind, path, errors)
@@ -148,5 +147,5 @@ def _leaf(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
                 return msgspec.convert(data, kind, strict=False)
         except msgspec.ValidationError:
             pass
-    errors.append(_wrong(path, kind, data))
+    errors.append(_wrong_type(path, kind, data))
     return kind()

@@ -1,5 +1,5 @@
-"""From the resources of a deployment intent group to the one document it is: an Application with its manifests, consumers
-and sets of clusters. From there on a group is a group, whoever described it and however."""
+"""Composes the /v2 resources of a deployment intent group into one Application: manifests, consumers, placement sets. From
+there on it is a group like any other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .v2_spelling import plain
 
 Render = Callable[[str, bytes, dict[str, Any], dict[str, Any]], Awaitable[list[dict[str, Any]]]]
 _B = TypeVar("_B", bound=msgspec.Struct)
-#: What the group's map of intents calls those that place by name and label.
+#: The key of placement intents in the group's map of intents.
 _PLACEMENT = "genericplacementintent"
 
 
@@ -31,7 +31,7 @@ class ComposedGroup(NamedTuple):
 
 
 class _Parts:
-    """The resources of one group, decoded, and what does not hold together among them."""
+    """The resources of one group, decoded, and the contradictions found among them."""
 
     def __init__(self, tree: ResourceTree, group: GroupName) -> None:
         self.tree = tree
@@ -42,28 +42,28 @@ class _Parts:
         self.apps = [path[-1] for path in tree.members((*self.app_root, "apps"))]
 
     def resource(self, path: Path) -> Resource | None:
-        held = self.tree.get(path)
-        return None if held is None else held.value
+        stored = self.tree.get(path)
+        return None if stored is None else stored.value
 
     def body(self, path: Path, kind: type[_B]) -> _B:
-        held = self.tree.get(path)
-        assert held is not None
-        return msgspec.json.decode(held.value.body, type=kind)
+        stored = self.tree.get(path)
+        assert stored is not None
+        return msgspec.json.decode(stored.value.body, type=kind)
 
     def each(self, collection: Path, kind: type[_B]) -> list[tuple[str, _B]]:
         return [(path[-1], self.body(path, kind)) for path in self.tree.members(collection)]
 
-    def known_app(self, app: str, where: str) -> bool:
+    def is_app(self, app: str, where: str) -> bool:
+        """Adds an error where the composite app has no such app."""
         if app in self.apps:
             return True
-        have = ", ".join(self.apps) or "none"
-        message = f"there is no app {app!r} in the composite app; there are {have}"
+        message = f"the composite app has no app {app!r}; it has {', '.join(self.apps) or 'none'}"
         self.errors.append(Violation(path=where, code="UnknownApp", message=message))
         return False
 
 
 async def compose(tree: ResourceTree, group: GroupName, render: Render) -> ComposedGroup:
-    """Raises Refused (409) with everything that does not hold together."""
+    """Raises Refused (409) with all contradictions among the resources."""
     parts = _Parts(tree, group)
     spec = parts.body(parts.root, v2_bodies.Group).spec
     if not parts.apps:
@@ -72,15 +72,15 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
     consumers = _consumers(parts)
     sets = _sets(parts)
     overrides: dict[str, dict[str, Any]] = {}
-    for i, one in enumerate(spec.override_values):
-        if parts.known_app(one.app, f"spec.overrideValues[{i}].app"):
-            overrides.setdefault(one.app, {}).update(one.values)
+    for i, override in enumerate(spec.override_values):
+        if parts.is_app(override.app, f"spec.overrideValues[{i}].app"):
+            overrides.setdefault(override.app, {}).update(override.values)
     values = _values(parts, spec.composite_profile)
     if parts.errors:
         first = parts.errors[0]
         raise Refused(
             Problem(
-                title="The group does not hold together",
+                title="The resources of the group contradict each other",
                 status=409,
                 code=first.code,
                 detail=f"{first.path}: {first.message}",
@@ -108,7 +108,7 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
 
 
 def _values(parts: _Parts, profile: str) -> dict[str, dict[str, Any]]:
-    """What the group's profiles say, by app."""
+    """The values of the profiles in the group's composite profile, by app."""
     if not profile:
         return {}
     root = (*parts.app_root, "composite-profiles", profile)
@@ -121,14 +121,14 @@ def _values(parts: _Parts, profile: str) -> dict[str, dict[str, Any]]:
         else:
             parts.warnings.append(Warn(code="UnknownProfile", message=message))
         return {}
-    found: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     for path in parts.tree.members((*root, "profiles")):
         resource = parts.resource(path)
         assert resource is not None
         app = parts.body(path, v2_bodies.OfApp).spec.app
-        if parts.known_app(app, f"composite-profiles/{profile}/profiles/{path[-1]}: spec.app"):
-            found.setdefault(app, {}).update(resource.values)
-    return found
+        if parts.is_app(app, f"composite-profiles/{profile}/profiles/{path[-1]}: spec.app"):
+            values.setdefault(app, {}).update(resource.values)
+    return values
 
 
 def _chart(parts: _Parts, app: str) -> str:
@@ -148,7 +148,7 @@ async def _manifests(
     if resource.chart:
         return await render(app, base64.b64decode(resource.chart), values.get(app, {}), overrides.get(app, {}))
     if values.get(app) or overrides.get(app):
-        message = f"app {app} has plain manifests; values of profiles and of the group are for charts"
+        message = f"app {app} has plain manifests; its values in profiles and in the group have no effect"
         parts.warnings.append(Warn(code="ValuesUnused", message=message))
     return resource.objects
 
@@ -157,10 +157,10 @@ async def _manifests(
 
 
 def _consumers(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    consumers: dict[str, list[dict[str, Any]]] = {}
     root = (*parts.root, "hpa-intents")
-    for intent, of in parts.each(root, v2_bodies.OfApp):
-        if not parts.known_app(of.spec.app, f"hpa-intents/{intent}: spec.app"):
+    for intent, body in parts.each(root, v2_bodies.OfApp):
+        if not parts.is_app(body.spec.app, f"hpa-intents/{intent}: spec.app"):
             continue
         below = (*root, intent, "hpa-resource-consumers")
         for name, consumer in parts.each(below, v2_bodies.Consumer):
@@ -168,17 +168,17 @@ def _consumers(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
                 _need(n, r.spec) for n, r in parts.each((*below, name, "resource-requirements"), v2_bodies.Requirement)
             ]
             spec = consumer.spec
-            one: dict[str, Any] = {
+            document: dict[str, Any] = {
                 "name": name,
                 "object": {"apiVersion": spec.api_version, "kind": spec.kind, "name": spec.name},
                 "needs": needs,
             }
             if spec.container:
-                one["container"] = spec.container
+                document["container"] = spec.container
             if spec.replicas is not None:
-                one["replicas"] = spec.replicas
-            found.setdefault(of.spec.app, []).append(one)
-    return found
+                document["replicas"] = spec.replicas
+            consumers.setdefault(body.spec.app, []).append(document)
+    return consumers
 
 
 def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:
@@ -200,7 +200,8 @@ def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:
 
 
 def _sets(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
-    """By app. Of `allOf`, a name is that cluster and a label every cluster that has it; of `anyOf`, any one."""
+    """Placement sets by app. In `allOf` a name means that cluster and a label every cluster that has it; `anyOf` means one
+    cluster of all that its terms select."""
     root = (*parts.root, "generic-placement-intents")
     named: set[str] = set()
     for map_name, body in parts.each((*parts.root, "intents"), v2_bodies.Intents):
@@ -217,16 +218,16 @@ def _sets(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
             continue
         for name, intent in parts.each((*path, "app-intents"), v2_bodies.AppIntent):
             where = f"generic-placement-intents/{path[-1]}/app-intents/{name}: spec.app"
-            if parts.known_app(intent.spec.app, where):
-                found.setdefault(intent.spec.app, []).extend(_of(intent.spec.intent))
+            if parts.is_app(intent.spec.app, where):
+                found.setdefault(intent.spec.app, []).extend(_sets_of(intent.spec.intent))
     return found
 
 
-def _of(terms: v2_bodies.ClusterTerms) -> list[dict[str, Any]]:
+def _sets_of(terms: v2_bodies.ClusterTerms) -> list[dict[str, Any]]:
     sets: list[dict[str, Any]] = []
     for term in terms.all_of:
         if term.all_of:
-            sets += _of(v2_bodies.ClusterTerms(all_of=term.all_of))
+            sets += _sets_of(v2_bodies.ClusterTerms(all_of=term.all_of))
         if term.any_of:
             sets.append({"count": 1, "anyOf": [_term(t) for t in term.any_of]})
         if term.cluster:
@@ -249,7 +250,7 @@ def _term(term: v2_bodies.ClusterTerm) -> dict[str, Any]:
             nested.append({"anyOf": [_term(t) for t in term.any_of]})
         return nested[0] if len(nested) == 1 else {"allOf": nested}
     key, value = label_of(term.cluster_label)
-    # A label that is only a name has no value; in fleets that label by other means it is "true".
+    # A label given only by name has an empty value, or "true" where other tools labelled the fleet.
     labels = (
         [{"label": {key: value}}] if "=" in term.cluster_label else [{"label": {key: ""}}, {"label": {key: "true"}}]
     )

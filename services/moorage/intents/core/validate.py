@@ -1,5 +1,5 @@
-"""From the data of a document to one that is checked: the one path for the command line, REST and NATS. What is wrong
-is answered all at once, each violation with its path and a code."""
+"""Decodes and checks documents, in one way for the command line, REST and NATS. All violations are answered together, each
+with its path and a code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Accepted(NamedTuple):
-    """An Application that keeps all rules, with what its manifests hold."""
+    """An Application that keeps all rules, with the objects of its apps."""
 
     document: Application
     objects: list[Objects]
@@ -43,7 +43,7 @@ class Accepted(NamedTuple):
 
 
 class AcceptedIntent(NamedTuple):
-    """An intent of its own. `spec` is decoded for the built-in kinds, plain data for others."""
+    """A standalone intent. Its `spec` is decoded for the built-in kinds, and plain data for others."""
 
     document: IntentDocument
     spec: Any
@@ -63,7 +63,7 @@ def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
         return intent(data, kinds)
     known = ", ".join([APPLICATION, *BUILTIN, *sorted(kinds)])
     if kind == "Fleet":
-        message = "a fleet is for the simulator: moorage fleet apply FILE"
+        message = "a Fleet is for the simulator; apply it with: moorage fleet apply FILE"
     elif isinstance(kind, str) and kind:
         message = f"unknown kind {kind!r}; known are {known}"
     else:
@@ -72,15 +72,15 @@ def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
 
 
 def application(data: dict[str, Any], group: GroupName | None = None) -> Accepted:
-    """`group`: whose document this is, where that is not said by its name."""
+    """`group`: the group of the document, where its name does not tell."""
     errors: list[Violation] = []
     document = _struct(data, Application, "", errors)
     formal = len(errors)
     objects = validation_rules.application(document, reporter(errors))
     if errors:
-        raise Refused(invalid(_tidy(errors, formal)))
-    own = GroupName(document.metadata.project, document.metadata.name, "v1", "default")
-    return Accepted(document, objects, group or own)
+        raise Refused(invalid(_by_place(errors, formal)))
+    named = GroupName(document.metadata.project, document.metadata.name, "v1", "default")
+    return Accepted(document, objects, group or named)
 
 
 def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
@@ -105,14 +105,14 @@ def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
         for schema in kinds.get(document.kind, ()):
             json_schemas.check(document.spec, schema, report)
     if errors or group is None:
-        raise Refused(invalid(_tidy(errors, formal)))
+        raise Refused(invalid(_by_place(errors, formal)))
     if group.project != document.metadata.project:
         document.metadata.project = group.project
     return AcceptedIntent(document, spec, group)
 
 
 def read_stored(data: dict[str, Any]) -> AcceptedIntent:
-    """An intent that was accepted before, by whatever schema then held."""
+    """Decodes an intent that was accepted before, perhaps by another schema than today's."""
     document = msgspec.convert(data, IntentDocument)
     builtin = BUILTIN.get(document.kind)
     spec = document.spec if builtin is None else lenient_decode.struct(document.spec, builtin, "spec", [])
@@ -127,14 +127,15 @@ def _struct(data: Any, kind: type[_T], path: str, errors: list[Violation]) -> _T
         return lenient_decode.struct(data, kind, path, errors)
 
 
-def _tidy(errors: Iterable[Violation], formal: int) -> list[Violation]:
-    """One violation for each place: a rule that stumbles over what has the wrong form anyway says nothing new."""
+def _by_place(errors: Iterable[Violation], formal: int) -> list[Violation]:
+    """Keeps one violation for each place. The first `formal` errors are about types; a rule that fails where the type is
+    wrong adds nothing."""
     shown: dict[str, Violation] = {}
     broken: list[str] = []
     for i, error in enumerate(errors):
         if i < formal and error.code != "UnknownField":
             broken.append(error.path)
-        elif i >= formal and any(_within(error.path, b) for b in broken):
+        elif i >= formal and any(_follows_from(error.path, place) for place in broken):
             continue
         shown.setdefault(error.path, error)
         if len(shown) == json_schemas.MAX_ERRORS:
@@ -142,8 +143,8 @@ def _tidy(errors: Iterable[Violation], formal: int) -> list[Violation]:
     return list(shown.values())
 
 
-def _within(path: str, broken: str) -> bool:
-    """At the broken place, inside of it, or about what it is a field of and now lacks."""
+def _follows_from(path: str, broken: str) -> bool:
+    """Whether a violation is at the broken place, inside it, or about the object that lacks it."""
     if not broken or path == broken or path.startswith((broken + ".", broken + "[")):
         return True
     return path == broken.rpartition(".")[0]
