@@ -71,7 +71,7 @@ class World:
         self.sim = SimulatorWorker(bus, Simulator(new_id()))
         await self.sim.start()
         document = {"clusters": [{"name": "c", "provider": "lab", "count": clusters, "nodes": [NODE]}]}
-        await self.sim.fill(expand(decode(document)))
+        await self.sim.apply_fleet(expand(decode(document)))
         self.spawn()
 
     def spawn(self) -> None:

@@ -51,9 +51,9 @@ class World:
                     answer = self.answer(send.verb, send.cluster, send.payload)
                     token, nonce = send.token.split(".")
                     if not self.deaf:
-                        self.core.heard(token, nonce, msgspec.json.encode(answer), self.now)
+                        self.core.on_reply(token, nonce, msgspec.json.encode(answer), self.now)
                 self.core.tick(self.now)
-            due = self.core.due()
+            due = self.core.next_timer()
             if due is None or due > end:
                 break
             self.now = max(self.now, due)
@@ -108,7 +108,7 @@ class World:
     def want(self, cluster: str, *apps: DesiredApp, hint: bool = True) -> None:
         self.desired[cluster] = list(apps)
         if hint:
-            self.core.hinted(cluster, self.now)
+            self.core.on_hint(cluster, self.now)
 
     def last(self, cluster: str = "lab/a") -> Confirm:
         return [confirm for name, confirm in self.confirms if name == cluster][-1]
@@ -177,7 +177,7 @@ def test_clusters_introduce_themselves_and_then_only_say_that_they_live() -> Non
     world = World(generate(150, 4, 1))
     world.run(1)
     assert len(world.nodes) == 150
-    assert not world.core.unsettled
+    assert not world.core.unacknowledged
     world.truth()
     seen = len(world.reports)
     world.run(20)
@@ -320,7 +320,7 @@ def test_the_fleet_becomes_what_the_next_document_says() -> None:
     changed = world.core.apply(expand(decode({"clusters": [smaller, {"name": "b-1"}, {"name": "c"}]})), world.now)
     assert (changed.added, changed.changed, changed.removed) == (["sim/c"], ["lab/a"], ["sim/b-0"])
     world.run(1)
-    assert not world.core.unsettled
+    assert not world.core.unacknowledged
     assert set(world.nodes) == {"lab/a", "sim/b-1", "sim/c"}
     assert world.labels["lab/a"] == {"region": "us"}
     assert set(world.nodes["lab/a"]) == {"n-0", "n-1"}
@@ -364,7 +364,7 @@ def test_a_version_that_is_named_again_is_confirmed_again() -> None:
     world.run(0.1)
     world.named = [app(1), app(2, name="gone")]
     world.run(0.1)
-    world.core.hinted("lab/a", world.now)
+    world.core.on_hint("lab/a", world.now)
     world.run(0.1)
     assert not world.confirms, "nothing was applied yet"
     world.named = []
@@ -440,8 +440,8 @@ def test_a_refused_cluster_tries_again_and_does_not_hold_up_the_rest() -> None:
     world.refused.add("sim/b")
     world.core.apply(expand(decode({"clusters": [{"name": "a"}, {"name": "b"}]})), world.now)
     world.run(1)
-    assert not world.core.unsettled
-    assert world.core.list(10)[1] == {
+    assert not world.core.unacknowledged
+    assert world.core.rows(10)[1] == {
         "cluster": "sim/b",
         "state": "refused",
         "nodes": 0,
@@ -475,7 +475,7 @@ def test_who_was_replaced_comes_back_with_a_new_session_and_two_that_live_do_not
                             report = msgspec.json.decode(payload, type=Report)
                             reply = inventory.report(cluster, "agent", report, now).reply
                         token, nonce = sent.split(".")
-                        core.heard(token, nonce, msgspec.json.encode(reply), now)
+                        core.on_reply(token, nonce, msgspec.json.encode(reply), now)
             now += 0.05
         clock[0] = now
 
@@ -558,8 +558,8 @@ def test_nobody_listens() -> None:
     core.apply(generate(3, 1, 1), 0.0)
     for send in core.out[:]:
         token, nonce = send.token.split(".")
-        core.heard(token, nonce, b"", 0.0)
-        core.heard(token, nonce, b'{"problem":{"code":"Busy"}}', 0.0)
+        core.on_reply(token, nonce, b"", 0.0)
+        core.on_reply(token, nonce, b'{"problem":{"code":"Busy"}}', 0.0)
     core.out.clear()
     core.tick(4.0)
     assert {send.cluster for send in core.out} == set(core.agents)

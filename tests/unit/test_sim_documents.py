@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moorage.model.problems import Refused
 from moorage.model.reports import NodeReport
-from moorage.sim.core.cluster_spec import usage
+from moorage.sim.core.cluster_spec import initial_usage
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.fleet_generator import KINDS, generate, kinds
 
@@ -162,7 +162,7 @@ def test_the_generated_fleet() -> None:
         for number, (name, kind) in enumerate(nodes):
             names.add(name)
             used_kinds.add(kinds().index(kind))
-            used, pods = usage(kind, spec.seed, number)
+            used, pods = initial_usage(kind, spec.seed, number)
             shares.add(used["cpu"] * 10 // kind.amounts["cpu"])
             assert all(0 <= value <= kind.amounts[r] for r, value in used.items())
             assert 0 <= pods <= kind.amounts["pods"]

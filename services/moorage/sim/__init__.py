@@ -1,1 +1,1 @@
-"""Simulated clusters that speak exactly the agents' protocol: what the mesh is tried and measured on."""
+"""Simulates clusters whose agents speak the real protocol, for trying out and measuring the mesh."""

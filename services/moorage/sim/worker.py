@@ -24,17 +24,17 @@ from .core.fleet_documents import FleetDocument, decode, expand
 from .core.fleet_generator import generate
 from .core.simulator import FAULTS, Simulator
 
-KEPT = stores.SIMULATED_FLEET
+FLEET_BUCKET = stores.SIMULATED_FLEET
 #: Between two looks at the timers at least this long: idle fleets are looked at in bunches.
-STEP = 0.01
+MIN_TICK = 0.01
 MAX_FLEET = 8 << 20
 MAX_CONTAINERS = 1_000_000
 #: So long clusters have to leave when a simulator ends: who asked it to end waits for it.
-LEAVING = 2.5
+LEAVE_TIMEOUT = 2.5
 _NAMED = 5
 
 
-class Kept(msgspec.Struct):
+class SavedFleet(msgspec.Struct):
     """What a simulator that is started again needs: its fleet, and the session that it takes over."""
 
     session: str
@@ -57,8 +57,8 @@ class SimulatorWorker:
         return self._loop.time()
 
     async def start(self) -> None:
-        await self.bus.subscribe(f"{self.inbox}.>", self._heard, max_bytes=MAX_PAYLOAD)
-        await self.bus.subscribe(self._hints, self._hinted)
+        await self.bus.subscribe(f"{self.inbox}.>", self._on_reply, max_bytes=MAX_PAYLOAD)
+        await self.bus.subscribe(self._hints, self._on_hint)
         self.bus.spawn(self._run())
 
     def _subject(self, verb: str, cluster: str) -> str:
@@ -72,14 +72,14 @@ class SimulatorWorker:
             self._subjects[key] = found
         return found
 
-    def _heard(self, subject: str, data: bytes) -> None:
+    def _on_reply(self, subject: str, data: bytes) -> None:
         token, nonce = subject[len(self.inbox) + 1 :].split(".")
-        self.core.heard(token, nonce, data, self.now)
+        self.core.on_reply(token, nonce, data, self.now)
         self._woken.set()
 
-    def _hinted(self, subject: str, _data: bytes) -> None:
+    def _on_hint(self, subject: str, _data: bytes) -> None:
         provider, cluster = subject.rsplit(".", 2)[1:]
-        self.core.hinted(cluster_from_tokens(provider, cluster), self.now)
+        self.core.on_hint(cluster_from_tokens(provider, cluster), self.now)
         self._woken.set()
 
     async def _run(self) -> None:
@@ -94,23 +94,23 @@ class SimulatorWorker:
                         subject = self._subject(verb, cluster)
                         await self.bus.nc.publish(subject, payload, f"{self.inbox}.{token}")
             self._woken.clear()
-            due = core.due()
-            wait = 1.0 if due is None else max(STEP, due - self.now)
+            due = core.next_timer()
+            wait = 1.0 if due is None else max(MIN_TICK, due - self.now)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._woken.wait()
 
-    async def fill(self, wanted: dict[str, ClusterSpec], timeout: float = 600) -> dict[str, Any]:
+    async def apply_fleet(self, wanted: dict[str, ClusterSpec], timeout: float = 600) -> dict[str, Any]:
         """Make the fleet equal to this; back when the inventory has accepted or refused every cluster."""
         async with self._applying:
             changed = self.core.apply(wanted, self.now)
             self._woken.set()
             try:
                 async with asyncio.timeout(timeout):
-                    while self.core.unsettled:  # noqa: ASYNC110 - many answers, one at a time, end this
+                    while self.core.unacknowledged:  # noqa: ASYNC110 - many answers, one at a time, end this
                         await asyncio.sleep(0.005)
             except TimeoutError:
-                missing = sorted(self.core.unsettled)
+                missing = sorted(self.core.unacknowledged)
                 detail = f"the inventory has not accepted {len(missing)} clusters, among them {', '.join(missing[:5])}"
                 raise Refused(Problem(title="No answer", status=504, code="NoAnswer", detail=detail)) from None
         refused = {ident: agent.reason for ident, agent in self.core.agents.items() if agent.state == "refused"}
@@ -126,54 +126,52 @@ class SimulatorWorker:
     async def leave(self) -> tuple[list[str], list[str]]:
         """Takes away the clusters that run nothing of anybody's; those that stay because of it, and those of which nobody
         said in time that they left."""
-        held = {ident: agent.cluster.spec for ident, agent in self.core.agents.items() if agent.holds}
+        held = {ident: agent.cluster.spec for ident, agent in self.core.agents.items() if agent.has_apps}
         self.core.apply(held, self.now)
         self._woken.set()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVING):
+            async with asyncio.timeout(LEAVE_TIMEOUT):
                 while self.core.agents.keys() - held:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.005)
         return sorted(held), sorted(self.core.agents.keys() - held)
 
 
-def _named(clusters: Iterable[str]) -> str:
+def name_list(clusters: Iterable[str]) -> str:
     names = sorted(clusters)
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _taken(refused: dict[str, str]) -> str:
+def taken_text(refused: dict[str, str]) -> str:
     """Of one of them why; of the others it is the same."""
     first = min(refused)
-    return (
-        f"{_named(refused)}: another simulator or agent has {'it' if len(refused) == 1 else 'them'} ({refused[first]})"
-    )
+    return f"{name_list(refused)}: another simulator or agent has {'it' if len(refused) == 1 else 'them'} ({refused[first]})"
 
 
-def taken(refused: dict[str, str], rest: str) -> Problem:
-    return Problem(title="Refused", status=409, code="ClusterTaken", detail=f"{_taken(refused)}; {rest}")
+def taken_problem(refused: dict[str, str], rest: str) -> Problem:
+    return Problem(title="Refused", status=409, code="ClusterTaken", detail=f"{taken_text(refused)}; {rest}")
 
 
-class _Served:
+class FleetCommands:
     """What operators ask of the simulator of `moorage up`."""
 
-    def __init__(self, sim: SimulatorWorker, kept: Kept) -> None:
+    def __init__(self, sim: SimulatorWorker, kept: SavedFleet) -> None:
         self.sim = sim
         self.kept = kept
 
     async def apply(self, incoming: Incoming) -> bytes:
         document = decode(yaml_json.parse_json(incoming.data, MAX_CONTAINERS))
         try:
-            await self.keep(Kept(self.kept.session, document))
+            await self.keep(SavedFleet(self.kept.session, document))
         except (NoAnswer, BusError) as error:
             raise Refused(Problem(title="No answer", status=503, code="NoAnswer", detail=str(error))) from error
-        filled = await self.sim.fill(expand(document))
+        filled = await self.sim.apply_fleet(expand(document))
         if filled["refused"]:
             rest = "they join when that one is silent or gone; all other clusters are as the document says"
-            raise Refused(taken(filled["refused"], rest))
+            raise Refused(taken_problem(filled["refused"], rest))
         return msgspec.json.encode(filled)
 
-    async def keep(self, kept: Kept) -> None:
-        await self.sim.bus.objects(KEPT).put("fleet", msgspec.json.encode(kept))
+    async def keep(self, kept: SavedFleet) -> None:
+        await self.sim.bus.objects(FLEET_BUCKET).put("fleet", msgspec.json.encode(kept))
         self.kept = kept
 
     async def list(self, incoming: Incoming) -> bytes:
@@ -186,7 +184,7 @@ class _Served:
         if not isinstance(limit, int) or not isinstance(after, str) or not 1 <= limit <= 10_000:
             message = "limit is a number up to 10000, continue is text"
             raise Refused(invalid([Violation(path="limit", code="BadValue", message=message)]))
-        rows = self.sim.core.list(limit, after)
+        rows = self.sim.core.rows(limit, after)
         more = rows[-1]["cluster"] if len(rows) == limit else ""
         total = len(self.sim.core.agents)
         return msgspec.json.encode({"items": rows, "total": total, **({"continue": more} if more else {})})
@@ -225,34 +223,34 @@ async def main(settings: Settings) -> None:
     session = new_id()
     bus = await Bus.connect(settings, worker="sim")
     try:
-        data = await bus.objects(KEPT).get("fleet")
-        before = msgspec.json.decode(data, type=Kept) if data is not None else None
-        kept = Kept(session, before.fleet if before is not None else None)
+        data = await bus.objects(FLEET_BUCKET).get("fleet")
+        before = msgspec.json.decode(data, type=SavedFleet) if data is not None else None
+        kept = SavedFleet(session, before.fleet if before is not None else None)
         loop = asyncio.get_running_loop()
         sim = SimulatorWorker(bus, Simulator(session, before.session if before else "", wall=time.time() - loop.time()))
-        served = _Served(sim, kept)
+        served = FleetCommands(sim, kept)
         await served.keep(kept)
         await sim.start()
         if kept.fleet is not None:
-            bus.spawn(sim.fill(expand(kept.fleet), timeout=86_400))
+            bus.spawn(sim.apply_fleet(expand(kept.fleet), timeout=86_400))
         await bus.serve(subjects.SIM_APPLY, served.apply, queue="sim", max_bytes=MAX_FLEET)
         await bus.serve(subjects.SIM_LIST, served.list, queue="sim")
         await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, True))
-        bus.vitals.show(lambda: _figures(sim))
-        await bus.announce(lambda: _health(sim))
+        bus.vitals.show(lambda: fleet_metrics(sim))
+        await bus.announce(lambda: fleet_health(sim))
         await bus.closed.wait()
     finally:
         await bus.close()
 
 
-def _figures(sim: SimulatorWorker) -> Iterable[MetricValue]:
+def fleet_metrics(sim: SimulatorWorker) -> Iterable[MetricValue]:
     states = Tally(agent.state for agent in sim.core.agents.values())
     yield MetricValue(
         "moorage_sim_clusters", "Simulated clusters by what the inventory thinks of them", states, "state"
     )
 
 
-def _health(sim: SimulatorWorker) -> dict[str, Any]:
+def fleet_health(sim: SimulatorWorker) -> dict[str, Any]:
     refused = [ident for ident, agent in sim.core.agents.items() if agent.state == "refused"]
     missing = [f"{ident} is refused: another simulator has it" for ident in refused[:5]]
     return {"ok": not refused, "missing": missing, "clusters": len(sim.core.agents)}
@@ -284,28 +282,28 @@ async def simulate(
             await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, False))
         bus.set_waiting_for("the inventory")
         try:
-            refused = (await sim.fill(wanted, timeout=86_400))["refused"]
+            refused = (await sim.apply_fleet(wanted, timeout=86_400))["refused"]
             if refused and len(refused) == len(wanted):
-                raise Refused(taken(refused, "end that one first, or wait until it is silent"))
-            bus.vitals.health = lambda: _health(sim)
+                raise Refused(taken_problem(refused, "end that one first, or wait until it is silent"))
+            bus.vitals.health = lambda: fleet_health(sim)
             say(f"simulating {_count(len(wanted) - len(refused))}; Ctrl-C ends it")
             if refused:
-                say(f"refused: {_taken(refused)}; they join when that one is silent or gone")
+                say(f"refused: {taken_text(refused)}; they join when that one is silent or gone")
             await bus.closed.wait()
         finally:
             if not agent and bus.nc.is_connected:
-                await _left(sim, say)
+                await report_leaving(sim, say)
     finally:
         await bus.close()
 
 
-async def _left(sim: SimulatorWorker, say: Callable[[str], None]) -> None:
+async def report_leaving(sim: SimulatorWorker, say: Callable[[str], None]) -> None:
     """The end of a fleet in the foreground, and what of it stays."""
     held, slow = await sim.leave()
     for clusters, why in ((held, "groups have claims there"), (slow, "nobody answered in time")):
         if clusters:
             say(
-                f"{_count(len(clusters))} stay in the fleet, stale from now on, because {why}: {_named(clusters)}; "
+                f"{_count(len(clusters))} stay in the fleet, stale from now on, because {why}: {name_list(clusters)}; "
                 "`moorage delete cluster` forgets one"
             )
 

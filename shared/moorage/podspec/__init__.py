@@ -14,9 +14,11 @@ from .requests import (
     while_resized,
     whole_cores,
 )
+from .tolerations import DAEMON_SET_TOLERATIONS
 from .workloads import REPLICATED, WORKLOADS, containers, find, named, object_key, pod_spec, template, template_path
 
 __all__ = [
+    "DAEMON_SET_TOLERATIONS",
     "REPLICATED",
     "WORKLOADS",
     "ContainerResources",

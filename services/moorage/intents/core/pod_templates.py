@@ -10,7 +10,7 @@ import msgspec
 
 from moorage.model.shapes import Requirement, Toleration
 from moorage.parsing import parse_amount
-from moorage.podspec import REPLICATED, WORKLOADS, ContainerResources, container_resources
+from moorage.podspec import DAEMON_SET_TOLERATIONS, REPLICATED, WORKLOADS, ContainerResources, container_resources
 
 from .pod_fields import (
     ContainerFields,
@@ -53,18 +53,6 @@ JOBS = {"Job", "CronJob"}
 _GROUPS = dict.fromkeys(("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet"), "apps")
 _GROUPS |= {"Job": "batch", "CronJob": "batch", "Pod": "", "ReplicationController": ""}
 
-#: The DaemonSet controller of Kubernetes adds these to its pods.
-_DAEMON = [
-    Toleration(key="node.kubernetes.io/" + key, operator="Exists", effect=effect)
-    for key, effect in (
-        ("not-ready", "NoExecute"),
-        ("unreachable", "NoExecute"),
-        ("disk-pressure", "NoSchedule"),
-        ("memory-pressure", "NoSchedule"),
-        ("pid-pressure", "NoSchedule"),
-        ("unschedulable", "NoSchedule"),
-    )
-]
 
 
 def has_pods(manifest: dict[str, Any]) -> bool:
@@ -104,7 +92,7 @@ def read(manifest: dict[str, Any], path: str, report: Report) -> PodTemplate | N
             Toleration(key=t.key or "", operator=t.operator or "Equal", value=t.value or "", effect=t.effect or "")
             for t in spec.tolerations or ()
         ]
-        + (_DAEMON if kind == "DaemonSet" else []),
+        + (list(DAEMON_SET_TOLERATIONS) if kind == "DaemonSet" else []),
         template=template,
         surge=_surge(kind, workload, f"{path}.spec", report),
         ignored=_ignored(spec),

@@ -1,6 +1,8 @@
-"""The agents' side of the protocol for one simulated cluster: what it says next, and what an answer means to it. Three
-conversations (reports, asking, confirming), each with one message under way at a time, which is said again as it was
-until somebody answers."""
+"""The agent's side of the protocol for one simulated cluster.
+
+An agent has three channels: it reports, asks for desired state, and confirms. Each channel has one message in flight at a
+time, which is resent unchanged until a reply arrives.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,25 @@ from moorage.telemetry import tracing
 from .cluster import AppKey, SimulatedCluster
 from .cluster_spec import ClusterSpec, encode
 
-#: After this long without an answer a message is said again.
-PATIENCE = 3.0
-_REPLIES = 64
+#: A message without a reply is resent after this many seconds.
+RESEND_AFTER = 3.0
 
-_report_reply = lru_cache(_REPLIES)(msgspec.json.Decoder(ReportReply).decode)
+#: Cached by their bytes, because most replies are equal.
+_decode_report_reply = lru_cache(64)(msgspec.json.Decoder(ReportReply).decode)
 _desired_reply = msgspec.json.Decoder(DesiredReply).decode
 
 
 class Send(NamedTuple):
+    """A message to send for a cluster."""
+
     verb: str  # report, ask or confirm
     cluster: str
     payload: bytes
-    token: str  # comes back in the subject of the answer
+    token: str  # returns in the subject of the reply
 
 
 class Channel:
-    """One message under way. `nonce` tells an answer from one to an older message."""
+    """A message in flight. `nonce` distinguishes its reply from replies to older messages."""
 
     __slots__ = ("nonce", "payload", "since")
 
@@ -46,17 +50,18 @@ class Channel:
 
 
 class SimulatedAgent:
-    """`out` gets what is to be sent; `state` is new, introducing, known, refused, leaving or gone."""
+    """The agent of one cluster. `out` collects the messages to send, which the simulator takes out. `state` is new,
+    introducing, known, refused, leaving or gone."""
 
-    __slots__ = ("again", "applying", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "reason", "received", "reporting", "seq", "session", "state", "succeeds", "traced", "tries")  # fmt: skip
+    __slots__ = ("apply_spans", "ask_again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "reason", "received", "refusals", "reporting", "seq", "session", "state", "succeeds", "traceparents")  # fmt: skip
 
-    def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str, out: list[Send]) -> None:
+    def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str) -> None:
         self.cluster = SimulatedCluster(spec)
         self.index = index
         self.session = self.origin = session
-        self.tries = 0  # sessions that were refused
+        self.refusals = 0  # sessions that were refused
         self.succeeds = succeeds
-        self.out = out
+        self.out: list[Send] = []
         self.seq = 0
         self.state = "new"
         self.reason = ""
@@ -65,16 +70,16 @@ class SimulatedAgent:
         self.flushing = False
         self.parts: deque[bytes] = deque()
         self.reporting, self.asking, self.confirming = Channel(), Channel(), Channel()
-        self.again = False
+        self.ask_again = False
         self.part = 0
         self.have: dict[str, int] = {}
         self.have_json = b"{}"
         self.received: deque[DesiredApp] = deque()
-        self.generation = 0  # of the patcher heard last
+        self.generation = 0  # of the patcher that replied last
         self.confirms: dict[AppKey, Confirm] = {}
         self.confirmed: dict[AppKey, bytes] = {}
-        self.applying: dict[AppKey, Any] = {}  # spans, where there are traces, until it runs
-        self.traced: dict[AppKey, str] = {}  # what confirmations go on with
+        self.apply_spans: dict[AppKey, Any] = {}  # open until the app runs; empty without tracing
+        self.traceparents: dict[AppKey, str] = {}  # continued by confirmations
         self.fault = ""
         self.fault_until = float("inf")
 
@@ -83,13 +88,13 @@ class SimulatedAgent:
         return self.cluster.spec.id
 
     @property
-    def holds(self) -> bool:
-        """Something of the mesh's groups is here, or on its way."""
+    def has_apps(self) -> bool:
+        """Whether an app of the mesh is applied here, or was received."""
         return bool(self.cluster.apps or self.received)
 
-    # --- saying
+    # --- sending
 
-    def _say(self, channel: Channel, verb: str, payload: bytes, now: float) -> None:
+    def _send_new(self, channel: Channel, verb: str, payload: bytes, now: float) -> None:
         channel.payload, channel.since = payload, now
         channel.nonce += 1
         self._send(channel, verb)
@@ -98,134 +103,140 @@ class SimulatedAgent:
         if channel.payload is not None and self.fault != "silent":
             self.out.append(Send(verb, self.id, channel.payload, f"{verb[0]}{self.index}.{channel.nonce}"))
 
-    def _repeat(self, now: float) -> None:
+    def _resend(self, now: float) -> None:
         for channel, verb in ((self.reporting, "report"), (self.asking, "ask"), (self.confirming, "confirm")):
-            if channel.payload is not None and now - channel.since >= PATIENCE:
+            if channel.payload is not None and now - channel.since >= RESEND_AFTER:
                 channel.since = now
                 self._send(channel, verb)
 
     def beat(self, now: float, wall: float) -> None:
-        """Once a period: something new or a heartbeat, and asking what should run."""
-        self._repeat(now)
+        """Reports changes or a heartbeat once per period, and asks for desired state."""
+        self._resend(now)
         if self.fault == "replay" and self.state == "known":
             self._replay(wall)
         self.report(now, wall, heartbeat=True)
         if self.state == "known":
             self.ask(now)
-        self.tell(now, wall)
+        self.send_confirmation(now, wall)
 
     def report(self, now: float, wall: float, *, heartbeat: bool = False) -> None:
-        """A full report if one is due, else what changed, else (if asked for) that all is as before."""
+        """Sends a full report if one is due, else the changes, else (with `heartbeat`) an empty delta."""
         if self.reporting.payload is not None or self.state == "gone":
             return
-        cluster = self.cluster
+        due_in_full = self.full or self.state == "refused"
+        if not (self.state == "leaving" or due_in_full or self._has_changes() or heartbeat):
+            return
+        self.seq += 1
         if self.state == "leaving":
-            self.seq += 1
-            self._say(self.reporting, "report", self._envelope(wall, 0, 1, b'"kind":"full","leaving":true'), now)
-        elif self.full or self.state == "refused":
+            self.parts = deque([self._envelope(wall, 0, 1, b'"kind":"full","leaving":true')])
+        elif due_in_full:
             self.full = False
-            self.seq += 1
-            self.parts = self._parts(wall)
-            cluster.dirty_nodes.clear()
-            cluster.dirty_pods.clear()
-            cluster.gone_pods.clear()
-            self._say(self.reporting, "report", self.parts.popleft(), now)
-        elif cluster.dirty_nodes or cluster.dirty_pods or cluster.gone_pods:
-            self.seq += 1
-            nodes, pods = list(cluster.rows(sorted(cluster.dirty_nodes))), list(cluster.pod_rows(cluster.dirty_pods))
-            gone = sorted(cluster.gone_pods - cluster.pods.keys())
-            cluster.dirty_nodes, cluster.dirty_pods, cluster.gone_pods = set(), set(), set()
-            self.parts = deque(self._cut(wall, "delta", nodes, pods, gone))
-            self._say(self.reporting, "report", self.parts.popleft(), now)
-        elif heartbeat:
-            self.seq += 1
-            self._say(self.reporting, "report", self._envelope(wall, 0, 1, b'"kind":"delta"'), now)
+            self.parts = self._full_report(wall)
+        elif self._has_changes():
+            self.parts = self._delta_report(wall)
+        else:
+            self.parts = deque([self._envelope(wall, 0, 1, b'"kind":"delta"')])
+        self._send_new(self.reporting, "report", self.parts.popleft(), now)
+
+    def _has_changes(self) -> bool:
+        """Whether nodes or pods changed since the last report."""
+        return bool(self.cluster.dirty_nodes or self.cluster.dirty_pods or self.cluster.gone_pods)
 
     def _envelope(self, wall: float, part: int, parts: int, rest: bytes) -> bytes:
         session = self.session.encode()  # the same for all clusters of a process
         head = b'{"id":"%b.%d.%d","session":"%b","seq":%d,"part":[%d,%d],"asOf":%.3f,%b}'
         return head % (session, self.index, self.seq, session, self.seq, part, parts, wall, rest)
 
-    def _parts(self, wall: float) -> deque[bytes]:
+    def _full_report(self, wall: float) -> deque[bytes]:
         cluster = self.cluster
-        more = b',"labels":%b' % encode(cluster.spec.labels)
+        cluster.dirty_nodes.clear()
+        cluster.dirty_pods.clear()
+        cluster.gone_pods.clear()
+        fields = b',"labels":%b' % encode(cluster.spec.labels)
         if self.succeeds:
-            more += b',"succeeds":%b' % encode(self.succeeds)
-        return deque(self._cut(wall, "full", cluster.rows(), cluster.pod_rows(cluster.pods), more=more))
+            fields += b',"succeeds":%b' % encode(self.succeeds)
+        return deque(self._split_report(wall, "full", cluster.rows(), cluster.pod_rows(cluster.pods), fields=fields))
 
-    def _cut(
+    def _delta_report(self, wall: float) -> deque[bytes]:
+        cluster = self.cluster
+        nodes, pods = list(cluster.rows(sorted(cluster.dirty_nodes))), list(cluster.pod_rows(cluster.dirty_pods))
+        gone = sorted(cluster.gone_pods - cluster.pods.keys())
+        cluster.dirty_nodes, cluster.dirty_pods, cluster.gone_pods = set(), set(), set()
+        return deque(self._split_report(wall, "delta", nodes, pods, gone))
+
+    def _split_report(
         self,
         wall: float,
         kind: str,
         nodes: Iterable[bytes],
         pods: Iterable[bytes],
         gone: Iterable[str] = (),
-        more: bytes = b"",
+        fields: bytes = b"",
     ) -> list[bytes]:
-        """The report in parts; `more` stands in each of them."""
+        """Splits a report into parts, each with the additional `fields`."""
         bodies = parts_of({"nodes": nodes, "pods": pods, "podsGone": map(encode, gone)})
         return [
-            self._envelope(wall, i, len(bodies), b'"kind":"%b"%b%b' % (kind.encode(), body, more))
+            self._envelope(wall, i, len(bodies), b'"kind":"%b"%b%b' % (kind.encode(), body, fields))
             for i, body in enumerate(bodies)
         ]
 
     def _replay(self, wall: float) -> None:
-        """The very first report once more, as if the network had kept it."""
+        """Sends the very first report again, as a network that delays messages would."""
         seq, self.seq = self.seq, 1
-        for payload in self._cut(wall - 60, "full", self.cluster.original_rows(), ()):
+        for payload in self._split_report(wall - 60, "full", self.cluster.original_rows(), ()):
             self.out.append(Send("report", self.id, payload, f"x{self.index}.0"))
         self.seq = seq
 
     def ask(self, now: float) -> None:
-        """What should run? Said once at a time; a hint meanwhile asks again afterwards."""
+        """Asks for desired state. A hint while a request is in flight makes the agent ask again after the reply."""
         if self.asking.payload is not None:
-            self.again = True
+            self.ask_again = True
             return
-        self.again = False
+        self.ask_again = False
         body = b'{"have":%b,"part":%d}' % (self.have_json, self.part) if self.part else b'{"have":%b}' % self.have_json
-        self._say(self.asking, "ask", body, now)
+        self._send_new(self.asking, "ask", body, now)
 
-    def tell(self, now: float, wall: float) -> None:
-        """Confirm what became of apps, one after the other; only what is new."""
+    def send_confirmation(self, now: float, wall: float) -> None:
+        """Confirms the status of apps where it changed, one app at a time."""
         cluster = self.cluster
         for key in list(cluster.dirty_apps):
-            one = cluster.confirm(key)
-            if self.applying and all(o.state != "Progressing" for o in one.objects):
-                self._applied(key)
-            content = encode(one)
+            confirm = cluster.confirm(key)
+            if self.apply_spans and all(o.state != "Progressing" for o in confirm.objects):
+                self._end_span(key)
+            content = encode(confirm)
             if self.confirmed.get(key) != content:
                 self.confirmed[key] = content
-                self.confirms[key] = one
+                self.confirms[key] = confirm
         cluster.dirty_apps.clear()
         if self.confirming.payload is None and self.confirms:
             key = next(iter(self.confirms))
-            one = self.confirms.pop(key)
-            one.as_of, one.traceparent = wall, self.traced.get(key, "")
-            self._say(self.confirming, "confirm", encode(one), now)
+            confirm = self.confirms.pop(key)
+            confirm.as_of, confirm.traceparent = wall, self.traceparents.get(key, "")
+            self._send_new(self.confirming, "confirm", encode(confirm), now)
 
-    # --- hearing
+    # --- receiving
 
-    def heard(self, token: str, nonce: int, data: bytes, now: float, wall: float) -> bool:
-        """An answer; True if it ended the introduction of this cluster one way or the other."""
+    def on_reply(self, token: str, nonce: int, data: bytes, now: float, wall: float) -> bool:
+        """Handles a reply. Returns True if the inventory has now accepted, refused or removed the cluster."""
         if self.fault == "silent":
             return False
         channel = {"r": self.reporting, "a": self.asking, "c": self.confirming}.get(token)
         if channel is None or channel.nonce != nonce or channel.payload is None:
             return False
         if not data or problem_in(data) is not None:
-            channel.since = min(channel.since, now - PATIENCE + 0.5)  # nobody there, or busy: soon once more
+            channel.since = min(channel.since, now - RESEND_AFTER + 0.5)  # no responder, or an error: resend soon
             return False
         channel.payload = None
         if channel is self.reporting:
-            return self._reported(data, now, wall)
+            return self._on_report_reply(data, now, wall)
         if channel is self.asking:
-            self._answered(data, now)
+            self._on_desired_reply(data, now)
         else:
-            self.tell(now, wall)
+            self.send_confirmation(now, wall)
         return False
 
-    def _reported(self, data: bytes, now: float, wall: float) -> bool:
-        reply = _report_reply(data)
+    def _on_report_reply(self, data: bytes, now: float, wall: float) -> bool:
+        reply = _decode_report_reply(data)
         self.period = max(0.05, reply.period_ms / 1e3)
         before = self.state
         if before == "leaving":
@@ -234,10 +245,10 @@ class SimulatedAgent:
         if reply.refused:
             self.state, self.reason, self.full = "refused", reply.refused, True
             self.parts.clear()
-            # A session that was replaced stays so. A new one is taken once nobody else is heard: it succeeds nobody, so
-            # that two that live never take the cluster from each other in turns.
-            self.tries += 1
-            self.session, self.succeeds = f"{self.origin}.again{self.tries}", ""
+            # A replaced session stays refused. A new session is accepted once the other one is silent. It does not succeed
+            # it, so that two living agents never take the cluster from each other in turns.
+            self.refusals += 1
+            self.session, self.succeeds = f"{self.origin}.again{self.refusals}", ""
             return before != "refused"
         if reply.resync:
             self.parts.clear()
@@ -245,19 +256,18 @@ class SimulatedAgent:
             self.report(now, wall)
             return False
         if self.parts:
-            self._say(self.reporting, "report", self.parts.popleft(), now)
+            self._send_new(self.reporting, "report", self.parts.popleft(), now)
             return False
         self.state, self.reason, self.succeeds = "known", "", ""
         if before != "known":
             self.ask(now)
-        cluster = self.cluster
-        if self.full or cluster.dirty_nodes or cluster.dirty_pods or cluster.gone_pods:
+        if self.full or self._has_changes():
             self.report(now, wall)
         return before != "known"
 
-    def _answered(self, data: bytes, now: float) -> None:
+    def _on_desired_reply(self, data: bytes, now: float) -> None:
         reply = _desired_reply(data)
-        if reply.generation < self.generation:  # of a patcher that was replaced
+        if reply.generation < self.generation:  # from a patcher that was replaced
             return
         self.generation = reply.generation
         for app in sorted(reply.apps, key=lambda app: app.version):
@@ -267,48 +277,48 @@ class SimulatedAgent:
                     self.have[name] = app.version
                 self.received.append(app)
             else:
-                self._say_again(app)
+                self._confirm_again(app)
         index, count = reply.part
-        # All parts answer the same question, so it is changed only after the last.
+        # All parts answer the same request, so the versions in it change only after the last part.
         self.part = index + 1 if index + 1 < count else 0
         if not self.part and reply.apps:
             self.have_json = encode(self.have)
-        if self.part or self.again:
+        if self.part or self.ask_again:
             self.ask(now)
 
-    def _say_again(self, app: DesiredApp) -> None:
-        """A version that is here, named again: the patcher does not know what became of it."""
+    def _confirm_again(self, app: DesiredApp) -> None:
+        """Confirms a version again that was applied earlier: sending it again means that the patcher lost its status."""
         key = (app.group, app.app)
         if self.cluster.versions.get(key, 0) >= app.version:
             self.confirmed.pop(key, None)
             self.cluster.dirty_apps[key] = None
 
-    def take(self, app: DesiredApp, now: float) -> None:
-        """Apply a version, or refuse it while told to."""
+    def apply_version(self, app: DesiredApp, now: float) -> None:
+        """Applies a version of an app, or refuses it under the fault `refuse`."""
         key = (app.group, app.app)
-        self._applied(key)
+        self._end_span(key)
         span = tracing.taken("apply", app.traceparent, **{"moorage.cluster": self.id, "moorage.app": app.app})
         if span is not None:
-            self.applying[key], self.traced[key] = span, tracing.traceparent_of(span)
+            self.apply_spans[key], self.traceparents[key] = span, tracing.traceparent_of(span)
         if self.fault == "refuse":
             refusal = self.cluster.refuse(app, "admission webhook denied the request: this cluster refuses")
-            # Handed out again every period, and answered as often: nobody else would repeat what gets lost.
+            # The version is handed out and refused again every period, because nothing else repeats a lost refusal.
             self.confirmed[key], self.confirms[key] = encode(refusal), refusal
             name = f"{app.group} {app.app}"
-            if self.have.get(name) == app.version:  # it came before the cluster began to refuse
+            if self.have.get(name) == app.version:  # received before the cluster began to refuse
                 self.have[name] = self.cluster.versions.get(key, 0)
                 if not self.part:
                     self.have_json = encode(self.have)
             return
         self.cluster.apply(app, now)
 
-    def _applied(self, key: AppKey) -> None:
-        """It is what it is to be, or somebody wants something else."""
-        if (span := self.applying.pop(key, None)) is not None:
+    def _end_span(self, key: AppKey) -> None:
+        """Ends the span of an app that runs, or that a newer version replaces."""
+        if (span := self.apply_spans.pop(key, None)) is not None:
             span.end()
 
     def rejoin(self, session: str) -> None:
-        """Begin anew with another specification, as the same source."""
+        """Reports in full again, after a change of the specification."""
         self.full = True
         if self.state != "new":
             self.state = "introducing"

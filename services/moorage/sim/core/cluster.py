@@ -1,5 +1,5 @@
-"""One simulated cluster without its connection: nodes, pods and the objects that were applied to it. Pure: time comes in,
-and what is due later goes out as timers."""
+"""Simulates one cluster: its nodes, its pods and the objects applied to it. Pure: the time is an argument, and later work
+becomes timers."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from moorage.parsing import format_amount
 from moorage.podspec import object_key
 from moorage.selectors import tolerated
 
-from .cluster_spec import ClusterSpec, NodeKind, encode, usage
+from .cluster_spec import ClusterSpec, NodeKind, encode, initial_usage
 from .pod_needs import PodNeed, read_pod
-from .scheduler import SchedulerNode, choose, selects
-from .workloads import SimulatedPod, Workload, step
+from .scheduler import SchedulerNode, choose, passes_filters
+from .workloads import SimulatedPod, Workload, next_steps
 
 AppKey = tuple[str, str]  # group, app
-WorkKey = tuple[AppKey, str]
-#: A workload whose steps do not end within these has a fault of its own; it goes on with the next event.
-_ROUNDS = 10_000
+WorkloadKey = tuple[AppKey, str]
+#: Bound on the rounds of one reconciliation. A workload that needs more is faulty; it continues with the next event.
+_MAX_ROUNDS = 10_000
 
 
 class SimulatedCluster:
-    """`timers` is filled with (when, what, argument) and emptied by whoever keeps the time."""
+    """The state of a cluster. `timers` collects (when, action, argument); the simulator takes them out."""
 
-    __slots__ = ("apps", "dirty", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gone_pods", "hold_until", "nodes", "pods", "serial", "spec", "timers", "unbound", "versions", "works")  # fmt: skip
+    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gone_pods", "hold_until", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "workloads")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
-        self.nodes: dict[str, SchedulerNode] | None = None  # None: nothing ever happened here
+        self.nodes: dict[str, SchedulerNode] | None = None  # None: no pod ever ran here
         self.pods: dict[str, SimulatedPod] = {}
-        self.works: dict[WorkKey, Workload] = {}
+        self.workloads: dict[WorkloadKey, Workload] = {}
         self.apps: dict[AppKey, list[str]] = {}  # keys of the objects, in order
         self.versions: dict[AppKey, int] = {}
-        self.failed: dict[WorkKey, str] = {}
-        self.dirty: dict[WorkKey, None] = {}
+        self.failed: dict[WorkloadKey, str] = {}
+        self.pending: dict[WorkloadKey, None] = {}  # to be reconciled
         self.dirty_apps: dict[AppKey, None] = {}
         self.dirty_nodes: set[str] = set()
         self.dirty_pods: set[str] = set()
@@ -52,17 +52,17 @@ class SimulatedCluster:
     # --- nodes
 
     def _materialize(self) -> dict[str, SchedulerNode]:
-        """Nodes as objects: only where something runs, or is to run."""
+        """Creates the node objects, which only clusters with pods need."""
         if self.nodes is None:
             self.nodes = {}
             for number, (name, kind) in enumerate(self.spec.nodes()):
-                used, pods = usage(kind, self.spec.seed, number)
+                used, pods = initial_usage(kind, self.spec.seed, number)
                 self.nodes[name] = SchedulerNode(name, kind, dict(used), pods)
-            self._strangers()
+            self._place_given_pods()
         return self.nodes
 
-    def _strangers(self) -> None:
-        """Pods of the document: they only take room, and are told one by one if they carry a claim."""
+    def _place_given_pods(self) -> None:
+        """Places the pods of the document. They only take capacity; those with a claim are reported one by one."""
         assert self.nodes is not None
         for number, manifest in enumerate(self.spec.pods):
             need = read_pod(manifest)
@@ -78,11 +78,11 @@ class SimulatedCluster:
                 self.dirty_pods.add(uid)
 
     def rows(self, names: Iterable[str] | None = None) -> Iterator[bytes]:
-        """Nodes as they stand in a report; all of them without names."""
+        """Encodes these nodes, or all, as rows of a report."""
         ident = self.spec.id
         if self.nodes is None:
             for number, (name, kind) in enumerate(self.spec.nodes()):
-                used, pods = usage(kind, self.spec.seed, number)
+                used, pods = initial_usage(kind, self.spec.seed, number)
                 yield kind.row(ident, name, used, pods, 0)
             return
         for name in self.nodes if names is None else names:
@@ -91,15 +91,16 @@ class SimulatedCluster:
                 yield node.kind.row(ident, name, node.used, node.pods, node.cores)
 
     def original_rows(self) -> Iterator[bytes]:
-        """As they were before anything ran here."""
+        """Encodes all nodes as they were before any pod ran here."""
         return SimulatedCluster(self.spec._replace(pods=())).rows()
 
     def pod_rows(self, uids: Iterable[str]) -> Iterator[bytes]:
+        """Encodes those of these pods that carry a claim as rows of a report."""
         for uid in uids:
             pod = self.pods.get(uid)
             if pod is None or not pod.need.claim:
                 continue
-            work = self._work_of(pod)
+            work = self._workload_of(pod)
             report = PodReport(
                 uid=uid,
                 namespace=work.namespace if work is not None else "default",
@@ -112,8 +113,8 @@ class SimulatedCluster:
             )
             yield encode(report)
 
-    def respec(self, spec: ClusterSpec, now: float) -> None:
-        """The same cluster with other nodes: pods stay where they can."""
+    def change_spec(self, spec: ClusterSpec, now: float) -> None:
+        """Gives the cluster other nodes. Pods stay on nodes that still exist and whose taints they tolerate."""
         self.spec = spec
         if self.nodes is None:
             if spec.pods:
@@ -128,7 +129,7 @@ class SimulatedCluster:
             if not pod.key or pod.node is None:
                 continue
             node = nodes.get(pod.node.name)
-            if node is None or not _stays(node.kind, pod.need):
+            if node is None or not _tolerates_no_execute(node.kind, pod.need):
                 pod.node = None
                 self._delete(pod)
                 continue
@@ -136,14 +137,14 @@ class SimulatedCluster:
             node.take(pod.need)
             if pod.ready != node.kind.ready:
                 pod.ready = node.kind.ready
-                self._touch(pod)
-        self.dirty.update(dict.fromkeys(self.works))
-        self.settle(now)
+                self._mark_changed(pod)
+        self.pending.update(dict.fromkeys(self.workloads))
+        self.reconcile(now)
 
     # --- what is applied
 
     def apply(self, app: DesiredApp, now: float) -> None:
-        """A version of an app. Objects that it no longer has are taken away; the rest becomes what it says."""
+        """Applies a version of an app: removes objects that it no longer has, creates and updates the others."""
         key = (app.group, app.app)
         if app.version < self.versions.get(key, 0):
             return
@@ -153,33 +154,37 @@ class SimulatedCluster:
         names = [] if app.remove else [object_key(manifest) for manifest in app.objects]
         for old in self.apps.get(key, []):
             if old not in names:
-                self._drop((key, old))
+                self._remove_workload((key, old))
         if app.remove:
             self.apps.pop(key, None)
-            self.settle(now)
+            self.reconcile(now)
             return
         self.apps[key] = names
         for name, manifest in zip(names, app.objects, strict=True):
-            work = self.works.get((key, name))
-            self.failed.pop((key, name), None)
-            try:
-                if work is None:
-                    self.works[(key, name)] = Workload(manifest, name)
-                else:
-                    work.become(manifest)
-            except ValueError as error:
-                self.failed[(key, name)] = str(error)
+            self._apply_object((key, name), manifest)
+        self.reconcile(now)
+
+    def _apply_object(self, key: WorkloadKey, manifest: dict[str, Any]) -> None:
+        work = self.workloads.get(key)
+        self.failed.pop(key, None)
+        try:
+            if work is None:
+                self.workloads[key] = Workload(manifest, key[1])
             else:
-                self.dirty[(key, name)] = None
-        self.settle(now)
+                work.update(manifest)
+        except ValueError as error:
+            self.failed[key] = str(error)
+        else:
+            self.pending[key] = None
 
     def refuse(self, app: DesiredApp, message: str) -> Confirm:
+        """The confirmation of a version whose objects the API server refuses."""
         names = [object_key(manifest) for manifest in app.objects] or self.apps.get((app.group, app.app), [])
         objects = [ObjectStatus(object=name, state="Failed", message=message) for name in names]
         return Confirm(group=app.group, app=app.app, version=app.version, objects=objects)
 
     def confirm(self, key: AppKey) -> Confirm:
-        """How an app is doing, object by object."""
+        """The status of an app, object by object."""
         version = self.versions.get(key, 0)
         if key not in self.apps:
             return Confirm(group=key[0], app=key[1], version=version, removed=True)
@@ -189,29 +194,30 @@ class SimulatedCluster:
             if message is not None:
                 objects.append(ObjectStatus(object=name, state="Failed", message=message))
             else:
-                objects.append(self.works[(key, name)].status())
+                objects.append(self.workloads[(key, name)].status())
         return Confirm(group=key[0], app=key[1], version=version, objects=objects)
 
-    def _drop(self, key: WorkKey) -> None:
-        work = self.works.pop(key, None)
-        self.dirty.pop(key, None)
+    def _remove_workload(self, key: WorkloadKey) -> None:
+        work = self.workloads.pop(key, None)
+        self.pending.pop(key, None)
         self.failed.pop(key, None)
         for pod in list(work.pods) if work is not None else ():
             self._delete(pod, work)
 
     # --- pods
 
-    def _work_of(self, pod: SimulatedPod) -> Workload | None:
-        return self.works.get(pod.owner) if pod.owner is not None else None
+    def _workload_of(self, pod: SimulatedPod) -> Workload | None:
+        return self.workloads.get(pod.owner) if pod.owner is not None else None
 
-    def _touch(self, pod: SimulatedPod) -> None:
+    def _mark_changed(self, pod: SimulatedPod) -> None:
+        """Marks the pod, its workload and its app for the next report, reconciliation and confirmation."""
         self.dirty_pods.add(pod.uid)
         if pod.owner is not None:
-            self.dirty[pod.owner] = None
+            self.pending[pod.owner] = None
             self.dirty_apps[pod.owner[0]] = None
 
     def _delete(self, pod: SimulatedPod, work: Workload | None = None) -> None:
-        work = work or self._work_of(pod)
+        work = work or self._workload_of(pod)
         pod.deleted = True
         self.pods.pop(pod.uid, None)
         self.unbound.pop(pod.uid, None)
@@ -221,12 +227,12 @@ class SimulatedCluster:
             pod.node.take(pod.need, -1)
             self.dirty_nodes.add(pod.node.name)
             pod.node = None
-        self._touch(pod)
+        self._mark_changed(pod)
         self.dirty_pods.discard(pod.uid)
         if pod.need.claim:
             self.gone_pods.add(pod.uid)
 
-    def _create(self, key: WorkKey, work: Workload, number: int, node: str, now: float) -> None:
+    def _create(self, key: WorkloadKey, work: Workload, number: int, node: str, now: float) -> None:
         assert work.need is not None
         self.serial += 1
         work.serial += 1
@@ -241,7 +247,7 @@ class SimulatedCluster:
         pod.owner = key
         work.pods.append(pod)
         self.pods[pod.uid] = pod
-        self._touch(pod)
+        self._mark_changed(pod)
         if not self._bind(pod, now):
             self.unbound[pod.uid] = pod
 
@@ -257,7 +263,7 @@ class SimulatedCluster:
         node.take(pod.need)
         pod.node = node
         self.dirty_nodes.add(node.name)
-        self._touch(pod)
+        self._mark_changed(pod)
         if not self.spec.ready_delay:
             pod.ready = node.kind.ready
         else:
@@ -265,55 +271,57 @@ class SimulatedCluster:
         return True
 
     def ready(self, pod: SimulatedPod, now: float) -> None:
+        """Makes a pod ready, unless it was deleted or its node is not."""
         if not pod.deleted and pod.node is not None and not pod.ready and pod.node.kind.ready:
             pod.ready = True
-            self._touch(pod)
-            self.settle(now)
+            self._mark_changed(pod)
+            self.reconcile(now)
 
-    def lose(self, hold: float, now: float) -> None:
-        """Half of the pods vanish, and for a while nobody makes them again."""
+    def lose_pods(self, hold: float, now: float) -> None:
+        """Deletes half of the pods. For `hold` seconds no controller creates pods."""
         self.hold_until = now + hold
-        self.timers.append((self.hold_until, "settle", None))
+        self.timers.append((self.hold_until, "reconcile", None))
         for pod in [pod for pod in self.pods.values() if pod.key][::2]:
             self._delete(pod)
-        self.settle(now)
+        self.reconcile(now)
 
-    def settle(self, now: float) -> None:
-        """Everything that follows from what happened: pods go, come and are bound, until nothing moves."""
-        for _ in range(_ROUNDS):
-            if not self.dirty:
+    def reconcile(self, now: float) -> None:
+        """Runs the controllers and the scheduler until nothing changes any more."""
+        for _ in range(_MAX_ROUNDS):
+            if not self.pending:
                 break
-            key = next(iter(self.dirty))
-            del self.dirty[key]
-            work = self.works.get(key)
+            key = next(iter(self.pending))
+            del self.pending[key]
+            work = self.workloads.get(key)
             if work is None:
                 continue
             eligible = None
             if work.kind == "DaemonSet" and work.need is not None:
-                eligible = [node.name for node in self._materialize().values() if selects(work.need, node)]
-            steps = step(work, eligible)
+                eligible = [node.name for node in self._materialize().values() if passes_filters(work.need, node)]
+            steps = next_steps(work, eligible)
             for pod in steps.delete:
                 self._delete(pod, work)
-            held = now < self.hold_until
-            if not held:
+            on_hold = now < self.hold_until
+            if not on_hold:
                 for number, name in steps.create:
                     self._create(key, work, number, name, now)
-            if steps.delete or (steps.create and not held):
-                self.dirty[key] = None
-            if not self.dirty:
+            if steps.delete or (steps.create and not on_hold):
+                self.pending[key] = None
+            if not self.pending:
                 self._rebind(now)
         if now >= self.hold_until:
             return
-        self.dirty.update(dict.fromkeys(self.works))
+        self.pending.update(dict.fromkeys(self.workloads))
 
     def _rebind(self, now: float) -> None:
-        """Pods that found no node try again when something may have made room."""
+        """Schedules unbound pods again, because capacity may have become free."""
         if self.unbound:
             for pod in list(self.unbound.values()):
                 if self._bind(pod, now):
                     self.unbound.pop(pod.uid, None)
 
 
-def _stays(kind: NodeKind, need: PodNeed) -> bool:
-    """NoExecute drives pods away; a node that is not ready keeps them for a while (and here, for good)."""
+def _tolerates_no_execute(kind: NodeKind, need: PodNeed) -> bool:
+    """Whether the pod stays on a node of this kind. Taints with NoExecute evict it; a node that is not ready keeps its pods
+    for a while in Kubernetes, and for good here."""
     return tolerated([t for t in kind.taints if t.effect == "NoExecute"], need.tolerations)

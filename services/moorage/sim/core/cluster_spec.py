@@ -1,5 +1,5 @@
-"""What a simulated cluster is made of. Kinds of node are shared by all nodes of that kind in the whole fleet; a node by
-itself is only a number until something runs on it."""
+"""Describes simulated clusters. A kind of node is shared by all nodes of that kind in the whole fleet; a single node is only
+a number until a pod runs on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class NodeKind:
-    """All that nodes of one kind have in common, and its JSON, made once."""
+    """The properties that all nodes of one kind share, and their JSON, encoded once."""
 
     def __init__(
         self,
@@ -45,21 +45,21 @@ class NodeKind:
         self.texts = {PODS: "110", **allocatable}
         self.amounts = {name: parse_amount(name, text, False) for name, text in self.texts.items()}
 
-    def _all(self) -> tuple[Any, ...]:
+    def _fields(self) -> tuple[Any, ...]:
         return (
             self.labels, self.taints, self.ready, self.unschedulable,
             self.policy, self.exclusive, self.extras, self.amounts,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, NodeKind) and self._all() == other._all())
+        return self is other or (isinstance(other, NodeKind) and self._fields() == other._fields())
 
     def __hash__(self) -> int:
         return hash((self.ready, self.policy, len(self.labels), *self.amounts.values()))
 
     @cached_property
-    def repels(self) -> tuple[Taint, ...]:
-        """The taints that keep pods away, with those that Kubernetes puts on nodes in such a state."""
+    def repelling_taints(self) -> tuple[Taint, ...]:
+        """The taints of the node with those that Kubernetes adds for its state."""
         added = []
         if not self.ready:
             added += [Taint(key=_NOT_READY, effect="NoSchedule"), Taint(key=_NOT_READY, effect="NoExecute")]
@@ -69,7 +69,7 @@ class NodeKind:
 
     @cached_property
     def _json(self) -> tuple[bytes, bytes]:
-        """What follows the host name in the labels, up to their end; and all fields that never change."""
+        """The labels after the host name, and all fields that never change."""
         labels = {key: value for key, value in self.labels.items() if key != HOSTNAME}
         fixed: dict[str, Any] = {"allocatable": self.texts, "capacity": self.texts, **self.extras}
         if self.taints:
@@ -81,9 +81,9 @@ class NodeKind:
         return b"," + encode(labels)[1:] if labels else b"}", encode(fixed)[1:-1]
 
     def row(self, cluster: str, name: str, used: dict[str, int], pods: int, cores: int) -> bytes:
-        """The node as it stands in a report; `cores` are taken exclusively."""
+        """Encodes a node as a row of a report; `cores` of it are exclusively allocated."""
         labels, fixed = self._json
-        own = encode(self.labels.get(HOSTNAME, name))
+        hostname = encode(self.labels.get(HOSTNAME, name))
         requested = encode({key: format_amount(key, value) for key, value in used.items() if value and key != PODS})
         manager = b""
         if self.policy:
@@ -92,12 +92,12 @@ class NodeKind:
                 max(0, self.exclusive - cores),
             )
         return b'{"name":%b,"uid":%b,"labels":{"kubernetes.io/hostname":%b%b,%b,"requested":%b,"podCount":%d%b}' % (
-            encode(name), encode(f"{cluster}/{name}"), own, labels, fixed, requested, pods, manager,
+            encode(name), encode(f"{cluster}/{name}"), hostname, labels, fixed, requested, pods, manager,
         )  # fmt: skip
 
 
-class Run(NamedTuple):
-    """`copies` nodes of a kind. `own`: their names start with the cluster's, so that no two of the fleet are equal."""
+class NodeRun(NamedTuple):
+    """`copies` nodes of a kind. `own`: their names begin with the cluster's name, so that they are unique in the fleet."""
 
     kind: NodeKind
     name: str
@@ -107,10 +107,10 @@ class Run(NamedTuple):
 
 
 class ClusterSpec(NamedTuple):
-    """A cluster as its document has it. `seed`: its nodes are in use already, each a little differently."""
+    """A cluster as its document describes it. `seed`: its nodes are in use from the start, each to a different degree."""
 
     id: str  # provider/name
-    runs: tuple[Run, ...]
+    runs: tuple[NodeRun, ...]
     labels: dict[str, str] = {}
     pods: tuple[dict[str, Any], ...] = ()
     apply_delay: float = 0.0
@@ -122,6 +122,7 @@ class ClusterSpec(NamedTuple):
         return sum(run.copies for run in self.runs)
 
     def nodes(self) -> Iterator[tuple[str, NodeKind]]:
+        """Name and kind of every node."""
         short = self.id.partition("/")[2]
         for run in self.runs:
             base = f"{short}-{run.name}" if run.own else run.name
@@ -135,8 +136,8 @@ class ClusterSpec(NamedTuple):
 _MASK = (1 << 64) - 1
 
 
-def mixed(*parts: int) -> int:
-    """A number that looks random and is the same every time (splitmix64): usage needs no memory."""
+def pseudo_random(*parts: int) -> int:
+    """A pseudo-random number that depends on `parts` only (splitmix64), so that usage needs no memory."""
     state = 0
     for part in parts:
         state = (state ^ part) * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D & _MASK
@@ -146,19 +147,19 @@ def mixed(*parts: int) -> int:
     return state
 
 
-def usage(kind: NodeKind, seed: int, number: int) -> tuple[dict[str, int], int]:
-    """What strangers' pods request on a node, and how many they are: a fifth is idle, a few are full."""
+def initial_usage(kind: NodeKind, seed: int, number: int) -> tuple[dict[str, int], int]:
+    """The requests and the number of pods that are on a node from the start: a fifth of the nodes is idle, a few are full."""
     if not seed:
         return {}, 0
-    roll = mixed(seed, number)
-    share = 0 if roll % 5 == 0 else min(1000, roll // 7 % 1100)
+    random_number = pseudo_random(seed, number)
+    share = 0 if random_number % 5 == 0 else min(1000, random_number // 7 % 1100)
     used = {}
-    for position, (name, have) in enumerate(kind.amounts.items()):
+    for position, (name, allocatable) in enumerate(kind.amounts.items()):
         if name == PODS:
             continue
         if name in ("cpu", "memory", "ephemeral-storage"):
-            grain = 50 if name == "cpu" else 1 << 20
-            used[name] = have * share // 1000 // grain * grain
+            unit = 50 if name == "cpu" else 1 << 20
+            used[name] = allocatable * share // 1000 // unit * unit
         else:
-            used[name] = mixed(seed, number, position) % (have + 1) if share else 0
+            used[name] = pseudo_random(seed, number, position) % (allocatable + 1) if share else 0
     return used, min(kind.amounts[PODS], share * 40 // 1000)

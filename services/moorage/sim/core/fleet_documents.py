@@ -1,9 +1,10 @@
-"""Fleet documents: decoded strictly, every violation named with its path, counts expanded."""
+"""Decodes fleet documents strictly, reports every violation with its path, and expands counts."""
 
 from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Union
 
@@ -15,7 +16,8 @@ from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.reports import Taint
 from moorage.parsing import canonical_quantity, parse_amount
 
-from .cluster_spec import ClusterSpec, NodeKind, Run
+from .cluster_spec import ClusterSpec, NodeKind, NodeRun
+from .pod_needs import read_pod
 
 MAX_CLUSTERS = 200_000
 MAX_NODES = 20_000  # of one cluster
@@ -75,7 +77,7 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _struct_of(kind: Any) -> tuple[type[msgspec.Struct] | None, bool]:
-    """The Struct that a type is made of, and whether it is a list of them."""
+    """The Struct in a type, and whether the type is a list of them."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         return next((_struct_of(arg) for arg in typing.get_args(kind) if arg is not type(None)), (None, False))
@@ -85,10 +87,10 @@ def _struct_of(kind: Any) -> tuple[type[msgspec.Struct] | None, bool]:
     return (kind, False) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else (None, False)
 
 
-def _check(data: Any, kind: type[msgspec.Struct], path: str, errors: list[Violation]) -> None:
-    """Every unknown, missing and ill-typed field, where msgspec itself would stop at the first."""
+def _type_errors(data: Any, kind: type[msgspec.Struct], path: str) -> Iterator[Violation]:
+    """Yields every unknown, missing and ill-typed field, where msgspec itself would stop at the first."""
     if not isinstance(data, dict):
-        errors.append(Violation(path=path, code="WrongType", message="must be an object"))
+        yield Violation(path=path, code="WrongType", message="must be an object")
         return
     fields = _fields(kind)
     for key, value in data.items():
@@ -96,30 +98,29 @@ def _check(data: Any, kind: type[msgspec.Struct], path: str, errors: list[Violat
         field = fields.get(key)
         if field is None:
             known = ", ".join(fields)
-            errors.append(Violation(path=at, code="UnknownField", message=f"unknown field; known are {known}"))
+            yield Violation(path=at, code="UnknownField", message=f"unknown field; known are {known}")
             continue
-        inner, many = _struct_of(field.type)
-        if inner is not None and many and isinstance(value, list):
+        struct, is_list = _struct_of(field.type)
+        if struct is not None and is_list and isinstance(value, list):
             for i, item in enumerate(value):
-                _check(item, inner, f"{at}[{i}]", errors)
-        elif inner is not None and not many and isinstance(value, dict):
-            _check(value, inner, at, errors)
+                yield from _type_errors(item, struct, f"{at}[{i}]")
+        elif struct is not None and not is_list and isinstance(value, dict):
+            yield from _type_errors(value, struct, at)
         else:
-            errors += _ill_typed(value, field.type, at)
-    errors += [
-        Violation(path=f"{path}.{key}" if path else key, code="Required", message="is required")
-        for key, field in fields.items()
-        if field.required and key not in data
-    ]
+            yield from _ill_typed(value, field.type, at)
+    for key, field in fields.items():
+        if field.required and key not in data:
+            yield Violation(path=f"{path}.{key}" if path else key, code="Required", message="is required")
 
 
 def _ill_typed(value: Any, kind: Any, path: str) -> list[Violation]:
-    """Of maps of texts each value by itself: what YAML reads as something else is written in quotes."""
+    """The violations of one field. In maps of text each value is reported by itself, with the quotes that YAML needs to read
+    it as text."""
     if kind == dict[str, str] and isinstance(value, dict):
         return [
-            Violation(path=f"{path}.{key}", code="WrongType", message=f"must be text{_quoted(one)}")
-            for key, one in value.items()
-            if not isinstance(one, str)
+            Violation(path=f"{path}.{key}", code="WrongType", message=f"must be text{_quoted(item)}")
+            for key, item in value.items()
+            if not isinstance(item, str)
         ]
     try:
         msgspec.convert(value, kind)
@@ -134,92 +135,90 @@ def _quoted(value: Any) -> str:
     return f", in quotes: '{str(value).lower()}'"
 
 
-def _text(value: str | float) -> str:
+def quantity_text(value: str | float) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-class _Rules:
-    """What types cannot say. Goes over the whole document before anything is refused."""
+class _FleetRules:
+    """Checks the rules that types cannot express, and collects the violations of the whole document."""
 
-    def __init__(self, errors: list[Violation]) -> None:
-        self.errors = errors
+    def __init__(self) -> None:
+        self.errors: list[Violation] = []
 
-    def say(self, path: str, code: str, message: str) -> None:
+    def _report(self, path: str, code: str, message: str) -> None:
         self.errors.append(Violation(path=path, code=code, message=message))
 
     def fleet(self, document: FleetDocument) -> None:
         if document.kind != "Fleet":
-            self.say("kind", "WrongKind", f"must be Fleet, not {document.kind!r}")
+            self._report("kind", "WrongKind", f"must be Fleet, not {document.kind!r}")
         if document.api_version != API_VERSION:
-            self.say("apiVersion", "WrongKind", f"must be {API_VERSION}, not {document.api_version!r}")
+            self._report("apiVersion", "WrongKind", f"must be {API_VERSION}, not {document.api_version!r}")
         seen: dict[str, str] = {}
         if sum(max(c.count, 0) for c in document.clusters) > MAX_CLUSTERS:
-            self.say("clusters", "OutOfRange", f"at most {MAX_CLUSTERS} clusters")
+            self._report("clusters", "OutOfRange", f"at most {MAX_CLUSTERS} clusters")
             return
         for i, cluster in enumerate(document.clusters):
             path = f"clusters[{i}]"
-            self.cluster(cluster, path)
+            self._cluster(cluster, path)
             for name in _names(cluster.name, cluster.count):
                 ident = f"{cluster.provider}/{name}"
                 if ident in seen:
-                    self.say(f"{path}.name", "Duplicate", f"{ident} is {seen[ident]} already")
+                    self._report(f"{path}.name", "Duplicate", f"{ident} is defined by {seen[ident]} already")
                     break
                 seen[ident] = path
 
-    def cluster(self, cluster: ClusterDocument, path: str) -> None:
+    def _cluster(self, cluster: ClusterDocument, path: str) -> None:
         for field, value in (("name", cluster.name), ("provider", cluster.provider)):
             if not is_name(value):
-                self.say(f"{path}.{field}", "BadName", f"{value!r} is not a name")
-        self.count(cluster.count, MAX_CLUSTERS, f"{path}.count")
+                self._report(f"{path}.{field}", "BadName", f"{value!r} is not a name")
+        self._count(cluster.count, MAX_CLUSTERS, f"{path}.count")
         if cluster.behaviour.apply_delay_ms < 0 or cluster.behaviour.ready_delay_ms < 0:
-            self.say(f"{path}.behaviour", "OutOfRange", "delays must not be negative")
+            self._report(f"{path}.behaviour", "OutOfRange", "delays must not be negative")
         names: set[str] = set()
         for i, node in enumerate(cluster.nodes):
             at = f"{path}.nodes[{i}]"
-            self.node(node, at)
+            self._node(node, at)
             if 1 <= node.count <= MAX_NODES:
                 new = set(_names(node.name, node.count))
-                if twice := names & new:
-                    self.say(f"{at}.name", "Duplicate", f"two nodes are named {min(twice)}")
+                if duplicates := names & new:
+                    self._report(f"{at}.name", "Duplicate", f"two nodes are named {min(duplicates)}")
                 names |= new
         if len(names) > MAX_NODES:
-            self.say(f"{path}.nodes", "OutOfRange", f"at most {MAX_NODES} nodes in a cluster")
+            self._report(f"{path}.nodes", "OutOfRange", f"at most {MAX_NODES} nodes in a cluster")
         for i, pod in enumerate(cluster.pods):
-            self.pod(pod, f"{path}.pods[{i}]", names)
+            self._pod(pod, f"{path}.pods[{i}]", names)
 
-    def count(self, value: int, top: int, path: str) -> None:
-        if not 1 <= value <= top:
-            self.say(path, "OutOfRange", f"must be within 1 and {top}, not {value}")
+    def _count(self, value: int, largest: int, path: str) -> None:
+        if not 1 <= value <= largest:
+            self._report(path, "OutOfRange", f"must be within 1 and {largest}, not {value}")
 
-    def node(self, node: NodeDocument, path: str) -> None:
+    def _node(self, node: NodeDocument, path: str) -> None:
         if not is_name(node.name):
-            self.say(f"{path}.name", "BadName", f"{node.name!r} is not a name")
-        self.count(node.count, MAX_NODES, f"{path}.count")
+            self._report(f"{path}.name", "BadName", f"{node.name!r} is not a name")
+        self._count(node.count, MAX_NODES, f"{path}.count")
         for name, value in node.allocatable.items():
             try:
-                if parse_amount(name, _text(value), False) < 0:
-                    self.say(f"{path}.allocatable.{name}", "OutOfRange", "must not be negative")
+                if parse_amount(name, quantity_text(value), False) < 0:
+                    self._report(f"{path}.allocatable.{name}", "OutOfRange", "must not be negative")
             except ValueError as error:
-                self.say(f"{path}.allocatable.{name}", "BadQuantity", str(error))
+                self._report(f"{path}.allocatable.{name}", "BadQuantity", str(error))
         for i, taint in enumerate(node.taints):
             if taint.effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
-                self.say(f"{path}.taints[{i}].effect", "BadValue", f"{taint.effect!r} is no effect of a taint")
+                self._report(f"{path}.taints[{i}].effect", "BadValue", f"{taint.effect!r} is not an effect of a taint")
         if node.cpu_manager is not None:
             if node.cpu_manager.policy not in ("none", "static"):
-                self.say(f"{path}.cpuManager.policy", "BadValue", "must be none or static")
+                self._report(f"{path}.cpuManager.policy", "BadValue", "must be none or static")
             if node.cpu_manager.exclusive < 0:
-                self.say(f"{path}.cpuManager.exclusive", "OutOfRange", "must not be negative")
+                self._report(f"{path}.cpuManager.exclusive", "OutOfRange", "must not be negative")
 
-    def pod(self, pod: dict[str, Any], path: str, nodes: set[str]) -> None:
-        from .pod_needs import read_pod
-
+    def _pod(self, pod: dict[str, Any], path: str, nodes: set[str]) -> None:
         try:
             need = read_pod(pod)
         except ValueError as error:
-            self.say(path, "BadPod", str(error))
+            self._report(path, "BadPod", str(error))
             return
         if need.node_name not in nodes:
-            self.say(f"{path}.spec.nodeName", "BadValue", f"{need.node_name!r} is not a node of this cluster")
+            self._report(f"{path}.spec.nodeName", "BadValue", f"{need.node_name!r} is not a node of this cluster")
 
 
 def _names(name: str, count: int) -> list[str]:
@@ -227,25 +226,25 @@ def _names(name: str, count: int) -> list[str]:
 
 
 def decode(data: Any) -> FleetDocument:
-    """Raises Refused with everything that is wrong."""
-    errors: list[Violation] = []
-    _check(data, FleetDocument, "", errors)
+    """Decodes and validates a fleet document. Raises Refused with all violations."""
+    errors = list(_type_errors(data, FleetDocument, ""))
     if errors:
         raise Refused(invalid(errors))
     try:
         document = msgspec.convert(data, FleetDocument)
     except msgspec.ValidationError as error:
         raise Refused(Problem(title="Not valid", status=400, code="Invalid", detail=str(error))) from None
-    _Rules(errors).fleet(document)
-    if errors:
-        raise Refused(invalid(errors))
+    rules = _FleetRules()
+    rules.fleet(document)
+    if rules.errors:
+        raise Refused(invalid(rules.errors))
     return document
 
 
 def _kind(node: NodeDocument) -> NodeKind:
     manager = node.cpu_manager
     return NodeKind(
-        allocatable={name: canonical_quantity(_text(value)) for name, value in node.allocatable.items()},
+        allocatable={name: canonical_quantity(quantity_text(value)) for name, value in node.allocatable.items()},
         labels=node.labels,
         taints=tuple(Taint(key=t.key, value=t.value, effect=t.effect) for t in node.taints),
         ready=node.ready,
@@ -262,10 +261,10 @@ def _kind(node: NodeDocument) -> NodeKind:
 
 
 def expand(document: FleetDocument) -> dict[str, ClusterSpec]:
-    """Every cluster by its id. Clusters of one entry share all they are made of."""
+    """Expands a document into clusters by id. The clusters of one entry share their node kinds."""
     fleet: dict[str, ClusterSpec] = {}
     for cluster in document.clusters:
-        runs = tuple(Run(_kind(node), node.name, node.count, numbered=node.count > 1) for node in cluster.nodes)
+        runs = tuple(NodeRun(_kind(node), node.name, node.count, numbered=node.count > 1) for node in cluster.nodes)
         for name in _names(cluster.name, cluster.count):
             ident = f"{cluster.provider}/{name}"
             fleet[ident] = ClusterSpec(

@@ -1,4 +1,4 @@
-"""The generated fleet: many kinds of node, regions, sites and usage, the same for the same seed."""
+"""Generates fleets with many kinds of node, regions, sites and usage. Equal seeds give equal fleets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from moorage.model.reports import Taint
 
-from .cluster_spec import ClusterSpec, NodeKind, Run
+from .cluster_spec import ClusterSpec, NodeKind, NodeRun
 
 _REGIONS = ("eu-west", "eu-north", "us-east", "us-west", "ap-south", "ap-east", "sa-east", "af-south")
 _CPUS = (("Intel", "6338N"), ("Intel", "8592V"), ("AMD", "7763"), ("AMD", "9654"), ("ARM", "N1"))
@@ -16,13 +16,13 @@ _FLAGS = ("AVX", "AVX2", "AVX512F", "AVX512VNNI", "AMXTILE", "AESNI", "SHA", "SS
 _GPUS = ("", "", "", "A2", "L4", "A100")
 _PREFIX = "feature.node.kubernetes.io/"
 KINDS = 24
-#: At least so many kinds are in every fleet that has as many nodes.
-LEAST = 20
+#: Every fleet with at least this many nodes has at least this many kinds.
+MIN_KINDS = 20
 LABELS = 25
 
 
 def _kind(number: int) -> NodeKind:
-    """The number-th kind: sizes, features and labels that belong together."""
+    """Generates a kind of node with sizes, features and labels that belong together."""
     rng = random.Random(number * 7919 + 1)
     cores = (2, 4, 8, 16, 32, 64, 96, 128)[number % 8]
     vendor, model = _CPUS[number % len(_CPUS)]
@@ -58,7 +58,7 @@ def _kind(number: int) -> NodeKind:
         labels[f"{_PREFIX}cpu-cpuid.{flag}"] = "true"
     if gpu:
         labels["nvidia.com/gpu.product"] = gpu
-    while len(labels) < LABELS - 1:  # and the host name
+    while len(labels) < LABELS - 1:  # the last label is the host name
         labels[f"site.example/fact-{len(labels)}"] = f"v{rng.randrange(50)}"
     taints = (Taint(key="nvidia.com/gpu", effect="NoSchedule", value="present"),) if gpu == "A100" else ()
     static = number % 6 == 0
@@ -79,14 +79,14 @@ def kinds() -> tuple[NodeKind, ...]:
 
 
 def generate(clusters: int, nodes: int, seed: int) -> dict[str, ClusterSpec]:
-    """`clusters` clusters of `nodes` nodes each. Ready kinds are common, the two broken ones rare."""
+    """Generates clusters of `nodes` nodes each. The two kinds that are not ready or unschedulable are rare."""
     rng = random.Random(seed)
-    every = kinds()
-    weights = [0.2 if not kind.ready or kind.unschedulable else 1.0 for kind in every]
+    all_kinds = kinds()
+    weights = [0.2 if not kind.ready or kind.unschedulable else 1.0 for kind in all_kinds]
     sites: list[tuple[dict[int, int], dict[str, str]]] = []
     for _ in range(clusters):
         region = rng.choice(_REGIONS)
-        # A site has a few kinds of machine, not all there are.
+        # Each site has only a few of the kinds.
         stock = rng.choices(range(KINDS), weights, k=min(nodes, rng.randint(2, 6))) if nodes else []
         counts: dict[int, int] = {}
         for i in range(nodes):
@@ -100,28 +100,29 @@ def generate(clusters: int, nodes: int, seed: int) -> dict[str, ClusterSpec]:
         }
         sites.append((counts, labels))
     _diversify([counts for counts, _ in sites], weights)
-    runs: dict[tuple[int, int], Run] = {}
+    runs: dict[tuple[int, int], NodeRun] = {}
     fleet = {}
     width = len(str(max(clusters - 1, 0)))
     for number, (counts, labels) in enumerate(sites):
-        made = []
+        site_runs = []
         for kind, count in sorted(counts.items()):
             key = (kind, count)
             if key not in runs:
-                runs[key] = Run(every[kind], f"k{kind}", count, own=True, numbered=True)
-            made.append(runs[key])
+                runs[key] = NodeRun(all_kinds[kind], f"k{kind}", count, own=True, numbered=True)
+            site_runs.append(runs[key])
         name = f"site-{number:0{width}d}"
-        fleet[f"sim/{name}"] = ClusterSpec(f"sim/{name}", tuple(made), labels, seed=seed * 1_000_003 + number + 1)
+        fleet[f"sim/{name}"] = ClusterSpec(f"sim/{name}", tuple(site_runs), labels, seed=seed * 1_000_003 + number + 1)
     return fleet
 
 
 def _diversify(sites: list[dict[int, int]], weights: list[float]) -> None:
-    """In a small fleet a few nodes become of kinds that no site drew: of the kind that has most, where most of it are."""
+    """Gives a small fleet the kinds that no site drew. They replace nodes of the most common kind, at the site that has most of
+    it."""
     totals: Counter[int] = Counter()
     for counts in sites:
         totals.update(counts)
     missing = sorted((k for k in range(KINDS) if k not in totals), key=lambda k: (-weights[k], k))
-    for kind in missing[: max(0, min(LEAST, totals.total()) - len(totals))]:
+    for kind in missing[: max(0, min(MIN_KINDS, totals.total()) - len(totals))]:
         common = max(totals, key=lambda k: (totals[k], k))
         counts = max(sites, key=lambda counts: counts.get(common, 0))
         for changed, by in ((common, -1), (kind, 1)):

@@ -1,4 +1,4 @@
-"""Reads what Kubernetes' scheduler wants to know of a pod before it binds it."""
+"""Reads from a pod what the Kubernetes scheduler needs to bind it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,32 @@ from typing import Any, NamedTuple
 
 from moorage.model.shapes import PODS, Requirement, Toleration
 from moorage.parsing import parse_amount
-from moorage.podspec import ContainerResources, container_resources, exclusive_cores, is_guaranteed, pod_requests
+from moorage.podspec import (
+    DAEMON_SET_TOLERATIONS,
+    ContainerResources,
+    container_resources,
+    exclusive_cores,
+    is_guaranteed,
+    pod_requests,
+)
 
 CLAIM = "moorage.dev/claim"
-#: What the scheduler assumes of containers that request nothing, for its scores only.
+#: The requests that the scheduler assumes for containers without any, in its scores only.
 _ASSUMED = {"cpu": 100, "memory": 200 * 1024 * 1024}
-_DAEMON = tuple(
-    Toleration(key=f"node.kubernetes.io/{key}", operator="Exists", effect=effect)
-    for key, effect in (
-        ("not-ready", "NoExecute"),
-        ("unreachable", "NoExecute"),
-        ("disk-pressure", "NoSchedule"),
-        ("memory-pressure", "NoSchedule"),
-        ("pid-pressure", "NoSchedule"),
-        ("unschedulable", "NoSchedule"),
-    )
-)
 
 Terms = tuple[tuple[Requirement, ...], ...]
 
 
 class PodNeed(NamedTuple):
-    """`terms` are ORed, None = every node; `preferred` are pairs of weight and term. `scored` is CPU and memory as the
-    scheduler's scores count them."""
+    """The needs of a pod. `terms` are ORed, None = every node; `preferred` are pairs of weight and term; `scored` is CPU and
+    memory as the scheduler's scores count them."""
 
     requests: dict[str, int]
     terms: Terms | None
     preferred: tuple[tuple[int, tuple[Requirement, ...]], ...]
     tolerations: tuple[Toleration, ...]
     node_name: str
-    cores: int  # taken exclusively where the CPU manager is static
+    cores: int  # exclusive where the CPU manager policy is static
     scored: tuple[int, int]
     labels: dict[str, str]
 
@@ -45,12 +41,15 @@ class PodNeed(NamedTuple):
         return self.labels.get(CLAIM, "")
 
 
-def _amounts(given: Any) -> dict[str, int]:
-    if given is None:
+def _amounts(quantities: Any) -> dict[str, int]:
+    if quantities is None:
         return {}
-    if not isinstance(given, dict):
-        raise ValueError("resources must be objects")  # noqa: TRY004 - one exception for a pod that cannot be read
-    return {str(name): parse_amount(str(name), v if isinstance(v, str) else repr(v), True) for name, v in given.items()}
+    if not isinstance(quantities, dict):
+        raise ValueError("resources must be objects")  # noqa: TRY004 - one exception type for invalid pods
+    return {
+        str(name): parse_amount(str(name), quantity if isinstance(quantity, str) else repr(quantity), True)
+        for name, quantity in quantities.items()
+    }
 
 
 def _resources(owner: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
@@ -70,7 +69,7 @@ def _containers(spec: Mapping[str, Any]) -> list[ContainerResources]:
 
 
 def _requests(spec: Mapping[str, Any], containers: list[ContainerResources]) -> tuple[dict[str, int], tuple[int, int]]:
-    """What the scheduler counts for its filters, and CPU and memory as it counts them for its scores."""
+    """The requests that the scheduler's filters count, and CPU and memory as its scores count them."""
     requests, limits = _resources(spec)
     overhead = _amounts(spec.get("overhead"))
     total = pod_requests(containers, requests=requests, limits=limits, overhead=overhead)
@@ -83,7 +82,11 @@ def _requests(spec: Mapping[str, Any], containers: list[ContainerResources]) -> 
 
 def _requirements(entries: Any) -> tuple[Requirement, ...]:
     return tuple(
-        Requirement(key=str(e["key"]), operator=str(e["operator"]), values=tuple(str(v) for v in e.get("values") or ()))
+        Requirement(
+            key=str(e["key"]),
+            operator=str(e["operator"]),
+            values=tuple(str(quantity) for quantity in e.get("values") or ()),
+        )
         for e in entries or ()
     )
 
@@ -94,7 +97,8 @@ def _term(term: Mapping[str, Any]) -> tuple[Requirement, ...]:
 
 def _terms(spec: Mapping[str, Any]) -> Terms | None:
     selector = tuple(
-        Requirement(key=str(k), operator="In", values=(str(v),)) for k, v in (spec.get("nodeSelector") or {}).items()
+        Requirement(key=str(k), operator="In", values=(str(quantity),))
+        for k, quantity in (spec.get("nodeSelector") or {}).items()
     )
     node = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = node.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -105,8 +109,20 @@ def _terms(spec: Mapping[str, Any]) -> Terms | None:
     return tuple(selector + term for term in terms if term)
 
 
+def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
+    return tuple(
+        Toleration(
+            key=str(t.get("key") or ""),
+            operator=str(t.get("operator") or "Equal"),
+            value=str(t.get("value") or ""),
+            effect=str(t.get("effect") or ""),
+        )
+        for t in spec.get("tolerations") or ()
+    )
+
+
 def read_template(template: Mapping[str, Any], *, daemon: bool = False) -> PodNeed:
-    """ValueError where Kubernetes would not take the pod."""
+    """Reads a pod template. Raises ValueError where Kubernetes would refuse the pod."""
     spec, metadata = template.get("spec"), template.get("metadata") or {}
     if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list):
         raise ValueError("a pod needs spec.containers")  # noqa: TRY004
@@ -118,30 +134,23 @@ def read_template(template: Mapping[str, Any], *, daemon: bool = False) -> PodNe
             (int(p.get("weight", 1)), _term(p.get("preference") or {}))
             for p in node.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
         )
-        tolerations = tuple(
-            Toleration(
-                key=str(t.get("key") or ""),
-                operator=str(t.get("operator") or "Equal"),
-                value=str(t.get("value") or ""),
-                effect=str(t.get("effect") or ""),
-            )
-            for t in spec.get("tolerations") or ()
-        )
+        tolerations = _tolerations(spec)
         return PodNeed(
             requests,
             _terms(spec),
             preferred,
-            tolerations + _DAEMON if daemon else tolerations,
+            tolerations + DAEMON_SET_TOLERATIONS if daemon else tolerations,
             str(spec.get("nodeName") or ""),
             exclusive_cores(containers) if all(map(is_guaranteed, containers)) else 0,
             scored,
-            {str(k): str(v) for k, v in (metadata.get("labels") or {}).items()},
+            {str(k): str(quantity) for k, quantity in (metadata.get("labels") or {}).items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the pod cannot be read: {error}") from error
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodNeed:
+    """Reads a bare pod. Raises ValueError where Kubernetes would refuse it."""
     if not isinstance(pod, dict) or not (pod.get("metadata") or {}).get("name"):
         raise ValueError("a pod needs metadata.name")
     return read_template(pod)

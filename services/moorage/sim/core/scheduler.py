@@ -1,5 +1,7 @@
-"""Which node a pod is bound to: Kubernetes' filters, then preferred node affinity twice and least allocated once. Claims
-are never looked at: what the mesh promised must come true through what it wrote into the manifests."""
+"""Schedules pods as Kubernetes does: filters, then scores: preferred node affinity (weight 2) and least allocated (weight 1).
+
+Claims are never read: what the mesh decided must come true through the manifests alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _NAME = "metadata.name"
 
 
 class SchedulerNode:
-    """A node on which something happened, or may."""
+    """A node with the requests of the pods on it."""
 
     __slots__ = ("cores", "kind", "name", "pods", "scored", "used")
 
@@ -28,6 +30,7 @@ class SchedulerNode:
         self.scored = (used.get("cpu", 0), used.get("memory", 0))
 
     def take(self, need: PodNeed, sign: int = 1) -> None:
+        """Adds a pod; with sign -1, removes one."""
         for name, value in need.requests.items():
             self.used[name] = self.used.get(name, 0) + sign * value
         self.pods += sign
@@ -41,20 +44,21 @@ class SchedulerNode:
         return self.name if key == _NAME else self.kind.labels.get(key)
 
 
-def _holds(term: Sequence[Requirement], node: SchedulerNode) -> bool:
+def _matches(term: Sequence[Requirement], node: SchedulerNode) -> bool:
     return bool(term) and all(requirement_matches(r, node.label(r.key)) for r in term)
 
 
-def selects(need: PodNeed, node: SchedulerNode) -> bool:
-    """The filters that do not depend on what runs there."""
+def passes_filters(need: PodNeed, node: SchedulerNode) -> bool:
+    """Whether the node passes the filters that do not depend on the pods there: name, affinity, taints."""
     if need.node_name and need.node_name != node.name:
         return False
-    if need.terms is not None and not any(_holds(term, node) for term in need.terms):
+    if need.terms is not None and not any(_matches(term, node) for term in need.terms):
         return False
-    return tolerated(node.kind.repels, need.tolerations)
+    return tolerated(node.kind.repelling_taints, need.tolerations)
 
 
-def has_room(need: PodNeed, node: SchedulerNode) -> bool:
+def has_capacity(need: PodNeed, node: SchedulerNode) -> bool:
+    """Whether the node passes the filter for resources and the number of pods."""
     amounts, used = node.kind.amounts, node.used
     if node.pods >= amounts["pods"]:
         return False
@@ -64,26 +68,26 @@ def has_room(need: PodNeed, node: SchedulerNode) -> bool:
 
 
 def _least_allocated(need: PodNeed, node: SchedulerNode) -> int:
-    score, parts = 0, 0
+    """The score of the NodeResourcesFit plugin: the mean free share of CPU and memory, in percent."""
+    shares = []
     for i, name in enumerate(("cpu", "memory")):
-        have = node.kind.amounts.get(name, 0)
-        if have:
-            asked = node.scored[i] + need.scored[i]
-            score += max(0, have - asked) * 100 // have
-            parts += 1
-    return score // parts if parts else 0
+        allocatable = node.kind.amounts.get(name, 0)
+        if allocatable:
+            requested = node.scored[i] + need.scored[i]
+            shares.append(max(0, allocatable - requested) * 100 // allocatable)
+    return sum(shares) // len(shares) if shares else 0
 
 
 def choose(need: PodNeed, nodes: Iterable[SchedulerNode]) -> SchedulerNode | None:
-    """The best feasible node; of equals the first, where Kubernetes would draw lots."""
-    feasible = [node for node in nodes if has_room(need, node) and selects(need, node)]
+    """The feasible node with the highest score; of equal ones the first, where Kubernetes picks at random."""
+    feasible = [node for node in nodes if has_capacity(need, node) and passes_filters(need, node)]
     if len(feasible) < 2:
         return feasible[0] if feasible else None
-    likes = [sum(weight for weight, term in need.preferred if _holds(term, node)) for node in feasible]
-    top = max(likes)
+    affinities = [sum(weight for weight, term in need.preferred if _matches(term, node)) for node in feasible]
+    top = max(affinities)
     best, best_score = feasible[0], -1
-    for node, like in zip(feasible, likes, strict=True):
-        score = 2 * (like * 100 // top if top > 0 else 0) + _least_allocated(need, node)
+    for node, affinity in zip(feasible, affinities, strict=True):
+        score = 2 * (affinity * 100 // top if top > 0 else 0) + _least_allocated(need, node)
         if score > best_score:
             best, best_score = node, score
     return best

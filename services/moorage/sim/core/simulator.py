@@ -1,4 +1,5 @@
-"""All simulated clusters of a process: one heap of timers, no task and no timer of the event loop per cluster."""
+"""Simulates all clusters of a process with one heap of timers, so that a cluster costs neither a task nor a timer of the
+event loop."""
 
 from __future__ import annotations
 
@@ -12,23 +13,26 @@ from .agent_protocol import Send, SimulatedAgent
 from .cluster_spec import ClusterSpec
 
 FAULTS = ("silent", "slow", "refuse", "lose-pods", "replay")
-#: So many clusters introduce themselves at once; each answer lets the next one in.
-WINDOW = 64
-#: Changes wait this long for company.
-GATHER = 0.02
-SLOW = 2.0
-#: How long lost pods stay lost if nobody says.
-LOST = 1.0
+#: At most this many clusters introduce themselves at once; each reply lets the next one begin.
+MAX_INTRODUCING = 64
+#: Changes are collected for this long before they are reported.
+FLUSH_DELAY = 0.02
+#: Messages of a slow cluster leave this much later.
+SLOW_DELAY = 2.0
+#: Lost pods are not created again for this long, unless the fault names another time.
+LOST_SECONDS = 1.0
 
 
-class Changed(NamedTuple):
+class FleetChange(NamedTuple):
+    """The clusters that a new fleet document adds, changes and removes."""
+
     added: list[str]
     changed: list[str]
     removed: list[str]
 
 
 class Simulator:
-    """`out` is what to send now. `wall` is added to `now` for the times in messages."""
+    """All clusters by id. `out` collects the messages to send now; `wall` plus `now` is the time in messages."""
 
     def __init__(self, session: str, succeeds: str = "", wall: float = 0.0, rng: random.Random | None = None) -> None:
         self.session = session
@@ -38,7 +42,7 @@ class Simulator:
         self.agents: dict[str, SimulatedAgent] = {}
         self.by_index: dict[int, SimulatedAgent] = {}
         self.out: list[Send] = []
-        self.unsettled: set[str] = set()  # clusters whose newest specification nobody has acknowledged
+        self.unacknowledged: set[str] = set()  # clusters whose newest specification the inventory has not acknowledged
         self._heap: list[tuple[float, int, int, str, Any]] = []
         self._waiting: deque[str] = deque()
         self._introducing: set[str] = set()
@@ -48,71 +52,73 @@ class Simulator:
 
     # --- timers
 
-    def _at(self, when: float, agent: SimulatedAgent, what: str, argument: Any = None) -> None:
+    def _schedule(self, when: float, agent: SimulatedAgent, action: str, argument: Any = None) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (when, self._count, agent.index, what, argument))
+        heapq.heappush(self._heap, (when, self._count, agent.index, action, argument))
 
-    def due(self) -> float | None:
+    def next_timer(self) -> float | None:
+        """When the next timer is due."""
         return self._heap[0][0] if self._heap else None
 
     def tick(self, now: float) -> None:
+        """Runs all timers that are due."""
         while self._heap and self._heap[0][0] <= now:
-            _, _, index, what, argument = heapq.heappop(self._heap)
-            if what == "send":
+            _, _, index, action, argument = heapq.heappop(self._heap)
+            if action == "send":
                 self.out.append(argument)
                 continue
             agent = self.by_index.get(index)
             if agent is not None:
-                self._timer(agent, what, argument, now)
+                self._timer(agent, action, argument, now)
 
-    def _timer(self, agent: SimulatedAgent, what: str, argument: Any, now: float) -> None:
+    def _timer(self, agent: SimulatedAgent, action: str, argument: Any, now: float) -> None:
         wall = now + self.wall
-        if what == "beat":
+        if action == "beat":
             agent.beat(now, wall)
             period = agent.period if agent.state == "known" else min(agent.period, 1.0)
-            self._at(now + (5 * agent.period if agent.state == "refused" else period), agent, "beat")
-        elif what == "flush":
+            self._schedule(now + (5 * agent.period if agent.state == "refused" else period), agent, "beat")
+        elif action == "flush":
             agent.flushing = False
             if agent.state == "known":
                 agent.report(now, wall)
-                agent.tell(now, wall)
-        elif what == "apply":
-            agent.take(argument, now)
-        elif what == "ready":
+                agent.send_confirmation(now, wall)
+        elif action == "apply":
+            agent.apply_version(argument, now)
+        elif action == "ready":
             agent.cluster.ready(argument, now)
-        elif what == "settle":
-            agent.cluster.settle(now)
-        elif what == "well" and argument == agent.fault_until:
-            self._well(agent, now)
-        self._after(agent, now)
+        elif action == "reconcile":
+            agent.cluster.reconcile(now)
+        elif action == "end-fault" and argument == agent.fault_until:
+            self._end_fault(agent, now)
+        self._collect(agent, now)
 
-    def _after(self, agent: SimulatedAgent, now: float) -> None:
-        """What an event at a cluster left behind: timers, versions to apply, changes to tell."""
+    def _collect(self, agent: SimulatedAgent, now: float) -> None:
+        """Takes over the effects of an event at a cluster: messages, timers, versions to apply, changes to report."""
         cluster = agent.cluster
-        for when, what, argument in cluster.timers:
-            self._at(when, agent, what, argument)
+        for when, action, argument in cluster.timers:
+            self._schedule(when, agent, action, argument)
         cluster.timers.clear()
         while agent.received:
             app = agent.received.popleft()
-            self._at(now + cluster.spec.apply_delay, agent, "apply", app)
+            self._schedule(now + cluster.spec.apply_delay, agent, "apply", app)
         changed = cluster.dirty_nodes or cluster.dirty_pods or cluster.gone_pods or cluster.dirty_apps or agent.confirms
         if changed and not agent.flushing and agent.state == "known":
             agent.flushing = True
-            self._at(now + GATHER, agent, "flush")
-        if agent.fault == "slow" and self.out:
-            # What it says leaves now and arrives late.
-            mine = [send for send in self.out if send.cluster == agent.id]
-            self.out[:] = [send for send in self.out if send.cluster != agent.id]
-            for send in mine:
-                self._at(now + SLOW, agent, "send", send)
+            self._schedule(now + FLUSH_DELAY, agent, "flush")
+        if agent.fault == "slow":
+            for send in agent.out:
+                self._schedule(now + SLOW_DELAY, agent, "send", send)
+        else:
+            self.out += agent.out
+        agent.out.clear()
 
     # --- the fleet
 
-    def apply(self, wanted: Mapping[str, ClusterSpec], now: float) -> Changed:
-        """Make the fleet equal to this. All faults end."""
+    def apply(self, wanted: Mapping[str, ClusterSpec], now: float) -> FleetChange:
+        """Makes the fleet equal to `wanted`, and ends all faults."""
         for agent in list(self.agents.values()):
             if agent.fault:
-                self._well(agent, now)
+                self._end_fault(agent, now)
         removed = [ident for ident, agent in self.agents.items() if ident not in wanted and agent.state != "leaving"]
         added, changed = [], []
         for ident, spec in wanted.items():
@@ -122,57 +128,59 @@ class Simulator:
                 self._join(spec)
             elif known.cluster.spec != spec:
                 changed.append(ident)
-                known.cluster.respec(spec, now)
+                known.cluster.change_spec(spec, now)
                 known.rejoin("")
-                self.unsettled.add(ident)
+                self.unacknowledged.add(ident)
                 known.report(now, now + self.wall)
-                self._after(known, now)
+                self._collect(known, now)
         for ident in removed:
             self._leave(self.agents[ident], now)
         self._introduce(now)
-        return Changed(added, changed, removed)
+        return FleetChange(added, changed, removed)
 
     def _join(self, spec: ClusterSpec) -> None:
         old = self.agents.get(spec.id)
-        if old is not None:  # it was about to leave: begin anew in its place
+        if old is not None:  # it was about to leave; the new agent takes its place
             self.by_index.pop(old.index, None)
-        # A session never begins twice: inventory remembers how far it was.
+        # Each join has a session of its own, because the inventory remembers the sequence numbers of earlier ones.
         joins = self._joined[spec.id] = self._joined.get(spec.id, 0) + 1
         session = self.session if joins == 1 else f"{self.session}.{joins}"
         self._indexes += 1
-        agent = SimulatedAgent(
-            spec, self._indexes, session, old.session if old is not None else self.succeeds, self.out
-        )
+        agent = SimulatedAgent(spec, self._indexes, session, old.session if old is not None else self.succeeds)
         self.agents[spec.id] = agent
         self.by_index[agent.index] = agent
-        self.unsettled.add(spec.id)
+        self.unacknowledged.add(spec.id)
         self._waiting.append(spec.id)
 
     def _leave(self, agent: SimulatedAgent, now: float) -> None:
-        """Nothing to leave where nobody knew it."""
+        """Removes a cluster. One that the inventory does not know disappears at once."""
         if agent.state in ("new", "refused"):
             agent.state = "gone"
-            self._settled(agent, now)
+            self._acknowledged(agent, now)
             return
         agent.state = "leaving"
         agent.parts.clear()
         agent.reporting.payload = None
-        self.unsettled.add(agent.id)
+        self.unacknowledged.add(agent.id)
         agent.report(now, now + self.wall)
+        self._collect(agent, now)
 
     def _introduce(self, now: float) -> None:
-        while self._waiting and len(self._introducing) < WINDOW:
+        """Lets waiting clusters send their first report, as many as may do so at once."""
+        while self._waiting and len(self._introducing) < MAX_INTRODUCING:
             agent = self.agents.get(self._waiting.popleft())
             if agent is None or agent.state != "new":
                 continue
             agent.state = "introducing"
             self._introducing.add(agent.id)
             agent.report(now, now + self.wall)
-            # The first beat is anywhere within a period, so that a fleet never breathes as one.
-            self._at(now + self.rng.uniform(0.5, 2.5), agent, "beat")
+            self._collect(agent, now)
+            # The first beat is at a random time within a period, so that the beats of a fleet are spread out.
+            self._schedule(now + self.rng.uniform(0.5, 2.5), agent, "beat")
 
-    def _settled(self, agent: SimulatedAgent, now: float) -> None:
-        self.unsettled.discard(agent.id)
+    def _acknowledged(self, agent: SimulatedAgent, now: float) -> None:
+        """Notes that the inventory accepted, refused or removed a cluster, and lets the next one begin."""
+        self.unacknowledged.discard(agent.id)
         self._introducing.discard(agent.id)
         if agent.state == "gone":
             self.by_index.pop(agent.index, None)
@@ -182,52 +190,56 @@ class Simulator:
 
     # --- from outside
 
-    def heard(self, token: str, nonce: str, data: bytes, now: float) -> None:
-        """An answer, with the token that went out with the message."""
+    def on_reply(self, token: str, nonce: str, data: bytes, now: float) -> None:
+        """Handles a reply, with the token that was sent with the message."""
         if not token[1:].isdigit() or not nonce.isdigit():
             return
         agent = self.by_index.get(int(token[1:]))
         if agent is None:
             return
-        if agent.heard(token[0], int(nonce), data, now, now + self.wall):
-            self._settled(agent, now)
-        self._after(agent, now)
+        if agent.on_reply(token[0], int(nonce), data, now, now + self.wall):
+            self._acknowledged(agent, now)
+        self._collect(agent, now)
 
-    def hinted(self, cluster: str, now: float) -> None:
+    def on_hint(self, cluster: str, now: float) -> None:
+        """Handles a hint that the desired state of a cluster changed."""
         agent = self.agents.get(cluster)
         if agent is not None and agent.state == "known" and agent.fault != "silent":
             agent.ask(now)
-            self._after(agent, now)
+            self._collect(agent, now)
 
     def fault(self, cluster: str, fault: str, seconds: float | None, now: float) -> bool:
-        """Misbehave, for so long or until the fleet is applied again. False: no such cluster here."""
+        """Makes a cluster misbehave for some seconds or until the fleet is applied again. False: it is not simulated here."""
         agent = self.agents.get(cluster)
         if agent is None:
             return False
         if fault not in FAULTS:
-            raise ValueError(f"{fault!r} is no fault; there are {', '.join(FAULTS)}")
+            raise ValueError(f"{fault!r} is not a fault; use one of {', '.join(FAULTS)}")
         if fault == "lose-pods":
-            agent.cluster.lose(LOST if seconds is None else seconds, now)
+            agent.cluster.lose_pods(LOST_SECONDS if seconds is None else seconds, now)
         else:
             if agent.fault:
-                self._well(agent, now)
+                self._end_fault(agent, now)
             agent.fault = fault
             agent.fault_until = float("inf") if seconds is None else now + seconds
             if seconds is not None:
-                self._at(agent.fault_until, agent, "well", agent.fault_until)
-        self._after(agent, now)
+                self._schedule(agent.fault_until, agent, "end-fault", agent.fault_until)
+        self._collect(agent, now)
         return True
 
-    def _well(self, agent: SimulatedAgent, now: float) -> None:
+    def _end_fault(self, agent: SimulatedAgent, now: float) -> None:
+        """Ends a fault and catches up on what was missed."""
         fault, agent.fault, agent.fault_until = agent.fault, "", float("inf")
         if fault == "silent":
             agent.beat(now, now + self.wall)
         elif agent.state == "known":
             agent.ask(now)
+        self._collect(agent, now)
 
-    def list(self, limit: int, after: str = "") -> list[dict[str, Any]]:
+    def rows(self, limit: int, after: str = "") -> list[dict[str, Any]]:
+        """Lists clusters by name, from the first one after `after`."""
         names = sorted(name for name in self.agents if name > after)[:limit]
-        found = []
+        rows = []
         for name in names:
             agent = self.agents[name]
             row: dict[str, Any] = {
@@ -240,5 +252,5 @@ class Simulator:
                 row["fault"] = agent.fault
             if agent.reason:
                 row["reason"] = agent.reason
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows

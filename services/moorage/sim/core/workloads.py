@@ -1,11 +1,13 @@
-"""The controllers of a simulated cluster: from an object to its pods, and what became of them. No more of Kubernetes than
-placement can be told by: jobs run until they are taken away, cron jobs wait for a schedule that never comes."""
+"""The workload controllers of a simulated cluster: they decide which pods an object has, and report its status.
+
+They simulate only what matters for placement: jobs run until they are deleted, cron jobs never reach their schedule.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,12 +21,14 @@ DECISION = "moorage.dev/decision"
 
 
 class SimulatedPod:
+    """A pod of a workload, or one that the fleet document gives."""
+
     __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "ready", "template", "uid")
 
     def __init__(self, uid: str, name: str, key: str, need: PodNeed, template: str, number: int) -> None:
         self.uid = uid
         self.name = name
-        self.key = key  # of its object; empty: nobody here manages it
+        self.key = key  # of its object; empty: given by the document, and managed by no controller
         self.owner: tuple[tuple[str, str], str] | None = None
         self.need = need
         self.template = template
@@ -35,18 +39,19 @@ class SimulatedPod:
 
 
 def template_hash(manifest: Mapping[str, Any]) -> str:
-    """What restarts pods when it changes. A Pod is its own template, but for the note which decision it is from."""
-    found: Any = template(dict(manifest))
+    """Hashes the pod template: a change restarts the pods. A Pod is its own template, without the annotation that names its
+    decision."""
+    hashed: Any = template(dict(manifest))
     if manifest.get("kind") == "Pod":
-        metadata = dict(found.get("metadata") or {})
-        notes = {k: v for k, v in (metadata.pop("annotations", None) or {}).items() if k != DECISION}
-        found = {**found, "metadata": {**metadata, **({"annotations": notes} if notes else {})}}
-    encoded = msgspec.json.encode(found, order="deterministic")
+        metadata = dict(hashed.get("metadata") or {})
+        annotations = {k: v for k, v in (metadata.pop("annotations", None) or {}).items() if k != DECISION}
+        hashed = {**hashed, "metadata": {**metadata, **({"annotations": annotations} if annotations else {})}}
+    encoded = msgspec.json.encode(hashed, order="deterministic")
     return hashlib.blake2b(encoded, digest_size=5).hexdigest()
 
 
 def _share(value: Any, of: int, up: bool) -> int:
-    """A number, or a percentage as Kubernetes rounds it."""
+    """Resolves a number or a percentage of `of`, rounded as in Kubernetes."""
     if isinstance(value, str) and value.endswith("%"):
         parts = of * int(value[:-1])
         return -(-parts // 100) if up else parts // 100
@@ -54,7 +59,7 @@ def _share(value: Any, of: int, up: bool) -> int:
 
 
 class Workload:
-    """One object that an agent applied. ValueError where Kubernetes would refuse it."""
+    """One applied object and its pods. Raises ValueError where Kubernetes would refuse the object."""
 
     __slots__ = ("key", "kind", "message", "name", "namespace", "need", "ordered", "pods", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
 
@@ -63,9 +68,10 @@ class Workload:
         self.pods: list[SimulatedPod] = []
         self.serial = 0
         self.template = ""
-        self.become(manifest)
+        self.update(manifest)
 
-    def become(self, manifest: Mapping[str, Any]) -> None:
+    def update(self, manifest: Mapping[str, Any]) -> None:
+        """Takes over a new version of the object."""
         metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
         self.kind = str(manifest.get("kind", ""))
         self.name = str(metadata.get("name", ""))
@@ -82,11 +88,11 @@ class Workload:
         self.need = read_template(body, daemon=self.kind == "DaemonSet")
         self.template = template_hash(manifest)
         try:
-            self._counts(spec)
+            self._update_counts(spec)
         except (TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{self.key}: {error}") from error
 
-    def _counts(self, spec: Mapping[str, Any]) -> None:
+    def _update_counts(self, spec: Mapping[str, Any]) -> None:
         if self.kind in REPLICATED:
             replicas = spec.get("replicas")
             self.wanted = 1 if replicas is None else int(replicas)
@@ -100,6 +106,9 @@ class Workload:
         elif self.kind == "CronJob":
             self.need = None
             self.message = "nothing runs until it is scheduled"
+        self._update_strategy(spec)
+
+    def _update_strategy(self, spec: Mapping[str, Any]) -> None:
         if self.kind == "StatefulSet":
             self.ordered = spec.get("podManagementPolicy") != "Parallel"
         if self.kind == "Deployment":
@@ -117,7 +126,7 @@ class Workload:
             self.unavailable = max(1, int(_share(rolling.get("maxUnavailable", 1), 1, True)))
 
     def current(self) -> list[SimulatedPod]:
-        """Pods of the template as it is now. A ReplicaSet leaves its older ones alone."""
+        """The pods of the current template. A ReplicaSet counts all its pods, because it never replaces older ones."""
         if self.kind in ("ReplicaSet", "ReplicationController"):
             return list(self.pods)
         return [pod for pod in self.pods if pod.template == self.template]
@@ -140,98 +149,86 @@ class Workload:
         )
 
 
-class Steps:
-    """What a step of a workload wants done; the cluster does it."""
+class Steps(NamedTuple):
+    """The pods that a controller creates (each with its ordinal and the node it must be on) and deletes next."""
 
-    __slots__ = ("create", "delete")
-
-    def __init__(self) -> None:
-        self.create: list[tuple[int, str]] = []  # ordinal, node it must be on
-        self.delete: list[SimulatedPod] = []
+    create: list[tuple[int, str]] = []
+    delete: list[SimulatedPod] = []
 
 
-def step(work: Workload, eligible: list[str] | None = None) -> Steps:
-    """The next thing to do for a workload; nothing when it is as it should be. `eligible`: nodes of a DaemonSet."""
-    steps = Steps()
+def next_steps(work: Workload, eligible: list[str] | None = None) -> Steps:
+    """Decides the next steps of a workload; none when it is as it should be. `eligible`: the nodes of a DaemonSet."""
     if work.need is None:
-        steps.delete = list(work.pods)
-    elif work.kind == "DaemonSet":
-        _daemons(work, eligible or [], steps)
-    elif work.kind == "StatefulSet":
-        _ordinals(work, steps)
-    elif work.kind == "Deployment":
-        _rolling(work, steps)
-    else:
-        _plain(work, steps)
-    return steps
+        return Steps(delete=list(work.pods))
+    if work.kind == "DaemonSet":
+        return _daemon_set_steps(work, eligible or [])
+    if work.kind == "StatefulSet":
+        return _stateful_set_steps(work)
+    if work.kind == "Deployment":
+        return _deployment_steps(work)
+    return _job_steps(work)
 
 
-def _plain(work: Workload, steps: Steps) -> None:
-    """Jobs and bare pods are made again, never patched."""
+def _job_steps(work: Workload) -> Steps:
+    """Pods of jobs and bare pods are recreated, never patched."""
     current = work.current()
-    steps.delete = [pod for pod in work.pods if pod not in current]
-    if not steps.delete:
-        _scale(work, current, work.wanted, steps)
+    outdated = [pod for pod in work.pods if pod not in current]
+    return Steps(delete=outdated) if outdated else _scale_steps(work, current)
 
 
-def _scale(work: Workload, current: list[SimulatedPod], to: int, steps: Steps) -> None:
-    if len(current) < to:
-        steps.create = [(0, "")] * (to - len(current))
-    elif len(current) > to:
-        spare = sorted(current, key=lambda pod: (pod.ready, pod.node is not None))
-        steps.delete = spare[: len(current) - to]
+def _scale_steps(work: Workload, current: list[SimulatedPod]) -> Steps:
+    """Creates missing pods, or deletes surplus ones: those that are not ready first."""
+    if len(current) < work.wanted:
+        return Steps(create=[(0, "")] * (work.wanted - len(current)))
+    surplus = sorted(current, key=lambda pod: (pod.ready, pod.node is not None))
+    return Steps(delete=surplus[: len(current) - work.wanted])
 
 
-def _rolling(work: Workload, steps: Steps) -> None:
+def _deployment_steps(work: Workload) -> Steps:
     current = work.current()
     old = [pod for pod in work.pods if pod.template != work.template]
     if not old:
-        _scale(work, current, work.wanted, steps)
-        return
+        return _scale_steps(work, current)
     if not work.surge and work.unavailable >= work.wanted:  # Recreate
-        steps.delete = old
-        return
-    room = work.wanted + work.surge - len(work.pods)
-    steps.create = [(0, "")] * max(0, min(room, work.wanted - len(current)))
+        return Steps(delete=old)
+    allowed = work.wanted + work.surge - len(work.pods)
+    create = [(0, "")] * max(0, min(allowed, work.wanted - len(current)))
     ready = sum(pod.ready for pod in work.pods)
     spare = ready - (work.wanted - work.unavailable)
-    for pod in sorted(old, key=lambda pod: pod.ready):
-        if pod.ready:
-            if spare <= 0:
-                break
-            spare -= 1
-        steps.delete.append(pod)
+    delete = [pod for pod in old if not pod.ready]
+    delete += [pod for pod in old if pod.ready][: max(0, spare)]
+    return Steps(create, delete)
 
 
-def _ordinals(work: Workload, steps: Steps) -> None:
+def _stateful_set_steps(work: Workload) -> Steps:
     by_number = {pod.number: pod for pod in work.pods}
-    steps.delete = [pod for pod in work.pods if pod.number >= work.wanted]
+    create: list[tuple[int, str]] = []
+    delete = [pod for pod in work.pods if pod.number >= work.wanted]
     for number in range(work.wanted):
         pod = by_number.get(number)
         if pod is None:
-            steps.create.append((number, ""))
+            create.append((number, ""))
         if work.ordered and (pod is None or not pod.ready):
             break
-    if steps.create or steps.delete:
-        return
-    # Rolled from the last to the first, one at a time; a pod that never got ready does not hold it up.
+    if create or delete:
+        return Steps(create, delete)
+    # Updated from the last to the first, one at a time; a pod that never became ready does not block the update.
     outdated = [pod for pod in work.pods if pod.template != work.template]
-    waiting = [pod for pod in outdated if not pod.ready]
-    if waiting:
-        steps.delete = waiting
-    elif outdated and all(pod.ready for pod in work.pods):
-        steps.delete = [max(outdated, key=lambda pod: pod.number)]
+    unready = [pod for pod in outdated if not pod.ready]
+    if not unready and outdated and all(pod.ready for pod in work.pods):
+        return Steps(delete=[max(outdated, key=lambda pod: pod.number)])
+    return Steps(delete=unready)
 
 
-def _daemons(work: Workload, eligible: list[str], steps: Steps) -> None:
+def _daemon_set_steps(work: Workload, eligible: list[str]) -> Steps:
     work.wanted = len(eligible)
+    nodes = set(eligible)
     by_node = {pod.need.node_name: pod for pod in work.pods}
-    steps.create = [(0, name) for name in eligible if name not in by_node]
-    there = set(eligible)
-    steps.delete = [pod for pod in work.pods if pod.need.node_name not in there]
-    if steps.create or steps.delete:
-        return
+    create = [(0, name) for name in eligible if name not in by_node]
+    delete = [pod for pod in work.pods if pod.need.node_name not in nodes]
+    if create or delete:
+        return Steps(create, delete)
     outdated = [pod for pod in work.pods if pod.template != work.template]
-    waiting = [pod for pod in outdated if not pod.ready]
+    unready = [pod for pod in outdated if not pod.ready]
     down = sum(not pod.ready for pod in work.pods)
-    steps.delete = waiting or outdated[: max(0, work.unavailable - down)]
+    return Steps(delete=unready or outdated[: max(0, work.unavailable - down)])
