@@ -54,7 +54,6 @@ _GROUPS = dict.fromkeys(("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet")
 _GROUPS |= {"Job": "batch", "CronJob": "batch", "Pod": "", "ReplicationController": ""}
 
 
-
 def has_pods(manifest: dict[str, Any]) -> bool:
     """Goes by kind and API group: a custom resource of kind `Job` in another group has no pods."""
     kind, version = manifest.get("kind"), manifest.get("apiVersion")
