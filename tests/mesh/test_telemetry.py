@@ -102,7 +102,7 @@ async def test_an_endpoint_answers_probes_only() -> None:
     async with serve_health(vitals, sock):
         port = sock.getsockname()[1]
         assert await asyncio.to_thread(ready, port) == (503, "missing: NATS")
-        vitals.waits_for = "the log"
+        vitals.waiting_for = "the log"
         assert await asyncio.to_thread(ready, port) == (503, "missing: the log")
         vitals.health = lambda: {"ok": False, "missing": ["the moon"]}
         assert await asyncio.to_thread(ready, port) == (503, "missing: NATS, the moon")
@@ -261,13 +261,13 @@ async def test_requests_are_counted_by_what_became_of_them(bus: Bus) -> None:
 
 async def test_no_trace_without_an_endpoint(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert not tracing.configured({}) and not tracing.on()
+    assert not tracing.configured({}) and not tracing.is_enabled()
     assert not tracing.configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"})
     assert not tracing.configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"})
     assert tracing.configured({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x/v1/traces"})
     seen: list[object] = []
     subscription = await bus.nc.subscribe("moorage.test.plain", cb=_keep(seen))
-    with tracing.began("x", {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}) as span, tracing.span("y"):
+    with tracing.server_span("x", {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}) as span, tracing.span("y"):
         assert span is None
         await bus.publish("moorage.test.plain", b"")
     await until(lambda: bool(seen))

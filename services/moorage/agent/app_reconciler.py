@@ -110,7 +110,7 @@ class AppReconciler:
     async def _bring(self, desired: DesiredApp) -> float:
         """Apply what is new, repair what drifted, look at how it is. Back with the seconds until the next look."""
         if self._done != desired.version:
-            with tracing.carried("apply", desired.traceparent, **{"moorage.app": self.app}):
+            with tracing.stored_span("apply", desired.traceparent, **{"moorage.app": self.app}):
                 self._traceparent = tracing.traceparent()
                 await self._apply(desired)
         else:

@@ -51,7 +51,7 @@ async def main(
         bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(cluster)}")
         try:
             agent = Agent(api, bus, cluster, dict(labels or {}), namespace)
-            bus.vitals.show(agent.figures)
+            bus.vitals.add_values(agent.figures)
             await _act(agent)
         finally:
             await bus.close()

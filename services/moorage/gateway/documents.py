@@ -17,7 +17,7 @@ from moorage.model.problems import (
     Refused,
     Violation,
     invalid,
-    whole,
+    with_defaults,
 )
 from moorage.model.reasons import Warn
 
@@ -52,7 +52,7 @@ async def apply(request: web.Request) -> web.StreamResponse:
             items.append(await _apply(request, document, dry))
         except Refused as refusal:
             refused[number] = refusal.problem
-            items.append({"accepted": False, "problem": whole(refusal.problem)})
+            items.append({"accepted": False, "problem": with_defaults(refusal.problem)})
     if refused:
         return problem_response(_some_refused(refused, len(documents)), items=items)
     return json_response({"items": items})

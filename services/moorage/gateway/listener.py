@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod
 
 from moorage.bus import Bus
-from moorage.model.problems import Problem, whole
+from moorage.model.problems import Problem, with_defaults
 
 from .responses import encode, problem_response, unavailable
 
@@ -88,7 +88,7 @@ class _RefuseConnection(asyncio.Protocol):
     with an earlier close."""
 
     def __init__(self) -> None:
-        body = encode(whole(unavailable("the gateway's connection limit is reached")))
+        body = encode(with_defaults(unavailable("the gateway's connection limit is reached")))
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
             f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"

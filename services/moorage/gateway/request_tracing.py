@@ -16,12 +16,12 @@ async def trace_requests(request: web.Request, handler: Handler) -> web.StreamRe
     HANDLED.set(
         Handled(f"{request.method} {request.path}", id=request_id(request))
     )  # the context is this connection's own
-    if not tracing.on() or (request.method in ("GET", "HEAD") and tracing.HEADER not in request.headers):
+    if not tracing.is_enabled() or (request.method in ("GET", "HEAD") and tracing.HEADER not in request.headers):
         return await handler(request)
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else ""
     about = {"http.request.method": request.method, "http.route": route, "url.path": request.path}
-    with tracing.began(f"{request.method} {route}".strip(), request.headers, **about) as span:
+    with tracing.server_span(f"{request.method} {route}".strip(), request.headers, **about) as span:
         response = await handler(request)
         span.set_attribute("http.response.status_code", response.status)
         return response

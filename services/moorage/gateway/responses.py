@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from moorage.model.problems import Problem, Refused, Violation, invalid, whole
+from moorage.model.problems import Problem, Refused, Violation, invalid, with_defaults
 
 from .rate_limits import BODY_LIMIT
 
@@ -29,7 +29,7 @@ def json_response(value: Any, status: int = 200) -> web.Response:
 
 def problem_response(problem: Problem, **more: Any) -> web.Response:
     """Builds the response for a problem; `more` are additional members of the document."""
-    body = encode({**whole(problem), **more})
+    body = encode({**with_defaults(problem), **more})
     response = web.Response(body=body, status=problem.status, content_type="application/problem+json")
     response["problem"] = problem
     if problem.status == 401:

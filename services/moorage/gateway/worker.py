@@ -34,7 +34,7 @@ def build(gateway: Gateway) -> web.Application:
         client_max_size=BODY_LIMIT,
     )
     app[GATEWAY] = gateway
-    gateway.bus.vitals.show(lambda: health.view_metrics(gateway))
+    gateway.bus.vitals.add_values(lambda: health.view_metrics(gateway))
     api_docs.prepare(app)
     add_routes(app, V1)
     v2.add_v2_routes(app, gateway)

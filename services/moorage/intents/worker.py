@@ -25,7 +25,7 @@ from moorage.model.problems import (
     invalid,
     not_found,
     unreadable,
-    whole,
+    with_defaults,
 )
 from moorage.model.reasons import Warn
 from moorage.model.v2_resources import GROUP, Change, group_name, kind_of
@@ -277,7 +277,7 @@ def _envelope(data: dict[str, Any]) -> str:
 
 
 def _refusal(problem: Problem) -> bytes:
-    return _encode({"accepted": False, "problem": whole(problem)})
+    return _encode({"accepted": False, "problem": with_defaults(problem)})
 
 
 def _controllers_of(paths: list[list[str]]) -> list[str]:
@@ -311,7 +311,7 @@ async def main(settings: Settings, *, mesh: Mesh) -> None:
     try:
         worker = Worker(bus, mesh)
         await worker.start()
-        bus.vitals.show(worker.gauges)
+        bus.vitals.add_values(worker.gauges)
         await bus.announce(worker.health)
         log.info("ready", **worker.health())
         await bus.closed.wait()

@@ -70,7 +70,7 @@ async def main(settings: Settings) -> None:
     store = FleetStore(settings.redis_url)
     lease = Lease(bus, "inventory")
     shell = InventoryWorker(bus, store, lease)
-    bus.vitals.show(shell.figures)
+    bus.vitals.add_values(shell.figures)
     tasks = [asyncio.create_task(lease.hold()), asyncio.create_task(bus.closed.wait())]
     try:
         done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)

@@ -294,7 +294,7 @@ class WaitLoop:
         waiter.due = None
         before = waiter.attempt
         clusters = self._fleet.size
-        with tracing.carried("decide again", waiter.record.traceparent, **{"moorage.group": group}):
+        with tracing.stored_span("decide again", waiter.record.traceparent, **{"moorage.group": group}):
             outcome = await self._decider.decide(waiter.record, "")
         if outcome is None:
             self._look_again(group)

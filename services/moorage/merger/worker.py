@@ -100,7 +100,7 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, wait_loop)
-    bus.vitals.show(lambda: state(started))
+    bus.vitals.add_values(lambda: state(started))
     bus.spawn(wait_loop.run())
     return started
 
@@ -115,8 +115,8 @@ async def main(settings: Settings) -> None:
         bus.set_waiting_for("the decision log")
         started = await start(bus, fleet)
         ledger = started.decider.follower
-        bus.vitals.show(lambda: followed(nodes, ledger.ledger))
-        bus.vitals.show(lambda: clusters(fleet))
+        bus.vitals.add_values(lambda: followed(nodes, ledger.ledger))
+        bus.vitals.add_values(lambda: clusters(fleet))
         bus.vitals.registry.register(CapacityCollector(fleet))
 
         def health() -> dict[str, Any]:

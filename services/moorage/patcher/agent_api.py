@@ -167,7 +167,7 @@ class AgentApi:
         if not self._is_certain():
             return None
         cluster, confirm = _cluster(incoming), _confirm(incoming.data)
-        with tracing.carried("confirm", confirm.traceparent, **{"moorage.cluster": cluster}):
+        with tracing.stored_span("confirm", confirm.traceparent, **{"moorage.cluster": cluster}):
             await self._store(cluster, confirm)
         # A patcher that took over while it was being stored may have read the status from before.
         return b"{}" if self._is_certain() else None

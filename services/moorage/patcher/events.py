@@ -42,7 +42,7 @@ class PhaseEvents:
         self.learn(status.group)
         desired = self._groups.desired.get(status.group)
         traceparent = desired.traceparent if desired is not None else ""
-        with tracing.carried(status.phase.lower(), traceparent, **{"moorage.group": status.group}):
+        with tracing.stored_span(status.phase.lower(), traceparent, **{"moorage.group": status.group}):
             await self._bus.emit(_subject(status), change, cause=status.decision, id=status.told, once=True)
 
     async def _recorded(self) -> list[RecordedEvent]:

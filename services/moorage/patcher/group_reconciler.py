@@ -131,7 +131,7 @@ class GroupReconciler:
         await self._agents.hint(group)
 
     def _removal(self, group: str, version: int, before: DesiredRecord | None) -> DesiredRecord:
-        with tracing.carried("take away", self._withdrawn_by.pop(group, ""), **{"moorage.group": group}):
+        with tracing.stored_span("take away", self._withdrawn_by.pop(group, ""), **{"moorage.group": group}):
             traceparent = tracing.traceparent()
         revision = before.revision if before is not None else 0
         return DesiredRecord(group=group, revision=revision, decision="", version=version, traceparent=traceparent)
@@ -143,7 +143,7 @@ class GroupReconciler:
         document = await self._groups.fetch(group, decision.revision)
         if document is None:
             raise NoAnswer(f"revision {decision.revision} of {group} is not stored (yet)")
-        with tracing.carried("patch", decision.traceparent, **{"moorage.group": group}):
+        with tracing.stored_span("patch", decision.traceparent, **{"moorage.group": group}):
             contributed = await self._actions.contributions(document, decision)
             traceparent = tracing.traceparent()
         if contributed.retry:

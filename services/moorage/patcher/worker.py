@@ -115,12 +115,12 @@ async def main(settings: Settings) -> None:
     lease = Lease(bus, "patcher")
     state: dict[str, Any] = {"role": "standby"}
     try:
-        bus.vitals.show(lambda: [MetricValue(*ACTIVE, float(state["role"] == "active"))])
+        bus.vitals.add_values(lambda: [MetricValue(*ACTIVE, float(state["role"] == "active"))])
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
         era = await bus.bucket(stores.LEASES).get(ERA)
         patcher = Patcher(bus, lease, int(era.value) if era is not None else 0)
-        bus.vitals.show(patcher.figures)
+        bus.vitals.add_values(patcher.figures)
         await patcher.start()
         state.update(role="active", generation=lease.generation)
         log.info("active", generation=lease.generation, groups=len(patcher.groups.heads))

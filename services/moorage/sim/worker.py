@@ -236,7 +236,7 @@ async def main(settings: Settings) -> None:
         await bus.serve(subjects.SIM_APPLY, served.apply, queue="sim", max_bytes=MAX_FLEET)
         await bus.serve(subjects.SIM_LIST, served.list, queue="sim")
         await bus.serve(subjects.SIM_FAULT, lambda incoming: _fault(sim, incoming, True))
-        bus.vitals.show(lambda: fleet_metrics(sim))
+        bus.vitals.add_values(lambda: fleet_metrics(sim))
         await bus.announce(lambda: fleet_health(sim))
         await bus.closed.wait()
     finally:

@@ -61,7 +61,7 @@ class Bus(FanOut):
 
     def set_waiting_for(self, what: str) -> None:
         """What keeps it from being ready, until it says how it is."""
-        self.vitals.waits_for = what
+        self.vitals.waiting_for = what
 
     def set_health(self, health: Callable[[], dict[str, Any]]) -> None:
         """From now on it is ready when this says so; to who looks at it, and not on the bus."""

@@ -205,7 +205,7 @@ class Connection:
         end: asyncio.TimerHandle | None = None
         loop = future.get_loop()
         try:
-            with tracing.requested(subject):
+            with tracing.request_span(subject):
                 await self.nc.publish(subject, data, reply, headers=tracing.headers(headers))
                 if again is not None:
                     patience, instead = again
@@ -296,7 +296,7 @@ class Connection:
             if not msg.headers:
                 await answered(msg)
                 return
-            with tracing.received(name, msg.headers, "SERVER" if msg.reply else "CONSUMER"):
+            with tracing.message_span(name, msg.headers, "SERVER" if msg.reply else "CONSUMER"):
                 await answered(msg)
 
         async def answered(msg: Msg) -> None:

@@ -88,7 +88,7 @@ class FanOut(Connection):
             names[future] = (name, reply)
             pending[name] = (future, start + deadline)
             future.add_done_callback(arrive)
-            if (span := tracing.asked(f"ask {name}")) is not None:
+            if (span := tracing.open_client_span(f"ask {name}")) is not None:
                 spans[name] = span
             if span is None and name in together:
                 self._later(subject, _Request(ident, payload, reply, future))
@@ -106,7 +106,7 @@ class FanOut(Connection):
                 future, end = pending.pop(name)
                 future.cancel()
                 if spans:
-                    tracing.missed(spans.pop(name))
+                    tracing.end_as_timeout(spans.pop(name))
                 self.figures.asked(name, asks[name][0]).timeout()
                 replies[name] = Reply("timeout", b"", (end - start) * 1e3, "no answer before its deadline")
         return {name: replies[name] for name in asks}

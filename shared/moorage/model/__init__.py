@@ -1,1 +1,1 @@
-"""Messages and stored objects, one noun per module. Nothing here acts."""
+"""Messages and stored objects, one noun per module. They hold data and do nothing."""

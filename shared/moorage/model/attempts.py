@@ -1,4 +1,4 @@
-"""What `moorage why` answers: the state of one group and the numbers behind it."""
+"""Attempts to decide a group, and the explanation of its state that `moorage why` shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SlotView(Model, kw_only=True):
 
 
 def slot_views(slots: Iterable[Slot]) -> list[SlotView]:
-    """By node: a claim that grew has slots of its own for what came later."""
+    """Adds up slots by node: a claim that grew has separate slots for the added pods."""
     counts: dict[str, int] = {}
     for slot in slots:
         counts[slot.node] = counts.get(slot.node, 0) + slot.count
@@ -38,8 +38,8 @@ class AppView(Model, kw_only=True):
 
 
 class Why(Model, kw_only=True):
-    """`pending_revision` and `pending_phase`: of a newer revision that is not decided, or does not fit; all else but the
-    reasons is of the one that stands."""
+    """The state of one group. `pending_revision` and `pending_phase` belong to a newer revision that is not decided or does
+    not fit; so do the reasons then. All else belongs to the current revision."""
 
     group: str
     revision: int
@@ -56,7 +56,7 @@ class Why(Model, kw_only=True):
 
 
 class Attempt(Model, kw_only=True):
-    """The outcome of one try to decide a group: the data of the event on `moorage.events.decisions.<phase>.<group>`."""
+    """The outcome of one attempt to decide a group: the data of the event on `moorage.events.decisions.<phase>.<group>`."""
 
     group: str
     revision: int

@@ -1,4 +1,4 @@
-"""Who may do what: roles, tokens as they are stored, and what is said about every change that somebody asked for."""
+"""Roles, access tokens as they are stored, and audit events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLES: tuple[Role, ...] = ("viewer", "editor", "admin")
 
 
 class Caller(Value, kw_only=True, frozen=True):
-    """Someone known. No projects: good for all of them."""
+    """An authenticated caller. Without projects it may use all of them."""
 
     name: str
     role: Role
@@ -25,7 +25,7 @@ class Caller(Value, kw_only=True, frozen=True):
 
 
 class Token(Model, kw_only=True):
-    """As it is stored: of the secret only a hash. It has 256 bits of chance, so nothing slower is needed."""
+    """An access token as it is stored, with a hash of the secret. The secret has 256 random bits, so a fast hash is enough."""
 
     id: str
     name: str
@@ -38,7 +38,7 @@ class Token(Model, kw_only=True):
 
 
 class Audit(Model, kw_only=True):
-    """The data of `moorage.events.audit.<outcome>.<who>`: one for every change that was asked for over HTTP."""
+    """The data of `moorage.events.audit.<outcome>.<who>`, published for every change requested over HTTP."""
 
     who: str
     role: str
@@ -47,5 +47,5 @@ class Audit(Model, kw_only=True):
     path: str
     status: int
     outcome: Literal["done", "refused", "failed"]
-    code: str = ""  # of the problem
-    what: list[str] = []  # documents that the body named
+    code: str = ""  # code of the problem
+    what: list[str] = []  # the documents in the body

@@ -1,4 +1,4 @@
-"""What every message and stored object shares: camelCase on the wire, absent means default, and where it came from."""
+"""Base classes of messages and stored objects: camelCase on the wire, and absent fields have their default."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import msgspec
 
 
 class Model(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """A value on the wire or in a store. Unknown fields pass: a newer writer never breaks an older reader."""
+    """A value on the wire or in a store. Unknown fields are ignored, so a newer writer never breaks an older reader."""
 
 
 class Value(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, frozen=True):
-    """A Model that can be a key: equal values are one."""
+    """A Model that is hashable and compares by value."""
 
 
 class Message(Model, kw_only=True):
-    """Something that was said: `id` names it, `cause` is the id of what set it off, `traceparent` follows W3C."""
+    """A message. `cause` is the id of the message that caused it, `traceparent` is that of W3C Trace Context."""
 
     id: str = ""
     cause: str = ""

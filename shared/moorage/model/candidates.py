@@ -1,4 +1,4 @@
-"""The question all placement controllers get at once, and the compact answer each gives."""
+"""The ask that all placement controllers get at once, and their compact answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .shapes import Intent, ShapedApp
 
 
 class PackedSet(Value, kw_only=True, frozen=True):
-    """Dense cluster ids: the shorter of a roaring bitmap and bits packed most significant first."""
+    """A set of cluster ids: the shorter of a roaring bitmap and bits packed most significant first."""
 
     format: Literal["roaring", "bits"]
     data: bytes
 
 
-#: Cluster names from outsiders, ids from our own.
+#: Names, from controllers without the SDK, or ids.
 WireSet = list[str] | PackedSet
 
 
@@ -28,12 +28,12 @@ class Ask(Message, kw_only=True):
     tenant: str
     apps: list[ShapedApp]
     intents: list[Intent] = []
-    explain: bool = False  # reasons are wanted (something was refused, or somebody asks why)
-    held: dict[str, list[str]] = {}  # app → clusters where it runs already, unchanged: its room there is its own
+    explain: bool = False  # reasons are wanted: something was refused, or a user asks why
+    held: dict[str, list[str]] = {}  # app → clusters where it runs already, unchanged, and so has its capacity
 
 
 class CandidateGroup(Model, kw_only=True):
-    """`count` clusters out of these. One group with the app's count is the plain case; count 0 = all of them."""
+    """`count` of these clusters; 0 means all of them. Usually there is one group with the app's count."""
 
     mode: Literal["allow", "deny"]
     clusters: WireSet = []
@@ -52,14 +52,14 @@ class AppAnswer(Model, kw_only=True):
 
 
 class Conflict(Model, kw_only=True):
-    """Each app fits there, both do not."""
+    """Two apps, and the clusters where each fits alone but not both."""
 
     apps: tuple[str, str]
     clusters: WireSet
 
 
 class AppsRule(Model, kw_only=True):
-    """The seed's second form: the apps that may (`allow`) or may not (`deny`) share a cluster with this one."""
+    """The apps that may (`allow`) or may not (`deny`) share a cluster with this one."""
 
     app: str
     mode: Literal["allow", "deny", "with"]  # "with": must be on the same clusters
@@ -77,13 +77,13 @@ class Answer(Message, kw_only=True):
 
 
 class Asks(Message, kw_only=True):
-    """Questions about several groups in one message, for those who registered that they take them `together`."""
+    """A batch of asks about several groups, for controllers that registered with `together`."""
 
     asks: list[Ask]
 
 
 class Answers(Message, kw_only=True):
-    """Of a bundle, by the asks' ids; what takes longer than the rest may come in a message of its own."""
+    """Answers to a batch by the ids of the asks. An answer that takes longer may be sent in a message of its own."""
 
     answers: dict[str, Answer]
 
@@ -92,7 +92,7 @@ Outcome = Literal["answered", "timeout", "error", "stale", "skipped"]
 
 
 class Asked(Model, kw_only=True):
-    """How one controller did, as `why` shows it."""
+    """The outcome of the ask to one controller, as `moorage why` shows it."""
 
     name: str
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""The registry of controllers: who is asked, how long, and what their silence means. Operators edit it while we run."""
+"""Entries of the registry of controllers: which are asked, with which deadline and policy. Operators edit it at run time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Controller(Model, kw_only=True):
     weight: float = 1
     placement: bool = True
     actions: bool = False
-    kinds: dict[str, dict[str, Any]] = {}  # kinds of intent it brings → JSON Schema of their spec
-    steady: bool = False  # where it allows an app changes with documents and labels of clusters, and when it says so
-    together: bool = False  # takes questions about several groups in one message
-    priority: int = 0  # of its namesake among /v2/controllers: breaks ties between scores, and does nothing else
-    pinned: list[str] = []  # fields that an operator set; what registers later does not change them
+    kinds: dict[str, dict[str, Any]] = {}  # kinds of intent that it registers → JSON Schema of their spec
+    steady: bool = False  # its answers depend on documents and labels of clusters only, until it publishes `changed`
+    together: bool = False  # takes batches of asks
+    priority: int = 0  # of the /v2 controller with this name; breaks ties between scores
+    pinned: list[str] = []  # fields set by an operator, which registration does not change
 
 
 class Register(Message, kw_only=True, forbid_unknown_fields=True):
-    """On `moorage.controllers.<name>.register`; the name is the subject's. What an operator set before stands."""
+    """The message on `moorage.controllers.<name>.register`; the name is taken from the subject."""
 
     deadline_ms: float = 500
     policy: Policy = "optional"
@@ -37,7 +37,7 @@ class Register(Message, kw_only=True, forbid_unknown_fields=True):
 
 
 class Setting(Message, kw_only=True, forbid_unknown_fields=True):
-    """On `moorage.controllers.set`, from operators: what is given is set, and made where it is not there."""
+    """The message on `moorage.controllers.set`: an operator sets these fields, or creates the entry."""
 
     name: str
     deadline_ms: float | None = None
@@ -45,4 +45,4 @@ class Setting(Message, kw_only=True, forbid_unknown_fields=True):
     weight: float | None = None
     placement: bool | None = None
     actions: bool | None = None
-    remove: bool = False  # forget it, settings and all
+    remove: bool = False  # remove the entry with its settings

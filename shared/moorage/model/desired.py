@@ -1,4 +1,4 @@
-"""Desired state of a cluster as its agent asks for it, and what the agent confirms."""
+"""Desired state of clusters, contributions to it, and the status that agents confirm."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .shapes import ShapedApp
 
 
 class Contribution(Model, kw_only=True):
-    """What an action controller wants in a manifest. `set`: the value at the JSON pointer `path`; `require`: node selector
-    requirements ANDed into every term; `prefer`: a preferred node affinity term. Without `cluster` it holds for all."""
+    """A change that an action controller makes to a manifest. `set`: the value at the JSON pointer `path`; `require`: node selector
+    requirements ANDed into every term; `prefer`: a preferred node affinity term. Without `cluster` it applies to all clusters."""
 
     app: str
     object: str  # "StatefulSet/core-fwall"
@@ -27,8 +27,8 @@ class Contribution(Model, kw_only=True):
 
 
 class ActionAsk(Message, kw_only=True):
-    """The decision and the manifests it is about; what its claims' slots hold beyond `apps`' shapes are the optional
-    needs that each cluster was found to meet."""
+    """The ask to action controllers: a decision and its manifests. Resources of slots beyond those of the shapes in `apps`
+    are the optional needs that were granted on that cluster."""
 
     group: str
     revision: int
@@ -45,7 +45,7 @@ class ActionAnswer(Message, kw_only=True):
 
 
 class AppVersion(Model, kw_only=True):
-    """A version of one app of a group on one cluster. `version` only grows; `remove`: delete what earlier versions made."""
+    """A version of one app of a group on one cluster. `version` only grows; `remove`: delete the objects of earlier versions."""
 
     group: str
     app: str
@@ -69,7 +69,7 @@ class EncodedDesiredApp(AppVersion, kw_only=True):
 
 
 class DesiredAsk(Message, kw_only=True):
-    """`have`: versions already applied, per `group app`; only what differs comes back."""
+    """An agent's request. `have`: the applied versions by `group app`; only differing apps are returned."""
 
     have: dict[str, int] = {}
     part: int = 0
@@ -90,7 +90,7 @@ class ObjectStatus(Model, kw_only=True):
 
 
 class Confirm(Message, kw_only=True):
-    """Agent → patcher, on its own subject: what became of one version."""
+    """Agent → patcher: the result of applying one version."""
 
     group: str
     app: str
@@ -101,14 +101,14 @@ class Confirm(Message, kw_only=True):
 
 
 class DesiredRecord(Model, kw_only=True):
-    """Bucket `moorage-desired`, one value per group: all that cannot be computed again from the log and the documents.
-    `nodes`: what each claim's pods prefer, kept while the claim is the same, so that a later decision (or a claim that
-    was assigned again) never changes a pod template."""
+    """A value of the bucket `moorage-desired`, one per group: what cannot be computed again from the log and the documents.
+    `nodes`: the nodes that each claim's pods prefer. They are kept while the claim is the same, so that neither a later
+    decision nor a reassignment changes a pod template."""
 
     group: str
     revision: int
     decision: str
-    version: int  # what agents compare: grows with every change, and with every restore
+    version: int  # compared by agents; grows with every change and every restore
     seq: int = 0  # of the decision in the log
     generation: int = 0  # of the patcher that wrote it
     contributions: list[Contribution] = []
@@ -119,7 +119,7 @@ class DesiredRecord(Model, kw_only=True):
 
 
 class AppStatus(Model, kw_only=True):
-    """What the agent of one cluster confirmed last of one app."""
+    """What the agent of one cluster last confirmed for one app."""
 
     app: str
     cluster: str
@@ -130,8 +130,8 @@ class AppStatus(Model, kw_only=True):
 
 
 class GroupStatus(Model, kw_only=True):
-    """Bucket `moorage-status`, one value per group. `reached`: this decision ran in full at least once, so what is not
-    ready now is degraded and not on its way."""
+    """A value of the bucket `moorage-status`, one per group. `reached`: this decision ran in full at least once, so objects
+    that are not ready now are degraded rather than progressing."""
 
     group: str
     revision: int
@@ -142,7 +142,7 @@ class GroupStatus(Model, kw_only=True):
     apps: list[AppStatus] = []
     reasons: list[Reason] = []
     warnings: list[Warn] = []
-    told: str = ""  # the id of the event that says this phase
+    told: str = ""  # id of the event about this phase
     generation: int = 0  # of the patcher that wrote it
 
 
@@ -157,8 +157,8 @@ class PhaseChange(Model, kw_only=True):
 
 
 class ClaimsRemoved(Message, kw_only=True):
-    """Patcher → the merger that writes releases: the agent confirmed that these claims' pods are taken away. `gone`: the
-    whole cluster has left the fleet, after what was made there had been taken away."""
+    """Patcher → the merger that writes releases: the agent confirmed that it removed these claims' pods. `gone`: the whole
+    cluster has left the fleet after its objects were removed."""
 
     claims: list[str]
     cluster: str
@@ -167,7 +167,7 @@ class ClaimsRemoved(Message, kw_only=True):
 
 
 class DiffAsk(Message, kw_only=True, forbid_unknown_fields=True):
-    """On `moorage.patcher.diff`: what the decision changes in a group's manifests."""
+    """The request on `moorage.patcher.diff` for the changes that the decision makes to a group's manifests."""
 
     group: str
 
@@ -183,7 +183,7 @@ class DiffItem(Model, kw_only=True):
 
 
 class DiffReply(Model, kw_only=True):
-    """`decision` is empty where none stands. Cut below 4 MB: then `truncated`."""
+    """`decision` is empty if there is none. A longer reply is cut below 4 MB and marked as `truncated`."""
 
     group: str = ""
     revision: int = 0

@@ -1,4 +1,4 @@
-"""Documents as people write them. Unknown fields are refused here, naming the path; nothing is silently ignored."""
+"""Documents as users write them. Unknown fields are refused with their path, never ignored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ObjectRef(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fie
 
 
 class Need(Strict, kw_only=True):
-    """Allocatable (`resource` with requests or limits or both) or a node label (`label` with its value)."""
+    """A need for a resource (with requests, limits or both) or for a node label with a value."""
 
     resource: str = ""
     requests: int | float | str | None = None
@@ -49,7 +49,7 @@ class Consumer(Strict, kw_only=True):
 
 
 class Term(Strict, kw_only=True):
-    """One of the fields; a nested `anyOf` inside `allOf` means what it says."""
+    """A placement term: one of the fields. `anyOf` and `allOf` may be nested."""
 
     label: dict[str, str] = {}
     cluster: str = ""
@@ -59,7 +59,7 @@ class Term(Strict, kw_only=True):
 
 
 class PlacementSet(Strict, kw_only=True):
-    """`count` clusters out of those the terms select; 0 = every one of them."""
+    """`count` of the clusters that the terms select; 0 means all of them."""
 
     count: int = 1
     all_of: list[Term] = []
@@ -67,7 +67,7 @@ class PlacementSet(Strict, kw_only=True):
 
 
 class Placement(Strict, kw_only=True):
-    """A filter; with `sets` also how many clusters, which then takes the place of the app's `replicas`."""
+    """A filter. `sets` also say how many clusters, instead of the app's `replicas`."""
 
     all_of: list[Term] = []
     any_of: list[Term] = []
@@ -107,7 +107,7 @@ class HpaIntentSpec(Strict, kw_only=True):
 
 
 class PlacementIntentSpec(Strict, kw_only=True):
-    """Either a filter (`allOf`, `anyOf`) or several sets with counts."""
+    """A filter (`allOf`, `anyOf`) or several sets with counts, for one app of a group."""
 
     group: str
     app: str
@@ -122,7 +122,7 @@ class AffinityIntentSpec(Strict, kw_only=True):
 
 
 class IntentDocument(Strict, kw_only=True):
-    """An intent of its own (`HpaIntent`, `PlacementIntent`, `AffinityIntent`, or a registered kind), for `spec.group`."""
+    """A standalone intent (`HpaIntent`, `PlacementIntent`, `AffinityIntent`, or a registered kind), for `spec.group`."""
 
     kind: str
     metadata: Metadata

@@ -1,4 +1,4 @@
-"""Events: what anyone may listen to. Unknown fields are ignored by readers."""
+"""The envelope of events. Readers ignore unknown fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import Message
 
 
 class Event(Message, kw_only=True):
-    cause: str = msgspec.field(default_factory=str)  # told where there is none, too
+    cause: str = msgspec.field(default_factory=str)  # a factory, so that an empty cause is encoded, too
     time: str = ""
     subject: str = ""
     data: msgspec.Raw = msgspec.Raw(b"{}")

@@ -1,4 +1,4 @@
-"""Deployment intent groups: the stored record of one, its states and phases."""
+"""Deployment intent groups: their stored records, states and phases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Phase = Literal[
 
 
 class Revision(Model, kw_only=True):
-    """One revision, resolved: all that asking, choosing and assigning need, and nothing more."""
+    """One resolved revision: the input of a decision."""
 
     group: str
     revision: int
@@ -23,12 +23,12 @@ class Revision(Model, kw_only=True):
     apps: list[ShapedApp]
     intents: list[Intent] = []
     warnings: list[Warn] = []
-    instantiated: str = ""  # RFC 3339, of the first instantiation: what waits is served oldest first
-    traceparent: str = ""  # of who asked for it: where the hint is lost or it has to wait, the trace goes on
+    instantiated: str = ""  # RFC 3339, time of the first instantiation; groups that wait are served oldest first
+    traceparent: str = ""  # of the request, so that the trace continues after a lost hint or a wait
 
 
 class Action(Model, kw_only=True):
-    """A step of a group's life, as its status lists them."""
+    """A step in a group's life cycle, as listed in its status."""
 
     state: State
     time: str
@@ -36,7 +36,7 @@ class Action(Model, kw_only=True):
 
 
 class GroupRecord(Model, kw_only=True):
-    """What the intent store keeps for a group, as one value: a change is one write."""
+    """The record of a group in the intent store. It is one value, so that a change is one write."""
 
     group: str
     revision: int
@@ -44,31 +44,31 @@ class GroupRecord(Model, kw_only=True):
     resolved: Revision
     manifests: dict[str, list[dict[str, Any]]] = {}  # app → objects, as given
     document: dict[str, Any] = {}  # the Application as given
-    intents: dict[str, dict[str, Any]] = {}  # "Kind/name" → documents of their own that name this group
+    intents: dict[str, dict[str, Any]] = {}  # "Kind/name" → standalone intents for this group
     labels: dict[str, str] = {}
     created: str = ""
     digest: str = ""  # of document and intents: equal means unchanged
     origin: str = ""  # "v2": composed from resources; else an Application as given
-    succeeds: str = ""  # the group that ends as soon as this one runs
-    leaving: str = ""  # to be forgotten as soon as it is terminated: the id of the request that wants it so
-    actions: list[Action] = []  # of groups from resources, the last ones
-    told: list[str] = []  # the event that says this change: what it is called, and its id
+    succeeds: str = ""  # the group that is terminated as soon as this one runs
+    leaving: str = ""  # id of the request to remove it once it is terminated
+    actions: list[Action] = []  # the last ones, of groups composed from resources
+    told: list[str] = []  # subject and id of the event about this change
 
 
 class Decide(Message, kw_only=True):
-    """Intent store → mergers: this revision wants a decision. `ahead`: its record is being written; nothing may be
-    committed before `Stored` says that it stands."""
+    """Intent store → mergers: this revision needs a decision. `ahead`: its record is still being written, and nothing may be
+    committed before `Stored` confirms it."""
 
     record: Revision
     ahead: bool = False
 
 
 class Stored(Message, kw_only=True):
-    """Intent store → all mergers: the record of the hint with this id is durable."""
+    """Intent store → all mergers: the record announced by the `Decide` with this id is durable."""
 
 
 class Withdraw(Message, kw_only=True):
-    """Intent store → mergers: `revision` and all before it are to end."""
+    """Intent store → mergers: `revision` and all earlier ones end."""
 
     group: str
     revision: int

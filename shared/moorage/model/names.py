@@ -1,4 +1,4 @@
-"""Names of groups and clusters, and how they become single tokens of NATS subjects and keys."""
+"""Names of groups and clusters, and their encoding as tokens of NATS subjects and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,126}[A-Za-z0-9])?", re.ASCII
 
 @lru_cache(65536)
 def token(name: str) -> str:
-    """`v1.0` → `v1=2E0`: one token whatever the name holds, so no name can reach into its neighbour's subject."""
+    """Encodes a name as one token (`v1.0` → `v1=2E0`), so that no name can match the subjects of another one."""
     return _UNSAFE.sub(lambda m: b"=%02X" % m[0][0], name.encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""A group's phase as one pure function of document, log and status: patcher and gateway can never tell different tales."""
+"""A group's phase as one pure function of document, log and status, so that patcher and gateway always agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENDED: tuple[State, ...] = ("Terminated", "TerminateStopped")
 
 
 def progress(status: GroupStatus) -> Phase:
-    """What the confirmations of a decision say about it."""
+    """Returns the phase that follows from the confirmations of a decision."""
     if status.reasons:
         return "Degraded"
     ready = True
@@ -34,8 +34,9 @@ def phase(
     attempt: Attempt | None = None,
     status: GroupStatus | None = None,
 ) -> Phase:
-    """`decision`: the one that stands, of whatever revision; an update that does not fit keeps the old one and its phase.
-    `counting`: claims of the group still count in the ledger. `attempt`: the last try to decide it."""
+    """Returns the phase of a group. `decision`: the current one, which may be of an older revision: an update that does not
+    fit keeps the old decision and its phase. `counting`: claims of the group still count in the ledger. `attempt`: the last
+    attempt to decide it."""
     if state in ENDED:
         return "Terminating" if counting or decision else "Terminated"
     if decision:

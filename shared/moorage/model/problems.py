@@ -1,4 +1,4 @@
-"""Refusals: RFC 9457 problems with a stable code and every violation listed at once."""
+"""Refusals as RFC 9457 problems, with a stable code and all violations at once."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 
 from .base import Model, Value
 
-#: What msgspec says: what is wrong, and where. A key that is wrong stands where its map does.
-_SAID = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>.*)`)?", re.DOTALL)
+#: An error of msgspec: what is wrong, and where. For a wrong key the path is that of its map.
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<field>.*)`", re.DOTALL)
 _CODES = {"contains unknown": ("UnknownField", "unknown field"), "missing required": ("Required", "is required")}
-#: Codes of messages that say nothing: kept for an operator, since they may be the sign of a fault elsewhere.
+#: Codes of unreadable messages. They are kept for an operator, since they may show a fault of the sender.
 UNREADABLE = ("Undecodable", "TooDeep", "TooLarge", "Empty", "SeveralDocuments")
 #: Fields that every message may have.
 ENVELOPE = ("id", "cause", "traceparent")
 
 
 class Violation(Value, kw_only=True, frozen=True):
-    """One thing that is wrong, where (`spec.apps[0].consumers[1].needs[0].requests`), and what to do."""
+    """One error in a document, with its path (`spec.apps[0].consumers[1].needs[0].requests`)."""
 
     path: str
     code: str
@@ -37,8 +37,8 @@ class Problem(Model, kw_only=True):
     errors: list[Violation] = []
 
 
-def whole(problem: Problem) -> dict[str, Any]:
-    """With its defaults: a reader need not know them."""
+def with_defaults(problem: Problem) -> dict[str, Any]:
+    """Returns all fields of a problem, with defaults, for readers that do not know them."""
     return {
         "type": problem.type,
         "title": problem.title,
@@ -50,7 +50,7 @@ def whole(problem: Problem) -> dict[str, Any]:
 
 
 class Refused(Exception):
-    """Carries a problem through code that cannot go on; the edge turns it into an answer, never into a log line alone."""
+    """Carries a problem up to the code that answers a request with it."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail or problem.title)
@@ -80,16 +80,16 @@ def invalid(errors: list[Violation], detail: str = "") -> Problem:
 
 
 def unreadable(error: Exception) -> Problem:
-    """What cannot be decoded: no JSON, or not of the form that is wanted, and then where it is not."""
-    errors = [_unfit(error)] if isinstance(error, msgspec.ValidationError) else []
+    """Returns the problem for a message that is not JSON, or not of the expected form (with the path)."""
+    errors = [_violation(error)] if isinstance(error, msgspec.ValidationError) else []
     detail = str(error)[:500] or "nested too deeply"
     return Problem(title="Not readable", status=400, code="Undecodable", detail=detail, errors=errors)
 
 
-def _unfit(error: msgspec.ValidationError) -> Violation:
-    said = _SAID.fullmatch(str(error))
-    assert said is not None
-    what, path = said["what"], (said["path"] or "").removeprefix(".")
+def _violation(error: msgspec.ValidationError) -> Violation:
+    match = _ERROR.fullmatch(str(error))
+    assert match is not None
+    what, path = match["what"], (match["path"] or "").removeprefix(".")
     if (field := _FIELD.fullmatch(what)) is None:
         code = "WrongType" if what.startswith("Expected") else "BadValue"
         return Violation(path=path, code=code, message=what[:500])
@@ -98,7 +98,7 @@ def _unfit(error: msgspec.ValidationError) -> Violation:
 
 
 def unknown_fields(given: Mapping[str, Any], known: Iterable[str]) -> list[Violation]:
-    """What a message or a body has and nobody reads."""
+    """Returns a violation for each field that is not known."""
     message = f"unknown field; known are {', '.join(sorted(known))}"
     return [Violation(path=f, code="UnknownField", message=message) for f in sorted({*given} - {*known})]
 
@@ -116,7 +116,7 @@ def conflict(detail: str) -> Problem:
 
 
 def changed_since(expected: int, found: int | None) -> Problem:
-    """What If-Match named does not stand any more, or never did; `expected` 0: anything would have done."""
-    now = "there is none" if found is None else f'it is "{found}" now'
-    detail = f"it was to be there, and {now}" if not expected else f'it was to be "{expected}", and {now}'
+    """Returns the problem for an If-Match that does not hold. `expected` is 0 for `If-Match: *`."""
+    now = "it does not exist" if found is None else f'it is "{found}" now'
+    detail = f"If-Match needs it to exist, but {now}" if not expected else f'If-Match is "{expected}", but {now}'
     return Problem(title="Changed since", status=412, code="Changed", detail=detail)

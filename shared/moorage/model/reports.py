@@ -1,4 +1,4 @@
-"""Reports: what sources in and beside a cluster say of its nodes and pods, in parts, with sequence numbers."""
+"""Reports about the nodes and pods of a cluster, in parts and with sequence numbers."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class PodReport(Model, kw_only=True):
 
 
 class Report(Message, kw_only=True):
-    """A delta names only rows that changed, each row whole; one with none is a heartbeat. `requested` includes the pods
-    that stand one by one. `seq` grows by one with each report of a session (a full one may jump ahead); all parts of a
-    report share it, and the report counts once the last part is there. A report that is not answered is sent again as it
-    was. `succeeds`: the session that this one takes the place of at once, if the source still knows it; without that, a
-    new session is refused until the old one is silent. `leaving`: the cluster goes for good; its number stays its own."""
+    """A delta has only changed rows, each complete; an empty one is a heartbeat. `requested` of a node includes the pods that
+    are listed one by one. `seq` grows by one with each report of a session (a full one may skip numbers). All parts of a
+    report share it, and the report takes effect with the last part. An unanswered report is sent again unchanged.
+    `succeeds`: the session that this one replaces at once, if the source still knows it; otherwise a new session is refused
+    until the old one is silent. `leaving`: the cluster leaves for good; its id is not given to another one."""
 
     session: str
     seq: int
@@ -82,7 +82,7 @@ class Report(Message, kw_only=True):
 
 
 class ReportReply(Model, kw_only=True):
-    """What inventory answers. `resync`: report in full; `refused`: another session owns this cluster's source."""
+    """Inventory's answer. `resync`: send a full report; `refused`: another session owns this source of the cluster."""
 
     period_ms: int = 2000
     resync: bool = False
@@ -91,8 +91,8 @@ class ReportReply(Model, kw_only=True):
 
 
 def parts_of(rows: Mapping[str, Iterable[bytes]]) -> list[bytes]:
-    """What a report lists, by field and each entry encoded, for as many parts as it takes: the fields of each part, with
-    a comma before each. What is gone is cut as well: a burst of pods that end is as long as one of pods that come."""
+    """Divides the encoded rows of a report, by field, into parts: the JSON members of each part, each after a comma. Fields
+    with what is gone are divided as well, for a burst of ending pods is as long as one of new pods."""
     bodies: list[dict[str, list[bytes]]] = [{}]
     size = 0
     for field, entries in rows.items():

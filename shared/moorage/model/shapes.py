@@ -1,4 +1,4 @@
-"""Shapes: what one pod of an object needs, resolved once per revision from its manifest and all intents."""
+"""Shapes: the needs of one pod of an object, resolved once per revision from its manifest and all intents."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from .base import Model, Value
 
-#: A resource of nodes whose CPU manager is static: whole cores that can be given exclusively. Nodes of clusters that
-#: report no CPU manager at all count as having any number (and the answer warns).
+#: A resource of nodes with a static CPU manager: whole cores that can be exclusive. Nodes of clusters that report no CPU
+#: manager count as having any number, with a warning.
 EXCLUSIVE = "moorage.dev/exclusive-cpu"
 PODS = "pods"
 
@@ -30,7 +30,7 @@ class Toleration(Value, kw_only=True, frozen=True):
 
 
 class OptionalNeed(Value, kw_only=True, frozen=True):
-    """Never excludes a cluster; a cluster where all `count` pods can have it scores its weight."""
+    """A need that excludes no cluster. A cluster where all `count` pods can have it scores its weight."""
 
     consumer: str
     name: str
@@ -40,7 +40,7 @@ class OptionalNeed(Value, kw_only=True, frozen=True):
 
 
 class NeedRef(Value, kw_only=True, frozen=True):
-    """Which consumer asked for how much of what: only for explanations. `container` is what the object already had."""
+    """A need of a consumer, for explanations only. Without a `consumer` it is what the manifest itself requests."""
 
     consumer: str
     name: str
@@ -49,10 +49,11 @@ class NeedRef(Value, kw_only=True, frozen=True):
 
 
 class Shape(Model, kw_only=True):
-    """One object's pod, `count` times in each cluster (or once on each matching node). `terms` are ORed, each a list of
-    ANDed requirements; empty = every node. CPU is milli, all else whole units; `pods: 1` is always among them."""
+    """A pod of an object, `count` times in each cluster (or once on each matching node). `terms` are ORed, each a list of
+    ANDed requirements; without any, every node matches. CPU is in milli, all else in whole units; `pods: 1` is always
+    among the resources."""
 
-    key: str  # equal shapes have equal keys: a hash of all that decides where it fits
+    key: str  # a hash of everything that affects where it fits, so equal shapes have equal keys
     object: str  # "StatefulSet/core-fwall"
     count: int = msgspec.field(default_factory=lambda: 1)
     per_node: bool = False
@@ -63,18 +64,18 @@ class Shape(Model, kw_only=True):
     needs: list[NeedRef] = []
     template: str = ""  # hash of the resolved pod template before claims
     surge: int = 0
-    # Kinds that come later fill these; until then non-empty values are refused by `fit`, never ignored.
+    # Not supported yet: `fit` refuses non-empty values.
     devices: list[Any] = []
     request_groups: list[Any] = []
     machine: str = ""
 
 
 def _no_shapes() -> list[Shape]:
-    return []  # unlike `list` itself, told
+    return []  # with `list` itself as the factory, empty lists would not be encoded
 
 
 class ShapedApp(Model, kw_only=True):
-    """As controllers are asked about it: whoever knows no defaults finds all of it, and of each shape the count."""
+    """An app as controllers are asked about it. All fields are encoded, for controllers that do not know the defaults."""
 
     name: str
     replicas: int = msgspec.field(default_factory=lambda: 1)
@@ -82,13 +83,13 @@ class ShapedApp(Model, kw_only=True):
 
 
 class Intent(Model, kw_only=True):
-    """An intent as asks carry it: known kinds and unknown ones alike, the spec undecoded."""
+    """An intent in an ask, of any kind, with its spec undecoded."""
 
     kind: str
     name: str
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
     def read(self) -> dict[str, Any]:
-        """Its `spec` as plain data."""
+        """Decodes the spec into plain data."""
         found: dict[str, Any] = msgspec.json.decode(self.spec)
         return found

@@ -1,5 +1,4 @@
-"""Bodies of the `/v2` interface in the form they are answered in. Clients may write them in older spellings; what the
-intent store keeps and everybody reads is this."""
+"""Bodies of the `/v2` interface. Clients may use older spellings; the intent store keeps and returns this form."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Meta(Body, kw_only=True):
 
 
 class Named(Body, kw_only=True):
-    """Projects, composite profiles, providers: a name and words about it; of `spec` whatever was given is kept."""
+    """A project, composite profile or provider: a name and a description. A `spec` is kept as given."""
 
     metadata: Meta
     spec: dict[str, Any] = {}
@@ -38,7 +37,7 @@ class CompositeApp(Body, kw_only=True):
 
 
 class AppSpec(Body, kw_only=True):
-    """`manifests`: Kubernetes objects, or YAML text with several; or they are uploaded as a file."""
+    """`manifests`: Kubernetes objects, or YAML text with several, unless they are uploaded as a file."""
 
     manifests: list[dict[str, Any]] | str = []
 
@@ -53,7 +52,7 @@ class OfAppSpec(Body, kw_only=True):
 
 
 class OfApp(Body, kw_only=True):
-    """A profile or a hardware intent: it is about one app of the composite app."""
+    """A profile or a hardware intent, for one app of the composite app."""
 
     metadata: Meta
     spec: OfAppSpec
@@ -81,14 +80,14 @@ class IntentsSpec(Body, kw_only=True):
 
 
 class Intents(Body, kw_only=True):
-    """Which of the group's intents count, by kind; a kind that it does not name counts whole."""
+    """Names of the intents that apply to the group, by kind. Of kinds that are not named, all apply."""
 
     metadata: Meta
     spec: IntentsSpec
 
 
 class ClusterTerm(Body, kw_only=True):
-    """One cluster by name, or those of a provider with a label."""
+    """Selects one cluster by name, or those of a provider with a label."""
 
     cluster_provider: str = ""
     cluster: str = ""
@@ -126,7 +125,7 @@ class Consumer(Body, kw_only=True):
 
 
 class Amount(Body, kw_only=True):
-    """Allocatable: `name` with requests or limits or both. Else `key` and `value` of a node label."""
+    """A need for the resource `name`, with requests, limits or both, or for a node label with `key` and `value`."""
 
     name: str = ""
     requests: int | float | str | None = None
@@ -149,7 +148,7 @@ class Requirement(Body, kw_only=True):
 
 
 class ClusterLabel(Body, kw_only=True):
-    """`clusterLabel` is its name: `east`, or `region=eu` where the label has a value."""
+    """A label of a cluster: `clusterLabel` is `east`, or `region=eu` if it has a value."""
 
     cluster_label: str
 

@@ -1,5 +1,5 @@
-"""The tree of `/v2` resources: which kinds there are, where they stand, and a copy of it in memory that the intent store
-and the gateways keep from the same bucket."""
+"""The kinds of `/v2` resources, their places in the tree, and the copy of the tree that the intent store and the gateways
+keep in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Path = tuple[str, ...]
 
 
 class ResourceKind(NamedTuple):
-    """`path` is of one resource; what stands in braces are names. `upload`: may come with a file."""
+    """A kind of resource. `path` is of one resource, with names in braces. `upload`: its body may come with a file."""
 
     path: Path
     body: type[msgspec.Struct]
@@ -46,7 +46,7 @@ class ResourceKind(NamedTuple):
 
 @cache
 def _collection(path: Path) -> Path:
-    """Composite apps have two names: their own and the version."""
+    """Composite apps have two name segments, the name and the version."""
     at = len(path)
     while path[at - 1].startswith("{"):
         at -= 1
@@ -128,11 +128,11 @@ CHILDREN: dict[Path, tuple[ResourceKind, ...]] = {
 
 
 def _words(pattern: Path) -> tuple[tuple[int, str], ...]:
-    """Where something stands that is no name."""
+    """Returns the positions of segments that are no names."""
     return tuple((at, part) for at, part in enumerate(pattern) if not part.startswith("{"))
 
 
-#: By what they are asked for and how long their paths are.
+#: Kinds by the fixed segments and the length of their paths.
 _PATTERNS: dict[tuple[bool, int], list[tuple[tuple[tuple[int, str], ...], ResourceKind]]] = defaultdict(list)
 for _one in KINDS:
     _PATTERNS[False, len(_one.path)].append((_words(_one.path), _one))
@@ -140,7 +140,7 @@ for _one in KINDS:
 
 
 def kind_of(path: Path, *, collection: bool = False) -> ResourceKind | None:
-    """The kind of a resource, or of what a collection holds."""
+    """Returns the kind of a resource, or of the resources in a collection."""
     for words, kind in _PATTERNS.get((collection, len(path)), ()):
         for at, word in words:
             if path[at] != word:
@@ -164,31 +164,31 @@ def group_path(group: str) -> Path:
 
 
 def group_name(path: Path) -> str:
-    """The group that a resource below a deployment intent group belongs to."""
+    """Returns the group of a resource below a deployment intent group."""
     return "/".join((path[1], path[3], path[4], path[6]))
 
 
 class Resource(Model, kw_only=True):
-    """What the bucket `moorage-resources` keeps. Only `body` is ever answered."""
+    """A value of the bucket `moorage-resources`. Only `body` is shown to clients."""
 
     body: msgspec.Raw
     created: str = ""
-    objects: list[dict[str, Any]] = []  # of an app: its manifests, from a file
-    chart: str = ""  # of an app: a Helm chart as .tgz, base64
+    objects: list[dict[str, Any]] = []  # manifests of an app, from a file
+    chart: str = ""  # Helm chart of an app as .tgz, base64
     values: dict[str, Any] = {}  # of a profile
     kubeconfig: str = ""  # of a cluster
 
 
 class ShownResource(Model, kw_only=True):
-    """Of a Resource what may be seen."""
+    """The part of a Resource that is shown to clients."""
 
     body: msgspec.Raw
 
 
 class Change(Message, kw_only=True, forbid_unknown_fields=True):
-    """On `moorage.intents.resource`: POST into a collection, PUT or DELETE of one resource, or DELETE of a collection.
-    `file` is base64. `if_match`: the resource must still be at this number of the bucket. `again`: it was asked for
-    already, and who was asked may have done it before it died."""
+    """The request on `moorage.intents.resource`: POST into a collection, PUT or DELETE of one resource, or DELETE of a
+    collection. `file` is base64. `if_match`: the resource must still have this revision of the bucket. `again`: the request
+    is repeated, and an intent store that died may have carried it out already."""
 
     verb: str  # create | replace | delete | clear
     path: list[str]
@@ -214,7 +214,7 @@ class StoredResource(NamedTuple):
 
 
 class ResourceTree:
-    """What is where, kept current from a mirror and from one's own writes, in whichever order the two arrive."""
+    """All resources by path, kept current from a mirror and from own writes, which may arrive in any order."""
 
     def __init__(self) -> None:
         self._held: dict[Path, StoredResource] = {}
@@ -229,7 +229,7 @@ class ResourceTree:
         return self._held.get(path)
 
     def put(self, path: Path, value: Any, seq: int) -> bool:
-        """False: something newer is known already."""
+        """Returns False if something newer is known already."""
         held = self._held.get(path)
         if (held is not None and held.seq >= seq) or self._gone.get(path, 0) >= seq:
             return False
@@ -258,14 +258,11 @@ class ResourceTree:
         return True
 
     def members(self, collection: Path) -> list[Path]:
-        """Sorted; of composite apps every version."""
+        """Returns the paths in a collection, sorted. Composite apps are listed with every version."""
         return sorted(self._in.get(collection, ()))
 
-    def has_members(self, collection: Path) -> bool:
-        return bool(self._in.get(collection))
-
     def children(self, path: Path) -> str:
-        """The first collection below that holds something; empty if none does."""
+        """Returns the first collection below the path that is not empty, or an empty string."""
         kind = kind_of(path)
         for child in CHILDREN[kind.path] if kind is not None else ():
             if self._in.get((*path, child.segment)):
@@ -273,7 +270,7 @@ class ResourceTree:
         return ""
 
     def below(self, path: Path) -> Iterator[Path]:
-        """What stands directly below."""
+        """Yields the paths directly below."""
         kind = kind_of(path)
         for child in CHILDREN[kind.path] if kind is not None else ():
             yield from self._in.get((*path, child.segment), ())

@@ -55,7 +55,7 @@ async def run(
         if any(one.capacity for one in controllers):
             log = await open_ledger(bus)
             keep_capacity(log, fleet)
-            bus.vitals.show(lambda: followed(follower, log.ledger))
+            bus.vitals.add_values(lambda: followed(follower, log.ledger))
         runner = ControllerRunner(bus, fleet, controllers)
         await runner.serve()
         bus.set_waiting_for("the intent store, to register")

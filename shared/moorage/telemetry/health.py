@@ -40,29 +40,29 @@ class ProcessHealth:
     def __init__(self, worker: str, restarts: int = 0) -> None:
         self.worker, self.restarts = worker, restarts
         self.registry = CollectorRegistry()
-        self.registry.register(_Self(self))
+        self.registry.register(_WorkerCollector(self))
         ProcessCollector(registry=self.registry)
-        self.taken = False
+        self.claimed = False
         #: Before there is a health to ask: what the worker waits for.
-        self.waits_for = "NATS"
+        self.waiting_for = "NATS"
         self.connected: Callable[[], bool] = lambda: False
         self.health: Callable[[], dict[str, Any]] | None = None
 
-    def show(self, read: Callable[[], Iterable[MetricValue]]) -> None:
+    def add_values(self, read: Callable[[], Iterable[MetricValue]]) -> None:
         """Numbers that are read only when somebody collects them."""
-        self.registry.register(_Read(read))
+        self.registry.register(_ValuesCollector(read))
 
     def missing(self) -> list[str]:
         """Nothing: ready."""
         if self.health is None:
-            return [self.waits_for]
+            return [self.waiting_for]
         missing = [] if self.connected() else ["NATS"]
         health = self.health()
         missing += [str(one) for one in health.get("missing", ())]
         return missing or ([] if health.get("ok", True) else ["it does not say what"])
 
 
-class _Read(Collector):
+class _ValuesCollector(Collector):
     def __init__(self, read: Callable[[], Iterable[MetricValue]]) -> None:
         self._read = read
 
@@ -78,7 +78,7 @@ class _Read(Collector):
             yield metric
 
 
-class _Self(Collector):
+class _WorkerCollector(Collector):
     def __init__(self, vitals: ProcessHealth) -> None:
         self._vitals = vitals
 
@@ -99,7 +99,7 @@ CURRENT: ContextVar[ProcessHealth | None] = ContextVar("vitals", default=None)
 def claim_health(worker: str) -> ProcessHealth:
     """This process's, for its bus. Where none is configured, or a second bus comes, one that nobody shows."""
     found = CURRENT.get()
-    if found is None or found.taken:
+    if found is None or found.claimed:
         found = ProcessHealth(worker)
-    found.taken = True
+    found.claimed = True
     return found

@@ -68,7 +68,7 @@ def handling(subject: str = "", *, id: str = "", cause: str = "") -> Iterator[No
         HANDLED.reset(before)
 
 
-def _about(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _add_message(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     handled = HANDLED.get()
     if handled is not None:
         for name, value in (("subject", handled.subject), ("id", handled.head.id), ("cause", handled.head.cause)):
@@ -79,16 +79,16 @@ def _about(_logger: Any, _method: str, event: structlog.typing.EventDict) -> str
     return event
 
 
-def _without_secrets(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _hide_secrets(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     for name, value in event.items():
         if _SECRET.search(name):
             event[name] = "***"
         elif isinstance(value, str):
-            event[name] = clean(value)
+            event[name] = hide_secrets(value)
     return event
 
 
-def clean(text: str) -> str:
+def hide_secrets(text: str) -> str:
     for pattern, instead in _IN_TEXT:
         text = pattern.sub(instead, text)
     return text
@@ -100,9 +100,9 @@ def configure_logs(worker: str, *, level: int = logging.INFO) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _about,
+        _add_message,
         structlog.processors.format_exc_info,
-        _without_secrets,
+        _hide_secrets,
     ]
     last: structlog.typing.Processor = structlog.processors.JSONRenderer(default=repr)
     if readable:

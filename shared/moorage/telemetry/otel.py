@@ -53,13 +53,13 @@ class Tracing:
             name, context=context, kind=SpanKind[kind], attributes=dict(attributes), record_exception=False
         )
 
-    def began(
+    def server_span(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]
     ) -> AbstractContextManager[Any]:
         given = {key.lower(): value for key, value in headers.items()}
         return self._start(name, "SERVER", attributes, _propagator.extract(given, Context()))
 
-    def received(
+    def message_span(
         self, name: str, headers: Mapping[str, str], kind: str, attributes: Mapping[str, Any]
     ) -> AbstractContextManager[Any]:
         context = _propagator.extract(headers, Context())
@@ -70,12 +70,12 @@ class Tracing:
     def span(self, name: str, kind: str, attributes: Mapping[str, Any]) -> AbstractContextManager[Any]:
         return self._start(name, kind, attributes, None) if _under_way() else _NOTHING
 
-    def asked(self, name: str, attributes: Mapping[str, Any]) -> Any:
+    def open_client_span(self, name: str, attributes: Mapping[str, Any]) -> Any:
         if not _under_way():
             return None
         return self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=dict(attributes))
 
-    def taken(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Any:
+    def open_stored_span(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Any:
         context = _propagator.extract(headers, Context())
         if not trace.get_current_span(context).get_span_context().is_valid:
             return None

@@ -56,29 +56,29 @@ def end_traces() -> None:
         tracing.end(_LAST)
 
 
-def on() -> bool:
+def is_enabled() -> bool:
     return _state.tracing is not None
 
 
-def began(name: str, headers: Mapping[str, str], **attributes: Any) -> AbstractContextManager[Any]:
+def server_span(name: str, headers: Mapping[str, str], **attributes: Any) -> AbstractContextManager[Any]:
     """A request from outside: goes on with its trace, or is the first of one. Gives the span, None where there is none."""
-    return _NOTHING if _state.tracing is None else _state.tracing.began(name, headers, attributes)
+    return _NOTHING if _state.tracing is None else _state.tracing.server_span(name, headers, attributes)
 
 
-def received(
+def message_span(
     name: str, headers: Mapping[str, str] | None, kind: Kind = "SERVER", **attributes: Any
 ) -> AbstractContextManager[Any]:
     """A message that may be part of a trace."""
     if _state.tracing is None or not headers or HEADER not in headers:
         return _NOTHING
-    return _state.tracing.received(name, headers, kind, attributes)
+    return _state.tracing.message_span(name, headers, kind, attributes)
 
 
-def carried(name: str, traceparent: str, **attributes: Any) -> AbstractContextManager[Any]:
+def stored_span(name: str, traceparent: str, **attributes: Any) -> AbstractContextManager[Any]:
     """Work on something stored that came out of a trace."""
     if _state.tracing is None or not traceparent:
         return _NOTHING
-    return _state.tracing.received(name, {HEADER: traceparent}, "CONSUMER", attributes)
+    return _state.tracing.message_span(name, {HEADER: traceparent}, "CONSUMER", attributes)
 
 
 def span(name: str, kind: Kind = "INTERNAL", **attributes: Any) -> AbstractContextManager[Any]:
@@ -86,7 +86,7 @@ def span(name: str, kind: Kind = "INTERNAL", **attributes: Any) -> AbstractConte
     return _NOTHING if _state.tracing is None else _state.tracing.span(name, kind, attributes)
 
 
-def requested(subject: str) -> AbstractContextManager[Any]:
+def request_span(subject: str) -> AbstractContextManager[Any]:
     """Somebody else's answer, waited for. Called what it is about, without the names in it, of which there are many."""
     if _state.tracing is None:
         return _NOTHING
@@ -94,22 +94,22 @@ def requested(subject: str) -> AbstractContextManager[Any]:
     return span(f"request {'.'.join(parts[:2] if parts[0] == '$KV' else parts[:3])}", "CLIENT")
 
 
-def asked(name: str, **attributes: Any) -> Any:
+def open_client_span(name: str, **attributes: Any) -> Any:
     """A span of something that others do while we go on: whoever gets it ends it. None outside of a trace."""
-    return None if _state.tracing is None else _state.tracing.asked(name, attributes)
+    return None if _state.tracing is None else _state.tracing.open_client_span(name, attributes)
 
 
-def missed(span: Any) -> None:
+def end_as_timeout(span: Any) -> None:
     """Ends a span of something that did not happen in time."""
     span.set_attribute("error.type", "timeout")
     span.end()
 
 
-def taken(name: str, traceparent: str, **attributes: Any) -> Any:
+def open_stored_span(name: str, traceparent: str, **attributes: Any) -> Any:
     """A span of something stored that lasts until whoever gets it ends it. None outside of a trace."""
     if _state.tracing is None or not traceparent:
         return None
-    return _state.tracing.taken(name, {HEADER: traceparent}, attributes)
+    return _state.tracing.open_stored_span(name, {HEADER: traceparent}, attributes)
 
 
 def traceparent_of(span: Any) -> str:

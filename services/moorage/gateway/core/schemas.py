@@ -225,13 +225,6 @@ class Leaving(Model, kw_only=True):
     phase: Literal["Terminating"]
 
 
-class ActBody(Model, kw_only=True):
-    """Parameters of operations: `revision` of rollback, `target` of migrate."""
-
-    revision: int | None = None
-    target: str | None = None
-
-
 class WorkerHealth(Model, kw_only=True):
     kind: str
     id: str
