@@ -60,17 +60,18 @@ class Bus(FanOut):
         return bus
 
     def set_waiting_for(self, what: str) -> None:
-        """What keeps it from being ready, until it says how it is."""
+        """Sets what /readyz names as missing until there is a health callback."""
         self.vitals.waiting_for = what
 
     def set_health(self, health: Callable[[], dict[str, Any]]) -> None:
-        """From now on it is ready when this says so; to who looks at it, and not on the bus."""
+        """Sets the health callback used by /readyz, without answering on the bus."""
         self.vitals.health = health
 
     async def announce(self, health: Callable[[], dict[str, Any]]) -> None:
+        """Makes the worker a NATS service, and ready as this health callback says."""
         await _service.announce(self, health)
         self.set_health(health)
-        # nats-py swallows a cancellation that meets it while it writes: who was told to end while starting ends here.
+        # nats-py swallows a cancellation that arrives while it writes, so a worker cancelled while it starts ends here.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError

@@ -1,4 +1,4 @@
-"""How a worker finds its bus and its Redis."""
+"""Addresses and keys with which a worker reaches NATS and Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 
 def setting(name: str, default: str = "") -> str:
-    """From the environment, else from the file that NAME_FILE names: what stands in a file shows in no list of processes."""
+    """Returns the environment variable, or else the content of the file that NAME_FILE names. Secrets belong into files,
+    since other processes may read the environment."""
     if (value := os.environ.get(name)) is not None:
         return value
     file = os.environ.get(f"{name}_FILE")

@@ -1,4 +1,4 @@
-"""Logs, metrics, traces: how a worker tells what it does."""
+"""Logs, metrics, traces and health of a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def configure(worker: str, *, restarts: int = 0) -> ProcessHealth:
-    """What a process does first, once it knows which worker it is (and after the fork)."""
+    """Sets up logs, metrics and traces of this process, which is from now on this worker. Call it after the fork."""
     configure_logs(worker)
     vitals = ProcessHealth(worker, restarts)
     CURRENT.set(vitals)

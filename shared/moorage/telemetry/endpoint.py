@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics of a worker, for probes and Prometheus. Only where an address is given."""
+"""Serves /livez, /readyz and /metrics of a worker, for probes and Prometheus, if an address is configured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLE = "MOORAGE_METRICS"
 
 
 def listen(address: str) -> socket.socket:
-    """HOST:PORT; port 0 takes a free one."""
+    """Opens HOST:PORT; port 0 takes a free one."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -43,7 +43,7 @@ def from_env() -> socket.socket | None:
 
 @asynccontextmanager
 async def serve_health(vitals: ProcessHealth, sock: socket.socket | None) -> AsyncIterator[None]:
-    """From the first moment of a worker on, so that one that cannot start says why."""
+    """Serves the health of a worker from its start, so that one that cannot start shows what it waits for."""
     if sock is None:
         yield
         return

@@ -1,5 +1,4 @@
-"""What a worker knows of itself for those who look after it: its metrics, and whether something is missing. One per
-process; the bus and the worker fill it in, the endpoint shows it."""
+"""Metrics and readiness of a process. The bus and the worker fill them in, and the endpoint serves them."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-# Half as many series again, and nobody asks.
+# They would add half as many series again, and nothing uses them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-#: Of kinds of which one does what only one may do.
-ACTIVE = ("moorage_worker_active", "1 for the one of its kind that does what only one may do, 0 for who stands by")
-#: From half a millisecond, the time of one step, to more than any deadline.
+#: Name and help of a metric that workers with one active process have.
+ACTIVE = ("moorage_worker_active", "1 if this worker is the leader, 0 if it is a standby")
+#: Buckets of histograms: from half a millisecond, the time of one step, to more than any deadline.
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -28,7 +27,7 @@ def version_of_moorage() -> str:
 
 
 class MetricValue(NamedTuple):
-    """A number, or one for each value of a label. Names of counters end in `_total`."""
+    """A number, or one for each value of a label, with its help text. Names of counters end in `_total`."""
 
     name: str
     about: str
@@ -37,29 +36,31 @@ class MetricValue(NamedTuple):
 
 
 class ProcessHealth:
+    """The metrics registry of one process, and what it still needs to be ready."""
+
     def __init__(self, worker: str, restarts: int = 0) -> None:
         self.worker, self.restarts = worker, restarts
         self.registry = CollectorRegistry()
         self.registry.register(_WorkerCollector(self))
         ProcessCollector(registry=self.registry)
         self.claimed = False
-        #: Before there is a health to ask: what the worker waits for.
+        #: What the worker waits for while it starts, until `health` is set.
         self.waiting_for = "NATS"
         self.connected: Callable[[], bool] = lambda: False
         self.health: Callable[[], dict[str, Any]] | None = None
 
     def add_values(self, read: Callable[[], Iterable[MetricValue]]) -> None:
-        """Numbers that are read only when somebody collects them."""
+        """Adds metrics whose values are read when Prometheus collects them."""
         self.registry.register(_ValuesCollector(read))
 
     def missing(self) -> list[str]:
-        """Nothing: ready."""
+        """Returns what keeps the worker from being ready; empty if it is ready."""
         if self.health is None:
             return [self.waiting_for]
         missing = [] if self.connected() else ["NATS"]
         health = self.health()
         missing += [str(one) for one in health.get("missing", ())]
-        return missing or ([] if health.get("ok", True) else ["it does not say what"])
+        return missing or ([] if health.get("ok", True) else ["unknown; see its log"])
 
 
 class _ValuesCollector(Collector):
@@ -83,21 +84,21 @@ class _WorkerCollector(Collector):
         self._vitals = vitals
 
     def collect(self) -> Iterable[Metric]:
-        me = self._vitals
-        about = GaugeMetricFamily("moorage_worker_info", "Which worker this is", labels=["worker", "version"])
-        about.add_metric([me.worker, version_of_moorage()], 1)
-        ready = GaugeMetricFamily("moorage_worker_ready", "1 while nothing is missing", value=float(not me.missing()))
+        worker = self._vitals
+        info = GaugeMetricFamily("moorage_worker_info", "Name and version of this worker", labels=["worker", "version"])
+        info.add_metric([worker.worker, version_of_moorage()], 1)
+        ready = GaugeMetricFamily("moorage_worker_ready", "1 if the worker is ready", value=float(not worker.missing()))
         restarts = CounterMetricFamily(
-            "moorage_worker_restarts", "How often the supervisor has started this worker again", value=me.restarts
+            "moorage_worker_restarts", "Restarts of this worker by its supervisor", value=worker.restarts
         )
-        return [about, ready, restarts]
+        return [info, ready, restarts]
 
 
 CURRENT: ContextVar[ProcessHealth | None] = ContextVar("vitals", default=None)
 
 
 def claim_health(worker: str) -> ProcessHealth:
-    """This process's, for its bus. Where none is configured, or a second bus comes, one that nobody shows."""
+    """Returns the health of this process for its bus; if none is configured or another bus has it, one that is not served."""
     found = CURRENT.get()
     if found is None or found.claimed:
         found = ProcessHealth(worker)

@@ -1,5 +1,5 @@
-"""Structured logs: one JSON object a line on stderr, or readable lines on a terminal. A line that arises while a message is
-handled names the message: its subject, id and cause."""
+"""Structured logs: one JSON object a line on stderr, or readable lines on a terminal. A line that is logged while a message
+is handled has the subject, id and cause of the message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import structlog
 
 from .tracing import current_ids
 
-#: Never shown, whatever they hold; and what looks like one of them in any text.
+#: Fields with these names are hidden, and so is text that looks like a secret.
 _SECRET = re.compile(r"token|seed|secret|password|authorization|credential", re.IGNORECASE)
 _IN_TEXT = (
     (re.compile(r"(://[^/\s:@]*):[^/\s@]+@"), r"\1:***@"),
@@ -26,7 +26,7 @@ _IN_TEXT = (
 
 
 class _Head(msgspec.Struct):
-    """Of a message, who it is."""
+    """The ids of a message."""
 
     id: str = ""
     cause: str = ""
@@ -36,7 +36,7 @@ _head = msgspec.json.Decoder(_Head).decode
 
 
 class Handled:
-    """The message in hand. Most are handled without a word, so nobody looks into it before something is said."""
+    """The message being handled. It is decoded for its ids only when something is logged, since most messages log nothing."""
 
     __slots__ = ("_head", "data", "subject")
 
@@ -54,13 +54,13 @@ class Handled:
         return self._head
 
 
-#: Set by the bus around each handler, and by workers around what they take up by themselves.
+#: Set by the bus around each handler, and by workers around work that no message caused directly.
 HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
 
 
 @contextmanager
 def handling(subject: str = "", *, id: str = "", cause: str = "") -> Iterator[None]:
-    """Log lines within are about this."""
+    """Adds subject, id and cause to the log lines of the block."""
     before = HANDLED.set(Handled(subject, id=id, cause=cause))
     try:
         yield
@@ -114,7 +114,7 @@ def configure_logs(worker: str, *, level: int = logging.INFO) -> None:
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(worker=worker)
-    # What libraries say comes the same way.
+    # Logs of libraries take the same form.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

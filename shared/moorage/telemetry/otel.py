@@ -1,5 +1,5 @@
-"""The part of traces that needs OpenTelemetry; imported only where they are configured. Endpoint, headers, sampling and
-resource attributes come from OpenTelemetry's own environment variables."""
+"""Traces with OpenTelemetry; imported only if they are configured. Endpoint, headers, sampling and resource attributes come
+from OpenTelemetry's own environment variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Tracing:
             "service.namespace": "moorage",
             "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
         }
-        # The variables win: Resource.create lets what it is given win over them.
+        # The variables take precedence, but Resource.create prefers its arguments.
         named = Resource.create().attributes
         unnamed = str(named.get("service.name", "")).startswith("unknown_service")
         about = {
@@ -41,7 +41,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("moorage")
 
     def end(self, patience: int) -> None:
-        # The exporter repeats what a collector did not take for longer than anybody waits for us.
+        # The exporter may retry for longer than a supervisor waits for this process.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(patience / 1e3)
@@ -68,10 +68,10 @@ class Tracing:
         return self._start(name, kind, attributes, context)
 
     def span(self, name: str, kind: str, attributes: Mapping[str, Any]) -> AbstractContextManager[Any]:
-        return self._start(name, kind, attributes, None) if _under_way() else _NOTHING
+        return self._start(name, kind, attributes, None) if _in_trace() else _NOTHING
 
     def open_client_span(self, name: str, attributes: Mapping[str, Any]) -> Any:
-        if not _under_way():
+        if not _in_trace():
             return None
         return self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=dict(attributes))
 
@@ -87,7 +87,7 @@ class Tracing:
         return made
 
     def headers(self, more: dict[str, str] | None) -> dict[str, str] | None:
-        if not _under_way():
+        if not _in_trace():
             return more
         made = dict(more or {})
         _propagator.inject(made)
@@ -100,5 +100,5 @@ class Tracing:
         return [("trace_id", f"{context.trace_id:032x}"), ("span_id", f"{context.span_id:016x}")]
 
 
-def _under_way() -> bool:
+def _in_trace() -> bool:
     return trace.get_current_span().get_span_context().is_valid

@@ -1,8 +1,8 @@
-"""Traces, where an OTLP endpoint is configured in OpenTelemetry's own variables. Elsewhere all of this is a look at one
+"""Traces, if an OTLP endpoint is configured in OpenTelemetry's own variables. Otherwise each function only checks one
 variable, and OpenTelemetry is neither needed nor imported.
 
-One trace leads from a request to the pods. Spans are made only within one: the gateway begins it, messages carry it in
-their headers, and what is stored between two steps (a decision, desired state) carries it in a field."""
+A trace leads from an HTTP request to the pods. The gateway starts it, messages carry it in their headers, and stored values
+between two steps (a decision, desired state) carry it in a field. Spans are made only within a trace."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Kind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
 HEADER = "traceparent"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NOTHING: AbstractContextManager[Any] = nullcontext()
-#: How long a process that ends waits for a collector to take its last spans.
+#: Milliseconds that a process waits at its end for the collector to take its last spans.
 _LAST = 1000
 
 
-class _Off:
-    """Whether traces are on, as an attribute: one look is all that who has none pays."""
+class _State:
+    """Holds the tracing of this process. One attribute access is the whole cost while it is None."""
 
     tracing: Tracing | None = None
 
 
-_state = _Off()
+_state = _State()
 
 
 def configured(env: Mapping[str, str] = os.environ) -> bool:
@@ -39,7 +39,7 @@ def configured(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def configure_traces(worker: str) -> None:
-    """After the fork: exporting is a thread of this process."""
+    """Starts tracing if it is configured. Call it after the fork, since the exporter is a thread of the process."""
     if not configured():
         return
     try:
@@ -50,7 +50,7 @@ def configure_traces(worker: str) -> None:
 
 
 def end_traces() -> None:
-    """Sends what is left. Bounded, for a collector that is away must not keep a worker from ending."""
+    """Sends the remaining spans, in bounded time: a collector that does not answer must not keep a worker from ending."""
     tracing, _state.tracing = _state.tracing, None
     if tracing is not None:
         tracing.end(_LAST)
@@ -61,33 +61,33 @@ def is_enabled() -> bool:
 
 
 def server_span(name: str, headers: Mapping[str, str], **attributes: Any) -> AbstractContextManager[Any]:
-    """A request from outside: goes on with its trace, or is the first of one. Gives the span, None where there is none."""
+    """A span for a request from outside, in the trace of its headers or a new one. Enters as None if tracing is off."""
     return _NOTHING if _state.tracing is None else _state.tracing.server_span(name, headers, attributes)
 
 
 def message_span(
     name: str, headers: Mapping[str, str] | None, kind: Kind = "SERVER", **attributes: Any
 ) -> AbstractContextManager[Any]:
-    """A message that may be part of a trace."""
+    """A span for handling a message, if it is part of a trace."""
     if _state.tracing is None or not headers or HEADER not in headers:
         return _NOTHING
     return _state.tracing.message_span(name, headers, kind, attributes)
 
 
 def stored_span(name: str, traceparent: str, **attributes: Any) -> AbstractContextManager[Any]:
-    """Work on something stored that came out of a trace."""
+    """A span for work on a stored value that has the `traceparent` of a trace."""
     if _state.tracing is None or not traceparent:
         return _NOTHING
     return _state.tracing.message_span(name, {HEADER: traceparent}, "CONSUMER", attributes)
 
 
 def span(name: str, kind: Kind = "INTERNAL", **attributes: Any) -> AbstractContextManager[Any]:
-    """A step of what is under way."""
+    """A span for one step of the current trace."""
     return _NOTHING if _state.tracing is None else _state.tracing.span(name, kind, attributes)
 
 
 def request_span(subject: str) -> AbstractContextManager[Any]:
-    """Somebody else's answer, waited for. Called what it is about, without the names in it, of which there are many."""
+    """A span for a request. It is named after the subject without the names in it, of which there are too many."""
     if _state.tracing is None:
         return _NOTHING
     parts = subject.split(".", 3)
@@ -95,18 +95,18 @@ def request_span(subject: str) -> AbstractContextManager[Any]:
 
 
 def open_client_span(name: str, **attributes: Any) -> Any:
-    """A span of something that others do while we go on: whoever gets it ends it. None outside of a trace."""
+    """Starts a span for work of others in the background. The caller ends it. None outside of a trace."""
     return None if _state.tracing is None else _state.tracing.open_client_span(name, attributes)
 
 
 def end_as_timeout(span: Any) -> None:
-    """Ends a span of something that did not happen in time."""
+    """Ends a span as a timeout."""
     span.set_attribute("error.type", "timeout")
     span.end()
 
 
 def open_stored_span(name: str, traceparent: str, **attributes: Any) -> Any:
-    """A span of something stored that lasts until whoever gets it ends it. None outside of a trace."""
+    """Starts a span in the trace of a stored value. The caller ends it. None if there is no trace."""
     if _state.tracing is None or not traceparent:
         return None
     return _state.tracing.open_stored_span(name, {HEADER: traceparent}, attributes)
@@ -121,15 +121,15 @@ def headers_of(span: Any) -> dict[str, str] | None:
 
 
 def headers(more: dict[str, str] | None = None) -> dict[str, str] | None:
-    """With them a message carries on the trace under way."""
+    """Returns the headers of a message with the current trace added."""
     return more if _state.tracing is None else _state.tracing.headers(more)
 
 
 def traceparent() -> str:
-    """Of the span under way, for what is stored; empty where there is none."""
+    """Returns the `traceparent` of the current span for a stored value; empty if there is none."""
     return "" if _state.tracing is None else str((_state.tracing.headers(None) or {}).get(HEADER, ""))
 
 
 def current_ids() -> Iterable[tuple[str, str]]:
-    """For log lines."""
+    """Returns the ids of the current trace and span for log lines."""
     return () if _state.tracing is None else _state.tracing.current_ids()

@@ -297,7 +297,9 @@ class SimulatedAgent:
         """Applies a version of an app, or refuses it under the fault `refuse`."""
         key = (app.group, app.app)
         self._end_span(key)
-        span = tracing.open_stored_span("apply", app.traceparent, **{"moorage.cluster": self.id, "moorage.app": app.app})
+        span = tracing.open_stored_span(
+            "apply", app.traceparent, **{"moorage.cluster": self.id, "moorage.app": app.app}
+        )
         if span is not None:
             self.apply_spans[key], self.traceparents[key] = span, tracing.traceparent_of(span)
         if self.fault == "refuse":
