@@ -1,4 +1,4 @@
-"""Documents: what is wrong is said all at once, with its place; what differs only in spelling is taken."""
+"""Documents: all mistakes are answered together, with their places; other spellings are accepted."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ WRONG_NEEDS: list[tuple[dict[str, Any], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("need", "expected"), WRONG_NEEDS, ids=lambda v: str(v)[:60])
-def test_needs(need: dict[str, Any], expected: dict[str, str]) -> None:
+def test_wrong_needs_are_refused(need: dict[str, Any], expected: dict[str, str]) -> None:
     assert violations(document([need])) == expected
 
 
 def change(path: str, value: Any) -> dict[str, Any]:
-    """The document with one place changed; `...` removes it."""
+    """Returns the document with one place changed; `...` removes it."""
     data = copy.deepcopy(document())
     node: Any = data
     *steps, last = [int(p) if p.isdigit() else p for p in path.split("/")]
@@ -173,11 +173,11 @@ WRONG_PLACES: list[tuple[str, Any, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "expected"), WRONG_PLACES, ids=lambda v: str(v)[:50])
-def test_places(path: str, value: Any, expected: dict[str, str]) -> None:
+def test_wrong_fields_are_refused(path: str, value: Any, expected: dict[str, str]) -> None:
     assert violations(change(path, value)) == expected
 
 
-def test_every_violation_of_a_document_at_once() -> None:
+def test_all_violations_of_a_document_are_answered_together() -> None:
     data = document([{"resource": "cpu", "requests": 5, "limits": 4, "weight": 12}, {"label": "a", "valu": "b"}])
     data["apiversion"] = data.pop("apiVersion")
     data["metadata"]["name"] = "_"
@@ -199,13 +199,21 @@ def test_every_violation_of_a_document_at_once() -> None:
     }
 
 
-def test_an_unknown_field_says_what_was_meant() -> None:
+def test_a_namespace_that_is_not_text_is_left_to_kubernetes() -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": ["a"]}}
+    assert isinstance(validate.accept(document(manifests=[manifest(), config]), {}), Accepted)
+    assert violations(document(manifests=[manifest(), config, config])) == {
+        f"{APP}.manifests[2].metadata.name": "Duplicate"
+    }
+
+
+def test_an_unknown_field_is_answered_with_the_closest_known_one() -> None:
     problem = refusal(change("spec/apps/0/replica", 2))
     assert problem.errors[0].message == "unknown field; did you mean 'replicas'?"
     assert problem.detail == "spec.apps[0].replica: unknown field; did you mean 'replicas'?"
 
 
-def test_spelling_is_free() -> None:
+def test_numbers_and_booleans_may_be_written_as_text() -> None:
     data = document(
         [
             {"resource": "cpu", "requests": "1", "mandatory": "false", "weight": "9"},
@@ -257,7 +265,7 @@ WRONG_INTENTS: list[tuple[dict[str, Any], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("data", "expected"), WRONG_INTENTS, ids=lambda v: str(v)[:70])
-def test_intents_of_their_own(data: dict[str, Any], expected: dict[str, str]) -> None:
+def test_wrong_standalone_intents_are_refused(data: dict[str, Any], expected: dict[str, str]) -> None:
     assert violations(data) == expected
 
 
@@ -295,12 +303,12 @@ def code(text: bytes) -> tuple[int, str]:
     ],
     ids=lambda v: str(v)[:40],
 )
-def test_texts(text: bytes, expected: tuple[int, str]) -> None:
+def test_unreadable_texts_are_refused(text: bytes, expected: tuple[int, str]) -> None:
     assert code(text) == expected
 
 
 def multiplied(first: str, each: str) -> bytes:
-    """Nine lines, each with ten of the line before it."""
+    """Nine lines, each with ten aliases of the line before it."""
     lines = [f"a0: &a0 {first}"]
     lines += [f"a{n}: &a{n} {each.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, 9)]
     return "\n".join(lines).encode()
@@ -316,35 +324,35 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_aliases_cannot_multiply(bomb: str) -> None:
+def test_alias_bombs_are_refused(bomb: str) -> None:
     began = time.perf_counter()
     assert code(BOMBS[bomb]) == (413, "TooLarge")
     assert time.perf_counter() - began < 2
 
 
 @pytest.mark.parametrize("opened", [b"[", b"{a: ", b"- ", b"? "])
-def test_depth_ends_no_process(opened: bytes) -> None:
+def test_deep_nesting_is_refused(opened: bytes) -> None:
     assert code(b"x:\n " + opened * (600_000 // len(opened))) == (400, "TooDeep")
 
 
-def test_what_holds_itself_is_too_deep() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     assert code(b"a: &a [*a]") == (400, "TooDeep")
 
 
-def test_aliases_mean_what_they_name() -> None:
+def test_aliases_and_merge_keys_are_expanded() -> None:
     text = b"base: &base {a: 1, b: [x]}\nown: {<<: *base, a: 2}\nsame: [*base, *base]\n"
     base = {"a": 1, "b": ["x"]}
     assert yaml_json.parse_document(text) == {"base": base, "own": {"a": 2, "b": ["x"]}, "same": [base, base]}
 
 
 @pytest.mark.parametrize("number", [b"1" + b":1" * 100_000, b"9" * 100_000, b"0x" + b"f" * 500])
-def test_long_numbers_are_none(number: bytes) -> None:
+def test_long_numbers_are_refused(number: bytes) -> None:
     began = time.perf_counter()
     assert code(b"a: " + number) == (400, "Undecodable")
     assert time.perf_counter() - began < 2
 
 
-def test_yaml_is_the_same_document() -> None:
+def test_dates_in_yaml_stay_text() -> None:
     text = b"kind: Application\nmetadata: {name: shop, labels: {since: 2024-01-01}}\nspec: {apps: []}\n"
     assert yaml_json.parse_document(text)["metadata"]["labels"] == {"since": "2024-01-01"}
 
@@ -387,8 +395,8 @@ FULL["spec"]["affinity"] = [{"apart": ["web", "other"], "mandatory": False}]
 FULL["spec"]["apps"].append({"name": "other", "manifests": [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}}]})  # fmt: skip
 
 
-def swallow(data: dict[str, Any]) -> None:
-    """Accepted, or refused as the sender's fault: nothing else, ever."""
+def accept_or_refuse(data: dict[str, Any]) -> None:
+    """Anything but accepting it or refusing it as the sender's mistake raises."""
     try:
         accepted = validate.accept(data, {})
         if isinstance(accepted, Accepted):
@@ -415,12 +423,12 @@ def test_junk_anywhere_is_accepted_or_refused(data: st.DataObject, value: Any) -
             node[data.draw(st.text(max_size=5))] = copy.deepcopy(value)
         else:
             node[last] = copy.deepcopy(value)
-    swallow(junk)
+    accept_or_refuse(junk)
 
 
 @settings(max_examples=150, deadline=None)
 @given(kind=st.sampled_from(["HpaIntent", "PlacementIntent", "AffinityIntent", "Own"]), spec=JSON, metadata=JSON)
-def test_junk_intents(kind: str, spec: Any, metadata: Any) -> None:
+def test_junk_intents_are_accepted_or_refused(kind: str, spec: Any, metadata: Any) -> None:
     data = {"kind": kind, "metadata": metadata, "spec": spec}
     try:
         validate.accept(data, {"Own": [{"type": "object", "properties": {"a": {"$ref": "http://localhost:1/x"}}}]})
@@ -430,15 +438,17 @@ def test_junk_intents(kind: str, spec: Any, metadata: Any) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_junk_bytes(text: bytes) -> None:
+def test_junk_bytes_are_read_or_refused(text: bytes) -> None:
     try:
         assert isinstance(yaml_json.parse_document(text), dict)
     except Refused as refusal:
         assert 400 <= refusal.problem.status < 500
 
 
-def test_whole_numbers_are_asked_for() -> None:
-    told = {e.path: e.message for e in refusal(document([{"resource": "cpu", "requests": 1, "weight": 5.5}])).errors}
-    assert told == {f"{NEED}.weight": "must be a whole number, not a number"}
-    told = {e.path: e.message for e in refusal(document([{"resource": "cpu", "requests": [1]}])).errors}
-    assert told == {f"{NEED}.requests": "must be a number or text, not a list"}
+def test_wrong_types_are_named_in_words() -> None:
+    messages = {
+        e.path: e.message for e in refusal(document([{"resource": "cpu", "requests": 1, "weight": 5.5}])).errors
+    }
+    assert messages == {f"{NEED}.weight": "must be a whole number, not a number"}
+    messages = {e.path: e.message for e in refusal(document([{"resource": "cpu", "requests": [1]}])).errors}
+    assert messages == {f"{NEED}.requests": "must be a number or text, not a list"}

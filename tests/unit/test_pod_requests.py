@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from moorage.podspec import (
     ContainerResources,
-    container_requests,
     container_resources,
     exclusive_cores,
     is_guaranteed,
@@ -49,7 +48,7 @@ def highest_use(pod: list[ContainerResources], resource: str) -> int:
 
 @given(containers())
 def test_requests_are_the_highest_use_from_the_first_init_container_on(pod: list[ContainerResources]) -> None:
-    total = container_requests(pod)
+    total = pod_requests(pod)
     assert {r: total.get(r, 0) for r in RESOURCES} == {r: highest_use(pod, r) for r in RESOURCES}
 
 

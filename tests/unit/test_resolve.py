@@ -1,4 +1,4 @@
-"""Shapes: what Kubernetes' scheduler counts for a pod, with the intents of the group laid over its manifest."""
+"""Revisions: shapes as Kubernetes' scheduler counts pods, after the group's needs have replaced values of the manifests."""
 
 from __future__ import annotations
 
@@ -137,20 +137,22 @@ def test_the_example_costs_less_than_a_millisecond() -> None:
         ("Pod", {}, 1, False, 0),
     ],
 )
-def test_kinds(kind: str, spec: dict[str, Any], count: int, per_node: bool, surge: int) -> None:
+def test_counts_and_surges_of_all_kinds(
+    kind: str, spec: dict[str, Any], count: int, per_node: bool, surge: int
+) -> None:
     found = shape(manifest(kind, spec), {"resource": "cpu", "requests": 2})
     assert (found.object, found.count, found.per_node, found.surge) == (f"{kind}/x", count, per_node, surge)
     assert found.resources == {"cpu": 2000, "pods": 1}
 
 
-def test_a_consumers_replicas_replace_the_manifests() -> None:
+def test_replicas_of_a_consumer_replace_those_of_the_manifest() -> None:
     of = manifest("Deployment", {"replicas": 2})
     assert shape(of, replicas=8).count == 8 and shape(of, replicas=8).surge == 2
     two = [{"object": ref(of), "replicas": n} for n in (3, 4)]
     assert refusal([of], two).code == "ReplicasConflict"
 
 
-def test_nothing_runs_and_nothing_has_pods() -> None:
+def test_objects_without_pods_have_no_shape() -> None:
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}
     stranger = {
         "apiVersion": "batch.volcano.sh/v1alpha1",
@@ -181,7 +183,7 @@ def test_init_containers_sidecars_and_overhead_count_as_in_kubernetes() -> None:
     assert shape(of, {"resource": "cpu", "requests": 1}, container="first").resources["cpu"] == 2750
 
 
-def test_limits_are_requests_where_there_are_none() -> None:
+def test_limits_are_requests_where_none_are_given() -> None:
     of = manifest(containers=[{"name": "main", **resources({"cpu": 1}, {"cpu": 2, "memory": "1Gi", "a.b/c": 2})}])
     assert shape(of).resources == {"a.b/c": 2, "cpu": 1000, "memory": 1 << 30, "pods": 1}
     assert shape(of, {"resource": "a.b/c", "limits": 3}).resources["a.b/c"] == 3
@@ -199,7 +201,7 @@ def test_requests_above_a_limit_of_the_manifest_raise_it() -> None:
     }
 
 
-def test_labels_are_anded_into_every_term() -> None:
+def test_needed_labels_are_required_in_every_term() -> None:
     node = {
         "nodeSelectorTerms": [
             {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]},
@@ -224,7 +226,7 @@ def test_labels_are_anded_into_every_term() -> None:
     assert shape(manifest(nodeName="n7")).terms == [[Requirement(key="metadata.name", operator="In", values=("n7",))]]
 
 
-def test_tolerations() -> None:
+def test_tolerations_come_from_the_manifest_and_the_daemonset_controller() -> None:
     given = [{"key": "k", "operator": "Exists"}, {"key": "k", "value": "v", "effect": "NoSchedule"}]
     assert shape(manifest(tolerations=given)).tolerations == [
         Toleration(key="k", operator="Exists"),
@@ -233,7 +235,7 @@ def test_tolerations() -> None:
     assert any(t.key == "node.kubernetes.io/unschedulable" for t in shape(manifest("DaemonSet")).tolerations)
 
 
-def test_optional_needs_never_become_necessary() -> None:
+def test_optional_needs_require_nothing() -> None:
     of = manifest(containers=[{"name": "main", **resources({"cpu": 1})}])
     found = shape(
         of,
@@ -250,16 +252,16 @@ def test_optional_needs_never_become_necessary() -> None:
     ]
 
 
-def test_what_is_wished_for_beside_what_is_necessary() -> None:
+def test_optional_needs_add_to_mandatory_ones_and_replace_the_manifests() -> None:
     gpus = {"resource": "nvidia.com/gpu", "requests": 1, "limits": 4}
     found = shape(manifest(), gpus, {**gpus, "weight": 5})
-    assert found.resources["nvidia.com/gpu"] == 1  # Kubernetes gives what is requested, and no more, of what is counted
+    assert found.resources["nvidia.com/gpu"] == 1  # of counted resources Kubernetes gives exactly what is requested
     assert found.optional[0].resources == {"nvidia.com/gpu": 1}
     less = manifest(containers=[{"name": "main", **resources({"cpu": 4})}])
     assert shape(less, {"resource": "cpu", "requests": 2, "weight": 1}).optional[0].resources == {}
 
 
-def test_exclusive_cores() -> None:
+def test_exclusive_cores_take_an_integer_cpu_need_of_a_guaranteed_container() -> None:
     assert shape(manifest(), CPU4, GB).resources[EXCLUSIVE] == 4
     limits_only: list[dict[str, Any]] = [{"resource": "cpu", "limits": 2}, {"resource": "memory", "limits": "1Gi"}]
     assert shape(manifest(), *limits_only).resources[EXCLUSIVE] == 2
@@ -272,13 +274,13 @@ def test_exclusive_cores() -> None:
     ]
     for needs in loose:
         assert EXCLUSIVE not in shape(manifest(), *needs).resources
-    # Memory may come from the manifest; what nobody asked for by a need stays an ordinary request.
+    # Memory may come from the manifest; cores that no need asks for stay ordinary requests.
     whole = manifest(containers=[{"name": "main", **resources({}, {"cpu": 2, "memory": "1Gi"})}])
     assert shape(whole, CPU4).resources[EXCLUSIVE] == 4
     assert EXCLUSIVE not in shape(whole).resources
 
 
-def test_exclusive_cores_of_the_whole_pod_count_whoever_asked_for_them() -> None:
+def test_all_exclusive_cores_of_a_pod_count_once_a_need_asks_for_some() -> None:
     two = resources({}, {"cpu": 2, "memory": "1Gi"})
     beside = manifest(containers=[{"name": "main"}, {"name": "other", **two}])
     assert shape(beside, CPU4, GB).resources[EXCLUSIVE] == 6
@@ -289,7 +291,7 @@ def test_exclusive_cores_of_the_whole_pod_count_whoever_asked_for_them() -> None
     assert shape(first, eight, GB, container="init").resources[EXCLUSIVE] == 8, "its cores are used again by the rest"
 
 
-def test_wishing_for_whole_cores_is_wishing_for_exclusive_ones() -> None:
+def test_an_optional_need_for_whole_cores_is_one_for_exclusive_cores() -> None:
     wish = {"resource": "cpu", "requests": 6, "limits": 6, "mandatory": False, "weight": 5}
     found = shape(manifest(), wish, GB)
     assert EXCLUSIVE not in found.resources
@@ -300,7 +302,7 @@ def test_wishing_for_whole_cores_is_wishing_for_exclusive_ones() -> None:
     assert loose.resources == {"cpu": 6000}
 
 
-def test_how_a_need_is_spelled_changes_no_template() -> None:
+def test_the_spelling_of_a_need_does_not_change_the_template() -> None:
     cpu, wish = {"resource": "cpu", "requests": 1}, {"resource": "x/y", "requests": 1, "weight": 3}
     plain = shape(manifest(), cpu, GB, wish).template
     giga = {"resource": "memory", "requests": "1G", "limits": "1G"}
@@ -312,25 +314,25 @@ def test_how_a_need_is_spelled_changes_no_template() -> None:
     assert shape(manifest(), label).template != shape(manifest(), label | {"weight": 2}).template
 
 
-def test_what_a_pod_requests_as_a_whole_counts() -> None:
+def test_requests_of_the_pod_itself_count() -> None:
     whole = manifest(containers=[{"name": "main", **resources({"cpu": 1})}], **resources({"cpu": 4}, {"memory": "1Gi"}))
     assert shape(whole).resources == {"cpu": 4000, "memory": 1 << 30, "pods": 1}
     assert shape(whole, {"resource": "cpu", "requests": 5}).resources["cpu"] == 5000
 
 
-def test_a_job_counts_its_parallelism() -> None:
+def test_the_count_of_a_job_is_its_parallelism() -> None:
     job = manifest("Job", {"parallelism": 3})
     assert shape(job, CPU4, replicas=1).count == 3
 
 
-def test_another_container_breaks_the_guarantee() -> None:
+def test_a_container_that_is_not_guaranteed_costs_the_pod_its_exclusive_cores() -> None:
     of = manifest(containers=[{"name": "main"}, {"name": "proxy", **resources({"cpu": "100m"})}])
     found = revision([of], [{"object": ref(of), "container": "main", "needs": [CPU4, GB]}])
     assert EXCLUSIVE not in found.apps[0].shapes[0].resources
     assert [w.code for w in found.warnings] == ["NotGuaranteed"] and "proxy" in found.warnings[0].message
 
 
-def test_consumers_of_one_object_are_one_pod_and_add_up() -> None:
+def test_needs_of_several_consumers_of_one_object_add_up() -> None:
     of = manifest(containers=[{"name": "a"}, {"name": "b"}])
     consumers = [
         {"name": "one", "object": ref(of), "container": "a", "needs": [{"resource": "cpu", "requests": 1}]},
@@ -343,7 +345,7 @@ def test_consumers_of_one_object_are_one_pod_and_add_up() -> None:
     assert [n.consumer for n in found.needs] == ["one", "two", "three", "four"]
 
 
-def test_what_matches_nothing_says_what_is_there() -> None:
+def test_a_consumer_that_matches_nothing_is_answered_with_what_there_is() -> None:
     of = manifest()
     wrong = [
         {"object": {**ref(of), "name": "y"}},
@@ -382,7 +384,7 @@ def test_replicas_come_from_the_app_or_its_sets() -> None:
     assert (found.apps[0].replicas, [w.code for w in found.warnings]) == (2, ["ReplicasConflict"])
 
 
-def test_an_application_speaks_in_intents() -> None:
+def test_parts_of_an_application_become_intents() -> None:
     of = manifest()
     given = {
         "kind": "Application",
@@ -414,13 +416,13 @@ def test_an_application_speaks_in_intents() -> None:
     ],
     ids=lambda i: str(i["kind"]),
 )
-def test_intents_for_an_app_that_is_not_there(intent: dict[str, Any]) -> None:
+def test_intents_for_an_unknown_app_are_refused(intent: dict[str, Any]) -> None:
     problem = refusal([], [], [intent])
     assert (problem.status, problem.code) == (409, "UnknownApp")
     assert "nowhere" in problem.detail and problem.errors[0].path.startswith(f"{intent['kind']}/")
 
 
-def test_ports_of_the_host_are_left_to_kubernetes() -> None:
+def test_host_ports_are_left_to_kubernetes() -> None:
     port = {"name": "main", "ports": [{"containerPort": 80}]}
     taken = {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}
     for of, codes in (
@@ -431,18 +433,18 @@ def test_ports_of_the_host_are_left_to_kubernetes() -> None:
         assert [w.code for w in revision([of], []).warnings] == codes
 
 
-def test_what_is_left_to_kubernetes_is_said() -> None:
+def test_rules_left_to_kubernetes_cause_a_warning() -> None:
     anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "x"}]}}
     found = revision([manifest(affinity=anti, topologySpreadConstraints=[{"whenUnsatisfiable": "DoNotSchedule"}])], [])
     assert [w.code for w in found.warnings] == ["NotConsidered"] * 2
 
 
-def test_lists_are_opened() -> None:
+def test_items_of_lists_are_objects_of_the_app() -> None:
     found = revision([{"apiVersion": "v1", "kind": "List", "items": [manifest(), manifest("Pod")]}], [])
     assert [s.object for s in found.apps[0].shapes] == ["Deployment/x", "Pod/x"]
 
 
-def test_keys_are_of_what_decides_and_templates_of_what_runs() -> None:
+def test_the_key_covers_what_decides_and_the_template_what_runs() -> None:
     base = shape(manifest(), CPU4)
     assert shape(manifest(), CPU4) == base
     other_image = shape(manifest(containers=[{"name": "main", "image": "other"}]), CPU4)
@@ -455,7 +457,7 @@ def test_keys_are_of_what_decides_and_templates_of_what_runs() -> None:
     assert more_cpu.key == base.key and more_cpu.template != base.template  # the limit runs, but does not decide
 
 
-def test_nothing_that_comes_in_is_changed() -> None:
+def test_the_document_is_not_changed() -> None:
     data = yaml_json.parse_document(EXAMPLE)
     before = copy.deepcopy(data)
     given = accept(data)

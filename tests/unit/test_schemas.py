@@ -1,5 +1,4 @@
-"""Schemas of kinds that controllers bring: refused where no document could be held against them, and none takes the store
-from its work."""
+"""JSON Schemas that controllers register: unusable ones are refused, and none can occupy the store."""
 
 from __future__ import annotations
 
@@ -38,18 +37,18 @@ def test_a_schema_that_cannot_be_used_is_not_registered(schema: dict[str, Any], 
     [
         {},
         {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}},
-        # What is deeper in a value may be like the whole: a tree.
+        # A tree: values may contain values of their own schema.
         {"properties": {"children": {"items": {"$ref": "#"}}}},
         {"$id": "https://example.org/a", "$defs": {"b": {"$anchor": "here"}}, "properties": {"c": {"$ref": "#here"}}},
         {"$defs": {"a": {"type": "string"}}, "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]},
     ],
 )
-def test_one_that_can_is(schema: dict[str, Any]) -> None:
+def test_a_usable_schema_is_registered(schema: dict[str, Any]) -> None:
     assert json_schemas.wrong_with(schema) == ""
 
 
 def doubled(levels: int) -> dict[str, Any]:
-    """Every rule asks for the next one twice."""
+    """Every rule refers to the next one twice."""
     twice = {f"r{n}": {"allOf": [{"$ref": f"#/$defs/r{n + 1}"}] * 2} for n in range(levels)}
     return {"$defs": {**twice, f"r{levels}": {"type": "object"}}, "$ref": "#/$defs/r0"}
 
@@ -64,7 +63,7 @@ def doubled(levels: int) -> dict[str, Any]:
     ],
     ids=["nested", "properties", "many", "doubled"],
 )
-def test_none_takes_the_store_from_its_work(schema: dict[str, Any], spec: dict[str, Any]) -> None:
+def test_a_slow_schema_is_interrupted(schema: dict[str, Any], spec: dict[str, Any]) -> None:
     assert json_schemas.wrong_with(schema) == ""
     data = {"kind": "Own", "metadata": {"name": "own"}, "spec": {"group": "shop", **spec}}
     began = time.process_time()
@@ -76,7 +75,7 @@ def test_none_takes_the_store_from_its_work(schema: dict[str, Any], spec: dict[s
     assert schema.get("$ref") or validate.accept(quick, {"Own": [schema]})
 
 
-def test_of_one_kind_there_is_one_schema() -> None:
+def test_a_kind_has_one_schema() -> None:
     first = Controller(name="first", kinds={"Own": {"type": "object"}})
     same = controller_registry.register(None, "second", Register(kinds={"Own": {"type": "object"}}), [first])
     assert same.kinds == first.kinds
@@ -84,7 +83,7 @@ def test_of_one_kind_there_is_one_schema() -> None:
         controller_registry.register(None, "second", Register(kinds={"Own": {"minProperties": 1}}), [first])
     (error,) = refused.value.problem.errors
     assert (error.path, error.code) == ("kinds.Own", "KindTaken") and "first" in error.message
-    # Its own may change.
+    # The controller itself may change it.
     assert controller_registry.register(first, "first", Register(kinds={"Own": {"minProperties": 1}}), [first]).kinds[
         "Own"
     ]

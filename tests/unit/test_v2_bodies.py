@@ -1,4 +1,4 @@
-"""Bodies in every spelling, what is wrong with them, and the document that a group's resources are."""
+"""Bodies of /v2 resources in every spelling, their mistakes, and the document that a group's resources are composed into."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CPU = {"mandatory": True, "allocatable": True, "resource": {"name": "cpu", "requ
         {"Mandatory": "true", "Allocatable": "true", "Name": "cpu", "Requests": 4, "Limits": 4},
     ],
 )
-def test_a_requirement_has_one_form(spec: dict[str, Any]) -> None:
+def test_every_spelling_of_a_requirement_is_stored_in_one_form(spec: dict[str, Any]) -> None:
     assert form("resource-requirements", need(**spec))["spec"] == CPU
 
 
@@ -65,7 +65,7 @@ def test_a_requirement_has_one_form(spec: dict[str, Any]) -> None:
     ("spec", "mandatory"),
     [({}, True), ({"weight": 9}, False), ({"mandatory": True, "weight": 9}, True), ({"mandatory": False}, False)],
 )
-def test_a_weight_alone_makes_it_optional(spec: dict[str, Any], mandatory: bool) -> None:
+def test_a_weight_alone_makes_a_requirement_optional(spec: dict[str, Any], mandatory: bool) -> None:
     found = form("resource-requirements", need(name="cpu", requests=1, **spec))
     assert found["spec"]["mandatory"] is mandatory
 
@@ -78,7 +78,7 @@ def test_a_weight_alone_makes_it_optional(spec: dict[str, Any], mandatory: bool)
         {"resource": {"key": "a.b/c", "value": True}},
     ],
 )
-def test_a_label_has_one_form(spec: dict[str, Any]) -> None:
+def test_every_spelling_of_a_label_is_stored_in_one_form(spec: dict[str, Any]) -> None:
     found = form("resource-requirements", need(**spec))["spec"]
     assert found == {"mandatory": True, "allocatable": False, "resource": {"key": "a.b/c", "value": "true"}}
 
@@ -112,7 +112,7 @@ def test_a_label_has_one_form(spec: dict[str, Any]) -> None:
         ({"name": "nvidia.com/gpu", "requests": "1.5"}, {"spec.requests": "InvalidQuantity"}),
     ],
 )
-def test_everything_wrong_with_a_requirement_is_listed(spec: dict[str, Any], violations: dict[str, str]) -> None:
+def test_all_mistakes_in_a_requirement_are_listed(spec: dict[str, Any], violations: dict[str, str]) -> None:
     assert wrong("resource-requirements", need(**spec)) == violations
 
 
@@ -127,7 +127,7 @@ CONSUMER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "core", "con
         {"api-version": "apps/v1", "Kind": "StatefulSet", "name": "core", "containerName": "c"},
     ],
 )
-def test_a_consumer_has_one_form(spec: dict[str, Any]) -> None:
+def test_every_spelling_of_a_consumer_is_stored_in_one_form(spec: dict[str, Any]) -> None:
     assert form("hpa-resource-consumers", need(**spec))["spec"] == CONSUMER
 
 
@@ -138,7 +138,7 @@ def test_two_names_for_one_field_must_agree() -> None:
     assert wrong("hpa-resource-consumers", need(**both)) == {"spec.name": "Contradiction"}
 
 
-def test_metadata_keeps_to_its_bounds() -> None:
+def test_metadata_is_bounded() -> None:
     long = {"name": "x" * 129, "description": "x" * 1025, "userData1": "x" * 513, "userData2": "x" * 513}
     paths = {"metadata.name", "metadata.description", "metadata.userData1", "metadata.userData2"}
     assert wrong("projects", {"metadata": long}).keys() == paths
@@ -150,7 +150,7 @@ def test_metadata_keeps_to_its_bounds() -> None:
         assert wrong("projects", {"metadata": {"name": name}}) == {"metadata.name": "InvalidName"}
 
 
-def test_what_was_answered_may_be_sent_back() -> None:
+def test_read_only_fields_may_be_sent_back() -> None:
     shown = need(**CONSUMER, resourceRequirements=[{"anything": 1}])
     found = read(BY_SEGMENT["hpa-resource-consumers"], shown)
     assert not found.warnings
@@ -190,7 +190,7 @@ plain = st.recursive(
 
 
 @given(st.sampled_from(KINDS), st.dictionaries(words, plain, max_size=6))
-def test_whatever_is_sent_is_read_or_refused_with_places(kind: ResourceKind, body: dict[str, Any]) -> None:
+def test_junk_is_read_or_refused_with_places(kind: ResourceKind, body: dict[str, Any]) -> None:
     try:
         found = read(kind, body)
     except Refused as refusal:
@@ -198,7 +198,7 @@ def test_whatever_is_sent_is_read_or_refused_with_places(kind: ResourceKind, bod
         assert refusal.problem.errors
         return
     again = read(kind, msgspec.to_builtins(found.body))
-    assert again.body == found.body, "what is answered is its own form"
+    assert again.body == found.body, "the stored form is read as itself"
     assert not again.warnings
 
 
@@ -214,7 +214,7 @@ DEPLOYMENT: dict[str, Any] = {
 
 
 def tree_of(resources: dict[str, Any]) -> ResourceTree:
-    """Paths below the composite app."""
+    """`resources`: bodies by path below the composite app."""
     tree = ResourceTree()
     root = "projects/p/composite-apps/ca/v1.0"
     for number, (below, body) in enumerate(resources.items(), 1):
@@ -252,7 +252,7 @@ BASE: dict[str, Any] = {
 }
 
 
-async def test_resources_become_one_document_and_that_a_revision() -> None:
+async def test_resources_are_composed_into_one_document() -> None:
     found = await composed(BASE)
     given = validate.application(found.document, GROUP)
     revision = resolve(given)
@@ -262,7 +262,7 @@ async def test_resources_become_one_document_and_that_a_revision() -> None:
     assert [(r.key, r.values) for r in shape.terms[0]] == [("disk", ("ssd",))]
 
 
-async def test_only_the_placement_that_the_map_names_counts() -> None:
+async def test_a_map_of_intents_selects_placement_intents() -> None:
     placements = {
         f"deployment-intent-groups/g/generic-placement-intents/{name}/app-intents/x": {
             "spec": {"app": "web", "intent": {"allOf": [{"clusterProvider": "lab", "cluster": name}]}}
@@ -279,7 +279,7 @@ async def test_only_the_placement_that_the_map_names_counts() -> None:
     assert [s["allOf"][0]["cluster"] for s in sets] == ["lab/two"]
 
 
-async def test_everything_that_does_not_hold_together_is_listed() -> None:
+async def test_all_contradictions_among_resources_are_listed() -> None:
     broken = {
         **BASE,
         "deployment-intent-groups/g": {"spec": {"overrideValues": [{"app": "none", "values": {}}]}},
@@ -303,14 +303,14 @@ names = st.text(alphabet="abAB01.-_=/ ", min_size=1, max_size=6)
 
 
 @given(st.lists(names, min_size=1, max_size=8))
-def test_a_path_is_its_key_and_back(parts: list[str]) -> None:
+def test_paths_and_keys_convert_both_ways(parts: list[str]) -> None:
     path = tuple(parts)
     assert path_of(key_of(path)) == path
 
 
 @given(st.permutations(range(6)))
 def test_own_writes_and_the_mirror_agree_in_any_order(order: list[int]) -> None:
-    """Made, changed and removed by oneself (1, 2, 3), and the same as the mirror tells it, later, in its order."""
+    """A resource is created, changed and deleted here, and the mirror reports each of the three at any later time."""
     tree = ResourceTree()
     path = group_path("p/ca/v1/g")
     own = [lambda: tree.put(path, "a", 1), lambda: tree.put(path, "b", 2), lambda: tree.drop(path, 2)]
@@ -330,13 +330,13 @@ def test_own_writes_and_the_mirror_agree_in_any_order(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x1f\x8b", b"a: [", b"\x00\x01", b"- 1\n- 2", b"&a [*a]", b"a: &x [1]\nb: *x"])
-def test_files_that_are_none_are_refused(data: bytes) -> None:
+def test_unreadable_files_are_refused(data: bytes) -> None:
     with pytest.raises(Refused) as refused:
         uploads.app(data)
     assert refused.value.problem.status == 400
 
 
-def test_a_bomb_is_not_unpacked() -> None:
+def test_archive_bombs_are_refused() -> None:
     import gzip
 
     with pytest.raises(Refused) as refused:
@@ -349,8 +349,8 @@ def test_a_bomb_is_not_unpacked() -> None:
         uploads.app(laughs.encode())
 
 
-def test_a_file_full_of_holes_is_not_read() -> None:
-    """What a sparse member says it holds is not in the archive at all."""
+def test_a_sparse_file_larger_than_the_archive_is_refused() -> None:
+    """The header of a sparse member claims bytes that are not in the archive."""
     import tarfile
 
     header = bytearray(tarfile.TarInfo("app.yaml").tobuf(tarfile.GNU_FORMAT))

@@ -1,1 +1,1 @@
-"""The intent store: the one writer of documents, groups, their revisions and states, and of the controllers' registry."""
+"""The intent store: the only writer of documents, groups, their revisions and states, and the registry of controllers."""

@@ -112,12 +112,10 @@ class Worker:
     def gauges(self) -> Iterable[MetricValue]:
         """Gauges that are counted when metrics are collected."""
         states = Counter(head.state for head in self._store.cache.heads())
-        yield MetricValue("moorage_groups", "Groups by the state they were brought to", states, "state")
+        yield MetricValue("moorage_groups", "Groups by state", states, "state")
         counts = self._store.cache.counts()
         stored = {"intent": counts["intents"], "resource": len(self._lifecycle.resources.tree)}
-        yield MetricValue(
-            "moorage_documents", "Documents beside the groups: intents of their own, /v2 resources", stored, "kind"
-        )
+        yield MetricValue("moorage_documents", "Stored standalone intents and /v2 resources", stored, "kind")
 
     def health(self) -> dict[str, Any]:
         return {
@@ -158,24 +156,24 @@ class Worker:
         cause = _envelope(data)
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch must be a number: the revision of the group in its bucket"))
-        given = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
-        if isinstance(given, Accepted):
-            if self._lifecycle.is_described(str(given.group)):
-                raise Refused(conflict(f"{given.group} is described by /v2 resources; change those instead"))
-            done = await self._store.apply(given, data, cause, if_match, again=again)
+        accepted = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
+        if isinstance(accepted, Accepted):
+            if self._lifecycle.is_described(str(accepted.group)):
+                raise Refused(conflict(f"{accepted.group} is described by /v2 resources; change those instead"))
+            done = await self._store.apply(accepted, data, cause, if_match, again=again)
         else:
-            done = await self._standalone.apply(given, cause, if_match, again=again)
-        return _reply(given.document.metadata.name, done)
+            done = await self._standalone.apply(accepted, cause, if_match, again=again)
+        return _reply(accepted.document.metadata.name, done)
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
         data = yaml_json.parse_document(incoming.data)
         _envelope(data)
-        given = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
-        if isinstance(given, Accepted):
-            done = self._store.check(given, data)
+        accepted = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
+        if isinstance(accepted, Accepted):
+            done = self._store.check(accepted, data)
         else:
-            done = self._standalone.check(given, await self._store.record(str(given.group)))
-        reply = _reply(given.document.metadata.name, done)
+            done = self._standalone.check(accepted, await self._store.record(str(accepted.group)))
+        reply = _reply(accepted.document.metadata.name, done)
         if done.record is not None:
             reply["record"] = done.record
         return reply

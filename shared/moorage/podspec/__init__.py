@@ -6,7 +6,6 @@ from __future__ import annotations
 from .json_patch import PointerError, diff, format_pointer, list_index, parse_pointer, with_value, with_values
 from .requests import (
     ContainerResources,
-    container_requests,
     container_resources,
     exclusive_cores,
     is_guaranteed,
@@ -23,7 +22,6 @@ __all__ = [
     "WORKLOADS",
     "ContainerResources",
     "PointerError",
-    "container_requests",
     "container_resources",
     "containers",
     "diff",

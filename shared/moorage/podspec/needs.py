@@ -36,10 +36,10 @@ def overcommits(resource: str) -> bool:
 
 def need_amounts(need: Need) -> NeedAmounts:
     """Reads the amounts of a need for a resource. Limits alone are requests too, as in Kubernetes."""
-    given = need.limits if need.requests is None else need.requests
-    if given is None:
+    value = need.limits if need.requests is None else need.requests
+    if value is None:
         raise ValueError(f"{need.resource}: give requests or limits or both")
-    requests = need_amount(need.resource, given, need.units)
+    requests = need_amount(need.resource, value, need.units)
     if not overcommits(need.resource):
         return NeedAmounts(requests, requests)
     return NeedAmounts(requests, 0 if need.limits is None else need_amount(need.resource, need.limits, need.units))

@@ -37,12 +37,6 @@ def while_resized(container: ContainerResources, *granted: Amounts) -> Container
     return container._replace(requests=requests)
 
 
-def container_requests(containers: Iterable[ContainerResources]) -> dict[str, int]:
-    """Sums the requests of all containers that run together, or of an init container and the sidecars started before it
-    where that is more."""
-    return _peak((container, container.requests) for container in containers)
-
-
 def pod_requests(
     containers: Iterable[ContainerResources],
     *,
@@ -50,8 +44,8 @@ def pod_requests(
     limits: Amounts = _NOTHING,
     overhead: Amounts = _NOTHING,
 ) -> dict[str, int]:
-    """Sums up a whole pod. `requests` and `limits` are those of the pod itself, not of its containers."""
-    total = container_requests(containers)
+    """Sums up a pod. `requests` and `limits` are those of the pod itself, not of its containers."""
+    total = _peak((container, container.requests) for container in containers)
     # The API server takes a pod's limit for its request only where no container requests the resource.
     of_pod = {resource: amount for resource, amount in limits.items() if resource not in total} | dict(requests)
     for resource, amount in of_pod.items():
@@ -79,6 +73,8 @@ def exclusive_cores(containers: Iterable[ContainerResources]) -> int:
 
 
 def _peak(containers: Iterable[tuple[ContainerResources, Amounts]]) -> dict[str, int]:
+    """The most that is held at one time: by all containers that run together, or by an init container and the sidecars
+    started before it."""
     total: dict[str, int] = {}
     sidecars: dict[str, int] = {}
     starting: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Kinds with a pod template, and where in the object it stands."""
+"""Finds pod templates, containers and objects in Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ REPLICATED = ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController"
 
 
 def object_key(manifest: Manifest) -> str:
-    """`StatefulSet/core-fwall`: how claims, contributions and statuses name an object of an app."""
+    """Names an object of an app like `StatefulSet/core-fwall`, as claims, contributions and statuses do."""
     metadata = manifest.get("metadata")
     name = metadata.get("name", "") if isinstance(metadata, dict) else ""
     return f"{manifest.get('kind', '')}/{name}"
 
 
 def template_path(manifest: Manifest) -> tuple[str, ...] | None:
-    """Path of the pod template; None where the kind has none or the object lacks it."""
+    """Returns the path of the pod template; None where the kind has none or the object lacks it."""
     path = WORKLOADS.get(str(manifest.get("kind", "")))
     if path is None:
         return None
@@ -58,7 +58,7 @@ def pod_spec(manifest: Manifest) -> Manifest | None:
 
 
 def containers(spec: Manifest) -> Iterator[tuple[str, int, Manifest]]:
-    """Every container of a pod spec with the list it stands in and its place there; init containers too."""
+    """Yields every container of a pod spec, init containers too, after the name of its list and its index there."""
     for where in ("containers", "initContainers"):
         entries = spec.get(where)
         if isinstance(entries, list):
@@ -68,12 +68,12 @@ def containers(spec: Manifest) -> Iterator[tuple[str, int, Manifest]]:
 
 
 def named(spec: Manifest, name: str) -> tuple[str, int, Manifest] | None:
-    """The container of that name, whether it is an init container or not."""
+    """Finds a container or init container by name."""
     return next((entry for entry in containers(spec) if entry[2].get("name") == name), None)
 
 
 def find(manifests: list[Manifest], api_version: str, kind: str, name: str) -> Manifest | None:
-    """The object a consumer names. Nothing but all three makes it the same object."""
+    """Finds the object that a consumer names by all three."""
     for manifest in manifests:
         if manifest.get("kind") == kind and manifest.get("apiVersion") == api_version:
             metadata = manifest.get("metadata")

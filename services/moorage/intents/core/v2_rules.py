@@ -41,24 +41,24 @@ def label(text: str, report: Report) -> None:
         report("clusterLabel", "InvalidLabel", message)
 
 
-def body(given: msgspec.Struct, report: Report) -> None:
+def body(resource: msgspec.Struct, report: Report) -> None:
     """Checks what is particular to a kind of resource."""
-    if isinstance(given, v2_bodies.OfApp):
-        check_name(given.spec.app, "spec.app", report)
-    elif isinstance(given, v2_bodies.AppIntent):
-        check_name(given.spec.app, "spec.app", report)
-        if not given.spec.intent.all_of and not given.spec.intent.any_of:
+    if isinstance(resource, v2_bodies.OfApp):
+        check_name(resource.spec.app, "spec.app", report)
+    elif isinstance(resource, v2_bodies.AppIntent):
+        check_name(resource.spec.app, "spec.app", report)
+        if not resource.spec.intent.all_of and not resource.spec.intent.any_of:
             report("spec.intent", "Required", "allOf or anyOf is needed")
-        _terms(given.spec.intent.all_of, "spec.intent.allOf", report)
-        _terms(given.spec.intent.any_of, "spec.intent.anyOf", report)
-    elif isinstance(given, v2_bodies.Consumer):
-        _consumer(given.spec, report)
-    elif isinstance(given, v2_bodies.Group):
-        for i, override in enumerate(given.spec.override_values):
+        _terms(resource.spec.intent.all_of, "spec.intent.allOf", report)
+        _terms(resource.spec.intent.any_of, "spec.intent.anyOf", report)
+    elif isinstance(resource, v2_bodies.Consumer):
+        _consumer(resource.spec, report)
+    elif isinstance(resource, v2_bodies.Group):
+        for i, override in enumerate(resource.spec.override_values):
             check_name(override.app, f"spec.overrideValues[{i}].app", report)
-    elif isinstance(given, v2_bodies.ClusterReference):
-        check_name(given.spec.cluster_provider, "spec.clusterProvider", report)
-        check_name(given.spec.cluster, "spec.cluster", report)
+    elif isinstance(resource, v2_bodies.ClusterReference):
+        check_name(resource.spec.cluster_provider, "spec.clusterProvider", report)
+        check_name(resource.spec.cluster, "spec.cluster", report)
 
 
 def _consumer(spec: v2_bodies.ConsumerSpec, report: Report) -> None:

@@ -29,11 +29,11 @@ MAX_TERMS = 200
 MAX_CLUSTERS = 100_000
 
 
-def metadata(given: Metadata, report: Report) -> None:
-    check_name(given.name, "metadata.name", report)
-    check_name(given.project, "metadata.project", report)
-    check_labels(given.labels, "metadata.labels", report)
-    if sum(map(len, given.annotations)) + sum(map(len, given.annotations.values())) > 256 << 10:
+def metadata(meta: Metadata, report: Report) -> None:
+    check_name(meta.name, "metadata.name", report)
+    check_name(meta.project, "metadata.project", report)
+    check_labels(meta.labels, "metadata.labels", report)
+    if sum(map(len, meta.annotations)) + sum(map(len, meta.annotations.values())) > 256 << 10:
         report("metadata.annotations", "TooLarge", "must have at most 256 KiB together")
 
 

@@ -1,1 +1,1 @@
-"""The resources of `/v2`: read in any spelling clients use, stored one by one, composed into the group's one document."""
+"""Stores the resources of `/v2`, accepted in any spelling that clients use, and composes them into Applications."""
