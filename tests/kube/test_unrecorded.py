@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from moorage.agent.app_records import Ref
+from moorage.agent.core.owned_objects import Ref
 from moorage.agent.install import undo
 from moorage.agent.install_manifests import OWN_RULES, RULES
 from moorage.kube import connect

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
 from moorage.agent.core.pod_requests import exclusive_cores, requests
-from moorage.agent.reporting import cut
+from moorage.agent.core.report_bodies import report_bodies
 from moorage.kube.objects import Key
 from moorage.model.reports import PART_BYTES, NodeReport, PodReport
 
@@ -187,7 +187,7 @@ def test_parts_stay_below_their_size_and_lose_nothing() -> None:
     label = {"x": "y" * 3000}
     for i in range(400):
         view.put_node(Key("", f"n{i}"), node_of(f"n{i}", metadata={"labels": label}))
-    bodies = cut(view.full(), "full", {"region": "eu"}, "before")
+    bodies = report_bodies(view.full(), "full", {"region": "eu"}, "before")
     assert len(bodies) > 2 and all(len(b) < PART_BYTES + 5000 for b in bodies)
     decoded = [msgspec.json.decode(b"{" + b + b"}") for b in bodies]
     assert sorted(n["name"] for d in decoded for n in d["nodes"]) == sorted(view.nodes)
@@ -207,7 +207,7 @@ def test_what_is_gone_is_cut_like_what_is_there() -> None:
         view.drop_pod(Key("default", uid), uid)
     for name in names:
         view.drop_node(Key("", name), f"uid-{name}")
-    bodies = cut(view.changed(), "delta", {}, "")
+    bodies = report_bodies(view.changed(), "delta", {}, "")
     assert len(bodies) > 2 and all(len(b) < PART_BYTES + 5000 for b in bodies)
     decoded = [msgspec.json.decode(b"{" + b + b"}") for b in bodies]
     assert [uid for d in decoded for uid in d.get("podsGone", ())] == uids

@@ -1,41 +1,19 @@
-"""What this agent has made in its cluster, written down there: an agent that is started anew, or another one, knows what to
-prune and to remove. Nothing is changed or taken away before it is written down, and nothing is made either, but for what
-carries a mark by which it is found again."""
+"""Records, in the cluster, which objects the agent manages for each app, so that a restarted or another agent knows what to
+prune and to remove. No object is changed or deleted before its record is stored, and none is created either, except those
+that carry a mark by which they are found again."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from moorage.kube import Api, ApiResource, Term
+from moorage.kube import Api, Term
 from moorage.kube.api import decoded
 
+from .core.owned_objects import Ref, label_of
 from .fenced_configmap import FencedConfigMap, FencedConfigMaps, FencedContent, content_of
 from .ownership import OwnershipRegistry
 
-LABEL = "moorage.dev/record"
-#: On every object this agent made: which app it belongs to.
-APP_LABEL = "moorage.dev/app"
-OWNER = "moorage.dev/owner"
-
-
-class Ref(NamedTuple):
-    """`namespace` as the object is addressed; of kinds without namespaces it is ignored."""
-
-    api_version: str
-    kind: str
-    namespace: str
-    name: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}/{self.name}"
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        """The same for all versions of its kind: they show the same objects."""
-        return self.api_version.rpartition("/")[0], self.kind, self.namespace, self.name
+RECORD_LABEL = "moorage.dev/record"
 
 
 class AppRecordContent(FencedContent, kw_only=True, rename="camel"):
@@ -45,26 +23,13 @@ class AppRecordContent(FencedContent, kw_only=True, rename="camel"):
     refs: list[Ref] = []
 
 
-def label_of(group: str, app: str) -> str:
-    """Names are longer than labels may be."""
-    return hashlib.sha256(f"{group} {app}".encode()).hexdigest()[:20]
-
-
-def names(refs: Sequence[Ref], kind: ApiResource, ref: Ref) -> bool:
-    """Whether an object of that kind is among them."""
-    group, what, namespace, name = ref.place
-    return ref in refs or any(
-        place[0] == group and place[1] == what and place[3] == name and (not kind.namespaced or place[2] == namespace)
-        for place in (one.place for one in refs)
-    )
-
-
 class AppRecord(FencedConfigMap[AppRecordContent]):
     def __init__(self, content: AppRecordContent, version: str = "") -> None:
-        super().__init__(f"moorage-app-{label_of(content.group, content.app)}", content, version, {LABEL: "true"})
+        name = f"moorage-app-{label_of(content.group, content.app)}"
+        super().__init__(name, content, version, {RECORD_LABEL: "true"})
 
-    def refer(self, refs: list[Ref], version: int) -> None:
-        """What there may be of this app from now on, whatever becomes of writing it down."""
+    def set_refs(self, refs: list[Ref], version: int) -> None:
+        """Sets which objects of the app may exist from now on. The record is stored later."""
         before = self.content
         if refs != before.refs or version != before.version:
             self.content = AppRecordContent(group=before.group, app=before.app, version=version, refs=refs)
@@ -72,21 +37,21 @@ class AppRecord(FencedConfigMap[AppRecordContent]):
 
 
 class AppRecords(FencedConfigMaps):
-    """One for every app, and the marks."""
+    """One ConfigMap per app, and the one of the ownership registry."""
 
     def __init__(self, api: Api, namespace: str, term: Term) -> None:
         super().__init__(api, namespace, term)
-        self.marks = OwnershipRegistry(self)
+        self.ownership = OwnershipRegistry(self)
 
     async def load(self) -> list[AppRecord]:
-        """All of them, now ours: what a predecessor still writes is refused from here on."""
-        _, data = await self.api.call("GET", self.path, query={"labelSelector": LABEL})
-        found = []
+        """Reads all records and takes them over: afterwards the writes of a predecessor are refused."""
+        _, data = await self.api.call("GET", self.path, query={"labelSelector": RECORD_LABEL})
+        records = []
         for item in decoded(data, dict[str, Any]).get("items") or ():
             content = content_of(item, AppRecordContent)
             if content is not None:
-                found.append(AppRecord(content, str(item["metadata"]["resourceVersion"])))
-        for record in found:
-            await self.fence(record)
-        await self.marks.load()
-        return found
+                records.append(AppRecord(content, str(item["metadata"]["resourceVersion"])))
+        for record in records:
+            await self.take_over(record)
+        await self.ownership.load()
+        return records

@@ -1,5 +1,4 @@
-"""What should run here: asked for when we come, every period and on a hint, and handed to one task per app; what became of
-it is said until the patcher has it."""
+"""Asks the patcher what should run here, hands it to one reconciler per app, and confirms the results until they are stored."""
 
 from __future__ import annotations
 
@@ -11,70 +10,84 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, NoAnswer, subjects
+from moorage.kube import ApiResource
 from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.problems import Refused
 
 from .app_reconciler import AppReconciler
-from .app_records import AppRecord, AppRecordContent, label_of
-from .context import ClusterContext, Spawn
+from .app_records import AppRecord, AppRecordContent
+from .context import ClusterContext
+from .core.owned_objects import Ref, label_of
+from .object_watches import Spawn
 
 log = structlog.get_logger("agent")
 
-ANSWER = 5.0
+REPLY_TIMEOUT = 5.0
 
 
 class DesiredStateClient:
-    def __init__(self, bus: Bus, cluster: str, site: ClusterContext, spawn: Spawn, period: Callable[[], float]) -> None:
-        self._bus, self._cluster, self._site, self._spawn, self._period = bus, cluster, site, spawn, period
-        self._apps: dict[str, AppReconciler] = {}
-        site.among(self._apps, self.adopt)
-        self.asking = asyncio.Event()
-        self._have: dict[str, int] = {}
-        self._generation = 0
-        self._confirms: dict[str, Confirm] = {}
-        self._telling = asyncio.Event()
+    """`apps` is filled here, by label. `period`: seconds between two requests without a hint."""
 
-    def adopt(self, record: AppRecord) -> AppReconciler:
-        app = AppReconciler(self._site, record, self._confirm)
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        cluster: ClusterContext,
+        apps: dict[str, AppReconciler],
+        spawn: Spawn,
+        period: Callable[[], float],
+    ) -> None:
+        self._bus, self._name, self._cluster, self._apps = bus, name, cluster, apps
+        self._spawn, self._period = spawn, period
+        self.ask_now = asyncio.Event()
+        self._have: dict[str, int] = {}
+        self._generation = 0  # of the patcher that answered last
+        self._confirms: dict[str, Confirm] = {}
+        self._has_confirms = asyncio.Event()
+
+    def start_app(self, record: AppRecord) -> AppReconciler:
+        content = record.content
+        app = AppReconciler(self._cluster, record, self._confirm)
         self._apps[app.label] = app
-        # Also what nobody decides about any more is named when we ask: after a restore it is to go.
-        self._have.setdefault(f"{app.group} {app.app}", 0)
+        # An app that nobody decides about any more is named in requests, too: after a restore it must be removed.
+        self._have.setdefault(f"{content.group} {content.app}", 0)
         self._spawn(app.run())
         return app
 
-    def _confirm(self, confirm: Confirm) -> None:
-        self._confirms[f"{confirm.group} {confirm.app}"] = confirm  # only the newest matters
-        self._telling.set()
+    def adopt(self, record: AppRecord, kind: ApiResource, ref: Ref) -> None:
+        app = self._apps.get(label_of(record.content.group, record.content.app)) or self.start_app(record)
+        app.adopt(kind, ref)
 
-    def woken(self, label: str) -> None:
+    def wake(self, label: str) -> None:
         app = self._apps.get(label)
         if app is not None:
             app.wake.set()
 
-    # --- asking
+    # --- requests
 
-    async def ask(self) -> None:
-        """For ever. Answers come from the state of that moment, so what was withdrawn is never begun."""
+    async def run_requests(self) -> None:
+        """Asks for ever. Replies come from the state of that moment, so what was withdrawn in between is never begun."""
         while True:
-            self.asking.clear()
+            self.ask_now.clear()
             try:
                 await self._ask()
                 pause = self._period()
             except (NoAnswer, Refused, msgspec.DecodeError) as error:
-                log.debug("asking what should run", error=str(error))
+                log.debug("desired state could not be read", error=str(error))
                 pause = 1.0
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self.asking.wait()
+                    await self.ask_now.wait()
 
     async def _ask(self) -> None:
         have = dict(self._have)  # all parts answer the same question
         part = 0
         while True:
             payload = DesiredAsk(have=have, part=part)
-            reply = await self._bus.call(subjects.desired("get", self._cluster), payload, DesiredReply, timeout=ANSWER)
+            subject = subjects.desired("get", self._name)
+            reply = await self._bus.call(subject, payload, DesiredReply, timeout=REPLY_TIMEOUT)
             if reply.generation < self._generation:
-                raise NoAnswer("an answer of a patcher that was replaced")
+                raise NoAnswer("the reply is from a patcher that was replaced")
             self._generation = reply.generation
             for app in reply.apps:
                 self._take(app)
@@ -86,30 +99,34 @@ class DesiredStateClient:
         name = f"{desired.group} {desired.app}"
         app = self._apps.get(label_of(desired.group, desired.app))
         if self._have.get(name, 0) >= desired.version:
-            if app is not None:  # named again: the patcher does not know what became of it
-                app.say_again(desired.version)
+            if app is not None:  # named again, because its confirmation is missing
+                app.confirm_again(desired.version)
             return
         self._have[name] = desired.version
         if app is None:
-            app = self.adopt(AppRecord(AppRecordContent(group=desired.group, app=desired.app)))
-        app.decide(desired)
+            app = self.start_app(AppRecord(AppRecordContent(group=desired.group, app=desired.app)))
+        app.set_desired(desired)
 
-    # --- telling
+    # --- confirmations
 
-    async def tell(self) -> None:
+    def _confirm(self, confirm: Confirm) -> None:
+        self._confirms[f"{confirm.group} {confirm.app}"] = confirm  # only the newest is needed
+        self._has_confirms.set()
+
+    async def run_confirms(self) -> None:
         pause = 0.2
         while True:
-            await self._telling.wait()
-            self._telling.clear()
+            await self._has_confirms.wait()
+            self._has_confirms.clear()
             for name in list(self._confirms):
                 confirm = self._confirms.pop(name)
                 try:
-                    subject = subjects.desired("confirm", self._cluster)
-                    await self._bus.call(subject, confirm, msgspec.Raw, timeout=ANSWER + 1)
+                    subject = subjects.desired("confirm", self._name)
+                    await self._bus.call(subject, confirm, msgspec.Raw, timeout=REPLY_TIMEOUT + 1)
                     pause = 0.2
                 except (NoAnswer, Refused) as error:
-                    log.debug("a confirmation was not taken", error=str(error))
+                    log.debug("confirmation was not stored", error=str(error))
                     self._confirms.setdefault(name, confirm)
-                    self._telling.set()
+                    self._has_confirms.set()
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, 5.0)

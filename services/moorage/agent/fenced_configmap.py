@@ -1,5 +1,5 @@
-"""ConfigMaps in the agent's own namespace that only who holds the lease can write: each carries the term it was written in,
-and whoever takes over writes all of them anew, so that what a predecessor still writes is refused. That is the fence."""
+"""ConfigMaps in the agent's namespace that only the lease holder can write. Each carries the term it was written in, and a new
+holder writes all of them again, so that its predecessor's writes fail on an outdated resourceVersion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ C = TypeVar("C", bound=FencedContent)
 
 
 class FencedConfigMap(Generic[C]):
-    """`version` is the resourceVersion, empty where nothing is stored; `behind`: what is stored is not known to be this."""
+    """`version` is the resourceVersion, empty if nothing is stored; `behind`: what is stored may differ from `content`."""
 
     def __init__(self, name: str, content: C, version: str = "", labels: Mapping[str, str] | None = None) -> None:
         self.name, self.content, self.version = name, content, version
@@ -37,69 +37,70 @@ class FencedConfigMaps:
         self.api, self._term = api, term
         self.path = f"/api/v1/namespaces/{namespace}/configmaps"
 
-    async def fence(self, sheet: FencedConfigMap[C]) -> None:
-        """Ours from here on."""
-        if sheet.content.term > self._term.generation:
-            raise StaleTerm(f"{sheet.name} was written by term {sheet.content.term}")
-        if sheet.behind or sheet.content.term < self._term.generation:
-            await self.store(sheet)
+    async def take_over(self, configmap: FencedConfigMap[C]) -> None:
+        """Writes the ConfigMap again in this term, unless that has happened."""
+        if configmap.content.term > self._term.generation:
+            raise StaleTerm(f"{configmap.name} was written by term {configmap.content.term}")
+        if configmap.behind or configmap.content.term < self._term.generation:
+            await self.store(configmap)
 
-    def _valid(self) -> None:
+    def _check_term(self) -> None:
         if not self._term.valid:
             raise StaleTerm("the lease was not renewed in time")
 
-    async def store(self, sheet: FencedConfigMap[C]) -> None:
-        self._valid()
-        sheet.behind = True
-        content = msgspec.structs.replace(sheet.content, term=self._term.generation)
-        metadata: dict[str, Any] = {"name": sheet.name, "labels": sheet.labels}
-        if sheet.version:
-            metadata["resourceVersion"] = sheet.version
+    async def store(self, configmap: FencedConfigMap[C]) -> None:
+        self._check_term()
+        configmap.behind = True
+        content = msgspec.structs.replace(configmap.content, term=self._term.generation)
+        metadata: dict[str, Any] = {"name": configmap.name, "labels": configmap.labels}
+        if configmap.version:
+            metadata["resourceVersion"] = configmap.version
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
             "data": {"record": msgspec.json.encode(content).decode()},
         }
-        method, path = ("PUT", f"{self.path}/{sheet.name}") if sheet.version else ("POST", self.path)
+        method, path = ("PUT", f"{self.path}/{configmap.name}") if configmap.version else ("POST", self.path)
         try:
             _, data = await self.api.call(method, path, body=msgspec.json.encode(body))
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
-            if not await self._stored(sheet, content):
-                raise StaleTerm(f"{sheet.name}: {error.message}") from error
+            if not await self._is_stored(configmap, content):
+                raise StaleTerm(f"{configmap.name}: {error.message}") from error
         else:
-            sheet.version = str(decoded(data, dict[str, Any])["metadata"]["resourceVersion"])
-        sheet.content, sheet.behind = content, False
+            configmap.version = str(decoded(data, dict[str, Any])["metadata"]["resourceVersion"])
+        configmap.content, configmap.behind = content, False
 
-    async def _stored(self, sheet: FencedConfigMap[C], content: C) -> bool:
-        """A write of ours whose answer was lost, or what somebody touched without taking over."""
-        found = await self.api.get(f"{self.path}/{sheet.name}")
+    async def _is_stored(self, configmap: FencedConfigMap[C], content: C) -> bool:
+        """Looks what a conflict means. True: our own write, whose answer was lost; False: a newer term. Raises Unreachable,
+        so that the write is repeated, if the ConfigMap was deleted or changed by anybody else."""
+        found = await self.api.get(f"{self.path}/{configmap.name}")
         if found is None:
-            sheet.version = ""
-            raise Unreachable(f"{sheet.name} is gone")  # once more, as a new one
-        theirs = content_of(found, type(content))
-        if theirs is not None and theirs.term > self._term.generation:
+            configmap.version = ""
+            raise Unreachable(f"{configmap.name} was deleted")
+        stored = content_of(found, type(content))
+        if stored is not None and stored.term > self._term.generation:
             return False
-        sheet.version = str(found["metadata"]["resourceVersion"])
-        if theirs != content:
-            raise Unreachable(f"{sheet.name} was changed by somebody")
+        configmap.version = str(found["metadata"]["resourceVersion"])
+        if stored != content:
+            raise Unreachable(f"{configmap.name} was changed by somebody else")
         return True
 
-    async def remove(self, sheet: FencedConfigMap[C]) -> None:
-        if sheet.version:
-            self._valid()
-            options = {"preconditions": {"resourceVersion": sheet.version}}
+    async def remove(self, configmap: FencedConfigMap[C]) -> None:
+        if configmap.version:
+            self._check_term()
+            options = {"preconditions": {"resourceVersion": configmap.version}}
             try:
-                await self.api.call("DELETE", f"{self.path}/{sheet.name}", body=msgspec.json.encode(options))
+                await self.api.call("DELETE", f"{self.path}/{configmap.name}", body=msgspec.json.encode(options))
             except ApiError as error:
                 if error.code == 409:
-                    await self._stored(sheet, sheet.content)
-                    raise Unreachable(f"{sheet.name} was changed by somebody") from error
+                    await self._is_stored(configmap, configmap.content)
+                    raise Unreachable(f"{configmap.name} was changed by somebody else") from error
                 if error.code != 404:
                     raise
-        sheet.version, sheet.behind = "", True
+        configmap.version, configmap.behind = "", True
 
 
 def content_of(item: Mapping[str, Any], kind: type[C]) -> C | None:

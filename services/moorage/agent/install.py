@@ -1,5 +1,5 @@
-"""Joining a cluster and leaving it, as an operator who may administer it: what joining makes, leaving takes away, and before
-that everything the agent made there."""
+"""Installs the agent in a cluster and removes it again, with an administrator's rights. Before it is removed, everything that
+it created for apps is."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from typing import Any
 import msgspec
 
 from moorage.bus import Bus, Settings, new_id
-from moorage.kube import Api, ApiDiscovery, ApiError, LeaderElector, Term, Unreachable, apply, apply_order
+from moorage.kube import Api, ApiDiscovery, ApiError, ApiResource, LeaderElector, Term, Unreachable, apply, apply_order
 from moorage.model.desired import Confirm, DesiredApp
 
 from .app_reconciler import AppReconciler
-from .app_records import AppRecord, AppRecords, label_of
+from .app_records import AppRecord, AppRecords
 from .context import ClusterContext
 from .core.cluster_state import ClusterState
+from .core.owned_objects import Ref, label_of
 from .install_manifests import MANAGER, NAME, NAMESPACE, Object
 from .object_watches import ObjectWatches
 from .reporting import leave
+from .unrecorded_objects import UnrecordedObjects
 from .worker import LEASE, SESSION
 
 Say = Callable[[str], None]
-_LAST = 1 << 62  # a version newer than any decision
+#: A version that is newer than that of any decision.
+_LAST = 1 << 62
 
 
 async def join(api: Api, objects: list[Object], say: Say) -> None:
-    """Safe to repeat; what is there already is brought to what it should be."""
+    """Applies the agent's objects. Safe to repeat."""
     kinds = ApiDiscovery(api)
     for obj in objects:
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
         if kind is None:
             raise ApiError(404, "NoKind", f"the cluster has no kind {obj['kind']} in {obj['apiVersion']}")
         _, created = await apply(api, kind, obj, force=True, manager=MANAGER)
-        say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'is there'}")
+        say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'exists'}")
 
 
 async def joined(api: Api) -> dict[str, str]:
-    """What joining left for agents that run beside the cluster; nothing where nobody joined it, or nobody may read it."""
+    """Returns the credentials that `join` stored, for agents that run outside the cluster; empty if there are none, or if
+    they may not be read."""
     try:
         found = await api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{NAME}")
     except ApiError as error:
@@ -52,7 +56,7 @@ async def joined(api: Api) -> dict[str, str]:
 
 
 async def token(api: Api, seconds: int = 3600) -> str:
-    """One that acts as the agent's service account, for an agent that runs beside its cluster."""
+    """Requests a token of the agent's service account, for an agent that runs outside its cluster."""
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{NAME}/token"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": seconds}}
     _, data = await api.call("POST", path, body=msgspec.json.encode(body))
@@ -60,74 +64,76 @@ async def token(api: Api, seconds: int = 3600) -> str:
 
 
 async def undo(api: Api, say: Say, within: float) -> str:
-    """Stops the agent, takes away what it made and gives back the fields it owns. The session it reported with last."""
+    """Stops the agent, removes what it created for apps and releases the fields it owns. Returns the session that it reported
+    with last."""
     await _remove(api, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{NAME}")
-    session = ""
-    done = asyncio.Event()
+    session: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def work(term: Term) -> None:
-        nonlocal session
-        session = term.before.get(SESSION, "")
-        await _clear(api, term, say)
-        done.set()
+    async def lead(term: Term) -> None:
+        await _remove_apps(api, term, say)
+        session.set_result(term.before.get(SESSION, ""))
         await asyncio.Event().wait()
 
     elector = LeaderElector(api, NAMESPACE, LEASE, f"leave-{socket.gethostname()}-{os.getpid()}-{new_id()}")
-    task = asyncio.ensure_future(elector.run(work))
-    finished = asyncio.ensure_future(done.wait())
+    leading = asyncio.ensure_future(elector.run(lead))
     try:
         async with asyncio.timeout(within):
-            await asyncio.wait({task, finished}, return_when=asyncio.FIRST_COMPLETED)
+            futures: list[asyncio.Future[Any]] = [leading, session]
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     except TimeoutError:
-        raise Unreachable(f"not all of it is gone after {within:g} s; leave again to go on") from None
+        raise Unreachable(f"not everything is removed after {within:g} s; leave again to continue") from None
     finally:
-        for one in (task, finished):
-            one.cancel()
-        outcome = (await asyncio.gather(task, finished, return_exceptions=True))[0]
+        leading.cancel()
+        outcome = (await asyncio.gather(leading, return_exceptions=True))[0]
     if isinstance(outcome, Exception):
         raise outcome
-    return session
+    return session.result() if session.done() else ""
 
 
-async def _clear(api: Api, term: Term, say: Say) -> None:
+async def _remove_apps(api: Api, term: Term, say: Say) -> None:
     records = AppRecords(api, NAMESPACE, term)
-    async with asyncio.TaskGroup() as tasks:
-        begun: list[asyncio.Task[Any]] = []
+    apps: dict[str, AppReconciler] = {}
+    async with asyncio.TaskGroup() as group:
+        tasks: list[asyncio.Task[Any]] = []
 
         def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-            begun.append(tasks.create_task(coro))
-            return begun[-1]
+            tasks.append(group.create_task(coro))
+            return tasks[-1]
 
-        following = ObjectWatches(api, spawn, lambda _label: None, lambda kind, live: site.seen(kind, live))
-        site = ClusterContext(api, term, records, ApiDiscovery(api), following, ClusterState())
-        heard: list[Confirm] = []
-        apps: dict[str, AppReconciler] = {}
+        def app_of(record: AppRecord) -> AppReconciler:
+            label = label_of(record.content.group, record.content.app)
+            return apps.get(label) or apps.setdefault(label, AppReconciler(cluster, record, _ignore))
 
-        def adopt(record: AppRecord) -> AppReconciler:
-            app = apps[label_of(record.content.group, record.content.app)] = AppReconciler(site, record, heard.append)
-            return app
+        def adopt(record: AppRecord, kind: ApiResource, ref: Ref) -> None:
+            app_of(record).adopt(kind, ref)
 
-        site.among(apps, adopt)
+        watches = ObjectWatches(api, spawn, lambda _label: None, lambda kind, live: unrecorded.learn_object(kind, live))
+        cluster = ClusterContext(api, term, records, watches, ClusterState(), apps)
+        unrecorded = UnrecordedObjects(cluster, adopt)
         for record in await records.load():
-            adopt(record)
-        await site.search(spawn)
+            app_of(record)
+        await unrecorded.search(spawn)
         running: set[str] = set()
-        while not all(app.gone for app in apps.values()):  # each is when its objects are
-            for label, app in apps.items():
-                if label not in running:
-                    say(f"removing {app.group}, app {app.app}")
-                    app.decide(DesiredApp(group=app.group, app=app.app, version=_LAST, remove=True))
-                    spawn(app.run())
-                    running.add(label)
+        while not all(app.removed for app in apps.values()):
+            for app in [app for label, app in apps.items() if label not in running]:
+                content = app.record.content
+                say(f"removing {content.group}, app {content.app}")
+                app.set_desired(DesiredApp(group=content.group, app=content.app, version=_LAST, remove=True))
+                spawn(app.run())
+                running.add(app.label)
             await asyncio.sleep(0.05)
-        for task in begun:
+        for task in tasks:
             task.cancel()
 
 
+def _ignore(_confirm: Confirm) -> None:
+    """Confirms nothing: the patcher is told by inventory that the cluster has left."""
+
+
 async def dismantle(api: Api, objects: list[Object], say: Say) -> None:
-    """What joining made, in reverse; the namespace takes what is in it along."""
+    """Removes what `join` applied, in reverse order; what is inside the namespace goes with it."""
     kinds = ApiDiscovery(api)
-    # Of equal rank the last one first: the role that sums up others would be made again when they go.
+    # In equal order the last one goes first: an aggregated ClusterRole would be written again when its parts go.
     order = sorted(range(len(objects)), key=lambda i: (apply_order(objects[i]["kind"]), i), reverse=True)
     for obj in (objects[i] for i in order):
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
@@ -145,7 +151,7 @@ async def _remove(api: Api, path: str) -> None:
 
 
 async def say_goodbye(settings: Settings, cluster: str, session: str) -> None:
-    """Inventory forgets the cluster. As an administrator: the agent is gone."""
+    """Tells inventory to forget the cluster, as an administrator, because the agent is gone."""
     bus = await Bus.connect(settings, worker="admin")
     try:
         await leave(bus, cluster, session)
@@ -154,7 +160,7 @@ async def say_goodbye(settings: Settings, cluster: str, session: str) -> None:
 
 
 def read_labels(text: str) -> dict[str, str]:
-    """`a=b,c=d`."""
+    """Parses `a=b,c=d`."""
     found: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")

@@ -1,262 +1,226 @@
-"""One object of an app in the cluster: made where nothing stands, brought to what its manifest says, compared with how it
-was left, and taken away. An object that somebody else made gets only fields nobody disagrees about, and gives them back."""
+"""Writes one object of an app to the cluster: creates it, applies its manifest, detects drift and removes it. On an object
+that somebody else created, the app sets only fields without conflict, and gives them back when it goes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 
 from moorage.kube import ApiError, ApiResource, Exists, apply, create, delete, release
 
-from .app_records import APP_LABEL, OWNER, Ref
-from .context import ClusterContext, Manifest, Owner
-from .object_watches import Live, digest, version
-from .ownership import MARK
+from .context import ClusterContext
+from .core.drift import Applied, RepairBackoff, digest, resource_version
+from .core.owned_objects import Live, Manifest, Owner, Ref, body_of, owned_body, owner_of
 
 log = structlog.get_logger("agent")
 
-#: An object that somebody keeps changing back is repaired less and less often.
-FIRST_REPAIR, LAST_REPAIR, CALM = 0.2, 30.0, 60.0
-
-#: Raises where nothing more may be done: something newer was decided, or the lease is lost.
-Current = Callable[[], None]
+#: Raises if nothing more may be written: a newer version was decided, or the lease is lost.
+CheckCurrent = Callable[[], None]
+#: Kinds whose objects keep a namespace that the agent created.
+_INHABITANTS = (
+    ("/api/v1", "pods"),
+    ("/api/v1", "services"),
+    ("/api/v1", "persistentvolumeclaims"),
+    ("/apis/apps/v1", "deployments"),
+    ("/apis/apps/v1", "statefulsets"),
+    ("/apis/apps/v1", "daemonsets"),
+    ("/apis/batch/v1", "jobs"),
+)
 
 
 class ManagedObject:
+    """An object that an app wants, and what is known of it in the cluster."""
+
     def __init__(self, ref: Ref, obj: Manifest) -> None:
         self.ref, self.obj = ref, obj
-        self.shared = False  # somebody else made it
-        self.refused = ""
-        self.left: Live | None = None  # as we saw it last
-        self._settled: tuple[int, int] | None = None  # digest and version as our last apply left it
-        self._compared = 0.0
-        self._repairs = 0
-        self._repaired = 0.0
-        self.not_before = 0.0
-        self.asked_why = 0.0
-        self.why = ""
+        self.shared = False  # somebody else created it
+        self.refused = ""  # the API server's message, if the last apply failed
+        self.live: Live | None = None  # as it was read last
+        self.applied: Applied | None = None
+        self.repairs = RepairBackoff()
+        self._compared_at = 0.0
+        self.warned_at = 0.0  # when its events were read last; 0: not since it was ready
+        self.warning = ""
 
-    def learn(self, made: Live) -> None:
-        made["metadata"].pop("managedFields", None)
-        self._settled = (digest(made), version(made))
-        self._compared = _now()
-        self.left = made
+    def learn_applied(self, live: Live) -> None:
+        live["metadata"].pop("managedFields", None)
+        self.applied = Applied(live)
+        self._compared_at = _now()
+        self.live = live
 
-    def differs(self, live: Live) -> bool:
-        if self._settled is None:
+    def compare_now(self, interval: float) -> bool:
+        """Whether it must be compared with the server again; if so, it counts as compared."""
+        if _now() - self._compared_at < interval:
             return False
-        settled, at = self._settled
-        return version(live) > at and digest(live) != settled
-
-    @property
-    def settled(self) -> tuple[int, int] | None:
-        return self._settled
-
-    def compare_again(self, every: float) -> bool:
-        if _now() - self._compared < every:
-            return False
-        self._compared = _now()
-        return True
-
-    def repair_again(self) -> bool:
-        """Whether it may be repaired now; then it counts as repaired."""
-        now = _now()
-        if now < self.not_before:
-            return False
-        self._repairs = 0 if now - self._repaired > CALM else self._repairs + 1
-        self._repaired = now
-        self.not_before = now + min(LAST_REPAIR, FIRST_REPAIR * 2.0 ** min(self._repairs, 10))
+        self._compared_at = _now()
         return True
 
 
 class ObjectWriter:
-    """What one app does to its objects."""
+    """Writes the objects of one app."""
 
-    def __init__(self, site: ClusterContext, owner: Owner) -> None:
-        self.site, self.owner = site, owner
+    def __init__(self, cluster: ClusterContext, owner: Owner) -> None:
+        self._cluster, self._owner = cluster, owner
 
-    # --- bringing it there
+    # --- apply
 
-    async def apply(self, thing: ManagedObject, current: Current, *, fresh: bool) -> None:
-        """`fresh`: this app never had such an object, so most likely nobody has."""
-        ref, api = thing.ref, self.site.api
-        kind = await self.site.kind(ref)
-        live = self.site.following.get(kind, ref.namespace, ref.name)
-        if live is None and fresh and await self.make(thing):
+    async def apply(self, managed: ManagedObject, check_current: CheckCurrent, *, fresh: bool) -> None:
+        """`fresh`: the app never had this object, so most likely nobody has."""
+        ref, api = managed.ref, self._cluster.api
+        kind = await self._cluster.kind(ref)
+        live = self._cluster.watches.get(kind, ref.namespace, ref.name)
+        if live is None and fresh and await self.create(managed):
             return
         if live is None:
             live = await api.get(kind.path(ref.namespace, ref.name))
         while live is not None and live["metadata"].get("deletionTimestamp"):
-            await asyncio.sleep(0.2)  # what stands there is on its way out
-            current()
+            await asyncio.sleep(0.2)
+            check_current()
             live = await api.get(kind.path(ref.namespace, ref.name))
         owner = owner_of(live)
-        if live is not None and owner != self.owner.name:
+        if live is not None and owner != self._owner.name:
             if owner and ref.kind != "Namespace":
                 raise ApiError(409, "Taken", f"{ref.key} belongs to {owner.replace(' ', ', app ')}")
-            await self._share(kind, thing)
+            await self._share(kind, managed)
             return
         if live is None:
-            made = await create(api, kind, self._marked(kind, thing))
+            applied = await create(api, kind, self._body(kind, managed))
         else:
-            made = await self._change(kind, thing, live, current)
-        self._made(thing, kind, made)
+            applied = await self._update(kind, managed, live, check_current)
+        self._learn_own(managed, kind, applied)
 
-    async def make(self, thing: ManagedObject) -> bool:
-        """Not where something stands: that is left as it is."""
-        kind = await self.site.kind(thing.ref)
+    async def create(self, managed: ManagedObject) -> bool:
+        """Creates the object. An existing one is left as it is, and the answer is False."""
+        kind = await self._cluster.kind(managed.ref)
         try:
-            made = await create(self.site.api, kind, self._marked(kind, thing))
+            created = await create(self._cluster.api, kind, self._body(kind, managed))
         except Exists:
             return False
-        self._made(thing, kind, made)
+        self._learn_own(managed, kind, created)
         return True
 
-    async def _change(self, kind: ApiResource, thing: ManagedObject, live: Live, current: Current) -> Live:
-        ref, obj = thing.ref, self._marked(kind, thing)
+    async def _update(self, kind: ApiResource, managed: ManagedObject, live: Live, check_current: CheckCurrent) -> Live:
+        ref, body = managed.ref, self._body(kind, managed)
         try:
-            return (await apply(self.site.api, kind, obj, force=True))[0]
+            return (await apply(self._cluster.api, kind, body, force=True))[0]
         except ApiError as error:
             if error.code != 422 or ref.kind not in ("Job", "Pod"):
                 raise
-            # These are made again, never changed.
-            await self.remove(kind, ref, str(live["metadata"]["uid"]), current)
-            return (await apply(self.site.api, kind, obj, force=True))[0]
+            # Most fields of Jobs and Pods are immutable, so they are replaced.
+            await self._delete(kind, ref, str(live["metadata"]["uid"]), check_current)
+            return (await apply(self._cluster.api, kind, body, force=True))[0]
 
-    def _made(self, thing: ManagedObject, kind: ApiResource, made: Live) -> None:
-        thing.shared = False
-        thing.learn(made)
-        self.site.following.follow(kind)
+    def _body(self, kind: ApiResource, managed: ManagedObject) -> Manifest:
+        return owned_body(kind, managed.ref, managed.obj, self._owner, self._cluster.records.ownership.id)
 
-    def _marked(self, kind: ApiResource, thing: ManagedObject) -> Manifest:
-        meta = dict(thing.obj["metadata"])
-        meta["labels"] = {**(meta.get("labels") or {}), APP_LABEL: self.owner.label}
-        meta["annotations"] = {
-            **(meta.get("annotations") or {}),
-            OWNER: self.owner.name,
-            MARK: self.site.records.marks.of(kind, thing.ref.namespace, thing.ref.name),
-        }
-        return _body(kind, thing, meta)
+    def _learn_own(self, managed: ManagedObject, kind: ApiResource, live: Live) -> None:
+        managed.shared = False
+        managed.learn_applied(live)
+        self._cluster.watches.watch(kind)
 
-    async def _share(self, kind: ApiResource, thing: ManagedObject) -> None:
-        """An object that somebody else made."""
-        obj, ref = thing.obj, thing.ref
-        thing.shared = True
-        if ref.kind == "Namespace":  # being there is all that is asked of it
-            fields = {k: v for k, v in obj["metadata"].items() if k in ("labels",) and v}
-            if not fields and not obj.get("spec"):
-                thing.left = {"kind": "Namespace", "metadata": {"name": ref.name}}
-                return
-        body = _body(kind, thing, dict(obj["metadata"]))
-        made, _ = await apply(self.site.api, kind, body, force=False, manager=self.owner.manager)
-        thing.learn(made)
+    async def _share(self, kind: ApiResource, managed: ManagedObject) -> None:
+        """Applies to an object that somebody else created."""
+        obj, ref = managed.obj, managed.ref
+        managed.shared = True
+        if ref.kind == "Namespace" and not obj["metadata"].get("labels") and not obj.get("spec"):
+            managed.live = {"kind": "Namespace", "metadata": {"name": ref.name}}  # it only has to exist
+            return
+        body = body_of(kind, ref, obj)
+        applied, _ = await apply(self._cluster.api, kind, body, force=False, manager=self._owner.manager)
+        managed.learn_applied(applied)
 
-    # --- keeping it there
+    # --- drift
 
-    async def drifted(self, thing: ManagedObject) -> bool:
-        """Whether somebody changed or removed it."""
-        if thing.settled is None:
+    async def has_drifted(self, managed: ManagedObject) -> bool:
+        """Whether somebody changed or deleted the object."""
+        applied = managed.applied
+        if applied is None:
             return False
-        kind = await self.site.kind(thing.ref)
-        if not thing.shared:
-            live = self.site.following.get(kind, thing.ref.namespace, thing.ref.name)
+        kind = await self._cluster.kind(managed.ref)
+        if not managed.shared:
+            live = self._cluster.watches.get(kind, managed.ref.namespace, managed.ref.name)
             if live is not None:
-                return thing.differs(live)
-            if self.site.following.sees(kind):
-                return await self._changed(thing, kind)
-        return thing.compare_again(self.site.compare_every()) and await self._changed(thing, kind)
+                return applied.differs(live)
+            if self._cluster.watches.is_complete(kind):
+                return await self._differs_on_server(managed, applied, kind)
+        due = managed.compare_now(self._cluster.compare_interval())
+        return due and await self._differs_on_server(managed, applied, kind)
 
-    async def unfollowed(self, thing: ManagedObject) -> bool:
-        """Whether it has to be looked at, because nobody tells when it changes."""
-        if thing.settled is None:
+    async def is_unwatched(self, managed: ManagedObject) -> bool:
+        """Whether the object must be compared now and then, because no watch reports its changes."""
+        if managed.applied is None:
             return False
-        return thing.shared or not self.site.following.sees(await self.site.kind(thing.ref))
+        return managed.shared or not self._cluster.watches.is_complete(await self._cluster.kind(managed.ref))
 
-    async def _changed(self, thing: ManagedObject, kind: ApiResource) -> bool:
-        """Asked of the server, in as few words as will do: what is in Secrets travels only when they changed."""
-        path = kind.path(thing.ref.namespace, thing.ref.name)
-        brief = await self.site.api.get(path, brief=True)
-        if brief is None or thing.settled is None:
+    async def _differs_on_server(self, managed: ManagedObject, applied: Applied, kind: ApiResource) -> bool:
+        """Reads only the metadata first: the content of Secrets travels only after a change."""
+        path = kind.path(managed.ref.namespace, managed.ref.name)
+        brief = await self._cluster.api.get(path, brief=True)
+        if brief is None:
             return True
-        if version(brief) == thing.settled[1]:
+        if resource_version(brief) == applied.version:
             return False
-        live = await self.site.api.get(path)
-        return live is None or thing.shared or digest(live) != thing.settled[0]
+        live = await self._cluster.api.get(path)
+        return live is None or managed.shared or digest(live) != applied.digest
 
-    async def stands(self, kind: ApiResource, ref: Ref) -> bool:
-        """Whether what was listed is there and this app's. Asked of the server: what is followed may show for a while what
-        we have taken away."""
+    async def is_own(self, kind: ApiResource, ref: Ref) -> bool:
+        """Whether a listed object exists and is this app's. Asks the server, because a watch may show a removed object for
+        a while."""
         try:
-            live = await self.site.api.get(kind.path(ref.namespace, ref.name), brief=True)
+            live = await self._cluster.api.get(kind.path(ref.namespace, ref.name), brief=True)
         except ApiError as error:
             if error.passing:
                 raise
             return True  # it was listed
-        return owner_of(live) == self.owner.name
+        return owner_of(live) == self._owner.name
 
-    # --- taking it away
+    # --- removal
 
-    async def take(self, ref: Ref, current: Current) -> None:
-        api = self.site.api
-        kind = await self.site.kinds.find(ref.api_version, ref.kind)
+    async def remove(self, ref: Ref, check_current: CheckCurrent) -> None:
+        """Deletes the app's own object and returns once it is gone; releases the fields of an object of somebody else."""
+        api = self._cluster.api
+        kind = await self._cluster.discovery.find(ref.api_version, ref.kind)
         if kind is None:
             return
         live = await api.get(kind.path(ref.namespace, ref.name))
         if live is None:
             return
         uid = str(live["metadata"]["uid"])
-        if owner_of(live) != self.owner.name:
-            await release(api, kind, ref.namespace, ref.name, uid, manager=self.owner.manager)
+        if owner_of(live) != self._owner.name:
+            await release(api, kind, ref.namespace, ref.name, uid, manager=self._owner.manager)
             return
         if ref.kind == "Namespace" and (reason := await self._inhabited(ref.name)):
-            log.warning("namespace is left", namespace=ref.name, reason=reason)
+            log.warning("namespace is kept, because others use it", namespace=ref.name, reason=reason)
             await release(api, kind, ref.namespace, ref.name, uid)
             return
-        await self.remove(kind, ref, uid, current)
+        await self._delete(kind, ref, uid, check_current)
 
     async def _inhabited(self, namespace: str) -> str:
-        """What others have in a namespace we made: then it is theirs too, and stays."""
-        if self.site.others_in(namespace, self.owner.label):
+        """Says what others have in a namespace; empty if there is nothing."""
+        if self._cluster.has_other_app_in(namespace, self._owner.label):
             return "another app is in it"
-        for path, kept in (("/api/v1", "pods"), ("/api/v1", "services"), ("/api/v1", "persistentvolumeclaims"), ("/apis/apps/v1", "deployments"), ("/apis/apps/v1", "statefulsets"), ("/apis/apps/v1", "daemonsets"), ("/apis/batch/v1", "jobs")):  # fmt: skip
+        for path, plural in _INHABITANTS:
             try:
-                found = await self.site.api.get(f"{path}/namespaces/{namespace}/{kept}", query={"limit": "1"})
+                found = await self._cluster.api.get(f"{path}/namespaces/{namespace}/{plural}", query={"limit": "1"})
             except ApiError as error:
-                return f"{kept} cannot be listed: {error.message}"
+                return f"{plural} cannot be listed: {error.message}"
             if found and found.get("items"):
-                return f"there are {kept} in it"
+                return f"there are {plural} in it"
         return ""
 
-    async def remove(self, kind: ApiResource, ref: Ref, uid: str, current: Current) -> None:
-        """Back when it is gone."""
-        current()
+    async def _delete(self, kind: ApiResource, ref: Ref, uid: str, check_current: CheckCurrent) -> None:
+        check_current()
         pause = 0.05
-        gone = await delete(self.site.api, kind, ref.namespace, ref.name, uid)
+        gone = await delete(self._cluster.api, kind, ref.namespace, ref.name, uid)
         while not gone:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 2.0)
-            current()
-            live = await self.site.api.get(kind.path(ref.namespace, ref.name))
+            check_current()
+            live = await self._cluster.api.get(kind.path(ref.namespace, ref.name))
             gone = live is None or live["metadata"].get("uid") != uid
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def owner_of(live: Live | None) -> str:
-    return str(((live or {}).get("metadata", {}).get("annotations") or {}).get(OWNER, ""))
-
-
-#: What the server writes itself is nothing a manifest can say.
-_SERVERS = ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "namespace")
-
-
-def _body(kind: ApiResource, thing: ManagedObject, metadata: dict[str, Any]) -> Manifest:
-    meta = {k: v for k, v in metadata.items() if k not in _SERVERS}
-    if kind.namespaced:
-        meta["namespace"] = thing.ref.namespace
-    return {**{k: v for k, v in thing.obj.items() if k != "status"}, "metadata": meta}

@@ -1,75 +1,84 @@
-"""How an app's objects are, and why one is not ready, in the words of whoever knows best: its pods, else its warnings."""
+"""Reads how ready an app's objects are, and why one is not: from its pods, else from its warning events."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from moorage.kube import ApiError
 from moorage.podspec import template
 
 from .context import ClusterContext
 from .core.cluster_state import CLAIM
+from .core.drift import resource_version
+from .core.owned_objects import Live
 from .core.readiness import Readiness, readiness_of
 from .managed_object import ManagedObject
-from .object_watches import Live, version
 
-#: Events of what is not ready are asked for this often.
-EVENTS_EVERY = 10.0
+#: Seconds between two reads of the events of an object that is not ready.
+EVENTS_INTERVAL = 10.0
 
 
-async def check_health(site: ClusterContext, thing: ManagedObject) -> tuple[Readiness, bool]:
-    """How it is, and whether somebody tells when that changes."""
-    if thing.refused:
-        return Readiness("Failed", thing.refused), True
-    ref = thing.ref
+class ObjectHealth(NamedTuple):
+    """`watched`: a change will be reported without asking."""
+
+    readiness: Readiness
+    watched: bool
+
+
+async def check_health(cluster: ClusterContext, managed: ManagedObject) -> ObjectHealth:
+    if managed.refused:
+        return ObjectHealth(Readiness("Failed", managed.refused), True)
+    ref = managed.ref
     try:
-        kind = await site.kind(ref)
+        kind = await cluster.kind(ref)
     except ApiError as error:
-        return Readiness("Failed", error.message), True
-    live = site.following.get(kind, ref.namespace, ref.name)
-    followed = live is not None
-    before = thing.left
-    if live is None or (before is not None and version(before) > version(live)):
+        return ObjectHealth(Readiness("Failed", error.message), True)
+    live = cluster.watches.get(kind, ref.namespace, ref.name)
+    watched = live is not None
+    before = managed.live
+    if live is None or (before is not None and resource_version(before) > resource_version(live)):
         live = before
-        if live is not None and not followed and readiness_of(live).state != "Ready":
-            live = thing.left = await site.api.get(kind.path(ref.namespace, ref.name)) or live
+        if live is not None and not watched and readiness_of(live).state != "Ready":
+            live = managed.live = await cluster.api.get(kind.path(ref.namespace, ref.name)) or live
     if live is None:
-        return Readiness("Progressing", "is not there yet"), followed
-    seen = readiness_of(live)
-    if seen.state == "Ready":
-        thing.asked_why, thing.why = 0.0, ""
-        return seen, followed
-    return await _explained(site, thing, live, seen), followed
+        return ObjectHealth(Readiness("Progressing", "does not exist yet"), watched)
+    readiness = readiness_of(live)
+    if readiness.state == "Ready":
+        managed.warned_at, managed.warning = 0.0, ""
+        return ObjectHealth(readiness, watched)
+    return ObjectHealth(await _explained(cluster, managed, live, readiness), watched)
 
 
-async def _explained(site: ClusterContext, thing: ManagedObject, live: Live, seen: Readiness) -> Readiness:
-    body = template(thing.obj)
-    claim = str(((body or {}).get("metadata", {}).get("labels") or {}).get(CLAIM, ""))
-    stuck, message = site.view.trouble([claim] if claim else [])
+async def _explained(cluster: ClusterContext, managed: ManagedObject, live: Live, readiness: Readiness) -> Readiness:
+    pod_template = template(managed.obj)
+    claim = str(((pod_template or {}).get("metadata", {}).get("labels") or {}).get(CLAIM, ""))
+    stuck, message = cluster.state.trouble([claim] if claim else [])
     if stuck:
-        return seen._replace(state="Failed", message=message)
-    if not message and body is not None:
-        message = await _warning(site, thing, live)
-    return seen._replace(message=f"{seen.message}: {message}" if seen.message and message else message or seen.message)
+        return readiness._replace(state="Failed", message=message)
+    if not message and pod_template is not None:
+        message = await _warning(cluster, managed, live)
+    return readiness._replace(message=": ".join(part for part in (readiness.message, message) if part))
 
 
-async def _warning(site: ClusterContext, thing: ManagedObject, live: Live) -> str:
+async def _warning(cluster: ClusterContext, managed: ManagedObject, live: Live) -> str:
+    """Returns the newest warning event's message."""
     now = asyncio.get_running_loop().time()
-    first = not thing.asked_why
-    if not first and now - thing.asked_why < EVENTS_EVERY:
-        return thing.why
-    thing.asked_why = now
-    if first:  # what has only just begun need not be explained
+    first = not managed.warned_at
+    if not first and now - managed.warned_at < EVENTS_INTERVAL:
+        return managed.warning
+    managed.warned_at = now
+    if first:  # an object that was only just applied needs no explanation
         return ""
     selector = f"involvedObject.uid={live['metadata'].get('uid', '')},type=Warning"
-    path = f"/api/v1/namespaces/{thing.ref.namespace}/events"
+    path = f"/api/v1/namespaces/{managed.ref.namespace}/events"
     try:
-        found = await site.api.get(path, query={"fieldSelector": selector, "limit": "50"})
+        found = await cluster.api.get(path, query={"fieldSelector": selector, "limit": "50"})
     except ApiError:
-        return thing.why  # not allowed to: then without
+        return managed.warning  # without the right to read events there is no explanation
     events = sorted(
         (found or {}).get("items") or (), key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or "")
     )
     if events:
-        thing.why = str(events[-1].get("message", ""))
-    return thing.why
+        managed.warning = str(events[-1].get("message", ""))
+    return managed.warning

@@ -1,5 +1,5 @@
-"""Reports of one cluster: in full when asked, then what changed, gathered for a moment so that a burst becomes one; each
-sent again as it was until somebody answers."""
+"""Reports the cluster: in full when asked to, then what changed, gathered for a moment so that a burst becomes one report.
+Each report is repeated unchanged until it is answered."""
 
 from __future__ import annotations
 
@@ -13,51 +13,39 @@ import structlog
 
 from moorage.bus import Bus, NoAnswer, new_id, subjects
 from moorage.model.problems import Refused
-from moorage.model.reports import ReportReply, parts_of
+from moorage.model.reports import ReportReply
 
-from .core.cluster_state import ClusterState, NodeRows
+from .core.cluster_state import ClusterState
+from .core.report_bodies import report_bodies
 
 log = structlog.get_logger("agent")
 
 SOURCE = "cluster"
+#: Seconds that changes are gathered before a report.
 GATHER = 0.05
-#: At least this long from one report to the next.
+#: Seconds between two reports, at least.
 SPACING = 0.1
-ANSWER = 3.0
-#: A view older than this is nobody's to decide on: we fall silent, and the cluster becomes stale.
+REPLY_TIMEOUT = 3.0
+#: No decision may rest on a view that is older, in seconds: nothing is reported then, and the cluster becomes stale.
 TOO_OLD = 15.0
 
 _encode = msgspec.json.Encoder().encode
 
 
-def cut(rows: NodeRows, kind: str, labels: dict[str, str], succeeds: str) -> list[bytes]:
-    """The bodies of a report's parts, each without its envelope."""
-    more = b',"labels":%b' % _encode(labels) if kind == "full" else b""
-    if succeeds:
-        more += b',"succeeds":%b' % _encode(succeeds)
-    lists = {
-        "nodes": rows.nodes,
-        "pods": rows.pods,
-        "nodesGone": map(_encode, rows.nodes_gone),
-        "podsGone": map(_encode, rows.pods_gone),
-    }
-    return [b'"kind":"%b"%b%b' % (kind.encode(), body, more) for body in parts_of(lists)]
-
-
 class Reporting:
-    """`age`: how many seconds old the view is; None while it is not whole."""
+    """`age`: seconds since the view was current; None while it is incomplete. `succeeds`: the session of the predecessor."""
 
     def __init__(
         self,
         bus: Bus,
         cluster: str,
-        view: ClusterState,
+        state: ClusterState,
         age: Callable[[], float | None],
         labels: dict[str, str],
         succeeds: str,
     ) -> None:
         self._bus, self._subject = bus, subjects.reports(cluster, SOURCE)
-        self._view, self._age, self._labels = view, age, labels
+        self._state, self._age, self._labels = state, age, labels
         self.session = new_id()
         self._succeeds = succeeds
         self._seq = 0
@@ -65,16 +53,16 @@ class Reporting:
         self._refused = ""
         self.period = 2.0
         self.changed = asyncio.Event()
-        self.accepted = asyncio.Event()  # a full report of this session has arrived
+        self.accepted = asyncio.Event()  # a full report of this session was accepted
         self.sent = 0
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        beat = loop.time()
+        sent_at = loop.time()
         while True:
             if not self._full:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(beat + self.period):
+                    async with asyncio.timeout_at(sent_at + self.period):
                         await self.changed.wait()
                 if self.changed.is_set():
                     await asyncio.sleep(GATHER)
@@ -82,22 +70,22 @@ class Reporting:
             if age is None or age > TOO_OLD:
                 await asyncio.sleep(0.1)
                 continue
-            beat = loop.time()
+            sent_at = loop.time()
             await self._report()
-            await asyncio.sleep(max(0.0, beat + SPACING - loop.time()))
+            await asyncio.sleep(max(0.0, sent_at + SPACING - loop.time()))
 
     async def _report(self) -> None:
         self.changed.clear()
         full, self._full = self._full, False
-        rows = self._view.full() if full else self._view.changed()
-        bodies = cut(rows, "full" if full else "delta", self._labels, self._succeeds)
+        rows = self._state.full() if full else self._state.changed()
+        bodies = report_bodies(rows, "full" if full else "delta", self._labels, self._succeeds)
         self._seq += 1
         as_of = time.time() - (self._age() or 0.0)
         for i, body in enumerate(bodies):
             reply = await self._send(self._envelope(i, len(bodies), as_of, body))
             self.period = max(0.05, reply.period_ms / 1e3)
             if reply.refused:
-                await self._wait(reply.refused)
+                await self._wait_refused(reply.refused)
                 return
             if reply.resync:
                 self._full = True
@@ -112,22 +100,22 @@ class Reporting:
         return head % (session, self._seq, session, self._seq, part, parts, as_of) + body + b"}"
 
     async def _send(self, payload: bytes) -> ReportReply:
-        """Until it is answered: what was said once is what is said again."""
+        """Repeats the message until it is answered."""
         pause = 0.2
         while True:
             try:
-                return await self._bus.call(self._subject, payload, ReportReply, timeout=ANSWER)
+                return await self._bus.call(self._subject, payload, ReportReply, timeout=REPLY_TIMEOUT)
             except Refused as refused:
-                log.warning("a report was refused", code=refused.problem.code, detail=refused.problem.detail)
+                log.warning("report was refused", code=refused.problem.code, detail=refused.problem.detail)
             except NoAnswer:
                 pass
             except msgspec.DecodeError as error:
-                log.warning("an answer cannot be read", error=str(error))
+                log.warning("reply cannot be decoded", error=str(error))
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)
 
-    async def _wait(self, reason: str) -> None:
-        """Another session speaks for this cluster: until it is silent."""
+    async def _wait_refused(self, reason: str) -> None:
+        """Another session reports this cluster. Waits, and then reports in full, until that session is silent."""
         if self._refused != reason:
             log.warning("reports are refused", reason=reason)
         self._refused, self._full = reason, True
@@ -135,10 +123,10 @@ class Reporting:
 
 
 async def leave(bus: Bus, cluster: str, session: str) -> None:
-    """The cluster goes for good. `session`: the one that reported last."""
-    me = new_id().encode()
+    """Tells inventory that the cluster leaves for good. `session`: the one that reported last."""
+    own = new_id().encode()
     head = b'{"id":"%b.1","session":"%b","seq":1,"asOf":%.3f,"kind":"full","leaving":true,"succeeds":%b}'
-    payload = head % (me, me, time.time(), _encode(session))
+    payload = head % (own, own, time.time(), _encode(session))
     try:
         reply = await bus.call(subjects.reports(cluster, SOURCE), payload, ReportReply, timeout=10)
     except Refused as refused:

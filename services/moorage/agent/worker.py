@@ -1,6 +1,6 @@
-"""The agent as a process: elects, and while it is the one that acts, follows its cluster, reports and applies. Everything it
-does in a term is one group of tasks; the first that fails ends the term. Cut off from the mesh it goes on keeping what it
-applied, and gives way to one that is not."""
+"""The agent as a process: elects a leader, which watches its cluster, reports it and applies desired state. All that a leader
+does in a term is one group of tasks; the first that fails ends the term. Without the mesh a leader keeps what it applied, and
+gives way to an agent that has a connection."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from moorage.bus import Bus, Settings, new_id, subjects
-from moorage.kube import Api, ApiDiscovery, ApiError, LeaderElector, Reflector, Term, Unreachable, connect
+from moorage.kube import Api, ApiError, LeaderElector, Reflector, Term, Unreachable, connect
 from moorage.model.names import cluster_tokens
 from moorage.telemetry import ACTIVE, MetricValue
 
+from .app_reconciler import AppReconciler
 from .app_records import AppRecords
 from .context import ClusterContext
 from .core import kube_types
@@ -26,6 +27,7 @@ from .desired_state import DesiredStateClient
 from .fenced_configmap import StaleTerm
 from .object_watches import ObjectWatches
 from .reporting import TOO_OLD, Reporting
+from .unrecorded_objects import UnrecordedObjects
 
 log = structlog.get_logger("agent")
 
@@ -45,40 +47,40 @@ async def main(
     labels: Mapping[str, str] | None = None,
     namespace: str = NAMESPACE,
 ) -> None:
-    """Until cancelled, or until the mesh cannot be reached any more."""
+    """Runs until cancelled, or until the connection to the mesh is closed for good."""
     api = await connect(kubeconfig, context)
     try:
         bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(cluster)}")
         try:
             agent = Agent(api, bus, cluster, dict(labels or {}), namespace)
             bus.vitals.add_values(agent.figures)
-            await _act(agent)
+            await _run(agent)
         finally:
             await bus.close()
     finally:
         await api.close()
 
 
-async def _act(agent: Agent) -> None:
+async def _run(agent: Agent) -> None:
     agent.bus.set_waiting_for("the API server")
-    await _namespace(agent.api, agent.namespace)
+    await _create_namespace(agent.api, agent.namespace)
     agent.bus.set_health(agent.health)
     identity = f"{socket.gethostname()}-{os.getpid()}-{new_id()}"
     elector = LeaderElector(agent.api, agent.namespace, LEASE, identity, lambda: agent.bus.nc.is_connected)
-    acting = asyncio.ensure_future(elector.run(agent.act))
+    leading = asyncio.ensure_future(elector.run(agent.lead))
     closed = asyncio.ensure_future(agent.bus.closed.wait())
     try:
-        await asyncio.wait({acting, closed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({leading, closed}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (acting, closed):
+        for task in (leading, closed):
             task.cancel()
-        outcome = (await asyncio.gather(acting, closed, return_exceptions=True))[0]
+        outcome = (await asyncio.gather(leading, closed, return_exceptions=True))[0]
     if isinstance(outcome, Exception):
         raise outcome
 
 
-async def _namespace(api: Api, name: str) -> None:
-    """Where the lease and the records are. Joining makes it; on a laptop we do, if we may."""
+async def _create_namespace(api: Api, name: str) -> None:
+    """Creates the namespace of the lease and the records. `moorage join` has done so, except on a laptop."""
     while True:
         try:
             if await api.get(f"/api/v1/namespaces/{name}") is None:
@@ -87,54 +89,64 @@ async def _namespace(api: Api, name: str) -> None:
             return
         except ApiError as error:
             if error.code in (403, 409):
-                return  # without the right to look, the lease will tell
+                return  # without the right to read it, the lease will show whether it exists
             log.warning("the API server refuses", error=error.message)
         except Unreachable as error:
             log.warning("the API server cannot be reached", error=str(error))
         await asyncio.sleep(2)
 
 
+class _Leading(NamedTuple):
+    """What the leader's metrics and health are made of. `age`: seconds since its view of the cluster was current."""
+
+    age: Callable[[], float | None]
+    reporting: Reporting
+    apps: dict[str, AppReconciler]
+
+
 class Agent:
     def __init__(self, api: Api, bus: Bus, cluster: str, labels: dict[str, str], namespace: str) -> None:
         self.api, self.bus, self.cluster, self.labels, self.namespace = api, bus, cluster, labels, namespace
-        self._deciding: DesiredStateClient | None = None
-        self._acting: tuple[Callable[[], float | None], Reporting, ClusterContext] | None = None
+        self._desired: DesiredStateClient | None = None
+        self._leading: _Leading | None = None
 
-    async def act(self, term: Term) -> None:
+    async def lead(self, term: Term) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self._begin(term, tasks)
+                await self._start(term, tasks)
         except* StaleTerm as lost:
-            log.warning("another agent acts", reason=str(lost.exceptions[0]))
+            log.warning("another agent is the leader", reason=str(lost.exceptions[0]))
         finally:
-            self._acting = None
+            self._leading = None
 
     def health(self) -> dict[str, Any]:
-        if self._acting is None:
+        leading = self._leading
+        if leading is None:
             return {"ok": True, "missing": [], "role": "standby"}
-        age, reporting, _ = self._acting
-        seen = age()
-        missing = [] if seen is not None and seen < TOO_OLD else ["the API server"]
-        missing += [] if reporting.accepted.is_set() else ["the inventory, which takes no reports of this cluster"]
+        age = leading.age()
+        missing = [] if age is not None and age < TOO_OLD else ["the API server"]
+        missing += (
+            [] if leading.reporting.accepted.is_set() else ["the inventory, which takes no reports of this cluster"]
+        )
         return {"ok": not missing, "missing": missing, "role": "active"}
 
     def figures(self) -> Iterable[MetricValue]:
-        """What is counted when somebody collects it."""
-        yield MetricValue(*ACTIVE, float(self._acting is not None))
-        if self._acting is None:
+        """Returns the metrics that are computed when they are collected."""
+        leading = self._leading
+        yield MetricValue(*ACTIVE, float(leading is not None))
+        if leading is None:
             return
-        age, reporting, site = self._acting
-        if (seen := age()) is not None:
-            yield MetricValue("moorage_agent_view_age_seconds", "Age of what it knows of the cluster", seen)
-        yield MetricValue("moorage_agent_reports_total", "Reports that were sent in this term", reporting.sent)
-        yield MetricValue("moorage_agent_apps", "Apps that it keeps in the cluster", len(site.apps))
+        if (age := leading.age()) is not None:
+            yield MetricValue("moorage_agent_view_age_seconds", "Age of what it knows of the cluster", age)
+        yield MetricValue("moorage_agent_reports_total", "Reports that were sent in this term", leading.reporting.sent)
+        yield MetricValue("moorage_agent_apps", "Apps that it keeps in the cluster", len(leading.apps))
 
-    async def _begin(self, term: Term, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, term: Term, tasks: asyncio.TaskGroup) -> None:
         def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             return tasks.create_task(coro)
 
-        view = ClusterState()
-        reflectors = self._reflectors(view)
+        state = ClusterState()
+        reflectors = self._reflectors(state)
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
@@ -145,54 +157,56 @@ class Agent:
                 return None
             return loop.time() - min(nodes.current(), pods.current())
 
-        reporting = Reporting(self.bus, self.cluster, view, age, self.labels, term.before.get(SESSION, ""))
+        reporting = Reporting(self.bus, self.cluster, state, age, self.labels, term.before.get(SESSION, ""))
         term.notes[SESSION] = reporting.session
-        view.stirred = reporting.changed.set
+        state.on_change = reporting.changed.set
+        apps: dict[str, AppReconciler] = {}
         records = AppRecords(self.api, self.namespace, term)
-        following = ObjectWatches(
-            self.api, spawn, lambda label: deciding.woken(label), lambda kind, live: site.seen(kind, live)
+        watches = ObjectWatches(
+            self.api, spawn, lambda label: desired.wake(label), lambda kind, live: unrecorded.learn_object(kind, live)
         )
-        site = ClusterContext(self.api, term, records, ApiDiscovery(self.api), following, view)
-        deciding = DesiredStateClient(self.bus, self.cluster, site, spawn, lambda: reporting.period)
-        self._acting = age, reporting, site
+        cluster = ClusterContext(self.api, term, records, watches, state, apps)
+        desired = DesiredStateClient(self.bus, self.cluster, cluster, apps, spawn, lambda: reporting.period)
+        unrecorded = UnrecordedObjects(cluster, desired.adopt)
+        self._leading = _Leading(age, reporting, apps)
         spawn(reporting.run())
-        await self._take_over(records, deciding)
-        await site.search(spawn)
-        await self._listen(deciding)
-        spawn(deciding.ask())
-        spawn(deciding.tell())
+        await self._take_over(records, desired)
+        await unrecorded.search(spawn)
+        await self._listen(desired)
+        spawn(desired.run_requests())
+        spawn(desired.run_confirms())
 
-    def _reflectors(self, view: ClusterState) -> list[Reflector[Any]]:
+    def _reflectors(self, state: ClusterState) -> list[Reflector[Any]]:
         api = self.api
         return [
-            Reflector(api, "/api/v1/nodes", kube_types.node, view.put_node, view.drop_node),
-            Reflector(api, "/api/v1/pods", kube_types.pod, view.put_pod, view.drop_pod),
-            Reflector(api, SLICES, kube_types.slice_, view.put_slice, view.drop_slice),
-            Reflector(api, TOPOLOGIES, kube_types.topology, view.put_topology, view.drop_topology),
+            Reflector(api, "/api/v1/nodes", kube_types.node, state.put_node, state.drop_node),
+            Reflector(api, "/api/v1/pods", kube_types.pod, state.put_pod, state.drop_pod),
+            Reflector(api, SLICES, kube_types.slice_, state.put_slice, state.drop_slice),
+            Reflector(api, TOPOLOGIES, kube_types.topology, state.put_topology, state.drop_topology),
         ]
 
-    async def _take_over(self, records: AppRecords, deciding: DesiredStateClient) -> None:
-        """What predecessors made. From here on they can write nothing any more."""
+    async def _take_over(self, records: AppRecords, desired: DesiredStateClient) -> None:
+        """Starts the apps of predecessors, whose writes are refused from here on."""
         while True:
             try:
                 for record in await records.load():
-                    deciding.adopt(record)
+                    desired.start_app(record)
                 return
             except (ApiError, Unreachable) as error:
                 log.warning("the records cannot be read yet", error=str(error))
                 await asyncio.sleep(1)
 
-    async def _listen(self, deciding: DesiredStateClient) -> None:
-        """One subscription for all terms of this process."""
-        first = self._deciding is None
-        self._deciding = deciding
+    async def _listen(self, desired: DesiredStateClient) -> None:
+        """Subscribes to hints once for all terms of this process."""
+        first = self._desired is None
+        self._desired = desired
         if first:
             await self.bus.subscribe(subjects.desired("changed", self.cluster), self._hinted)
             self.bus.on_reconnect(self._reconnected)
 
     def _hinted(self, _subject: str = "", _data: bytes = b"") -> None:
-        if self._deciding is not None:
-            self._deciding.asking.set()
+        if self._desired is not None:
+            self._desired.ask_now.set()
 
     async def _reconnected(self) -> None:
         self._hinted()

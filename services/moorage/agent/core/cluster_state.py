@@ -62,7 +62,7 @@ class ClusterState:
         self._dirty: dict[str, None] = {}
         self._dirty_pods: dict[str, None] = {}
         self._shared: dict[Any, Any] = {}
-        self.stirred: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
 
     def _same(self, value: Any) -> Any:
         """One copy of what thousands of pods have in common."""
@@ -70,15 +70,15 @@ class ClusterState:
 
     def _touch(self, node: str) -> None:
         self._dirty[node] = None
-        self.stirred()
+        self.on_change()
 
     def _touch_all(self) -> None:
         self._dirty |= dict.fromkeys(self.nodes)
-        self.stirred()
+        self.on_change()
 
     def _touch_pod(self, uid: str) -> None:
         self._dirty_pods[uid] = None
-        self.stirred()
+        self.on_change()
 
     # --- what comes in
 

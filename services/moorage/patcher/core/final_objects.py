@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from moorage.collections import LruDict
 from moorage.model.claims import Claim
 from moorage.model.desired import Contribution
 from moorage.podspec import WORKLOADS, object_key, parse_pointer, template, template_path, with_value, with_values
@@ -46,7 +47,7 @@ class FinalObjects:
             if number == len(self._distinct):
                 self._distinct.append(contribution)
             self._by_cluster.setdefault(contribution.cluster, []).append((position, number))
-        self._contributed: dict[tuple[int, ...], _Contributed] = {}
+        self._contributed = LruDict[tuple[int, ...], _Contributed](_KEPT_SETS)
 
     def on_cluster(self, cluster: str, claims: Iterable[Claim]) -> list[Manifest]:
         contributed, by_object = self._contributed_on(cluster), {claim.object: claim for claim in claims}
@@ -64,10 +65,8 @@ class FinalObjects:
         # In their original order: the order of affinity terms is part of a pod template, and another template restarts pods.
         positions = sorted((*self._by_cluster.get("", ()), *(self._by_cluster.get(cluster, ()) if cluster else ())))
         numbers = tuple(number for _, number in positions)
-        found = self._contributed.get(numbers)
+        found = self._contributed.use(numbers)
         if found is None:
-            if len(self._contributed) >= _KEPT_SETS:
-                del self._contributed[next(iter(self._contributed))]
             contributions = [self._distinct[number] for number in numbers]
             found = _Contributed(with_contributions(self._manifests, contributions, self._decision))
             self._contributed[numbers] = found
