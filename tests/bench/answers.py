@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moorage.bus.connection import encode
+from moorage.bus.server import encode
 from moorage.candidates import pack
 from moorage.model.candidates import Answer, AppAnswer, CandidateGroup
 

@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from moorage.bus import Bus, subjects
-from moorage.bus.connection import encode
+from moorage.bus.server import encode
 from moorage.fleet import Fleet, FleetFollower
 from moorage.fleet.fleet import FleetChange
 from moorage.model.reports import NodeReport, Report

@@ -144,7 +144,7 @@ async def test_questions_that_come_up_together_go_out_in_one_message(bus: Bus) -
     assert (yes.outcome, no.outcome) == ("answered", "timeout")
     assert len(alone) == 1
     assert bus._waiting == {}
-    assert bus._bundles == {}
+    assert bus._batches == {}
 
 
 NO_ANSWERS = {
@@ -171,7 +171,7 @@ async def test_what_is_no_answer_to_a_bundle_is_told_to_each_who_asked(bus: Bus,
     replies = [reply["b"] for reply in await asyncio.gather(*asks)]
     assert asyncio.get_running_loop().time() - started < 1
     assert {(r.outcome, r.data) for r in replies} == {("timeout", b"") if answer is None else ("answered", answer)}
-    assert bus._bundles == {}
+    assert bus._batches == {}
     await bus.settle()  # who asked still hears
 
 

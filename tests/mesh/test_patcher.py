@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import Bus, Conflict, NoAnswer, new_id, subjects
-from moorage.bus.connection import Incoming
+from moorage.bus.server import Incoming
 from moorage.ledger import LedgerFollower, open_ledger
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassignment, Release, Slot, Withdrawal
 from moorage.model.controllers import Controller

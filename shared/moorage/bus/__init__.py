@@ -12,15 +12,16 @@ from moorage.telemetry import claim_health
 
 from . import discovery as _service
 from . import provision as _provision
-from .connection import MAX_PAYLOAD, Incoming, new_id, now_text
-from .connection import connect as _connect
+from .connection import MAX_PAYLOAD
 from .errors import BusError, Conflict, NoAnswer
 from .fanout import FanOut
+from .ids import new_id, now_text
 from .kv import Bucket, Entry
 from .lease import Lease
 from .log import Log
 from .objects import Objects
 from .ordered_consumer import OrderedConsumer
+from .server import Incoming
 from .settings import Settings, setting
 
 __all__ = [
@@ -48,11 +49,10 @@ __all__ = [
 class Bus(FanOut):
     @classmethod
     async def connect(cls, settings: Settings, *, worker: str, timeout: float = 10) -> Bus:
-        nc, closed, owner = await _connect(settings, worker, timeout)
-        bus = cls(nc, worker, closed, claim_health(worker))
-        owner.append(bus)
+        """Connects a worker. Raises NoAnswer if the broker does not answer in time."""
+        bus = cls(worker, claim_health(worker))
         try:
-            await bus.open()
+            await bus.open(settings, timeout)
         except BaseException:
             await bus.close()
             raise
@@ -60,18 +60,18 @@ class Bus(FanOut):
         return bus
 
     def set_waiting_for(self, what: str) -> None:
-        """Sets what /readyz names as missing until there is a health callback."""
+        """Sets what the worker waits for before it is ready, until its health is known."""
         self.vitals.waiting_for = what
 
     def set_health(self, health: Callable[[], dict[str, Any]]) -> None:
-        """Sets the health callback used by /readyz, without answering on the bus."""
+        """Sets the health callback used by /readyz."""
         self.vitals.health = health
 
     async def announce(self, health: Callable[[], dict[str, Any]]) -> None:
-        """Makes the worker a NATS service, and ready as this health callback says."""
+        """Registers the worker as a NATS service with this health, which /readyz uses, too."""
         await _service.announce(self, health)
         self.set_health(health)
-        # nats-py swallows a cancellation that arrives while it writes, so a worker cancelled while it starts ends here.
+        # nats-py swallows a cancellation while it writes: a worker that was cancelled while starting ends here.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError

@@ -50,8 +50,8 @@ class WorkerService(Service):
         self._refresh()
         info = super().info()
         info.endpoints = [
-            EndpointInfo(name=_name(one.subject), subject=one.subject, queue_group=one.queue)
-            for one in self._conn.figures.endpoints()
+            EndpointInfo(name=_name(endpoint.subject), subject=endpoint.subject, queue_group=endpoint.queue)
+            for endpoint in self._conn.metrics.endpoints()
         ]
         return info
 
@@ -60,15 +60,15 @@ class WorkerService(Service):
         stats = super().stats()
         stats.endpoints = [
             EndpointStats(
-                name=_name(one.subject),
-                subject=one.subject,
-                queue_group=one.queue,
-                num_requests=one.requests,
-                num_errors=one.errors,
-                processing_time=one.nanoseconds,
-                average_processing_time=one.nanoseconds // max(1, one.handled),
+                name=_name(endpoint.subject),
+                subject=endpoint.subject,
+                queue_group=endpoint.queue,
+                num_requests=endpoint.requests,
+                num_errors=endpoint.errors,
+                processing_time=endpoint.nanoseconds,
+                average_processing_time=endpoint.nanoseconds // max(1, endpoint.handled),
             )
-            for one in self._conn.figures.endpoints()
+            for endpoint in self._conn.metrics.endpoints()
         ]
         return stats
 

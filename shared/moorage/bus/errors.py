@@ -1,10 +1,10 @@
-"""What can go wrong on the bus, as types a caller can tell apart."""
+"""Errors of the bus that a caller can tell apart."""
 
 from __future__ import annotations
 
 
 class NoAnswer(Exception):
-    """Nobody answered in time. For a write this means *unknown*: look before doing it again."""
+    """Nobody answered in time. Whether a write happened is unknown: read before writing again."""
 
 
 class Conflict(Exception):
@@ -12,4 +12,4 @@ class Conflict(Exception):
 
 
 class BusError(Exception):
-    """The server refused what was asked for, for a reason other than a conflict."""
+    """The broker refused a request for a reason other than a conflict."""

@@ -1,5 +1,7 @@
-"""Questions to many at once, each under its own deadline. What is asked of the same one at the same moment goes out in one
-message and comes back in one: where many decide at once, a message for each question would be most of all messages."""
+"""Scatter-gather with a deadline per responder; concurrent requests to one responder are batched.
+
+Where many groups are decided at once, a message for each request would be most of all messages.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from moorage.model.replies import Reply
 from moorage.telemetry import tracing
 
 from .connection import Connection, is_no_responders
+from .metrics import BusMetrics
 
 #: Bytes of asks in one batch message.
 MAX_BATCH_BYTES = 1 << 20
@@ -38,11 +41,74 @@ class _Request(NamedTuple):
     future: _Future
 
 
+class _Gathering:
+    """The replies to one request of several responders, by the responders' names."""
+
+    def __init__(self, asks: Mapping[str, tuple[str, float]], metrics: BusMetrics) -> None:
+        self._asks, self._metrics = asks, metrics
+        self._loop = asyncio.get_running_loop()
+        self._start = self._loop.time()
+        self._pending: dict[str, tuple[_Future, float]] = {}  # futures and deadlines
+        self._replies: dict[str, Reply] = {}
+        self._spans: dict[str, Any] = {}  # empty outside of a trace
+        self._done = asyncio.Event()
+
+    def expect(self, name: str, future: _Future, span: Any) -> None:
+        self._pending[name] = future, self._start + self._asks[name][1]
+        if span is not None:
+            self._spans[name] = span
+        future.add_done_callback(partial(self._on_done, name))
+
+    def _on_done(self, name: str, future: _Future) -> None:
+        if future.cancelled() or self._pending.pop(name, None) is None:
+            return
+        took = (self._loop.time() - self._start) * 1e3
+        if self._spans:
+            self._spans.pop(name).end()
+        metrics = self._metrics.asked(name, self._asks[name][0])
+        msg = future.result()
+        if is_no_responders(msg):
+            # Counts as a timeout: the broker knows early that nobody will answer.
+            self._replies[name] = Reply("timeout", b"", took, "nobody answers for it")
+            metrics.timeout()
+        else:
+            metrics.answered()
+            metrics.seconds(took / 1e3)
+            self._replies[name] = Reply("answered", msg.data, took)
+        if not self._pending:
+            self._done.set()
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for name in [name for name, (_, deadline) in self._pending.items() if deadline <= now]:
+            future, deadline = self._pending.pop(name)
+            future.cancel()
+            if self._spans:
+                tracing.end_as_timeout(self._spans.pop(name))
+            self._metrics.asked(name, self._asks[name][0]).timeout()
+            took = (deadline - self._start) * 1e3
+            self._replies[name] = Reply("timeout", b"", took, "no answer before its deadline")
+
+    async def replies(self) -> dict[str, Reply]:
+        """Waits until every responder has answered or missed its deadline."""
+        while self._pending:
+            timer = self._loop.call_at(min(deadline for _, deadline in self._pending.values()), self._done.set)
+            try:
+                await self._done.wait()
+            finally:
+                timer.cancel()
+            self._done.clear()
+            self._expire()
+        return {name: self._replies[name] for name in self._asks}
+
+
 class FanOut(Connection):
+    """A connection that asks several responders at once."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._outgoing: dict[str, list[_Request]] = {}
-        self._bundles: dict[str, dict[str, _Request]] = {}  # by where their answers go, what is not answered yet
+        self._outgoing: dict[str, list[_Request]] = {}  # requests of this turn of the event loop, by subject
+        self._batches: dict[str, dict[str, _Request]] = {}  # unanswered requests of each batch, by its reply subject
 
     async def ask_many(
         self,
@@ -52,129 +118,85 @@ class FanOut(Connection):
         ident: str = "",
         together: Container[str] = (),
     ) -> dict[str, Reply]:
-        """Back as soon as every one has answered or is out of time. `together`: those who take several questions in one
-        message, and know this one by its `ident`."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        replies: dict[str, Reply] = {}
-        pending: dict[str, tuple[_Future, float]] = {}
-        turn: asyncio.Future[None] = loop.create_future()
-        names: dict[_Future, tuple[str, str]] = {}
-        spans: dict[str, Any] = {}  # empty outside of a trace
+        """Sends a request to each responder and returns once every one has answered or missed its deadline.
 
-        def arrive(future: _Future) -> None:
-            name, reply = names[future]
-            self._waiting.pop(reply, None)
-            if future.cancelled() or pending.pop(name, None) is None:
-                return
-            took = (loop.time() - start) * 1e3
-            if spans:
-                spans.pop(name).end()
-            asked = self.figures.asked(name, asks[name][0])
-            msg = future.result()
-            if is_no_responders(msg):
-                # A dead one times out, only sooner: the broker knows that nobody is going to answer.
-                replies[name] = Reply("timeout", b"", took, "nobody answers for it")
-                asked.timeout()
-            else:
-                asked.answered()
-                asked.seconds(took / 1e3)
-                replies[name] = Reply("answered", msg.data, took)
-            if not pending:
-                _wake(turn)
-
-        for name, (subject, deadline) in asks.items():
+        `asks` has the subject and the deadline in seconds of each name. `together` names the responders that take batches
+        and know this request by its `ident`.
+        """
+        gathering = _Gathering(asks, self.metrics)
+        for name, (subject, _) in asks.items():
             reply, future = self._expect()
-            names[future] = (name, reply)
-            pending[name] = (future, start + deadline)
-            future.add_done_callback(arrive)
-            if (span := tracing.open_client_span(f"ask {name}")) is not None:
-                spans[name] = span
+            future.add_done_callback(partial(self._forget_reply, reply))
+            span = tracing.open_client_span(f"ask {name}")
+            gathering.expect(name, future, span)
             if span is None and name in together:
-                self._later(subject, _Request(ident, payload, reply, future))
+                self._send_batched(subject, _Request(ident, payload, reply, future))
             else:
                 await self.nc.publish(subject, payload, reply, headers=tracing.headers_of(span))
-        while pending:
-            first = loop.call_at(min(end for _, end in pending.values()), _wake, turn)
-            try:
-                await turn
-            finally:
-                first.cancel()
-            turn = loop.create_future()
-            now = loop.time()
-            for name in [n for n, (_, end) in pending.items() if end <= now]:
-                future, end = pending.pop(name)
-                future.cancel()
-                if spans:
-                    tracing.end_as_timeout(spans.pop(name))
-                self.figures.asked(name, asks[name][0]).timeout()
-                replies[name] = Reply("timeout", b"", (end - start) * 1e3, "no answer before its deadline")
-        return {name: replies[name] for name in asks}
+        return await gathering.replies()
 
-    # --- several in one message
+    def _forget_reply(self, reply: str, _future: _Future) -> None:
+        self._waiting.pop(reply, None)
 
-    def _later(self, subject: str, question: _Request) -> None:
+    def _send_batched(self, subject: str, request: _Request) -> None:
         if not self._outgoing:
-            self.spawn(self._send())
-        self._outgoing.setdefault(subject, []).append(question)
+            self.spawn(self._send_outgoing())
+        self._outgoing.setdefault(subject, []).append(request)
 
-    async def _send(self) -> None:
-        """All that came up until the loop came round. What cannot be sent is not answered."""
+    async def _send_outgoing(self) -> None:
+        """Sends the requests that came up before this task ran. A request that cannot be sent is not answered."""
         outgoing, self._outgoing = self._outgoing, {}
         with contextlib.suppress(nats.errors.Error):
-            for subject, questions in outgoing.items():
-                for bundle in _split(questions):
-                    await self._ask(subject, bundle)
+            for subject, requests in outgoing.items():
+                for batch in _batches(requests):
+                    await self._send_batch(subject, batch)
 
-    async def _ask(self, subject: str, questions: list[_Request]) -> None:
-        if len(questions) == 1:
-            await self.nc.publish(subject, questions[0].payload, questions[0].reply)
+    async def _send_batch(self, subject: str, requests: list[_Request]) -> None:
+        if len(requests) == 1:
+            await self.nc.publish(subject, requests[0].payload, requests[0].reply)
             return
-        reply = self._address()
-        bundle = self._bundles[reply] = {question.ident: question for question in questions}
-        for question in questions:
-            question.future.add_done_callback(partial(self._done_with, reply, bundle, question.ident))
-        payload = b'{"asks":[' + b",".join(question.payload for question in questions) + b"]}"
+        reply = self._reply_subject()
+        batch = self._batches[reply] = {request.ident: request for request in requests}
+        for request in requests:
+            request.future.add_done_callback(partial(self._on_request_done, reply, batch, request.ident))
+        payload = b'{"asks":[' + b",".join(request.payload for request in requests) + b"]}"
         await self.nc.publish(subjects.batch(subject), payload, reply)
 
-    def _done_with(self, reply: str, bundle: dict[str, _Request], ident: str, _future: _Future) -> None:
-        bundle.pop(ident, None)
-        if not bundle:
-            self._bundles.pop(reply, None)
+    def _on_request_done(self, reply: str, batch: dict[str, _Request], ident: str, _future: _Future) -> None:
+        batch.pop(ident, None)
+        if not batch:
+            self._batches.pop(reply, None)
 
-    def _unexpected(self, msg: Msg) -> None:
-        bundle = self._bundles.get(msg.subject)
-        if bundle is None:
+    def _on_unexpected(self, msg: Msg) -> None:
+        """Distributes the answers to a batch, of which several messages may come."""
+        batch = self._batches.get(msg.subject)
+        if batch is None:
             return
         try:
             answers = _decode(msg.data).answers
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # Nobody is there, or what came is no bundle: each asker is told as if he had asked alone.
-            for question in list(bundle.values()):
-                _give(question, msg)
+            # Nobody subscribes, or the answer is no batch: every request gets it as if it had been sent alone.
+            for request in list(batch.values()):
+                _resolve(request, msg)
             return
         for ident, data in answers.items():
-            if (asked := bundle.get(ident)) is not None:
-                _give(asked, Msg(_client=self.nc, subject=msg.subject, data=bytes(data)))
+            if (request_ := batch.get(ident)) is not None:
+                _resolve(request_, Msg(_client=self.nc, subject=msg.subject, data=bytes(data)))
 
 
-def _wake(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
-
-
-def _split(questions: list[_Request]) -> Iterator[list[_Request]]:
-    bundle: list[_Request] = []
+def _batches(requests: list[_Request]) -> Iterator[list[_Request]]:
+    """Splits requests into batches: larger ones would let those who could go on wait for the rest."""
+    batch: list[_Request] = []
     size = 0
-    for question in questions:
-        if bundle and (len(bundle) == subjects.MAX_BATCH or size + len(question.payload) > MAX_BATCH_BYTES):
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(question)
-        size += len(question.payload)
-    yield bundle
+    for request in requests:
+        if batch and (len(batch) == subjects.MAX_BATCH or size + len(request.payload) > MAX_BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(request)
+        size += len(request.payload)
+    yield batch
 
 
-def _give(question: _Request, msg: Msg) -> None:
-    if not question.future.done():
-        question.future.set_result(msg)
+def _resolve(request: _Request, msg: Msg) -> None:
+    if not request.future.done():
+        request.future.set_result(msg)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from nats.aio.msg import Msg
 
 from . import jetstream
-from .connection import Connection, new_id
+from .connection import Connection
 from .errors import Conflict
+from .ids import new_id
 from .ordered_consumer import OrderedConsumer
 
 

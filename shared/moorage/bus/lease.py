@@ -1,4 +1,4 @@
-"""Of some workers one is active: a key whose revision is the generation, renewed by its holder, taken when it stops."""
+"""Elects the active one of several workers: a KV key that its holder renews, and whose revision is the generation."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ import structlog
 
 from moorage.mesh import stores
 
-from .connection import Connection, new_id
+from .connection import Connection
 from .errors import BusError, Conflict, NoAnswer
+from .ids import new_id
 from .kv import Bucket
 
 log = structlog.get_logger("bus")
-#: Beside the leases: the number at which they began after a restore.
+#: A key beside the leases: the revision at which they began after a restore.
 ERA = "era"
 
 
 class Lease:
-    """Nobody compares clocks: a challenger takes over when the key has not changed for `ttl` of its own monotonic time."""
+    """A lease on the name of a worker kind.
+
+    Clocks are not compared: a challenger takes over when the key has not changed for `ttl` of its own monotonic time.
+    """
 
     def __init__(self, conn: Connection, name: str, ttl: float = 3.0) -> None:
         self._conn, self._name, self._ttl = conn, name, ttl
         self._bucket = Bucket(conn, stores.LEASES, timeout=ttl / 3)
-        self._me = new_id().encode()
+        self._value = new_id().encode()
         self._revision = 0
         self.generation = 0
         self.lost = asyncio.Event()
-        self._good = 0.0  # when the broker last said that it is ours
+        self._confirmed_at = 0.0  # when the last write was sent that the broker acknowledged
 
     @property
     def is_certain(self) -> bool:
-        """Whether nobody else can be active: not so for one who has slept through his time and does not know it yet."""
-        return bool(self.generation) and asyncio.get_running_loop().time() - self._good <= self._ttl * 0.75
+        """Whether nobody else can be active. False for a holder that was suspended past its time and has not noticed yet."""
+        return bool(self.generation) and asyncio.get_running_loop().time() - self._confirmed_at <= self._ttl * 0.75
 
     async def hold(self) -> None:
-        """Back once this one is the holder; from then on `lost` says when it no longer is."""
+        """Waits until this worker is the holder; from then on `lost` is set when it no longer is."""
         self.lost.clear()
         while True:
             with contextlib.suppress(Conflict, NoAnswer, BusError):
@@ -47,10 +51,11 @@ class Lease:
         self._conn.spawn(self._renew())
 
     async def _take(self) -> bool:
-        self._good = asyncio.get_running_loop().time()
+        """Takes a lease that is free, or whose holder has not renewed it for a ttl."""
+        self._confirmed_at = asyncio.get_running_loop().time()
         entry = await self._bucket.get(self._name)
         if entry is None:
-            self._revision = await self._bucket.create(self._name, self._me)
+            self._revision = await self._bucket.create(self._name, self._value)
             return True
         if entry.value != b"":
             loop = asyncio.get_running_loop()
@@ -60,8 +65,8 @@ class Lease:
                 again = await self._bucket.get(self._name)
                 if again is None or again.revision != entry.revision:
                     return False
-        self._good = asyncio.get_running_loop().time()
-        self._revision = await self._bucket.update(self._name, self._me, entry.revision)
+        self._confirmed_at = asyncio.get_running_loop().time()
+        self._revision = await self._bucket.update(self._name, self._value, entry.revision)
         return True
 
     async def _renew(self) -> None:
@@ -70,20 +75,22 @@ class Lease:
             await asyncio.sleep(self._ttl / 4)
             if not self.generation:
                 return
-            asked = loop.time()
+            sent_at = loop.time()
             try:
-                self._revision = await self._bucket.update(self._name, self._me, self._revision)
-                self._good = asked
+                self._revision = await self._bucket.update(self._name, self._value, self._revision)
+                self._confirmed_at = sent_at
             except Conflict:
                 with contextlib.suppress(NoAnswer, BusError):
                     entry = await self._bucket.get(self._name)
-                    if entry is not None and entry.value == self._me:  # our own write whose answer was lost
-                        self._revision, self._good = entry.revision, asked
+                    if (
+                        entry is not None and entry.value == self._value
+                    ):  # our own write, whose acknowledgement was lost
+                        self._revision, self._confirmed_at = entry.revision, sent_at
                         continue
                 break
             except (NoAnswer, BusError):
-                # Others wait a whole ttl of silence; we stop earlier, so that two never act at once.
-                if loop.time() - self._good > self._ttl * 0.75:
+                # A challenger waits for a full ttl of silence. The holder stops earlier, so that two never act at once.
+                if loop.time() - self._confirmed_at > self._ttl * 0.75:
                     break
         if self.generation:
             log.warning("lease lost", lease=self._name)
@@ -91,6 +98,7 @@ class Lease:
             self.lost.set()
 
     async def release(self) -> None:
+        """Frees the lease, so that another worker takes it at once."""
         if self.generation:
             self.generation = 0
             with contextlib.suppress(Conflict, NoAnswer, BusError):

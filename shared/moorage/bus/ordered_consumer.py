@@ -1,4 +1,4 @@
-"""Following a stream: every message in order from a point on, across reconnects, restarts and lost consumers."""
+"""Follows a stream: delivers every message in order, across reconnects, broker restarts and lost consumers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
@@ -15,8 +14,10 @@ from nats.aio.subscription import Subscription
 
 from moorage.telemetry import HANDLED, Handled
 
-from .connection import Connection, new_id
+from . import jetstream
+from .connection import Connection
 from .errors import BusError, NoAnswer
+from .ids import new_id
 
 log = structlog.get_logger("bus")
 HEARTBEAT = 5.0
@@ -25,7 +26,7 @@ Handle = Callable[[int, str, bytes, dict[str, str] | None], None]
 
 
 class OrderedConsumer:
-    """A push consumer without acknowledgements, checked by its own numbering and made anew whenever that breaks."""
+    """A push consumer without acknowledgements, created again whenever its message numbers have a gap."""
 
     def __init__(
         self,
@@ -37,34 +38,37 @@ class OrderedConsumer:
         keys: str = "",
         restart: Callable[[], None] | None = None,
     ) -> None:
-        """`start` > 0: from that sequence on, going on where it stopped. Else the last message of each subject, and after
-        a break all of them again, announced by `restart`."""
+        """Delivers from the sequence `start` on, if it is positive, and continues there after a reconnect.
+
+        Otherwise it delivers the last message of each subject, and after a reconnect calls `restart` and delivers all of
+        them again. `synced` is called whenever the existing messages were delivered.
+        """
         self._conn, self._stream, self._handle = conn, stream, handle
         self._keys, self._restart = keys, restart
         self.next = start
         self._from_start = start > 0
         self._sub: Subscription | None = None
         self._expected = 1
-        self._seen = 0.0
+        self._last_message_at = 0.0
         self._broken = asyncio.Event()
         self._caught_up = asyncio.Event()
         self._consumer = ""
         self.synced: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        self._conn.on_reconnect(self._again)
+        self._conn.on_reconnect(self._on_reconnect)
         await self._open()
-        self._conn.spawn(self._mend())
+        self._conn.spawn(self._repair())
         await self._caught_up.wait()
 
     async def stop(self) -> None:
         self._restart = None
         self._handle = lambda *_: None
-        self._conn.forget(self._again)
+        self._conn.forget(self._on_reconnect)
         await self._close()
-        self._broken.set()  # wakes the one who mends, who sees that there is nothing left to mend
+        self._broken.set()  # wakes _repair, which ends because there is no subscription any more
 
-    async def _again(self) -> None:
+    async def _on_reconnect(self) -> None:
         self._broken.set()
 
     async def _close(self) -> None:
@@ -72,12 +76,8 @@ class OrderedConsumer:
         if sub is not None:
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
-            with contextlib.suppress(NoAnswer):
-                await self._api(f"CONSUMER.DELETE.{self._stream}.{self._consumer}", {}, timeout=1)
-
-    async def _api(self, verb: str, body: dict[str, Any], timeout: float = 5) -> dict[str, Any]:
-        data = await self._conn.request(f"$JS.API.{verb}", msgspec.json.encode(body), timeout=timeout)
-        return msgspec.json.decode(data, type=dict[str, Any])
+            with contextlib.suppress(NoAnswer, BusError):
+                await jetstream.api(self._conn, f"CONSUMER.DELETE.{self._stream}.{self._consumer}", timeout=1)
 
     async def _open(self) -> None:
         self._broken.clear()
@@ -109,10 +109,8 @@ class OrderedConsumer:
         elif not self._from_start:
             config["filter_subject"] = ">"
             verb += ".>"
-        reply = await self._api(verb, {"stream_name": self._stream, "config": config})
-        if "error" in reply:
-            raise BusError(f"{self._stream}: {reply['error'].get('description')}")
-        self._seen = asyncio.get_running_loop().time()
+        reply = await jetstream.api(self._conn, verb, {"stream_name": self._stream, "config": config})
+        self._last_message_at = asyncio.get_running_loop().time()
         if reply.get("num_pending", 0) == 0 and self._expected == 1:
             self._complete()
 
@@ -121,7 +119,7 @@ class OrderedConsumer:
         self._caught_up.set()
 
     async def _received(self, msg: Msg) -> None:
-        self._seen = asyncio.get_running_loop().time()
+        self._last_message_at = asyncio.get_running_loop().time()
         headers: dict[str, str] | None = msg.headers
         if headers and "Status" in headers and not msg.data:
             if msg.reply:  # flow control
@@ -139,7 +137,7 @@ class OrderedConsumer:
             if stream_seq < self.next:
                 return
             self.next = stream_seq + 1
-        HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context is this subscription's own
+        HANDLED.set(Handled(msg.subject, msg.data))  # for log lines; the context belongs to this subscription alone
         try:
             self._handle(stream_seq, msg.subject, msg.data, headers)
         except Exception:
@@ -148,15 +146,15 @@ class OrderedConsumer:
         if pending == 0:
             self._complete()
 
-    async def _mend(self) -> None:
-        """Make the consumer anew after a reconnect, a hole in its numbering, or silence longer than three heartbeats."""
+    async def _repair(self) -> None:
+        """Creates the consumer again after a reconnect, a gap in its numbers, or silence longer than three heartbeats."""
         loop = asyncio.get_running_loop()
         delay = 0.05
         while not self._conn.closed.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT):
                     await self._broken.wait()
-            if not self._broken.is_set() and loop.time() - self._seen < 3 * HEARTBEAT:
+            if not self._broken.is_set() and loop.time() - self._last_message_at < 3 * HEARTBEAT:
                 continue
             if self._sub is None:
                 return
@@ -166,7 +164,7 @@ class OrderedConsumer:
                 await self._open()
                 delay = 0.05
             except (BusError, NoAnswer, nats.errors.Error, OSError) as error:
-                log.warning("following again failed", stream=self._stream, error=str(error))
+                log.warning("the consumer could not be created again", stream=self._stream, error=str(error))
                 self._broken.set()
                 if self._sub is None:
                     self._sub = await self._conn.nc.subscribe(self._conn.nc.new_inbox(), cb=self._received)

@@ -1,4 +1,4 @@
-"""A whole stream taken out of the broker and put back, with its numbers: revisions and sequences mean the same again."""
+"""Copies a stream out of the broker and back, with its sequences: revisions mean the same after a restore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .connection import Connection
 from .errors import BusError, NoAnswer
 
 CHUNK = 128 << 10
-#: A broker that says nothing for this long in the middle of a stream is gone.
+#: Seconds of silence in the middle of a stream after which the broker counts as gone.
 PATIENCE = 20.0
 
 
@@ -29,7 +29,7 @@ def _checked(stream: str, reply: dict[str, Any]) -> dict[str, Any]:
 
 
 async def state_of(conn: Connection, stream: str) -> dict[str, Any] | None:
-    """Counts and numbers; None where there is no such stream."""
+    """Returns a stream's state: counts and sequences. None if there is no such stream."""
     reply = await _api(conn, f"STREAM.INFO.{stream}", {})
     if reply.get("error", {}).get("code") == 404:
         return None
@@ -42,14 +42,14 @@ async def remove(conn: Connection, stream: str) -> None:
 
 
 async def snapshot(conn: Connection, stream: str, write: Callable[[bytes], Any]) -> dict[str, Any]:
-    """Everything up to about now, without its consumers; {"config", "state"} as the broker wants them back."""
+    """Writes a stream without its consumers in chunks, and returns the {"config", "state"} that a restore needs."""
     inbox = conn.nc.new_inbox()
     chunks: asyncio.Queue[Msg] = asyncio.Queue()
     sub = await conn.nc.subscribe(inbox, cb=chunks.put)
     try:
         await conn.settle()
         body = {"deliver_subject": inbox, "no_consumers": True, "chunk_size": CHUNK, "jsck": True}
-        told = _checked(stream, await _api(conn, f"STREAM.SNAPSHOT.{stream}", body))
+        description = _checked(stream, await _api(conn, f"STREAM.SNAPSHOT.{stream}", body))
         while True:
             try:
                 msg = await asyncio.wait_for(chunks.get(), PATIENCE)
@@ -59,7 +59,7 @@ async def snapshot(conn: Connection, stream: str, write: Callable[[bytes], Any])
             if not status.startswith("204"):
                 raise BusError(f"{stream}: {status} {(msg.headers or {}).get('Description', '')}")
             if not msg.data:
-                return {"config": told["config"], "state": told["state"]}
+                return {"config": description["config"], "state": description["state"]}
             write(msg.data)
             if msg.reply:
                 await conn.nc.publish(msg.reply)
@@ -67,9 +67,9 @@ async def snapshot(conn: Connection, stream: str, write: Callable[[bytes], Any])
         await sub.unsubscribe()
 
 
-async def restore(conn: Connection, stream: str, told: dict[str, Any], chunks: Iterable[bytes]) -> None:
-    """The stream must not be there."""
-    body = {"config": told["config"], "state": told["state"]}
+async def restore(conn: Connection, stream: str, description: dict[str, Any], chunks: Iterable[bytes]) -> None:
+    """Creates a stream from what `snapshot` returned and wrote. It must not exist."""
+    body = {"config": description["config"], "state": description["state"]}
     subject = _checked(stream, await _api(conn, f"STREAM.RESTORE.{stream}", body))["deliver_subject"]
     for chunk in chunks:
         answer = await conn.request(subject, chunk, timeout=PATIENCE)

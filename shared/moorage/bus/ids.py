@@ -1,0 +1,28 @@
+"""Ids of messages, and their time."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from nats.nuid import NUID
+
+_ids = NUID()
+
+
+def _renew() -> None:
+    global _ids
+    _ids = NUID()
+
+
+# Workers are forked from one warm parent: with its generator all of them would make the same ids.
+os.register_at_fork(after_in_child=_renew)
+
+
+def new_id() -> str:
+    ident: bytearray = _ids.next()
+    return ident.decode()
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
