@@ -19,7 +19,7 @@ FLEET_OF_CLUSTERS = tuple(f"tests/kube/test_{name}.py" for name in ("fleet", "mo
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Gives each process whole files, in the order of `testpaths`: the slowest first, so that none is left for the end."""
     from xdist.scheduler import LoadFileScheduling
 
@@ -29,4 +29,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> Any:
             return "tests/kube/fleet" if file in FLEET_OF_CLUSTERS else file
 
     config.option.loadscopereorder = False
-    return Scheduler(config)
+    return Scheduler(config, log)
