@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from urllib.parse import ParseResult
 
 import pytest
 import pytest_asyncio
+from nats.aio.transport import TcpTransport
 
 from moorage.bus import Bus
 from moorage.mesh.discovery import installed
@@ -17,6 +19,21 @@ from .servers import NatsServer, RedisServer
 def pytest_configure() -> None:
     # Where no loop was ever set, pytest-asyncio makes one only to remember it, and nobody closes it.
     asyncio.set_event_loop(None)
+    _close_replaced_connections()
+
+
+def _close_replaced_connections() -> None:
+    """Makes the NATS client close a connection that it gives up because the broker does not answer on it.
+
+    It only drops such connections, and the garbage collector reports them in whatever test runs by then."""
+    connect = TcpTransport.connect
+
+    async def closing(transport: TcpTransport, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        if transport._io_writer is not None:
+            transport._io_writer.close()
+        await connect(transport, uri, buffer_size, connect_timeout)
+
+    TcpTransport.connect = closing  # type: ignore[assignment, method-assign]
 
 
 @pytest.fixture

@@ -109,12 +109,9 @@ async def test_a_failing_server_meets_a_patient_agent(
             await asyncio.to_thread(plane.call, "DELETE", "/api/v1/nodes/fresh")
 
 
-#: The broker's client drops connections on which it was never answered without closing them.
-unanswered = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent"
 
 
-@unanswered
 async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +139,6 @@ async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
         assert not first.done()
 
 
-@unanswered
 async def test_agents_that_are_all_cut_off_stay_as_they_are(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,10 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-import moorage
 import pytest
 from blockbuster import blockbuster_ctx
+
+import moorage
 
 PACKAGES = [importlib.import_module(f"moorage.{found.name}") for found in pkgutil.iter_modules(moorage.__path__)]
 #: These read files once in the life of a process, or for an error that is logged.
