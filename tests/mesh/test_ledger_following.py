@@ -13,9 +13,9 @@ import pytest_asyncio
 from moorage.bus import Bus
 from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.ledger import LOG, LedgerLost, open_ledger, read_snapshot, write_snapshot
-from moorage.ledger.follower import SNAPSHOTS
 from moorage.merger import snapshots
 from moorage.merger.worker import start
+from moorage.mesh.stores import SNAPSHOTS
 from moorage.model.claims import Commit, Release, Withdrawal
 from moorage_testkit.committers import CommitterHarness, pod_on
 from moorage_testkit.fleets import node

@@ -20,7 +20,7 @@ from moorage.candidates import (
     decode_answer,
     merge,
 )
-from moorage.merger.core.responses import ranked
+from moorage.merger.core.responses import break_ties
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
 
 IDS = {f"lab/c-{i}": i for i in range(6)}
@@ -196,7 +196,7 @@ def test_priorities_break_ties_and_nothing_else() -> None:
         for name, (first, second) in values.items():
             levels = [Level(value=first, clusters=some(0)), Level(value=second, clusters=some(1))]
             answers.append(weighted(name, Answer(apps={"a": AppAnswer(levels=levels)})))
-        scores = merge([1, 1, 1], np.ones(6, dtype=np.bool_), ranked(answers, priorities)).scores[0]
+        scores = merge([1, 1, 1], np.ones(6, dtype=np.bool_), break_ties(answers, priorities)).scores[0]
         assert scores is not None
         return int(np.argmax(np.rint(scores * 2**24)))
 

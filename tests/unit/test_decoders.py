@@ -17,7 +17,7 @@ from moorage.inventory.core.cluster_ids import ClusterRecord
 from moorage.inventory.core.fleet_state import FleetState
 from moorage.inventory.worker import ClusterEdit
 from moorage.ledger import Ledger, decode_commit
-from moorage.merger.core.responses import Replies, gather, reasons
+from moorage.merger.core.responses import Replies, collect_reasons, gather
 from moorage.model.attempts import Attempt
 from moorage.model.base import Message
 from moorage.model.candidates import Answer, Answers, Ask, Asks
@@ -227,7 +227,7 @@ def test_answers_that_make_no_sense(value: Any, policy: Any) -> None:
         (asked,) = got.asked
         assert asked.outcome in ("answered", "error")
         assert bool(got.missing) == (policy == "required" and asked.outcome == "error")
-        msgspec.json.encode(reasons(got, fleet))
+        msgspec.json.encode(collect_reasons(got, fleet))
 
 
 @given(shaped(Confirm), shaped(AppStatus) | st.none())

@@ -14,7 +14,7 @@ from moorage.fleet import Fleet, FleetWriter, normalize_node
 from moorage.fleet.delta import Epoch, decode
 from moorage.ledger import Ledger
 from moorage.merger.core.propose import NameOrder, Proposal, propose
-from moorage.merger.core.responses import Replies, current, gather, reasons
+from moorage.merger.core.responses import Replies, collect_reasons, gather, refresh
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup
 from moorage.model.controllers import Controller, Policy
 from moorage.model.reasons import Reason
@@ -92,19 +92,19 @@ def test_answers_are_read_again_when_the_fleet_has_grown() -> None:
     small = grown(["lab/a"])
     got = gather(heard(says("allow", small, "lab/a"), "1.1"), small)
     larger = grown(["lab/a"], ["lab/b", "lab/c"])
-    assert current(got, small) is got
-    found = propose(RECORD, current(got, larger), larger, Ledger(), NameOrder(), "d")
+    assert refresh(got, small) is got
+    found = propose(RECORD, refresh(got, larger), larger, Ledger(), NameOrder(), "d")
     assert isinstance(found, Proposal)
     assert [claim.cluster for claim in found.decision.claims] == ["lab/a"]
 
 
 def test_who_excludes_without_a_word_is_named() -> None:
     fleet = grown(["lab/a", "lab/b", "lab/c"])
-    found = reasons(gather(heard(says("allow", fleet, "lab/a"), "1.1"), fleet), fleet)
+    found = collect_reasons(gather(heard(says("allow", fleet, "lab/a"), "1.1"), fleet), fleet)
     assert [(r.code, r.by, r.app, r.clusters, r.samples) for r in found] == [
         ("ControllerExcludes", "mine", "a", 2, ["lab/b", "lab/c"])
     ]
-    assert reasons(gather(heard(says("deny", fleet), "1.1"), fleet), fleet) == []
+    assert collect_reasons(gather(heard(says("deny", fleet), "1.1"), fleet), fleet) == []
 
 
 def refused(fleet: Fleet, *apps: ShapedApp, rules: list[AppsRule] | None = None) -> list[Reason]:

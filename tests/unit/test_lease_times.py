@@ -153,10 +153,10 @@ async def test_a_record_is_waited_for_so_long_and_no_longer(after: float, stands
     confirmations = DurableRevisions()
     loop = asyncio.get_running_loop()
     if after < 0:
-        confirmations.heard("", b'{"id":"hint"}')
+        confirmations.record_stored("", b'{"id":"hint"}')
     else:
-        loop.call_later(after, confirmations.heard, "", b'{"id":"hint"}')
-    loop.call_later(after / 2, confirmations.heard, "", b'{"id":"another"}')
+        loop.call_later(after, confirmations.record_stored, "", b'{"id":"hint"}')
+    loop.call_later(after / 2, confirmations.record_stored, "", b'{"id":"another"}')
     began = loop.time()
     assert await confirmations.wait_durable("hint") is stands
     assert loop.time() - began <= WITHIN + 0.001

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE
 from moorage.ledger import Capacity, Ledger, decode_commit, encode_commit, encode_entry, uncovered
-from moorage.ledger.capacity import beyond
+from moorage.ledger.capacity import excess
 from moorage.ledger.entries import HANDLERS
 from moorage.model.claims import (
     Claim,
@@ -474,10 +474,10 @@ def test_room_is_what_a_recount_says(seed: int) -> None:
 
 def test_what_is_beyond_what_counts() -> None:
     now = {"a": {"cpu": 2000, "pods": 2}, "b": {"cpu": 1000}}
-    assert beyond(now, now) == {}
-    assert beyond(now, {}) == now
+    assert excess(now, now) == {}
+    assert excess(now, {}) == now
     after = {"a": {"cpu": 3000, "pods": 2}, "c": {"cpu": 500}}
-    assert beyond(after, now) == {"a": {"cpu": 1000}, "c": {"cpu": 500}}
+    assert excess(after, now) == {"a": {"cpu": 1000}, "c": {"cpu": 500}}
 
 
 def test_pods_elsewhere_are_displaced_only_when_all_are_bound() -> None:

@@ -28,17 +28,17 @@ def test_only_rows_that_improved_and_have_room_wake_a_group() -> None:
     waiting = WaitQueue()
     for name, cpu in (("small", 500), ("medium", 2000), ("large", 9000)):
         waiting.put(record(name, cpu), None)
-    assert waiting.hits(fleet, None) == {}, "somebody is deciding them for the first time"
+    assert waiting.helped_by(fleet, None) == {}, "somebody is deciding them for the first time"
     for name in waiting.groups:
         waiting.refused(name, refused(name, "ResourceShort"), 0.0, fresh=True)
-    all_rows, no_rows = waiting.hits(fleet, np.zeros(0, np.intp)), np.zeros(0, np.intp)
+    all_rows, no_rows = waiting.helped_by(fleet, np.zeros(0, np.intp)), np.zeros(0, np.intp)
     assert set(all_rows) == {"small", "medium"}, "what is new is tested against everything once"
-    assert waiting.hits(fleet, no_rows) == {}
-    assert set(waiting.hits(fleet, np.array([1]))) == {"small"}
-    assert set(waiting.hits(fleet, None)) == {"small", "medium"}
-    assert waiting.still(fleet, "small", np.array([1]))
+    assert waiting.helped_by(fleet, no_rows) == {}
+    assert set(waiting.helped_by(fleet, np.array([1]))) == {"small"}
+    assert set(waiting.helped_by(fleet, None)) == {"small", "medium"}
+    assert waiting.still_helped(fleet, "small", np.array([1]))
     fleet.take(1, {"cpu": 800})
-    assert not waiting.still(fleet, "small", np.array([1]))
+    assert not waiting.still_helped(fleet, "small", np.array([1]))
 
 
 def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:
@@ -49,7 +49,7 @@ def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:
         waiting.refused(name, refused(name, "ResourceShort"), 0.0, fresh=True)
     assert waiting.oldest_first(["a", "b", "c", "gone"]) == ["b", "a", "c"]
     waiting.refused("b", refused("b", "ReplicasConflict", phase="Failed"), 0.0, fresh=True)
-    assert set(waiting.hits(fleet, None)) == {"a", "c"}
+    assert set(waiting.helped_by(fleet, None)) == {"a", "c"}
 
 
 def without_pods(name: str, *shapes: Shape) -> Revision:
@@ -63,28 +63,33 @@ def test_what_has_no_pods_waits_for_a_cluster_and_for_nothing_else() -> None:
     names = {"bare", "scaled to none"}
     waiting.put(without_pods("bare"), None)
     waiting.put(without_pods("scaled to none", Shape(key="none", object="Deployment/x", count=0)), None)
-    waiting.open([0], (1, 5))
-    assert waiting.hits(fleet, no_rows) == {}, "somebody is deciding them for the first time"
+    waiting.clusters_opened([0], (1, 5))
+    assert waiting.helped_by(fleet, no_rows) == {}, "somebody is deciding them for the first time"
     for name in names:
         seen = refused(name, "NotEnoughClusters")
         seen.epoch = "1.5"
         waiting.refused(name, seen, 0.0, fresh=True)
-    assert waiting.hits(fleet, some_rows) == {}, "who refused them knew of all that opened; room is nothing to them"
-    waiting.open([1], (1, 9))
-    assert set(waiting.hits(fleet, no_rows)) == names
-    assert all(waiting.still(fleet, name, no_rows) for name in names)
+    assert waiting.helped_by(fleet, some_rows) == {}, (
+        "who refused them knew of all that opened; room is nothing to them"
+    )
+    waiting.clusters_opened([1], (1, 9))
+    assert set(waiting.helped_by(fleet, no_rows)) == names
+    assert all(waiting.still_helped(fleet, name, no_rows) for name in names)
     for name in names:
         seen = refused(name, "NotEnoughClusters")
         seen.epoch = "1.8"
         waiting.refused(name, seen, 0.0, fresh=True)
-    assert not any(waiting.still(fleet, name, some_rows) for name in names)
-    assert set(waiting.hits(fleet, no_rows)) == names, "refused by who had not seen that one yet"
+    assert not any(waiting.still_helped(fleet, name, some_rows) for name in names)
+    assert set(waiting.helped_by(fleet, no_rows)) == names, "refused by who had not seen that one yet"
     for name in names:
         waiting.refused(name, refused(name, "NotEnoughClusters"), 0.0, fresh=False)
-    assert waiting.hits(fleet, some_rows) == {}
-    waiting.groups["bare"].confined, waiting.groups["bare"].among = [np.packbits([True, False, False]).tobytes()], 3
-    waiting.open([2], (1, 10))
-    assert set(waiting.hits(fleet, no_rows)) == {"scaled to none"}, "the other is kept from there"
+    assert waiting.helped_by(fleet, some_rows) == {}
+    waiting.groups["bare"].confined, waiting.groups["bare"].confined_among = (
+        [np.packbits([True, False, False]).tobytes()],
+        3,
+    )
+    waiting.clusters_opened([2], (1, 10))
+    assert set(waiting.helped_by(fleet, no_rows)) == {"scaled to none"}, "the other is kept from there"
 
 
 def test_a_cluster_that_came_later_was_not_known_to_who_confined_an_app() -> None:
@@ -94,13 +99,13 @@ def test_a_cluster_that_came_later_was_not_known_to_who_confined_an_app() -> Non
         waiting.put(record_, None)
         waiting.refused(record_.group, refused(record_.group, "NotEnoughClusters"), 0.0, fresh=False)
         waiter = waiting.groups[record_.group]
-        waiter.confined, waiter.among = [np.packbits([True, False, False, False]).tobytes()], 4
+        waiter.confined, waiter.confined_among = [np.packbits([True, False, False, False]).tobytes()], 4
     at = [int(fleet.rows_of(cid)[0]) for cid in range(5)]
-    waiting.open([3], (0, 0))
-    assert waiting.hits(fleet, np.array([at[3]])) == {}
-    waiting.open([4], (0, 0))
-    assert set(waiting.hits(fleet, np.array([at[4]]))) == {"pods", "bare"}
-    assert waiting.still(fleet, "pods", np.array([at[4]]))
+    waiting.clusters_opened([3], (0, 0))
+    assert waiting.helped_by(fleet, np.array([at[3]])) == {}
+    waiting.clusters_opened([4], (0, 0))
+    assert set(waiting.helped_by(fleet, np.array([at[4]]))) == {"pods", "bare"}
+    assert waiting.still_helped(fleet, "pods", np.array([at[4]]))
 
 
 def test_silence_is_retried_with_growing_delays() -> None:

@@ -89,7 +89,7 @@ async def take_snapshot(settings: Settings, stack: ExitStack) -> Snapshot:
 async def _detect_conflicts(bus: Bus) -> AsyncIterator[Callable[[dict[str, Any]], Awaitable[str]]]:
     """Watches the decision log while streams are copied. Yields a function that says why the copies cannot be used, if so."""
     from moorage.ledger import open_ledger
-    from moorage.ledger.follower import SNAPSHOTS
+    from moorage.mesh.stores import SNAPSHOTS
     from moorage.model.claims import Decision
     from moorage.model.names import group_tokens
 

@@ -60,7 +60,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
         tenant=revision.tenant,
         apps=revision.apps,
         intents=revision.intents,
-        held=existing_placement(revision, fleet, view.ledger).named(revision.apps, fleet),
+        held=existing_placement(revision, fleet, view.ledger).unchanged_clusters(revision.apps, fleet),
     )
     replies = await gateway.bus.ask_many(
         {name: (subjects.candidates(name), c.deadline_ms / 1e3) for name, c in asked.items()},

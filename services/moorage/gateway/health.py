@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from moorage.bus import new_id, subjects
-from moorage.ledger.metrics import followed
+from moorage.ledger.metrics import follower_metrics
 from moorage.model.auth import Caller
 from moorage.model.candidates import Ask
 from moorage.telemetry import MetricValue
@@ -49,7 +49,7 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
 def view_metrics(gateway: Gateway) -> Iterable[MetricValue]:
     """Yields metrics of the mirrors and of event streams at collection time."""
     view = gateway.view
-    yield from followed(view.follower, view.ledger)
+    yield from follower_metrics(view.follower, view.ledger)
     yield MetricValue(
         "moorage_event_listeners",
         "Open event streams",

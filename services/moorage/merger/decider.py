@@ -33,7 +33,7 @@ from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import tracing
 
 from .core.propose import NameOrder, Proposal, ProposalRefused, propose
-from .core.responses import ControllerResults, Replies, current, gather, open_to, reasons
+from .core.responses import ControllerResults, Replies, collect_reasons, gather, refresh, steady_confinement
 from .durability import DurableRevisions
 from .events import placed
 from .metrics import DecisionMetrics
@@ -87,10 +87,10 @@ class _Proposer:
     def propose(self) -> Decision | None:
         """Returns a decision whose room is held, or None after setting `refusal`."""
         decider = self._decider
-        self._results = current(self._results, decider.fleet)
+        self._results = refresh(self._results, decider.fleet)
         began = time.perf_counter()
         proposal = propose(self._record, self._results, decider.fleet, decider.ledger, decider.name_order, new_id())
-        decider.figures.proposed(time.perf_counter() - began)
+        decider.metrics.proposed(time.perf_counter() - began)
         if isinstance(proposal, ProposalRefused):
             self.decision, self.refusal = None, proposal
             return None
@@ -104,12 +104,12 @@ class Decider:
     def __init__(self, bus: Bus, fleet: Fleet, follower: LedgerFollower, capacity: Capacity) -> None:
         self.bus, self.fleet, self.follower, self.capacity = bus, fleet, follower, capacity
         self.committer = Committer(bus, follower, capacity)
-        self.figures = DecisionMetrics(bus.vitals.registry)
+        self.metrics = DecisionMetrics(bus.vitals.registry)
         self.controllers: dict[str, Controller] = {}
         self.name_order = NameOrder()
         self._stale = LruDict[tuple[str, str, int], bytes](_REMEMBERED)
         self._deciding: dict[str, int] = {}
-        self._took: dict[str, float] = {}
+        self._last_took_ms: dict[str, float] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -130,10 +130,10 @@ class Decider:
         """All at once, each under its own deadline; `within` bounds them all."""
         loop = asyncio.get_running_loop()
         start = loop.time()
-        held = known.named(record.apps, self.fleet)
+        held = known.unchanged_clusters(record.apps, self.fleet)
         by_deadline: dict[float, dict[str, tuple[str, float]]] = {}
         # Who took longest the last time hears it first.
-        for name, controller in sorted(controllers.items(), key=lambda one: -self._took.get(one[0], 0.0)):
+        for name, controller in sorted(controllers.items(), key=lambda one: -self._last_took_ms.get(one[0], 0.0)):
             deadline = controller.deadline_ms / 1e3
             deadline = deadline if within is None else min(deadline, within)
             by_deadline.setdefault(deadline, {})[name] = (subjects.candidates(name), deadline)
@@ -178,8 +178,8 @@ class Decider:
         began = time.perf_counter()
         with tracing.span("ask"):
             replies = await self._ask(record, cause, known, controllers, explain=explain, within=within)
-        self.figures.asked(time.perf_counter() - began)
-        self._took.update((name, reply.took_ms) for name, reply in replies.items())
+        self.metrics.asked(time.perf_counter() - began)
+        self._last_took_ms.update((name, reply.took_ms) for name, reply in replies.items())
         stale: dict[str, bytes] = {}
         for name in controllers:
             data = self._stale.get((name, record.group, record.revision))
@@ -200,9 +200,9 @@ class Decider:
         left = until - asyncio.get_running_loop().time()
         if controllers and left > 0:
             replies = await self._ask(record, cause, known, controllers, explain=True, within=left)
-            again = gather(Replies(got.heard.apps, list(controllers.values()), replies, {}), self.fleet)
+            again = gather(Replies(got.replies.apps, list(controllers.values()), replies, {}), self.fleet)
             got.answers.update(again.answers)
-        return reasons(got, self.fleet)
+        return collect_reasons(got, self.fleet)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class Decider:
         began = time.perf_counter()
         try:
             outcome = await self._decide(record, cause, durable_revisions)
-            self.figures.decided(time.perf_counter() - began)
-            self.figures.outcome(outcome.attempt if outcome is not None else None)
+            self.metrics.decided(time.perf_counter() - began)
+            self.metrics.outcome(outcome.attempt if outcome is not None else None)
             return outcome
         finally:
             if self._deciding.get(group) == record.revision:
@@ -247,14 +247,14 @@ class Decider:
                 break
             # The answers are older than what took the room, or than the newest clusters. They are asked for again if the
             # slowest controller can still answer in time.
-            if until - loop.time() < max(self._took.values(), default=0.0) / 1e3 + _BEAT:
+            if until - loop.time() < max(self._last_took_ms.values(), default=0.0) / 1e3 + _BEAT:
                 break
             if not refusal.overtaken:
                 asked_again += 1
                 await asyncio.sleep(_BEAT)
             existing = existing_placement(record, self.fleet, self.ledger)
             results = await self.gather(record, cause, existing, within=until - loop.time())
-        confined = [] if results.missing else open_to(results, len(record.apps), self.controllers)
+        confined = [] if results.missing else steady_confinement(results, len(record.apps), self.controllers)
         explanations: list[Reason] = []
         if not (refusal.final or results.missing):
             explanations = await self._explained(record, cause, existing, results, until)
@@ -275,7 +275,7 @@ class Decider:
             began = time.perf_counter()
             with tracing.span("commit"):
                 result = await self.committer.commit(decision, guard, proposer.propose)
-            self.figures.committed(time.perf_counter() - began)
+            self.metrics.committed(time.perf_counter() - began)
             if isinstance(result, Committed):
                 reached("merger.committed")
                 return placed(proposer.decision or decision, result.seq)
@@ -324,13 +324,13 @@ class Decider:
         proposal: Proposal | ProposalRefused
         for _ in range(2):
             known = existing_placement(record, self.fleet, self.ledger)
-            got = current(await self.gather(record, cause, known, explain=True), self.fleet)
+            got = refresh(await self.gather(record, cause, known, explain=True), self.fleet)
             proposal = propose(record, got, self.fleet, self.ledger, self.name_order, new_id())
             now = str(self.fleet.epoch)
             if isinstance(proposal, Proposal) or all(answer.epoch in ("", now) for answer in got.answers.values()):
                 break
         if isinstance(proposal, ProposalRefused):
-            attempt = _refused(record, proposal, got, reasons(got, self.fleet), str(self.fleet.epoch))
+            attempt = _refused(record, proposal, got, collect_reasons(got, self.fleet), str(self.fleet.epoch))
         else:
             attempt = placed(proposal.decision, 0)
             attempt.decision = ""

@@ -23,7 +23,7 @@ class DurableRevisions:
         self._heard = LruDict[str, None](_REMEMBERED)
         self._waiting: dict[str, asyncio.Future[bool]] = {}
 
-    def heard(self, _subject: str, data: bytes) -> None:
+    def record_stored(self, _subject: str, data: bytes) -> None:
         ident = _decode(data).id
         future = self._waiting.get(ident)
         if future is not None:

@@ -42,7 +42,7 @@ class DecisionMetrics:
         self._outcomes["dropped" if attempt is None else attempt.phase.lower()]()
 
 
-def state(started: Started) -> Iterable[MetricValue]:
+def merger_metrics(started: Started) -> Iterable[MetricValue]:
     """What is counted when somebody collects it."""
     yield MetricValue(*ACTIVE, float(started.wait_loop is not None))
     waiting = started.wait_loop.waiting.groups.values() if started.wait_loop is not None else ()

@@ -190,7 +190,7 @@ class WaitLoop:
         attempt = _attempts.decode(data)
         self._put_hinted(attempt.group, None)
         self.waiting.refused(attempt.group, attempt, self._now, fresh=True)
-        if attempt.group in self.waiting.nowhere and self._fleet.known.any():
+        if attempt.group in self.waiting.refused_without_clusters and self._fleet.known.any():
             self._forced.add(attempt.group)
         self._wake.set()
 
@@ -235,11 +235,11 @@ class WaitLoop:
         else:
             opened, relabelled = self._clusters.update(change.clusters)
             if opened:
-                self.waiting.open(opened, self._fleet.epoch)
+                self.waiting.clusters_opened(opened, self._fleet.epoch)
             if relabelled:
                 self._forced.update(self.waiting.groups)
-        if self.waiting.nowhere and self._fleet.known.any():
-            self._forced |= self.waiting.nowhere
+        if self.waiting.refused_without_clusters and self._fleet.known.any():
+            self._forced |= self.waiting.refused_without_clusters
         self._displacement.suspect(change.claims)
         self._releases.fleet_changed(change)
         if self.waiting.groups:
@@ -247,7 +247,7 @@ class WaitLoop:
 
     def _reset_clusters(self) -> None:
         self._clusters.reset()
-        self.waiting.open((), self._fleet.epoch)
+        self.waiting.clusters_opened((), self._fleet.epoch)
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class WaitLoop:
             self._look_again(group)
             return None
         attempt = outcome.attempt
-        waiter.confined, waiter.among = outcome.confined, clusters
+        waiter.confined, waiter.confined_among = outcome.confined, clusters
         self.waiting.refused(group, attempt, self._now, fresh=False)
         if attempt.phase == "Placed":
             self.waiting.drop(group)
@@ -312,7 +312,7 @@ class WaitLoop:
         """Returns the groups that changes since the last call may help, with the rows that changed."""
         improved = self._fleet.improved_since(self._tick)
         self._tick = self._fleet.tick
-        return self.waiting.hits(self._fleet, improved)
+        return self.waiting.helped_by(self._fleet, improved)
 
     def _look_again(self, group: str) -> None:
         """Drops a group that needs no decision, or tries it again later because it is being decided elsewhere."""

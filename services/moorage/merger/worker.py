@@ -11,7 +11,7 @@ import msgspec
 from moorage.bus import Bus, Incoming, Settings, subjects
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
-from moorage.ledger.metrics import CapacityCollector, clusters, followed
+from moorage.ledger.metrics import CapacityCollector, cluster_metrics, follower_metrics
 from moorage.mesh import stores
 from moorage.model.controllers import Controller
 from moorage.model.groups import Decide, Withdraw
@@ -21,7 +21,7 @@ from .concurrency import ConcurrencyLimit
 from .decider import Decider
 from .durability import DurableRevisions
 from .events import DecisionEvents, tell
-from .metrics import state
+from .metrics import merger_metrics
 from .wait_loop import LeasedWaitLoop, WaitLoop
 
 #: Hints wait here for their turn; one that is shed is found by who looks after what waits.
@@ -37,9 +37,9 @@ class Merger:
     def __init__(self, bus: Bus, decider: Decider, wait_loop: LeasedWaitLoop) -> None:
         self._bus, self._decider, self._wait_loop = bus, decider, wait_loop
         self._turns = ConcurrencyLimit()
-        self.stored = DurableRevisions()
+        self.durable_revisions = DurableRevisions()
 
-    def registry(self, key: str, data: bytes | None, _revision: int) -> None:
+    def controller_changed(self, key: str, data: bytes | None, _revision: int) -> None:
         known = self._decider.controllers
         before = known.get(untoken(key))
         if data is None:
@@ -53,7 +53,7 @@ class Merger:
     async def decide(self, incoming: Incoming) -> bytes:
         hint = _decides.decode(incoming.data)
         async with self._turns.slot():
-            outcome = await self._decider.decide(hint.record, hint.id, self.stored if hint.ahead else None)
+            outcome = await self._decider.decide(hint.record, hint.id, self.durable_revisions if hint.ahead else None)
         if outcome is not None:
             await tell(self._bus, outcome.attempt, hint.id)
         return b"{}"
@@ -93,14 +93,14 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     decider = Decider(bus, fleet, log, keep_capacity(log, fleet))
     wait_loop = LeasedWaitLoop(bus, decider, DecisionEvents(bus, log))
     merger = Merger(bus, decider, wait_loop)
-    await bus.bucket(stores.CONTROLLERS).mirror(merger.registry)
+    await bus.bucket(stores.CONTROLLERS).mirror(merger.controller_changed)
     queue = subjects.MERGERS
-    await bus.subscribe(subjects.GROUPS_STORED, merger.stored.heard)
+    await bus.subscribe(subjects.GROUPS_STORED, merger.durable_revisions.record_stored)
     await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, wait_loop)
-    bus.vitals.add_values(lambda: state(started))
+    bus.vitals.add_values(lambda: merger_metrics(started))
     bus.spawn(wait_loop.run())
     return started
 
@@ -115,8 +115,8 @@ async def main(settings: Settings) -> None:
         bus.set_waiting_for("the decision log")
         started = await start(bus, fleet)
         ledger = started.decider.follower
-        bus.vitals.add_values(lambda: followed(nodes, ledger.ledger))
-        bus.vitals.add_values(lambda: clusters(fleet))
+        bus.vitals.add_values(lambda: follower_metrics(nodes, ledger.ledger))
+        bus.vitals.add_values(lambda: cluster_metrics(fleet))
         bus.vitals.registry.register(CapacityCollector(fleet))
 
         def health() -> dict[str, Any]:

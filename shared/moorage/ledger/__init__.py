@@ -12,12 +12,10 @@ from .follower import (
     LedgerFollower,
     LedgerLost,
     keep_capacity,
-    newest_snapshot,
     open_ledger,
-    read_snapshot,
-    write_snapshot,
 )
 from .ledger import ActiveClaim, Changes, Ledger
+from .snapshots import newest_snapshot, read_snapshot, write_snapshot
 
 __all__ = [
     "LOG",

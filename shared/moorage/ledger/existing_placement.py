@@ -1,5 +1,5 @@
-"""What a group has already: whoever is asked where its apps may go is told, for where they run unchanged their room is
-their own, however full the cluster is."""
+"""Finds where a group's apps run already. Where an app would run unchanged, its room is its own, however full the cluster
+is; so controllers are told these clusters."""
 
 from __future__ import annotations
 
@@ -20,41 +20,42 @@ from .ledger import Ledger
 
 @dataclass(slots=True)
 class ExistingPlacement:
-    """What the ledger knows of the group: per app where it runs, and where unchanged."""
+    """Per app of a group, the clusters on which it runs, and those where it would run unchanged. None: no cluster."""
 
-    stay: list[Mask | None]
-    held: list[Mask | None]
+    current: list[Mask | None]
+    unchanged: list[Mask | None]
 
-    def named(self, apps: Sequence[ShapedApp], fleet: Fleet) -> dict[str, list[str]]:
+    def unchanged_clusters(self, apps: Sequence[ShapedApp], fleet: Fleet) -> dict[str, list[str]]:
+        """Returns the names of the clusters where apps would run unchanged, by app."""
         return {
             app.name: [fleet.names[c] for c in np.flatnonzero(mask).tolist()]
-            for app, mask in zip(apps, self.held, strict=True)
+            for app, mask in zip(apps, self.unchanged, strict=True)
             if mask is not None
         }
 
 
 def existing_placement(record: Revision, fleet: Fleet, ledger: Ledger) -> ExistingPlacement:
-    stay: list[Mask | None] = [None] * len(record.apps)
-    held: list[Mask | None] = [None] * len(record.apps)
-    mine = ledger.by_group.get(record.group)
-    if not mine:
-        return ExistingPlacement(stay, held)
-    places: dict[str, dict[str, bool]] = {}
-    for ident in mine:
-        counted = ledger.claims[ident]
-        where = places.setdefault(counted.claim.app, {})
-        # A withdrawn claim's place is no better than another, but its room is still its own.
-        where[counted.claim.cluster] = where.get(counted.claim.cluster, False) or not counted.withdrawn
+    current: list[Mask | None] = [None] * len(record.apps)
+    unchanged: list[Mask | None] = [None] * len(record.apps)
+    idents = ledger.by_group.get(record.group)
+    if not idents:
+        return ExistingPlacement(current, unchanged)
+    clusters_of: dict[str, dict[str, bool]] = {}  # app → its clusters, and whether a claim there is not withdrawn
+    for ident in idents:
+        active = ledger.claims[ident]
+        clusters = clusters_of.setdefault(active.claim.app, {})
+        # A withdrawn claim makes a cluster no better than another, but its room may still be used.
+        clusters[active.claim.cluster] = clusters.get(active.claim.cluster, False) or not active.withdrawn
     for number, app in enumerate(record.apps):
-        for cluster, stands in places.get(app.name, {}).items():
+        for cluster, stands in clusters_of.get(app.name, {}).items():
             cid = fleet.ids.get(cluster)
             if cid is None:
                 continue
             if stands:
-                stay[number] = _marked(stay[number], cid, fleet.size)
+                current[number] = _marked(current[number], cid, fleet.size)
             if all(kept_slots(record.group, app.name, shape, cluster, ledger)[1] == 0 for shape in app.shapes):
-                held[number] = _marked(held[number], cid, fleet.size)
-    return ExistingPlacement(stay, held)
+                unchanged[number] = _marked(unchanged[number], cid, fleet.size)
+    return ExistingPlacement(current, unchanged)
 
 
 def _marked(mask: Mask | None, cid: int, size: int) -> Mask:
@@ -65,18 +66,18 @@ def _marked(mask: Mask | None, cid: int, size: int) -> Mask:
 
 
 def kept_slots(group: str, app: str, shape: Shape, cluster: str, ledger: Ledger) -> tuple[list[Slot], int]:
-    """The slots that the same claim has already, and how many pods still need one. The hash of the template is in the
-    claim's id, so equal ids need equal room."""
-    counted = ledger.claims.get(claim_id(group, app, shape.object, cluster, shape.template))
-    if counted is None or counted.group != group:
+    """Returns the slots that the object's claim has already, and how many pods still need one. The hash of the template is
+    part of the claim's id, so claims of one id have pods of one size."""
+    active = ledger.claims.get(claim_id(group, app, shape.object, cluster, shape.template))
+    if active is None or active.group != group:
         return [], shape.count
     if shape.per_node:
-        return counted.claim.slots, 0
+        return active.claim.slots, 0
     kept: list[Slot] = []
-    left = shape.count
-    for slot in counted.claim.slots:
-        if left and slot.count:
-            count = min(left, slot.count)
+    missing = shape.count
+    for slot in active.claim.slots:
+        if missing and slot.count:
+            count = min(missing, slot.count)
             kept.append(slot if count == slot.count else msgspec.structs.replace(slot, count=count))
-            left -= count
-    return kept, left
+            missing -= count
+    return kept, missing

@@ -1,5 +1,4 @@
-"""What a fleet has, what of it is free and claimed, and how old what is known of it is: added up when somebody collects
-it. Base units: cores and bytes."""
+"""Prometheus metrics of the fleet's capacity and of its clusters, computed when they are collected, in cores and bytes."""
 
 from __future__ import annotations
 
@@ -19,20 +18,24 @@ from .ledger import Ledger
 _BYTES = ("memory", "storage", "ephemeral-storage", "hugepages-")
 _KINDS = {
     "allocatable": "What usable nodes have for pods",
-    "requested": "What pods that were reported ask for",
-    "claimed": "What decisions have claimed and no reported pod takes yet",
+    "requested": "What reported pods request",
+    "claimed": "What decisions have claimed and reported pods do not request yet",
     "free": "What is neither requested nor claimed",
 }
 
 
-def followed(follower: FleetFollower, ledger: Ledger) -> Iterable[MetricValue]:
-    """How current a worker's view is."""
-    yield MetricValue("moorage_fleet_current", "1 while the fleet is followed in Redis", float(follower.healthy))
-    yield MetricValue("moorage_ledger_sequence", "Last commit of the decision log that is folded", ledger.seq)
-    yield MetricValue("moorage_claims", "Claims that count", len(ledger.claims))
+def follower_metrics(follower: FleetFollower, ledger: Ledger) -> Iterable[MetricValue]:
+    """Yields how current a worker's view of the fleet and the ledger is."""
+    yield MetricValue(
+        "moorage_fleet_current", "1 while the fleet in Redis is followed, else 0", float(follower.healthy)
+    )
+    yield MetricValue(
+        "moorage_ledger_sequence", "Sequence number of the last folded commit of the decision log", ledger.seq
+    )
+    yield MetricValue("moorage_claims", "Claims that use capacity", len(ledger.claims))
 
 
-def clusters(fleet: Fleet) -> Iterable[MetricValue]:
+def cluster_metrics(fleet: Fleet) -> Iterable[MetricValue]:
     now = time.time()
     known = np.flatnonzero(fleet.known).tolist()
     tally = Tally(fleet.state(cid) for cid in known)
@@ -44,14 +47,14 @@ def clusters(fleet: Fleet) -> Iterable[MetricValue]:
 
 
 def unit_of(resource: str) -> tuple[str, float]:
-    """Its unit, and how many of ours are one."""
+    """Returns the unit in which a resource is exported, and how many of the internal units make one."""
     if resource == "cpu":
         return "core", 1000.0
     return ("byte", 1.0) if resource.startswith(_BYTES) else ("integer", 1.0)
 
 
 class CapacityCollector(Collector):
-    """Of usable nodes."""
+    """Exports allocatable, requested, claimed and free capacity, summed up over usable nodes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -12,7 +12,7 @@ from typing import Any
 from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
-from moorage.ledger.metrics import followed
+from moorage.ledger.metrics import follower_metrics
 
 from .decorators import Background, Declared, declared, take_background
 from .runner import CannotRun, ControllerRunner
@@ -55,7 +55,7 @@ async def run(
         if any(one.capacity for one in controllers):
             log = await open_ledger(bus)
             keep_capacity(log, fleet)
-            bus.vitals.add_values(lambda: followed(follower, log.ledger))
+            bus.vitals.add_values(lambda: follower_metrics(follower, log.ledger))
         runner = ControllerRunner(bus, fleet, controllers)
         await runner.serve()
         bus.set_waiting_for("the intent store, to register")

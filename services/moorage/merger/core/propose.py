@@ -58,7 +58,7 @@ class NameOrder:
         return self._ranks
 
 
-def room_of(record: Revision, fleet: Fleet) -> FreeCapacity:
+def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
     """Sums per cluster of what is asked. Where nothing reports exclusive cores they have no sum that means anything."""
     asked = {r: None for app in record.apps for s in app.shapes for r, need in s.resources.items() if need > 0}
     asked.pop(EXCLUSIVE, None)
@@ -179,17 +179,17 @@ def propose(
         return ProposalRefused(odd, final=True)
     if got.missing:
         return ProposalRefused(list(got.missing))
-    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, got.voices)
+    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, got.weighted)
     if merged.count_mismatches:
         return ProposalRefused(
-            [_clash(record, clash.app, clash.counts) for clash in merged.count_mismatches], final=True
+            [_replicas_conflict(record, clash.app, clash.counts) for clash in merged.count_mismatches], final=True
         )
     known = existing_placement(record, fleet, ledger)
     ranks = names.ranks(fleet)
-    room = room_of(record, fleet)
+    room = free_capacity(record, fleet)
     assigner = _Assigner(record, fleet, ledger)
     for _ in range(TRIES):
-        chosen = choose(merged, room, ranks, current=known.stay, unchanged=known.held, failed=assigner.failures)
+        chosen = choose(merged, room, ranks, current=known.current, unchanged=known.unchanged, failed=assigner.failures)
         if not isinstance(chosen, Choice):
             break
         together: dict[int, set[int]] = {}
@@ -274,7 +274,7 @@ def _proposal(
     return Proposal(decision)
 
 
-def _clash(record: Revision, app: int, counts: dict[str, int]) -> Reason:
+def _replicas_conflict(record: Revision, app: int, counts: dict[str, int]) -> Reason:
     said = ", ".join(f"{name} {count}" for name, count in counts.items())
     message = f"wanted numbers of clusters: {said}"
     return Reason(code="ReplicasConflict", app=record.apps[app].name, message=message, by="merger")
@@ -316,11 +316,11 @@ def _why_no_choice(
         )
     found += assigner.reasons()
     if not short:
-        found.append(_binding(record, merged, _what_binds(merged, room, ranks)))
+        found.append(_joint_conflict(record, merged, _binding_rule(merged, room, ranks)))
     return found
 
 
-def _binding(record: Revision, merged: PlacementProblem, code: str) -> Reason:
+def _joint_conflict(record: Revision, merged: PlacementProblem, code: str) -> Reason:
     """Each app has clusters enough for itself; which rule leaves none for all of them."""
     names = [app.name for app in record.apps]
     allowed = [int(np.count_nonzero(mask)) for mask in merged.masks]
@@ -347,7 +347,7 @@ def _binding(record: Revision, merged: PlacementProblem, code: str) -> Reason:
     return Reason(code=code, by="merger", app=" ".join(names), message="; ".join(said))
 
 
-def _what_binds(merged: PlacementProblem, room: FreeCapacity, ranks: NDArray[np.int64]) -> str:
+def _binding_rule(merged: PlacementProblem, room: FreeCapacity, ranks: NDArray[np.int64]) -> str:
     """The first thing whose absence would leave a choice."""
     loose = PlacementProblem(merged.replicas, merged.masks, merged.scores, merged.groups, merged.conflicts)
     if (merged.apart or merged.together) and isinstance(choose(loose, room, ranks), Choice):

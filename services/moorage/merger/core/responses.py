@@ -29,7 +29,7 @@ _TIE = 1e-6
 _decode = msgspec.json.Decoder(Answer).decode
 
 
-def without(opinion: DecodedAnswer, late: Mask) -> DecodedAnswer:
+def without_clusters(opinion: DecodedAnswer, late: Mask) -> DecodedAnswer:
     """Clusters that joined after a controller looked: not having objected to them is no word about them."""
     apps = {}
     for number, said in opinion.apps.items():
@@ -52,9 +52,9 @@ class Replies(NamedTuple):
 class ControllerResults:
     """`membership`: of the fleet when the answers were read; clusters that join later are not in them."""
 
-    heard: Replies
+    replies: Replies
     membership: int
-    voices: list[WeightedAnswer] = field(default_factory=list)
+    weighted: list[WeightedAnswer] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
     missing: list[Reason] = field(default_factory=list)  # required ones that gave no answer: nothing is decided
@@ -62,7 +62,7 @@ class ControllerResults:
     fresh: dict[str, bytes] = field(default_factory=dict)  # what may be used again where the policy is stale-ok
 
 
-def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer, DecodedAnswer] | str:
+def _read_answer(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer, DecodedAnswer] | str:
     if len(data) > MAX_ANSWER:
         return f"the answer has {len(data)} bytes; at most {MAX_ANSWER} are read"
     try:
@@ -73,7 +73,7 @@ def _understood(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer,
             return said.error[:500]
         opinion = decode_answer(said, apps, fleet.ids, fleet.size)
         late = fleet.joined_after(said.epoch)
-        return said, opinion if late is None else without(opinion, late)
+        return said, opinion if late is None else without_clusters(opinion, late)
     except (msgspec.DecodeError, ValueError, RecursionError, UnicodeDecodeError) as error:
         return f"the answer cannot be read: {error}"[:500]
 
@@ -87,11 +87,11 @@ def gather(heard: Replies, fleet: Fleet) -> ControllerResults:
         outcome, error, data = reply.outcome, reply.error, reply.data
         read: tuple[Answer, DecodedAnswer] | str = error
         if outcome == "answered":
-            read = _understood(data, apps, fleet)
+            read = _read_answer(data, apps, fleet)
             if isinstance(read, str):
                 outcome, error = "error", read
         if outcome != "answered" and controller.policy == "stale-ok" and name in stale:
-            again = _understood(stale[name], apps, fleet)
+            again = _read_answer(stale[name], apps, fleet)
             if not isinstance(again, str):
                 read, outcome = again, "stale"
         got.asked.append(
@@ -106,7 +106,7 @@ def gather(heard: Replies, fleet: Fleet) -> ControllerResults:
         )
         if not isinstance(read, str):
             answer, opinion = read
-            got.voices.append(WeightedAnswer(name, controller.weight, opinion))
+            got.weighted.append(WeightedAnswer(name, controller.weight, opinion))
             priorities[name] = controller.priority
             got.answers[name] = answer
             got.warnings.extend(answer.warnings[:MAX_WARNINGS])
@@ -117,16 +117,16 @@ def gather(heard: Replies, fleet: Fleet) -> ControllerResults:
             got.missing.append(Reason(code=code, by=name, message=error))
         else:
             got.warnings.append(Warn(code="ControllerLeftOut", message=f"{name}: {error}"))
-    got.voices = ranked(got.voices, priorities)
+    got.weighted = break_ties(got.weighted, priorities)
     return got
 
 
-def current(got: ControllerResults, fleet: Fleet) -> ControllerResults:
+def refresh(got: ControllerResults, fleet: Fleet) -> ControllerResults:
     """The same answers over the clusters that there are now."""
-    return got if got.membership == fleet.membership else gather(got.heard, fleet)
+    return got if got.membership == fleet.membership else gather(got.replies, fleet)
 
 
-def ranked(voices: list[WeightedAnswer], priorities: Mapping[str, int]) -> list[WeightedAnswer]:
+def break_ties(voices: list[WeightedAnswer], priorities: Mapping[str, int]) -> list[WeightedAnswer]:
     """Where the weighted sums are the same, who has the higher priority decides: it weighs so little more that no other
     order changes."""
     ranks = {priority: rank for rank, priority in enumerate(sorted(set(priorities.values())))}
@@ -135,10 +135,10 @@ def ranked(voices: list[WeightedAnswer], priorities: Mapping[str, int]) -> list[
     return [replace(v, weight=v.weight * (1 + _TIE * ranks[priorities[v.name]])) for v in voices]
 
 
-def open_to(got: ControllerResults, apps: int, controllers: Mapping[str, Controller]) -> list[bytes | None]:
+def steady_confinement(got: ControllerResults, apps: int, controllers: Mapping[str, Controller]) -> list[bytes | None]:
     """Per app the clusters to which those whose answers are steady confine it, as packed bits; None: no one does."""
     found: list[bytes | None] = []
-    steady = [v for v in got.voices if (known := controllers.get(v.name)) is not None and known.steady]
+    steady = [v for v in got.weighted if (known := controllers.get(v.name)) is not None and known.steady]
     for app in range(apps):
         masks = [said.allowed for v in steady if (said := v.answer.apps.get(app)) is not None]
         some = [mask for mask in masks if mask is not None]
@@ -146,13 +146,13 @@ def open_to(got: ControllerResults, apps: int, controllers: Mapping[str, Control
     return found
 
 
-def reasons(got: ControllerResults, fleet: Fleet) -> list[Reason]:
+def collect_reasons(got: ControllerResults, fleet: Fleet) -> list[Reason]:
     """What the controllers gave as reasons, each with its name and its app, bounded; and who allows less than every
     cluster without a word."""
     found: list[Reason] = []
-    for voice in got.voices:
+    for voice in got.weighted:
         for number, opinion in voice.answer.apps.items():
-            app = got.heard.apps[number]
+            app = got.replies.apps[number]
             said = got.answers[voice.name].apps.get(app)
             if opinion.allowed is None or (said is not None and said.reasons):
                 continue

@@ -36,6 +36,6 @@ class Round:
         rows = self.rows.pop(group, None)
         forced = group in self.forced
         self.forced.discard(group)
-        if forced or (rows is not None and self._queue.still(fleet, group, rows)):
+        if forced or (rows is not None and self._queue.still_helped(fleet, group, rows)):
             return self._queue.groups.get(group)
         return None

@@ -26,24 +26,24 @@ class Waiter:
     attempt: Attempt | None = None
     due: float | None = None  # decided again then, whatever changed
     failures: int = 0  # of required controllers, in a row
-    fresh: bool = True  # not tested yet against all that is there
+    untested: bool = True  # not tested yet against all that is there
     opened: bool = False  # a cluster may take an app of it that needs no room
     confined: Sequence[bytes | None] = ()  # per app, the clusters to which steady answers confine it, as far as known
-    among: int = 0  # of so many clusters: what came later was not known to whoever confined it
+    confined_among: int = 0  # of so many clusters: what came later was not known to whoever confined it
 
     @property
     def age(self) -> tuple[str, str]:
         return self.record.instantiated, self.record.group
 
 
-def helps(fleet: Fleet, shape: Shape, rows: NDArray[np.intp]) -> bool:
+def has_room(fleet: Fleet, shape: Shape, rows: NDArray[np.intp]) -> bool:
     """Whether one of the rows has room for a pod of the shape."""
     if not rows.size:
         return False
     return bool(with_capacity(fleet, shape.resources, eligible(fleet, shape, rows), rows).any())
 
 
-def within(fleet: Fleet, confined: bytes | None, among: int, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def confined_rows(fleet: Fleet, confined: bytes | None, among: int, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Of the rows those an app is not kept from."""
     if confined is None:
         return rows
@@ -66,7 +66,7 @@ def _epoch(text: str) -> tuple[int, ...]:
 class WaitQueue:
     def __init__(self) -> None:
         self.groups: dict[str, Waiter] = {}
-        self.nowhere: set[str] = set()  # refused when there was no cluster at all
+        self.refused_without_clusters: set[str] = set()  # refused when there was no cluster at all
         self._opened: set[int] = set()
         self._opened_at: tuple[int, ...] = ()
 
@@ -79,17 +79,17 @@ class WaitQueue:
 
     def drop(self, group: str) -> None:
         self.groups.pop(group, None)
-        self.nowhere.discard(group)
+        self.refused_without_clusters.discard(group)
 
     def refused(self, group: str, attempt: Attempt, now: float, *, fresh: bool) -> None:
         """After a try: `fresh` if it was another's, who may have seen less than we have."""
         waiter = self.groups.get(group)
         if waiter is None or waiter.record.revision != attempt.revision:
             return
-        waiter.attempt, waiter.due, waiter.fresh, waiter.opened = attempt, None, fresh, False
-        self.nowhere.discard(group)
+        waiter.attempt, waiter.due, waiter.untested, waiter.opened = attempt, None, fresh, False
+        self.refused_without_clusters.discard(group)
         if any(reason.code == "NoClusters" for reason in attempt.reasons):
-            self.nowhere.add(group)
+            self.refused_without_clusters.add(group)
         if any(reason.code in _SILENT for reason in attempt.reasons):
             waiter.due = now + min(BACK_OFF_MOST, BACK_OFF * 2**waiter.failures)
             waiter.failures = min(waiter.failures + 1, 16)
@@ -98,7 +98,7 @@ class WaitQueue:
             if any(reason.code == "Overtaken" for reason in attempt.reasons):
                 waiter.due = now
         if attempt.phase == "Failed":
-            waiter.due, waiter.fresh = None, False
+            waiter.due, waiter.untested = None, False
 
     def postpone(self, groups: Iterable[str], until: float) -> None:
         for group in groups:
@@ -121,7 +121,7 @@ class WaitQueue:
             or any(a.name == controller and a.outcome != "answered" for a in w.attempt.controllers)
         }
 
-    def open(self, clusters: Iterable[int], epoch: tuple[int, ...]) -> None:
+    def clusters_opened(self, clusters: Iterable[int], epoch: tuple[int, ...]) -> None:
         """They came, or may be used again: at this epoch at the latest."""
         self._opened.update(clusters)
         self._opened_at = epoch
@@ -132,15 +132,21 @@ class WaitQueue:
             return True
         where = waiter.confined[number] if waiter.confined else None
         return any(
-            where is None or cid >= waiter.among or bool(where[cid >> 3] >> (7 - (cid & 7)) & 1) for cid in opened
+            where is None or cid >= waiter.confined_among or bool(where[cid >> 3] >> (7 - (cid & 7)) & 1)
+            for cid in opened
         )
 
-    def hits(self, fleet: Fleet, improved: NDArray[np.intp] | None) -> dict[str, NDArray[np.intp]]:
+    def helped_by(self, fleet: Fleet, improved: NDArray[np.intp] | None) -> dict[str, NDArray[np.intp]]:
         """Groups with a shape that fits one of the improved rows (None: any row may be), and the rows that matter; and
         those with an app without pods that a cluster that opened may take. What only changed documents can help is not
         among them."""
         opened, self._opened = self._opened, set()
-        if improved is not None and not improved.size and not opened and not any(w.fresh for w in self.groups.values()):
+        if (
+            improved is not None
+            and not improved.size
+            and not opened
+            and not any(w.untested for w in self.groups.values())
+        ):
             return {}
         everything = np.flatnonzero(fleet.cluster[: fleet.n] >= 0)
         rows = everything if improved is None else improved
@@ -152,7 +158,7 @@ class WaitQueue:
                 continue  # the first decision is under way; if it got lost, `due` says when to make it here
             if waiter.attempt.phase == "Failed":
                 continue
-            fresh, waiter.fresh = waiter.fresh, False
+            fresh, waiter.untested = waiter.untested, False
             for number, app in enumerate(waiter.record.apps):
                 if has_no_pods(app):
                     waiter.opened = waiter.opened or self._opens(waiter, number, opened, fresh)
@@ -160,13 +166,13 @@ class WaitQueue:
                         found[group] = everything if fresh else rows
                         break
                     continue
-                where = (waiter.confined[number] if waiter.confined else None, waiter.among, fresh)
+                where = (waiter.confined[number] if waiter.confined else None, waiter.confined_among, fresh)
                 if where not in places:
-                    places[where] = within(fleet, where[0], where[1], everything if fresh else rows)
+                    places[where] = confined_rows(fleet, where[0], where[1], everything if fresh else rows)
                 for shape in app.shapes:
                     key = (shape.key, where)
                     if key not in tested:
-                        tested[key] = helps(fleet, shape, places[where])
+                        tested[key] = has_room(fleet, shape, places[where])
                     if tested[key]:
                         found[group] = everything if fresh else rows
                         break
@@ -174,7 +180,7 @@ class WaitQueue:
                     break
         return found
 
-    def still(self, fleet: Fleet, group: str, rows: NDArray[np.intp]) -> bool:
+    def still_helped(self, fleet: Fleet, group: str, rows: NDArray[np.intp]) -> bool:
         """Whether older ones that were decided first left room for this one."""
         waiter = self.groups.get(group)
         if waiter is None:
@@ -183,7 +189,7 @@ class WaitQueue:
             return True
         confined = waiter.confined or [None] * len(waiter.record.apps)
         return any(
-            helps(fleet, shape, within(fleet, where, waiter.among, rows))
+            has_room(fleet, shape, confined_rows(fleet, where, waiter.confined_among, rows))
             for app, where in zip(waiter.record.apps, confined, strict=True)
             if not has_no_pods(app)
             for shape in app.shapes
