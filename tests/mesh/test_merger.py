@@ -17,7 +17,7 @@ from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE, decode
 from moorage.ledger import newest_snapshot
 from moorage.merger import snapshots, wait_loop
-from moorage.merger.concurrency import AT_ONCE
+from moorage.merger.concurrency import SLOTS
 from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
@@ -247,7 +247,7 @@ async def test_groups_do_not_wait_for_each_others_slow_controllers(site: Opener)
     """Far more of them than are decided at once."""
     async with site(lambda: {"lab/a": [node(cpu="400", pods="1000")]}) as s:
         await s.controller("slow", silent, deadline_ms=500)
-        names = [f"g-{i}" for i in range(4 * AT_ONCE)]
+        names = [f"g-{i}" for i in range(4 * SLOTS)]
         began = asyncio.get_running_loop().time()
         await s.decide(*(revision(name) for name in names))
         for name in names:

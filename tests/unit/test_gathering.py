@@ -13,9 +13,10 @@ from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.fleet import Fleet, FleetWriter, normalize_node
 from moorage.fleet.delta import Epoch, decode
 from moorage.ledger import Ledger
-from moorage.merger.core.propose import NameOrder, Proposal, propose
+from moorage.merger.core.propose import NameOrder, propose
 from moorage.merger.core.responses import Replies, collect_reasons, gather, refresh
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup
+from moorage.model.claims import Decision
 from moorage.model.controllers import Controller, Policy
 from moorage.model.reasons import Reason
 from moorage.model.shapes import ShapedApp
@@ -46,7 +47,7 @@ def heard(answer: Answer, epoch: str, policy: Policy = "required", outcome: str 
 
 def chosen(one: Replies, fleet: Fleet) -> list[str]:
     found = propose(RECORD, gather(one, fleet), fleet, Ledger(), NameOrder(), "d")
-    return [claim.cluster for claim in found.decision.claims] if isinstance(found, Proposal) else []
+    return [claim.cluster for claim in found.claims] if isinstance(found, Decision) else []
 
 
 def says(mode: Literal["allow", "deny"], fleet: Fleet, *names: str) -> Answer:
@@ -94,8 +95,8 @@ def test_answers_are_read_again_when_the_fleet_has_grown() -> None:
     larger = grown(["lab/a"], ["lab/b", "lab/c"])
     assert refresh(got, small) is got
     found = propose(RECORD, refresh(got, larger), larger, Ledger(), NameOrder(), "d")
-    assert isinstance(found, Proposal)
-    assert [claim.cluster for claim in found.decision.claims] == ["lab/a"]
+    assert isinstance(found, Decision)
+    assert [claim.cluster for claim in found.claims] == ["lab/a"]
 
 
 def test_who_excludes_without_a_word_is_named() -> None:
@@ -116,7 +117,7 @@ def refused(fleet: Fleet, *apps: ShapedApp, rules: list[AppsRule] | None = None)
     reply = Reply("answered", msgspec.json.encode(answer), 1.0)
     one = Replies([app.name for app in apps], [Controller(name="hpa")], {"hpa": reply}, {})
     found = propose(record, gather(one, fleet), fleet, Ledger(), NameOrder(), "d")
-    assert not isinstance(found, Proposal)
+    assert not isinstance(found, Decision)
     return found.reasons
 
 
@@ -132,4 +133,4 @@ def test_apps_that_rule_each_other_out_are_told_with_numbers() -> None:
     small = [ShapedApp(name=name, shapes=[shape(1000)]) for name in "xy"]
     (affinity,) = refused(fleet, *small, rules=[AppsRule(app="x", mode="deny", apps=["y"])])
     assert affinity.code == "AffinityConflict"
-    assert affinity.message == "x (1 of 1 clusters) and y (1 of 1 clusters) are to share none"
+    assert affinity.message == "x (1 of 1 clusters) and y (1 of 1 clusters) must share no cluster"

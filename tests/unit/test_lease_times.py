@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from moorage.bus import Conflict, Lease, NoAnswer
-from moorage.merger.durability import WITHIN, DurableRevisions
+from moorage.merger.durability import TIMEOUT, DurableRevisions
 
 TTL = 4.0
 
@@ -147,7 +147,7 @@ async def test_a_renewal_whose_answer_was_lost_is_found_to_be_ones_own() -> None
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("after", "stands"), [(-1.0, True), (0.0, True), (WITHIN - 0.01, True), (WITHIN + 0.01, False)]
+    ("after", "stands"), [(-1.0, True), (0.0, True), (TIMEOUT - 0.01, True), (TIMEOUT + 0.01, False)]
 )
 async def test_a_record_is_waited_for_so_long_and_no_longer(after: float, stands: bool) -> None:
     confirmations = DurableRevisions()
@@ -159,4 +159,4 @@ async def test_a_record_is_waited_for_so_long_and_no_longer(after: float, stands
     loop.call_later(after / 2, confirmations.record_stored, "", b'{"id":"another"}')
     began = loop.time()
     assert await confirmations.wait_durable("hint") is stands
-    assert loop.time() - began <= WITHIN + 0.001
+    assert loop.time() - began <= TIMEOUT + 0.001

@@ -30,7 +30,7 @@ def test_only_rows_that_improved_and_have_room_wake_a_group() -> None:
         waiting.put(record(name, cpu), None)
     assert waiting.helped_by(fleet, None) == {}, "somebody is deciding them for the first time"
     for name in waiting.groups:
-        waiting.refused(name, refused(name, "ResourceShort"), 0.0, fresh=True)
+        waiting.refused(name, refused(name, "ResourceShort"), 0.0, untested=True)
     all_rows, no_rows = waiting.helped_by(fleet, np.zeros(0, np.intp)), np.zeros(0, np.intp)
     assert set(all_rows) == {"small", "medium"}, "what is new is tested against everything once"
     assert waiting.helped_by(fleet, no_rows) == {}
@@ -46,9 +46,9 @@ def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:
     waiting = WaitQueue()
     for name, at in (("c", "2026-01-03"), ("a", "2026-01-02"), ("b", "2026-01-01")):
         waiting.put(record(name, 100, at), None)
-        waiting.refused(name, refused(name, "ResourceShort"), 0.0, fresh=True)
+        waiting.refused(name, refused(name, "ResourceShort"), 0.0, untested=True)
     assert waiting.oldest_first(["a", "b", "c", "gone"]) == ["b", "a", "c"]
-    waiting.refused("b", refused("b", "ReplicasConflict", phase="Failed"), 0.0, fresh=True)
+    waiting.refused("b", refused("b", "ReplicasConflict", phase="Failed"), 0.0, untested=True)
     assert set(waiting.helped_by(fleet, None)) == {"a", "c"}
 
 
@@ -68,7 +68,7 @@ def test_what_has_no_pods_waits_for_a_cluster_and_for_nothing_else() -> None:
     for name in names:
         seen = refused(name, "NotEnoughClusters")
         seen.epoch = "1.5"
-        waiting.refused(name, seen, 0.0, fresh=True)
+        waiting.refused(name, seen, 0.0, untested=True)
     assert waiting.helped_by(fleet, some_rows) == {}, (
         "who refused them knew of all that opened; room is nothing to them"
     )
@@ -78,11 +78,11 @@ def test_what_has_no_pods_waits_for_a_cluster_and_for_nothing_else() -> None:
     for name in names:
         seen = refused(name, "NotEnoughClusters")
         seen.epoch = "1.8"
-        waiting.refused(name, seen, 0.0, fresh=True)
+        waiting.refused(name, seen, 0.0, untested=True)
     assert not any(waiting.still_helped(fleet, name, some_rows) for name in names)
     assert set(waiting.helped_by(fleet, no_rows)) == names, "refused by who had not seen that one yet"
     for name in names:
-        waiting.refused(name, refused(name, "NotEnoughClusters"), 0.0, fresh=False)
+        waiting.refused(name, refused(name, "NotEnoughClusters"), 0.0, untested=False)
     assert waiting.helped_by(fleet, some_rows) == {}
     waiting.groups["bare"].confined, waiting.groups["bare"].confined_among = (
         [np.packbits([True, False, False]).tobytes()],
@@ -97,7 +97,7 @@ def test_a_cluster_that_came_later_was_not_known_to_who_confined_an_app() -> Non
     waiting = WaitQueue()
     for record_ in (record("pods", 1000), without_pods("bare")):
         waiting.put(record_, None)
-        waiting.refused(record_.group, refused(record_.group, "NotEnoughClusters"), 0.0, fresh=False)
+        waiting.refused(record_.group, refused(record_.group, "NotEnoughClusters"), 0.0, untested=False)
         waiter = waiting.groups[record_.group]
         waiter.confined, waiter.confined_among = [np.packbits([True, False, False, False]).tobytes()], 4
     at = [int(fleet.rows_of(cid)[0]) for cid in range(5)]
@@ -114,13 +114,13 @@ def test_silence_is_retried_with_growing_delays() -> None:
     assert waiting.due(1.0) == {"a"}
     delays = []
     for _ in range(10):
-        waiting.refused("a", refused("a", "ControllerTimeout"), 100.0, fresh=False)
+        waiting.refused("a", refused("a", "ControllerTimeout"), 100.0, untested=False)
         due = waiting.next_due()
         assert due is not None
         delays.append(due - 100)
     assert delays[:3] == [BACK_OFF, 2 * BACK_OFF, 4 * BACK_OFF]
     assert delays[-1] == BACK_OFF_MOST
-    waiting.refused("a", refused("a", "ResourceShort"), 100.0, fresh=False)
+    waiting.refused("a", refused("a", "ResourceShort"), 100.0, untested=False)
     assert waiting.next_due() is None
 
 
@@ -130,7 +130,7 @@ def test_a_newer_revision_takes_the_place_and_older_tries_say_nothing_of_it() ->
     newer = record("a", 2)
     newer.revision = 2
     waiting.put(newer, None)
-    waiting.refused("a", refused("a", "ResourceShort"), 0.0, fresh=False)
+    waiting.refused("a", refused("a", "ResourceShort"), 0.0, untested=False)
     assert waiting.groups["a"].attempt is None
     assert waiting.groups["a"].record.revision == 2
     waiting.put(record("a", 1), None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moorage.bus import Reply
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
-from moorage.merger.core.propose import NameOrder, Proposal, ProposalRefused, propose
+from moorage.merger.core.propose import NameOrder, ProposalRefused, propose
 from moorage.merger.core.responses import ControllerResults, Replies, gather
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, CandidateGroup, Conflict, Level
 from moorage.model.claims import Decision
@@ -38,7 +38,7 @@ def gathered(record: Revision, fleet: Fleet, answers: Answers) -> ControllerResu
     return gather(Replies(names, [Controller(name=name) for name in answers], replies, {}), fleet)
 
 
-def proposed(record: Revision, fleet: Fleet, answers: Answers) -> Proposal | ProposalRefused:
+def proposed(record: Revision, fleet: Fleet, answers: Answers) -> Decision | ProposalRefused:
     return propose(record, gathered(record, fleet, answers), fleet, Ledger(), NameOrder(), "d")
 
 
@@ -196,8 +196,8 @@ def test_it_is_placed_if_and_only_if_some_choice_holds(question: tuple[Revision,
         assert not possible
         assert found.reasons and not found.final
         return
-    assert chosen_by(found.decision, record, fleet) in possible
-    assert_valid(found.decision, record, fleet, answers)
+    assert chosen_by(found, record, fleet) in possible
+    assert_valid(found, record, fleet, answers)
 
 
 # -- where the sums suffice and the nodes do not ----------------------------------------------------------------------
@@ -218,8 +218,8 @@ def test_where_the_best_does_not_hold_it_all_the_next_is_taken(misleading: int) 
     torn = {f"lab/c-{i:02}": [node(cpu="2"), node(cpu="2")] for i in range(misleading)}
     fleet = fleet_of({**torn, "lab/last": [node(cpu="3")]})
     found = proposed(revision("g", pods("a", 3000)), fleet, {"taste": preferring(*torn)})
-    assert isinstance(found, Proposal)
-    assert [claim.cluster for claim in found.decision.claims] == ["lab/last"]
+    assert isinstance(found, Decision)
+    assert [claim.cluster for claim in found.claims] == ["lab/last"]
 
 
 def test_two_that_fit_alone_but_not_together_go_apart() -> None:
@@ -228,8 +228,8 @@ def test_two_that_fit_alone_but_not_together_go_apart() -> None:
     found = proposed(
         record, fleet, {"taste": Answer(apps={"b": AppAnswer(levels=[Level(value=1, clusters=["lab/one"])])})}
     )
-    assert isinstance(found, Proposal)
-    assert {claim.app: claim.cluster for claim in found.decision.claims} == {"a": "lab/one", "b": "lab/two"}
+    assert isinstance(found, Decision)
+    assert {claim.app: claim.cluster for claim in found.claims} == {"a": "lab/one", "b": "lab/two"}
 
 
 def both(**cores: int) -> tuple[Revision, Fleet]:
@@ -247,11 +247,11 @@ def test_where_somebody_says_they_conflict_they_are_not_together() -> None:
     for where in ("lab/one", "lab/two"):
         answer = Answer(apps=liking(where), conflicts=[Conflict(apps=("b", "a"), clusters=[where])])
         found = proposed(record, fleet, {"voice": answer})
-        assert isinstance(found, Proposal)
-        assert len({claim.cluster for claim in found.decision.claims}) == 2
+        assert isinstance(found, Decision)
+        assert len({claim.cluster for claim in found.claims}) == 2
         free = proposed(record, fleet, {"voice": Answer(apps=liking(where))})
-        assert isinstance(free, Proposal)
-        assert {claim.cluster for claim in free.decision.claims} == {where}
+        assert isinstance(free, Decision)
+        assert {claim.cluster for claim in free.claims} == {where}
 
 
 def test_what_must_be_together_or_apart_is() -> None:
@@ -262,8 +262,8 @@ def test_what_must_be_together_or_apart_is() -> None:
     apart = Answer(apps=liking("lab/one"), rules=[AppsRule(app="a", mode="deny", apps=["b"])])
     for answer, clusters in ((together, 1), (apart, 2)):
         found = proposed(record, fleet, {"voice": answer})
-        assert isinstance(found, Proposal)
-        assert len({claim.cluster for claim in found.decision.claims}) == clusters
+        assert isinstance(found, Decision)
+        assert len({claim.cluster for claim in found.claims}) == clusters
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -273,8 +273,8 @@ def test_one_that_fits_alone_is_not_kept_from_a_cluster_where_two_do_not_fit(ord
     apps = [pods("a", 2000, 2), pods("b", 2000)]
     record = revision("g", *(apps[i] for i in order))
     found = proposed(record, fleet, {"voice": Answer(apps=liking("lab/torn"))})
-    assert isinstance(found, Proposal)
-    assert {claim.app: claim.cluster for claim in found.decision.claims} == {"a": "lab/torn", "b": "lab/small"}
+    assert isinstance(found, Decision)
+    assert {claim.app: claim.cluster for claim in found.claims} == {"a": "lab/torn", "b": "lab/small"}
 
 
 def test_many_that_all_fail_in_their_nodes_say_so_within_bounds() -> None:
@@ -300,8 +300,8 @@ def test_clusters_that_are_not_usable_take_nothing(state: str) -> None:
     fleet = fleet_of({"lab/out": [node(cpu="9")], "lab/in": [node(cpu="3")]}, **{state: ["lab/out"]})
     answers = {"taste": preferring("lab/out")}
     found = proposed(revision("g", pods("a", 1000)), fleet, answers)
-    assert isinstance(found, Proposal)
-    assert [claim.cluster for claim in found.decision.claims] == ["lab/in"]
+    assert isinstance(found, Decision)
+    assert [claim.cluster for claim in found.claims] == ["lab/in"]
     refused = proposed(revision("g", pods("a", 4000)), fleet, answers)
     assert isinstance(refused, ProposalRefused)
     assert {"ClusterStale" if state == "stale" else "ClusterCordoned"} <= {r.code for r in refused.reasons}

@@ -1,5 +1,5 @@
-"""How many groups are decided at once. More than a few would only make each controller's queue, and so each decision,
-longer; but one that waits for somebody slow has no use of its turn and gives it to the next."""
+"""Limits how many groups are decided at once. More would only lengthen the controllers' queues and so each decision. A
+decision that waits for a slow controller gives its slot to the next one."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-AT_ONCE = 48
-#: With those that gave their turn away.
-AT_MOST = 1024
-#: Seconds; what is not decided by then waits for somebody slow.
+SLOTS = 48
+#: Decisions under way, including those that gave their slot away.
+MAX_DECISIONS = 1024
+#: Seconds after which a decision gives its slot away.
 PATIENCE = 0.1
 
 
 class ConcurrencyLimit:
+    """Gives out slots to decisions."""
+
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._all = asyncio.Semaphore(AT_MOST)
+        self._slots = asyncio.Semaphore(SLOTS)
+        self._all = asyncio.Semaphore(MAX_DECISIONS)
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         async with self._all:
-            await self._turns.acquire()
-            given = False
+            await self._slots.acquire()
+            given_away = False
 
-            def give() -> None:
-                nonlocal given
-                given = True
-                self._turns.release()
+            def give_away() -> None:
+                nonlocal given_away
+                given_away = True
+                self._slots.release()
 
-            timer = asyncio.get_running_loop().call_later(PATIENCE, give)
+            timer = asyncio.get_running_loop().call_later(PATIENCE, give_away)
             try:
                 yield
             finally:
                 timer.cancel()
-                if not given:
-                    self._turns.release()
+                if not given_away:
+                    self._slots.release()

@@ -1,4 +1,5 @@
-"""One group from question to commit: asks, proposes, holds the room, commits; again where others were faster."""
+"""Decides a group: asks the controllers, proposes a decision, holds its room and commits it, and tries again where others
+were faster."""
 
 from __future__ import annotations
 
@@ -32,20 +33,23 @@ from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import tracing
 
-from .core.propose import NameOrder, Proposal, ProposalRefused, propose
+from .core.propose import NameOrder, ProposalRefused, propose
 from .core.responses import ControllerResults, Replies, collect_reasons, gather, refresh, steady_confinement
 from .durability import DurableRevisions
 from .events import placed
 from .metrics import DecisionMetrics
 
-#: A decision may take the largest deadline and this much more; asking for reasons has to end a little before.
+#: Seconds that a decision may take beyond the largest deadline. Asking for reasons ends `_MARGIN` before that.
 GRACE = 0.050
 _MARGIN = 0.015
-#: Others may take the room this often before the controllers are asked again.
-RETRIES = 16
-#: So often those are asked again who have not seen the newest clusters, and after so long: the news is on its way.
-BEHIND, _BEAT = 3, 0.01
-_REMEMBERED = 2048
+#: Commits of a decision that are tried before the controllers are asked again.
+COMMIT_TRIES = 16
+#: Times that controllers are asked again because they had not seen the newest clusters.
+BEHIND_TRIES = 3
+#: Seconds before they are asked again. The change is on its way to them.
+_BEHIND_DELAY = 0.01
+#: Answers that are kept for controllers whose policy is stale-ok.
+_MAX_STALE = 2048
 _OVERTAKEN = ProposalRefused(
     [
         Reason(
@@ -61,15 +65,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def settled(ledger: Ledger, group: str, revision: int) -> bool:
-    """Decided at this revision or a later one, or withdrawn."""
-    stands = ledger.standing.get(group)
-    return ledger.ended_revisions.get(group, 0) >= revision or (stands is not None and stands.revision >= revision)
+    """Returns whether the group needs no decision: this revision or a later one is decided or withdrawn."""
+    standing = ledger.standing.get(group)
+    return ledger.ended_revisions.get(group, 0) >= revision or (standing is not None and standing.revision >= revision)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a try to decide a group. `confined`: per app the clusters to which steady answers confine it, as
-    `open_to` returns them; empty if it was placed or if a required controller did not answer."""
+    """The result of a try to decide a group. `confined` is the `steady_confinement` of its apps; empty if the group was placed
+    or a required controller did not answer."""
 
     attempt: Attempt
     confined: Sequence[bytes | None] = ()
@@ -94,10 +98,10 @@ class _Proposer:
         if isinstance(proposal, ProposalRefused):
             self.decision, self.refusal = None, proposal
             return None
-        self.decision = proposal.decision
-        self.decision.traceparent = self._traceparent
-        decider.capacity.hold(self.decision)
-        return self.decision
+        proposal.traceparent = self._traceparent
+        decider.capacity.hold(proposal)
+        self.decision = proposal
+        return proposal
 
 
 class Decider:
@@ -107,9 +111,9 @@ class Decider:
         self.metrics = DecisionMetrics(bus.vitals.registry)
         self.controllers: dict[str, Controller] = {}
         self.name_order = NameOrder()
-        self._stale = LruDict[tuple[str, str, int], bytes](_REMEMBERED)
-        self._deciding: dict[str, int] = {}
-        self._last_took_ms: dict[str, float] = {}
+        self._stale = LruDict[tuple[str, str, int], bytes](_MAX_STALE)  # controller, group, revision → answer
+        self._deciding: dict[str, int] = {}  # group → revision
+        self._last_took_ms: dict[str, float] = {}  # by controller
 
     @property
     def ledger(self) -> Ledger:
@@ -121,24 +125,24 @@ class Decider:
         self,
         record: Revision,
         cause: str,
-        known: ExistingPlacement,
+        existing: ExistingPlacement,
         controllers: Mapping[str, Controller],
         *,
         explain: bool = False,
         within: float | None = None,
     ) -> dict[str, Reply]:
-        """All at once, each under its own deadline; `within` bounds them all."""
+        """Asks all controllers at once, each under its own deadline or `within`, whichever is less."""
         loop = asyncio.get_running_loop()
         start = loop.time()
-        held = known.unchanged_clusters(record.apps, self.fleet)
+        held = existing.unchanged_clusters(record.apps, self.fleet)
         by_deadline: dict[float, dict[str, tuple[str, float]]] = {}
-        # Who took longest the last time hears it first.
-        for name, controller in sorted(controllers.items(), key=lambda one: -self._last_took_ms.get(one[0], 0.0)):
+        # The controller that took longest the last time is asked first.
+        for name, controller in sorted(controllers.items(), key=lambda item: -self._last_took_ms.get(item[0], 0.0)):
             deadline = controller.deadline_ms / 1e3
             deadline = deadline if within is None else min(deadline, within)
             by_deadline.setdefault(deadline, {})[name] = (subjects.candidates(name), deadline)
         ident = new_id()
-        # Alone there is nobody to go together with.
+        # Requests are batched only while other groups are decided, too.
         together = {n for n, c in controllers.items() if c.together} if len(self._deciding) > 1 else ()
 
         async def ask(deadline: float, asks: Mapping[str, tuple[str, float]]) -> dict[str, Reply]:
@@ -161,23 +165,24 @@ class Decider:
             ((deadline, asks),) = by_deadline.items()
             return await ask(deadline, asks)
         replies: dict[str, Reply] = {}
-        for some in await asyncio.gather(*(ask(deadline, asks) for deadline, asks in by_deadline.items())):
-            replies.update(some)
+        for found in await asyncio.gather(*(ask(deadline, asks) for deadline, asks in by_deadline.items())):
+            replies.update(found)
         return replies
 
     async def gather(
         self,
         record: Revision,
         cause: str,
-        known: ExistingPlacement,
+        existing: ExistingPlacement,
         *,
         explain: bool = False,
         within: float | None = None,
     ) -> ControllerResults:
+        """Asks all placement controllers and reads their answers."""
         controllers = {name: c for name, c in self.controllers.items() if c.placement}
         began = time.perf_counter()
         with tracing.span("ask"):
-            replies = await self._ask(record, cause, known, controllers, explain=explain, within=within)
+            replies = await self._ask(record, cause, existing, controllers, explain=explain, within=within)
         self.metrics.asked(time.perf_counter() - began)
         self._last_took_ms.update((name, reply.took_ms) for name, reply in replies.items())
         stale: dict[str, bytes] = {}
@@ -185,24 +190,24 @@ class Decider:
             data = self._stale.get((name, record.group, record.revision))
             if data is not None:
                 stale[name] = data
-        heard = Replies([app.name for app in record.apps], list(controllers.values()), replies, stale)
-        got = gather(heard, self.fleet)
-        for name, data in got.fresh.items():
+        names = [app.name for app in record.apps]
+        results = gather(Replies(names, list(controllers.values()), replies, stale), self.fleet)
+        for name, data in results.fresh.items():
             self._stale[name, record.group, record.revision] = data
-        return got
+        return results
 
     async def _explained(
-        self, record: Revision, cause: str, known: ExistingPlacement, got: ControllerResults, until: float
+        self, record: Revision, cause: str, existing: ExistingPlacement, results: ControllerResults, until: float
     ) -> list[Reason]:
-        """Nothing could be placed: those who answered are asked for their numbers, in the time that is left."""
-        answered = {a.name for a in got.asked if a.outcome == "answered"}
+        """Asks the controllers that answered for reasons with numbers, in the time that is left."""
+        answered = {a.name for a in results.asked if a.outcome == "answered"}
         controllers = {n: c for n, c in self.controllers.items() if n in answered}
         left = until - asyncio.get_running_loop().time()
         if controllers and left > 0:
-            replies = await self._ask(record, cause, known, controllers, explain=True, within=left)
-            again = gather(Replies(got.replies.apps, list(controllers.values()), replies, {}), self.fleet)
-            got.answers.update(again.answers)
-        return collect_reasons(got, self.fleet)
+            replies = await self._ask(record, cause, existing, controllers, explain=True, within=left)
+            explained = gather(Replies(results.replies.apps, list(controllers.values()), replies, {}), self.fleet)
+            results.answers.update(explained.answers)
+        return collect_reasons(results, self.fleet)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -242,16 +247,16 @@ class Decider:
                 return None
             if isinstance(refusal, Attempt):
                 return Outcome(refusal)
-            hopeless = refusal.final or asked_again == BEHIND or not self._misses_clusters(results)
+            hopeless = refusal.final or asked_again == BEHIND_TRIES or not self._misses_clusters(results)
             if hopeless and not refusal.overtaken:
                 break
             # The answers are older than what took the room, or than the newest clusters. They are asked for again if the
             # slowest controller can still answer in time.
-            if until - loop.time() < max(self._last_took_ms.values(), default=0.0) / 1e3 + _BEAT:
+            if until - loop.time() < max(self._last_took_ms.values(), default=0.0) / 1e3 + _BEHIND_DELAY:
                 break
             if not refusal.overtaken:
                 asked_again += 1
-                await asyncio.sleep(_BEAT)
+                await asyncio.sleep(_BEHIND_DELAY)
             existing = existing_placement(record, self.fleet, self.ledger)
             results = await self.gather(record, cause, existing, within=until - loop.time())
         confined = [] if results.missing else steady_confinement(results, len(record.apps), self.controllers)
@@ -264,7 +269,7 @@ class Decider:
     async def _try(self, record: Revision, results: ControllerResults) -> Attempt | ProposalRefused | None:
         """Proposes and commits a decision. Returns None if there is nothing left to decide."""
         proposer = _Proposer(self, record, results)
-        for attempt in range(RETRIES):
+        for attempt in range(COMMIT_TRIES):
             if settled(self.ledger, record.group, record.revision):
                 return None
             guard = self._guard(record)
@@ -285,70 +290,80 @@ class Decider:
                 break  # the group was decided or withdrawn meanwhile
         return _OVERTAKEN
 
-    def _misses_clusters(self, got: ControllerResults) -> bool:
-        """Whether clusters joined that somebody has not looked at."""
-        return any(self.fleet.joined_after(answer.epoch) is not None for answer in got.answers.values())
+    def _misses_clusters(self, results: ControllerResults) -> bool:
+        """Returns whether clusters joined after a controller computed its answer."""
+        return any(self.fleet.joined_after(answer.epoch) is not None for answer in results.answers.values())
 
     def _longest_deadline(self) -> float:
-        """Seconds that whoever is asked may take at most."""
+        """Returns the largest deadline of the placement controllers, in seconds."""
         return max((c.deadline_ms for c in self.controllers.values() if c.placement), default=0.0) / 1e3
 
     def _guard(self, record: Revision) -> Guard:
-        """The group's standing decision and withdrawn revision are what was seen when this was decided."""
-        ledger = self.ledger
-        stands = ledger.standing.get(record.group)
-        seen = (stands.id if stands else "", ledger.ended_revisions.get(record.group, 0))
+        """Refuses the commit if the group got a decision or a withdrawal after this one was proposed."""
 
-        def guard(now: Ledger) -> Dropped | None:
-            stands = now.standing.get(record.group)
-            if (stands.id if stands else "", now.ended_revisions.get(record.group, 0)) == seen:
+        def state(ledger: Ledger) -> tuple[str, int]:
+            standing = ledger.standing.get(record.group)
+            return standing.id if standing else "", ledger.ended_revisions.get(record.group, 0)
+
+        before = state(self.ledger)
+
+        def guard(ledger: Ledger) -> Dropped | None:
+            if state(ledger) == before:
                 return None
             return Dropped("Overtaken", "the group was decided or withdrawn meanwhile")
 
         return guard
 
     async def withdraw(self, group: str, revision: int) -> None:
-        def guard(now: Ledger) -> Dropped | None:
-            return Dropped("Overtaken", "withdrawn already") if now.ended_revisions.get(group, 0) >= revision else None
+        """Commits a withdrawal, unless the group is withdrawn up to this revision already."""
+
+        def guard(ledger: Ledger) -> Dropped | None:
+            withdrawn = ledger.ended_revisions.get(group, 0) >= revision
+            return Dropped("Overtaken", "the revision is withdrawn already") if withdrawn else None
 
         if guard(self.ledger) is None:
-            ending = Withdrawal(group=group, revision=revision, traceparent=tracing.traceparent())
-            await self.committer.commit(ending, guard)
+            withdrawal = Withdrawal(group=group, revision=revision, traceparent=tracing.traceparent())
+            await self.committer.commit(withdrawal, guard)
             reached("merger.withdrawn")
 
-    # -- only looking -------------------------------------------------------------------------------------------------
+    # -- simulating ---------------------------------------------------------------------------------------------------
 
     async def simulate(self, record: Revision, cause: str) -> Attempt:
-        """The same without the commit. Nobody looks again later: who answered from before the newest change is asked once
-        more before the answer is no."""
-        proposal: Proposal | ProposalRefused
+        """Decides without the commit. A simulation is not tried again later, so controllers that answered from before the
+        newest change of the fleet are asked once more before the result is a refusal."""
+        proposal: Decision | ProposalRefused
         for _ in range(2):
-            known = existing_placement(record, self.fleet, self.ledger)
-            got = refresh(await self.gather(record, cause, known, explain=True), self.fleet)
-            proposal = propose(record, got, self.fleet, self.ledger, self.name_order, new_id())
-            now = str(self.fleet.epoch)
-            if isinstance(proposal, Proposal) or all(answer.epoch in ("", now) for answer in got.answers.values()):
+            existing = existing_placement(record, self.fleet, self.ledger)
+            results = refresh(await self.gather(record, cause, existing, explain=True), self.fleet)
+            proposal = propose(record, results, self.fleet, self.ledger, self.name_order, new_id())
+            epoch = str(self.fleet.epoch)
+            if isinstance(proposal, Decision) or all(a.epoch in ("", epoch) for a in results.answers.values()):
                 break
         if isinstance(proposal, ProposalRefused):
-            attempt = _refused(record, proposal, got, collect_reasons(got, self.fleet), str(self.fleet.epoch))
+            reasons = collect_reasons(results, self.fleet)
+            attempt = _refused(record, proposal, results, reasons, str(self.fleet.epoch))
         else:
-            attempt = placed(proposal.decision, 0)
+            attempt = placed(proposal, 0)
             attempt.decision = ""
         attempt.simulated = True
         return attempt
 
 
 def _refused(
-    record: Revision, refusal: ProposalRefused, got: ControllerResults, why: list[Reason], epoch: str
+    record: Revision,
+    refusal: ProposalRefused,
+    results: ControllerResults,
+    explanations: list[Reason],
+    epoch: str,
 ) -> Attempt:
-    warnings: list[Warn] = list(dict.fromkeys([*record.warnings, *got.warnings]))
+    warnings: list[Warn] = list(dict.fromkeys([*record.warnings, *results.warnings]))
     return Attempt(
         group=record.group,
         revision=record.revision,
         phase="Failed" if refusal.final else "Pending",
         epoch=epoch,
         apps={app.name: AppView(replicas=app.replicas) for app in record.apps},
-        controllers=got.asked,
-        reasons=[*refusal.reasons, *why],
+        controllers=results.asked,
+        reasons=[*refusal.reasons, *explanations],
         warnings=warnings,
     )

@@ -1,4 +1,4 @@
-"""What is counted of decisions. Children are bound once: a decision costs a few additions."""
+"""Prometheus metrics of decisions. Label children are bound once, so counting is a few additions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ class DecisionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         decisions = Counter(
             "moorage_decisions",
-            "Tries to decide a group: placed, pending, failed, or dropped (decided or withdrawn by others meanwhile)",
+            "Attempts to decide a group: placed, pending, failed, or dropped (decided or withdrawn elsewhere meanwhile)",
             ["outcome"],
             registry=registry,
         )
-        self._outcomes = {one: decisions.labels(one).inc for one in ("placed", "pending", "failed", "dropped")}
+        self._outcomes = {
+            outcome: decisions.labels(outcome).inc for outcome in ("placed", "pending", "failed", "dropped")
+        }
         steps = Histogram(
             "moorage_deciding_duration_seconds",
-            "Time of one step of a try: ask (all controllers), propose (choose and assign), commit (in the log)",
+            "Duration of a step of an attempt: ask (all controllers), propose (choose and assign), commit (to the log)",
             ["step"],
             registry=registry,
             buckets=SECONDS,
@@ -35,7 +37,10 @@ class DecisionMetrics:
         self.proposed = steps.labels("propose").observe
         self.committed = steps.labels("commit").observe
         self.decided = Histogram(
-            "moorage_decision_duration_seconds", "Time of a try", registry=registry, buckets=SECONDS
+            "moorage_decision_duration_seconds",
+            "Duration of an attempt to decide a group",
+            registry=registry,
+            buckets=SECONDS,
         ).observe
 
     def outcome(self, attempt: Attempt | None) -> None:
@@ -43,15 +48,16 @@ class DecisionMetrics:
 
 
 def merger_metrics(started: Started) -> Iterable[MetricValue]:
-    """What is counted when somebody collects it."""
+    """Yields the metrics that are computed when they are collected."""
     yield MetricValue(*ACTIVE, float(started.wait_loop is not None))
     waiting = started.wait_loop.waiting.groups.values() if started.wait_loop is not None else ()
     reasons = Tally(
-        one.attempt.reasons[0].code if one.attempt is not None and one.attempt.reasons else "Undecided"
-        for one in waiting
+        w.attempt.reasons[0].code if w.attempt is not None and w.attempt.reasons else "Undecided" for w in waiting
     )
-    yield MetricValue("moorage_pending_groups", "Groups that wait, by the first reason", reasons, "reason")
+    yield MetricValue("moorage_pending_groups", "Waiting groups by their first reason", reasons, "reason")
     conflicts = started.decider.committer.conflicts
     yield MetricValue(
-        "moorage_ledger_conflicts_total", "Commits that others came before, and that were checked again", conflicts
+        "moorage_ledger_conflicts_total",
+        "Commits refused because another commit came first; they are checked and tried again",
+        conflicts,
     )

@@ -189,7 +189,7 @@ class WaitLoop:
     def _attempt_failed(self, _subject: str, data: bytes) -> None:
         attempt = _attempts.decode(data)
         self._put_hinted(attempt.group, None)
-        self.waiting.refused(attempt.group, attempt, self._now, fresh=True)
+        self.waiting.refused(attempt.group, attempt, self._now, untested=True)
         if attempt.group in self.waiting.refused_without_clusters and self._fleet.known.any():
             self._forced.add(attempt.group)
         self._wake.set()
@@ -301,7 +301,7 @@ class WaitLoop:
             return None
         attempt = outcome.attempt
         waiter.confined, waiter.confined_among = outcome.confined, clusters
-        self.waiting.refused(group, attempt, self._now, fresh=False)
+        self.waiting.refused(group, attempt, self._now, untested=False)
         if attempt.phase == "Placed":
             self.waiting.drop(group)
         if before is None or attempt.phase == "Placed" or _summary(before) != _summary(attempt):

@@ -1,5 +1,5 @@
-"""The shell of the merger: hints in, decisions into the log, events out. Any number of them share the hints; one, by
-lease, looks after what waits."""
+"""Runs a merger: it receives hints, commits decisions to the log and publishes their events. Any number of mergers share
+the hints; the one that holds the lease also decides waiting groups again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .events import DecisionEvents, tell
 from .metrics import merger_metrics
 from .wait_loop import LeasedWaitLoop, WaitLoop
 
-#: Hints wait here for their turn; one that is shed is found by who looks after what waits.
-HINTS = 20_000
+#: Hints that are queued. The wait loop finds the groups of further ones, which are dropped.
+MAX_HINTS = 20_000
 MAX_HINT = 4 << 20
 
 _decides = msgspec.json.Decoder(Decide)
@@ -34,25 +34,27 @@ _controllers = msgspec.json.Decoder(Controller)
 
 
 class Merger:
+    """Handles the messages that a merger gets."""
+
     def __init__(self, bus: Bus, decider: Decider, wait_loop: LeasedWaitLoop) -> None:
         self._bus, self._decider, self._wait_loop = bus, decider, wait_loop
-        self._turns = ConcurrencyLimit()
+        self._concurrency = ConcurrencyLimit()
         self.durable_revisions = DurableRevisions()
 
     def controller_changed(self, key: str, data: bytes | None, _revision: int) -> None:
-        known = self._decider.controllers
-        before = known.get(untoken(key))
+        controllers, name = self._decider.controllers, untoken(key)
+        before = controllers.get(name)
         if data is None:
-            known.pop(untoken(key), None)
+            controllers.pop(name, None)
         else:
             controller = _controllers.decode(data)
-            known[controller.name] = controller
-        if before != known.get(untoken(key)):
+            controllers[controller.name] = controller
+        if before != controllers.get(name):
             self._wait_loop.registry_changed()
 
     async def decide(self, incoming: Incoming) -> bytes:
         hint = _decides.decode(incoming.data)
-        async with self._turns.slot():
+        async with self._concurrency.slot():
             outcome = await self._decider.decide(hint.record, hint.id, self.durable_revisions if hint.ahead else None)
         if outcome is not None:
             await tell(self._bus, outcome.attempt, hint.id)
@@ -65,7 +67,7 @@ class Merger:
 
     async def simulate(self, incoming: Incoming) -> msgspec.Struct:
         hint = _decides.decode(incoming.data)
-        async with self._turns.slot():
+        async with self._concurrency.slot():
             return await self._decider.simulate(hint.record, hint.id)
 
 
@@ -96,8 +98,8 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.bucket(stores.CONTROLLERS).mirror(merger.controller_changed)
     queue = subjects.MERGERS
     await bus.subscribe(subjects.GROUPS_STORED, merger.durable_revisions.record_stored)
-    await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=HINTS, max_bytes=MAX_HINT)
-    await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=HINTS)
+    await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=MAX_HINTS, max_bytes=MAX_HINT)
+    await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=MAX_HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     started = Started(decider, wait_loop)
     bus.vitals.add_values(lambda: merger_metrics(started))

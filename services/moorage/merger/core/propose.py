@@ -1,4 +1,4 @@
-"""Deciding, pure: a revision, the merged answers, fleet and ledger in; a decision or the reasons against it out."""
+"""Proposes a decision for a revision from the controllers' answers, the fleet and the ledger, or gives reasons against one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.candidates import Choice, FailedPlacement, FreeCapacity, PlacementProblem, choose, merge
-from moorage.fit import Assigned, Shortage, Unassigned, assign, largest_shortage, unsupported_reason
+from moorage.fit import Shortage, Unassigned, assign, largest_shortage, unsupported_reason
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger, existing_placement, kept_slots
 from moorage.model.claims import Claim, Decision, IntentRef, Slot, claim_id
@@ -20,7 +20,7 @@ from moorage.parsing import format_amount
 
 from .responses import ControllerResults
 
-#: Clusters tried with an exact assignment before a decision gives up: each failure costs about as much as a decision.
+#: Choices of clusters that are tried with an exact assignment. Each failure costs about as much as a decision.
 TRIES = 32
 
 
@@ -34,15 +34,8 @@ class ProposalRefused:
     overtaken: bool = False
 
 
-@dataclass(slots=True)
-class Proposal:
-    """A decision that fits now; all that is told of it stands in it."""
-
-    decision: Decision
-
-
 class NameOrder:
-    """Clusters in the order of their names; sorted again only when there are other clusters."""
+    """Ranks clusters by name. They are sorted again only when clusters joined or left."""
 
     def __init__(self) -> None:
         self._key: tuple[int, int, int] = (-1, -1, -1)
@@ -59,65 +52,63 @@ class NameOrder:
 
 
 def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
-    """Sums per cluster of what is asked. Where nothing reports exclusive cores they have no sum that means anything."""
+    """Sums up the asked resources per cluster. Exclusive cores are left out: clusters that do not report them have no
+    meaningful sum."""
     asked = {r: None for app in record.apps for s in app.shapes for r, need in s.resources.items() if need > 0}
     asked.pop(EXCLUSIVE, None)
     needs = np.zeros((len(record.apps), len(asked)), dtype=np.float64)
     free = np.zeros((len(asked), fleet.size), dtype=np.float64)
-    whole = np.zeros((len(asked), fleet.size), dtype=np.float64)
+    allocatable = np.zeros((len(asked), fleet.size), dtype=np.float64)
     for row, resource in enumerate(asked):
-        free[row], whole[row] = fleet.sums(resource)
+        free[row], allocatable[row] = fleet.sums(resource)
         for number, app in enumerate(record.apps):
-            # How many nodes a pod per node means differs from cluster to cluster.
+            # The number of pods of a DaemonSet differs from cluster to cluster.
             needs[number, row] = sum(s.resources.get(resource, 0) * s.count for s in app.shapes if not s.per_node)
-    return FreeCapacity(free, whole, needs)
+    return FreeCapacity(free, allocatable, needs)
 
 
 class _Assigner:
-    """Exact assignments of the apps that share a cluster, each tried once."""
+    """Assigns slots exactly to apps that share a cluster. Each combination is tried once."""
 
     def __init__(self, record: Revision, fleet: Fleet, ledger: Ledger) -> None:
         self.record, self.fleet, self.ledger = record, fleet, ledger
-        self.stands = bool(ledger.by_group.get(record.group))
-        self.done: dict[tuple[int, frozenset[int]], list[tuple[int, Shape, list[Slot]]]] = {}
+        self.has_claims = ledger.has_active_claims(record.group)
+        self.assigned: dict[tuple[int, frozenset[int]], list[tuple[int, Shape, list[Slot]]]] = {}
         self.failures: dict[FailedPlacement, tuple[Unassigned, str]] = {}
 
     def fits(self, cid: int, apps: frozenset[int]) -> bool:
+        """Assigns slots to the apps, or records why they do not fit together."""
         key = (cid, apps)
-        if key in self.done:
+        if key in self.assigned:
             return True
         cluster = self.fleet.names[cid]
         asked: list[tuple[int, Shape, list[Slot]]] = []
         kept: list[Slot]
         shapes: list[Shape] = []
-        of: list[int] = []
+        indexes: list[int] = []  # of `shapes` in `asked`
         for number in sorted(apps):
             app = self.record.apps[number]
             for shape in app.shapes:
                 kept, missing = [], shape.count
-                if self.stands:
+                if self.has_claims:
                     kept, missing = kept_slots(self.record.group, app.name, shape, cluster, self.ledger)
                 asked.append((number, shape, kept))
                 if missing or (shape.per_node and not kept):
                     shapes.append(shape if missing == shape.count else msgspec.structs.replace(shape, count=missing))
-                    of.append(len(asked) - 1)
+                    indexes.append(len(asked) - 1)
         if shapes:
             found = assign(self.fleet, self.fleet.rows_of(cid), shapes)
             if isinstance(found, Unassigned):
-                number, shape, _ = asked[of[found.shape]]
+                number, shape, _ = asked[indexes[found.shape]]
                 alone = found.code not in ("PackingFails", "SearchBound")
                 failed = frozenset((number,)) if alone else apps
                 self.failures[cid, failed] = (found, shape.object)
                 return False
-            self._add(asked, of, found)
-        self.done[key] = asked
+            for index, slots in zip(indexes, found.slots, strict=True):
+                number, shape, kept = asked[index]
+                asked[index] = (number, shape, [*kept, *slots])
+        self.assigned[key] = asked
         return True
-
-    @staticmethod
-    def _add(asked: list[tuple[int, Shape, list[Slot]]], of: list[int], found: Assigned) -> None:
-        for index, slots in zip(of, found.slots, strict=True):
-            number, shape, kept = asked[index]
-            asked[index] = (number, shape, [*kept, *slots])
 
     def _scarcest(self, cid: int, apps: frozenset[int]) -> Shortage | None:
         here = np.zeros(self.fleet.size, np.bool_)
@@ -125,7 +116,7 @@ class _Assigner:
         return largest_shortage(self.fleet, [s for a in apps for s in self.record.apps[a].shapes], here)
 
     def reasons(self) -> list[Reason]:
-        """One per code, app, object and resource, with the best numbers and a few of the clusters."""
+        """Returns a reason per code, app, object and resource, with the best numbers and a few of the clusters."""
         merged: dict[tuple[str, str, str, str], Reason] = {}
         best: dict[tuple[str, str, str, str], int] = {}
         for (cid, apps), (why, obj) in self.failures.items():
@@ -156,40 +147,43 @@ class _Assigner:
 
 def propose(
     record: Revision,
-    got: ControllerResults,
+    results: ControllerResults,
     fleet: Fleet,
     ledger: Ledger,
     names: NameOrder,
     decision: str,
-) -> Proposal | ProposalRefused:
-    """The best choice whose pods all have a place, or why there is none."""
-    odd = [
+) -> Decision | ProposalRefused:
+    """Returns a decision for the best choice of clusters on which every pod has a place, or why there is none."""
+    invalid = [
         Reason(code="Unsupported", app=app.name, consumer=shape.object, message=why, by="merger")
         for app in record.apps
         for shape in app.shapes
         if (why := unsupported_reason(shape))
     ]
-    # Documents that contradict themselves: no answer of a controller would change that.
-    odd += [
+    # The documents contradict themselves, which no controller's answer can change.
+    invalid += [
         Reason(code=warning.code, message=warning.message, by="intents")
         for warning in record.warnings
         if warning.code == "ReplicasConflict"
     ]
-    if odd:
-        return ProposalRefused(odd, final=True)
-    if got.missing:
-        return ProposalRefused(list(got.missing))
-    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, got.weighted)
+    if invalid:
+        return ProposalRefused(invalid, final=True)
+    if results.missing:
+        return ProposalRefused(list(results.missing))
+    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, results.weighted)
     if merged.count_mismatches:
         return ProposalRefused(
-            [_replicas_conflict(record, clash.app, clash.counts) for clash in merged.count_mismatches], final=True
+            [_replicas_conflict(record, mismatch.app, mismatch.counts) for mismatch in merged.count_mismatches],
+            final=True,
         )
-    known = existing_placement(record, fleet, ledger)
+    existing = existing_placement(record, fleet, ledger)
     ranks = names.ranks(fleet)
     room = free_capacity(record, fleet)
     assigner = _Assigner(record, fleet, ledger)
     for _ in range(TRIES):
-        chosen = choose(merged, room, ranks, current=known.current, unchanged=known.unchanged, failed=assigner.failures)
+        chosen = choose(
+            merged, room, ranks, current=existing.current, unchanged=existing.unchanged, failed=assigner.failures
+        )
         if not isinstance(chosen, Choice):
             break
         together: dict[int, set[int]] = {}
@@ -197,10 +191,10 @@ def propose(
             for cid in clusters:
                 together.setdefault(cid, set()).add(number)
         places = [(cid, frozenset(apps)) for cid, apps in together.items()]
-        # All of them, not only up to the first failure: each is a reason, and saves a round.
+        # Every cluster is tried, even after a failure: each failure is a reason and rules out further choices.
         fitting = [assigner.fits(cid, apps) for cid, apps in places]
         if all(fitting):
-            return _proposal(record, merged, chosen, places, assigner, fleet, got, decision)
+            return _decision(record, merged, chosen, places, assigner, fleet, results, decision)
     else:
         bound = Reason(code="SearchBound", by="merger", message=f"{TRIES} choices did not fit together")
         return ProposalRefused([bound, *assigner.reasons()])
@@ -210,21 +204,21 @@ def propose(
     return ProposalRefused(_why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner))
 
 
-def _proposal(
+def _decision(
     record: Revision,
     merged: PlacementProblem,
     chosen: Choice,
     places: list[tuple[int, frozenset[int]]],
     assigner: _Assigner,
     fleet: Fleet,
-    got: ControllerResults,
+    results: ControllerResults,
     ident: str,
-) -> Proposal:
+) -> Decision:
     intent = IntentRef(kind="Application", name=record.group, revision=record.revision)
     claims: list[Claim] = []
     for cid, apps in places:
         cluster = fleet.names[cid]
-        for number, shape, slots in assigner.done[cid, apps]:
+        for number, shape, slots in assigner.assigned[cid, apps]:
             name = record.apps[number].name
             claims.append(
                 Claim(
@@ -238,7 +232,7 @@ def _proposal(
                     cluster=cluster,
                 )
             )
-        # Apps without pods take no room, but the log has to say where they are.
+        # Apps without pods take no room, but the log must name their clusters.
         claims += [
             Claim(
                 id=claim_id(record.group, app.name, "", cluster, ""),
@@ -252,31 +246,30 @@ def _proposal(
             for app in map(record.apps.__getitem__, sorted(apps))
             if not app.shapes
         ]
-    warnings = list(dict.fromkeys([*record.warnings, *got.warnings]))
+    warnings = list(dict.fromkeys([*record.warnings, *results.warnings]))
     for number, count in merged.left_out.items():
-        text = f"{record.apps[number].name}: {count} clusters that should all take it are not allowed by others"
+        text = f"{record.apps[number].name}: {count} of the clusters that should all take it are excluded by other controllers"
         warnings.append(Warn(code="ClustersLeftOut", message=text))
     apps_by_name = [app.name for app in record.apps]
-    decision = Decision(
+    return Decision(
         id=ident,
         group=record.group,
         revision=record.revision,
         claims=claims,
         epoch=str(fleet.epoch),
-        # Of those who scored: that others had nothing to say about an app makes its place no worse.
+        # Relative to the controllers that scored the app: the others do not lower its score.
         scores={
             apps_by_name[app]: round(min(1.0, chosen.scores[app] / share), 6) for app, share in merged.scored.items()
         },
         replicas=dict(zip(apps_by_name, merged.replicas, strict=True)),
-        controllers=got.asked,
+        controllers=results.asked,
         warnings=warnings,
     )
-    return Proposal(decision)
 
 
 def _replicas_conflict(record: Revision, app: int, counts: dict[str, int]) -> Reason:
-    said = ", ".join(f"{name} {count}" for name, count in counts.items())
-    message = f"wanted numbers of clusters: {said}"
+    wanted = ", ".join(f"{name} {count}" for name, count in counts.items())
+    message = f"controllers want different numbers of clusters: {wanted}"
     return Reason(code="ReplicasConflict", app=record.apps[app].name, message=message, by="merger")
 
 
@@ -321,19 +314,19 @@ def _why_no_choice(
 
 
 def _joint_conflict(record: Revision, merged: PlacementProblem, code: str) -> Reason:
-    """Each app has clusters enough for itself; which rule leaves none for all of them."""
+    """Returns the reason why there is no choice for all apps at once, although each has enough clusters for itself."""
     names = [app.name for app in record.apps]
     allowed = [int(np.count_nonzero(mask)) for mask in merged.masks]
 
     def may(app: int) -> str:
         return f"{names[app]} ({merged.replicas[app]} of {allowed[app]} clusters)"
 
-    said: list[str] = []
+    parts: list[str] = []
     if code == "AffinityConflict":
-        for pairs, word in ((merged.apart, "share none"), (merged.together, "run on the same")):
-            said += [f"{may(a)} and {may(b)} are to {word}" for a, b in sorted(pairs)]
+        for pairs, word in ((merged.apart, "share no cluster"), (merged.together, "run on the same clusters")):
+            parts += [f"{may(a)} and {may(b)} must {word}" for a, b in sorted(pairs)]
     elif code == "NotEnoughClusters":
-        said = [
+        parts = [
             f"the sets of {may(app)} have too few clusters of their own"
             for app, sets in enumerate(merged.groups)
             if sets
@@ -342,13 +335,13 @@ def _joint_conflict(record: Revision, merged: PlacementProblem, code: str) -> Re
         for (a, b), where in sorted(merged.conflicts.items(), key=lambda item: item[0]):
             both = merged.masks[a] & merged.masks[b]
             count = f"{np.count_nonzero(where & both)} of the {np.count_nonzero(both)} that both may take"
-            said.append(f"{may(a)} and {may(b)} do not fit together on {count}")
-        said = said or [f"no choice takes {', '.join(map(may, range(len(names))))} at once"]
-    return Reason(code=code, by="merger", app=" ".join(names), message="; ".join(said))
+            parts.append(f"{may(a)} and {may(b)} do not fit together on {count}")
+        parts = parts or [f"no choice takes {', '.join(map(may, range(len(names))))} at once"]
+    return Reason(code=code, by="merger", app=" ".join(names), message="; ".join(parts))
 
 
 def _binding_rule(merged: PlacementProblem, room: FreeCapacity, ranks: NDArray[np.int64]) -> str:
-    """The first thing whose absence would leave a choice."""
+    """Returns the code of the first rule without which there would be a choice."""
     loose = PlacementProblem(merged.replicas, merged.masks, merged.scores, merged.groups, merged.conflicts)
     if (merged.apart or merged.together) and isinstance(choose(loose, room, ranks), Choice):
         return "AffinityConflict"

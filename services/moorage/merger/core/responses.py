@@ -1,4 +1,4 @@
-"""What came back from the controllers: opinions that count, how each did, and what stands in the way. Pure."""
+"""Reads the controllers' replies: the answers that count, the outcome of each controller, and what prevents a decision."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from moorage.model.problems import problem_in
 from moorage.model.reasons import Reason, Warn
 from moorage.model.replies import Reply
 
-#: A hundred thousand clusters by name are 2 MB; whatever is larger than this is no answer.
+#: Larger answers are refused. A hundred thousand clusters by name are 2 MB.
 MAX_ANSWER = 4 << 20
 MAX_REASONS = 64
 SAMPLES = 5
 MAX_WARNINGS = 32
-#: Scores are told apart by less than a tenth of this.
+#: The relative weight of a priority. It only decides between scores that are equal otherwise.
 _TIE = 1e-6
 
 
 _decode = msgspec.json.Decoder(Answer).decode
 
 
-def without_clusters(opinion: DecodedAnswer, late: Mask) -> DecodedAnswer:
-    """Clusters that joined after a controller looked: not having objected to them is no word about them."""
+def without_clusters(answer: DecodedAnswer, joined: Mask) -> DecodedAnswer:
+    """Removes clusters that joined after a controller computed its answer: it has not decided about them."""
     apps = {}
-    for number, said in opinion.apps.items():
-        allowed = ~late if said.allowed is None else said.allowed & ~late
-        groups = [group._replace(mask=group.mask & ~late) for group in said.groups]
-        apps[number] = said._replace(allowed=allowed, groups=groups)
-    return opinion._replace(apps=apps)
+    for number, app in answer.apps.items():
+        allowed = ~joined if app.allowed is None else app.allowed & ~joined
+        groups = [group._replace(mask=group.mask & ~joined) for group in app.groups]
+        apps[number] = app._replace(allowed=allowed, groups=groups)
+    return answer._replace(apps=apps)
 
 
 class Replies(NamedTuple):
-    """What came from whom. `stale`: the last answers to the same question."""
+    """The replies by controller. `stale` has the last answers to the same question."""
 
     apps: Sequence[str]
     controllers: Sequence[Controller]
@@ -50,51 +50,54 @@ class Replies(NamedTuple):
 
 @dataclass(slots=True)
 class ControllerResults:
-    """`membership`: of the fleet when the answers were read; clusters that join later are not in them."""
+    """What a group's controllers answered. `membership` is the fleet's when the answers were read; they do not cover clusters
+    that joined later."""
 
     replies: Replies
     membership: int
     weighted: list[WeightedAnswer] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
-    missing: list[Reason] = field(default_factory=list)  # required ones that gave no answer: nothing is decided
+    missing: list[Reason] = field(default_factory=list)  # required controllers without an answer prevent a decision
     warnings: list[Warn] = field(default_factory=list)
-    fresh: dict[str, bytes] = field(default_factory=dict)  # what may be used again where the policy is stale-ok
+    fresh: dict[str, bytes] = field(
+        default_factory=dict
+    )  # answers that may be used again, because the policy is stale-ok
 
 
 def _read_answer(data: bytes, apps: Sequence[str], fleet: Fleet) -> tuple[Answer, DecodedAnswer] | str:
+    """Returns the answer, or why it counts as none."""
     if len(data) > MAX_ANSWER:
         return f"the answer has {len(data)} bytes; at most {MAX_ANSWER} are read"
     try:
-        if (problem := problem_in(data)) is not None:  # decoded as an answer it would allow everything
+        if (problem := problem_in(data)) is not None:  # decoded as an answer it would allow every cluster
             return problem.detail or problem.title
-        said = _decode(data)
-        if said.error:
-            return said.error[:500]
-        opinion = decode_answer(said, apps, fleet.ids, fleet.size)
-        late = fleet.joined_after(said.epoch)
-        return said, opinion if late is None else without_clusters(opinion, late)
+        answer = _decode(data)
+        if answer.error:
+            return answer.error[:500]
+        decoded = decode_answer(answer, apps, fleet.ids, fleet.size)
+        joined = fleet.joined_after(answer.epoch)
+        return answer, decoded if joined is None else without_clusters(decoded, joined)
     except (msgspec.DecodeError, ValueError, RecursionError, UnicodeDecodeError) as error:
         return f"the answer cannot be read: {error}"[:500]
 
 
-def gather(heard: Replies, fleet: Fleet) -> ControllerResults:
-    apps, controllers, replies, stale = heard
-    got = ControllerResults(heard, fleet.membership)
+def gather(replies: Replies, fleet: Fleet) -> ControllerResults:
+    results = ControllerResults(replies, fleet.membership)
     priorities: dict[str, int] = {}
-    for controller in controllers:
-        name, reply = controller.name, replies[controller.name]
+    for controller in replies.controllers:
+        name, reply = controller.name, replies.replies[controller.name]
         outcome, error, data = reply.outcome, reply.error, reply.data
         read: tuple[Answer, DecodedAnswer] | str = error
         if outcome == "answered":
-            read = _read_answer(data, apps, fleet)
+            read = _read_answer(data, replies.apps, fleet)
             if isinstance(read, str):
                 outcome, error = "error", read
-        if outcome != "answered" and controller.policy == "stale-ok" and name in stale:
-            again = _read_answer(stale[name], apps, fleet)
-            if not isinstance(again, str):
-                read, outcome = again, "stale"
-        got.asked.append(
+        if outcome != "answered" and controller.policy == "stale-ok" and name in replies.stale:
+            stale = _read_answer(replies.stale[name], replies.apps, fleet)
+            if not isinstance(stale, str):
+                read, outcome = stale, "stale"
+        results.asked.append(
             Asked(
                 name=name,
                 outcome=outcome,  # type: ignore[arg-type]
@@ -105,62 +108,62 @@ def gather(heard: Replies, fleet: Fleet) -> ControllerResults:
             )
         )
         if not isinstance(read, str):
-            answer, opinion = read
-            got.weighted.append(WeightedAnswer(name, controller.weight, opinion))
+            answer, decoded = read
+            results.weighted.append(WeightedAnswer(name, controller.weight, decoded))
             priorities[name] = controller.priority
-            got.answers[name] = answer
-            got.warnings.extend(answer.warnings[:MAX_WARNINGS])
+            results.answers[name] = answer
+            results.warnings.extend(answer.warnings[:MAX_WARNINGS])
             if outcome == "answered" and controller.policy == "stale-ok":
-                got.fresh[name] = data
+                results.fresh[name] = data
         elif controller.policy == "required":
             code = "ControllerTimeout" if outcome == "timeout" else "ControllerError"
-            got.missing.append(Reason(code=code, by=name, message=error))
+            results.missing.append(Reason(code=code, by=name, message=error))
         else:
-            got.warnings.append(Warn(code="ControllerLeftOut", message=f"{name}: {error}"))
-    got.weighted = break_ties(got.weighted, priorities)
-    return got
+            results.warnings.append(Warn(code="ControllerLeftOut", message=f"{name}: {error}"))
+    results.weighted = break_ties(results.weighted, priorities)
+    return results
 
 
-def refresh(got: ControllerResults, fleet: Fleet) -> ControllerResults:
-    """The same answers over the clusters that there are now."""
-    return got if got.membership == fleet.membership else gather(got.replies, fleet)
+def refresh(results: ControllerResults, fleet: Fleet) -> ControllerResults:
+    """Returns the same answers read against the clusters that exist now."""
+    return results if results.membership == fleet.membership else gather(results.replies, fleet)
 
 
-def break_ties(voices: list[WeightedAnswer], priorities: Mapping[str, int]) -> list[WeightedAnswer]:
-    """Where the weighted sums are the same, who has the higher priority decides: it weighs so little more that no other
-    order changes."""
+def break_ties(weighted: list[WeightedAnswer], priorities: Mapping[str, int]) -> list[WeightedAnswer]:
+    """Lets the higher priority decide between equal weighted sums. It adds so little weight that no other order changes."""
     ranks = {priority: rank for rank, priority in enumerate(sorted(set(priorities.values())))}
     if len(ranks) < 2:
-        return voices
-    return [replace(v, weight=v.weight * (1 + _TIE * ranks[priorities[v.name]])) for v in voices]
+        return weighted
+    return [replace(w, weight=w.weight * (1 + _TIE * ranks[priorities[w.name]])) for w in weighted]
 
 
-def steady_confinement(got: ControllerResults, apps: int, controllers: Mapping[str, Controller]) -> list[bytes | None]:
-    """Per app the clusters to which those whose answers are steady confine it, as packed bits; None: no one does."""
-    found: list[bytes | None] = []
-    steady = [v for v in got.weighted if (known := controllers.get(v.name)) is not None and known.steady]
-    for app in range(apps):
-        masks = [said.allowed for v in steady if (said := v.answer.apps.get(app)) is not None]
-        some = [mask for mask in masks if mask is not None]
-        found.append(np.packbits(np.logical_and.reduce(some)).tobytes() if some else None)
-    return found
+def steady_confinement(
+    results: ControllerResults, apps: int, controllers: Mapping[str, Controller]
+) -> list[bytes | None]:
+    """Returns per app, as packed bits, the clusters that all steady controllers allow; None if none of them restricts it."""
+    confinement: list[bytes | None] = []
+    steady = [w for w in results.weighted if (known := controllers.get(w.name)) is not None and known.steady]
+    for number in range(apps):
+        answers = [app for w in steady if (app := w.answer.apps.get(number)) is not None]
+        masks = [app.allowed for app in answers if app.allowed is not None]
+        confinement.append(np.packbits(np.logical_and.reduce(masks)).tobytes() if masks else None)
+    return confinement
 
 
-def collect_reasons(got: ControllerResults, fleet: Fleet) -> list[Reason]:
-    """What the controllers gave as reasons, each with its name and its app, bounded; and who allows less than every
-    cluster without a word."""
+def collect_reasons(results: ControllerResults, fleet: Fleet) -> list[Reason]:
+    """Returns the reasons that controllers gave, with their names and apps and bounded in number, after those for controllers
+    that exclude clusters without a reason."""
     found: list[Reason] = []
-    for voice in got.weighted:
-        for number, opinion in voice.answer.apps.items():
-            app = got.replies.apps[number]
-            said = got.answers[voice.name].apps.get(app)
-            if opinion.allowed is None or (said is not None and said.reasons):
+    for weighted in results.weighted:
+        name = weighted.name
+        for number, decoded in weighted.answer.apps.items():
+            app = results.replies.apps[number]
+            answer = results.answers[name].apps.get(app)
+            if decoded.allowed is None or (answer is not None and answer.reasons):
                 continue
-            excluded = fleet.usable_clusters[: len(opinion.allowed)] & ~opinion.allowed
+            excluded = fleet.usable_clusters[: len(decoded.allowed)] & ~decoded.allowed
             if clusters := int(np.count_nonzero(excluded)):
-                message = (
-                    f"{voice.name} does not allow {app} on {clusters} of {len(fleet.ids)} clusters and does not say why"
-                )
+                message = f"{name} excludes {app} from {clusters} of {len(fleet.ids)} clusters without a reason"
                 found.append(
                     Reason(
                         code="ControllerExcludes",
@@ -168,11 +171,11 @@ def collect_reasons(got: ControllerResults, fleet: Fleet) -> list[Reason]:
                         app=app,
                         clusters=clusters,
                         samples=fleet.clusters.named(excluded, SAMPLES),
-                        by=voice.name,
+                        by=name,
                     )
                 )
-    for name, answer in got.answers.items():
-        for app, given in answer.apps.items():
+    for name, answered in results.answers.items():
+        for app, given in answered.apps.items():
             found += [
                 msgspec.structs.replace(reason, by=reason.by or name, app=reason.app or app)
                 for reason in given.reasons[:MAX_REASONS]

@@ -1,4 +1,4 @@
-"""What waits, pure: groups that nothing took yet, and which of them something that changed may help."""
+"""Keeps the groups that wait for a decision, and finds those that a change may help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moorage.model.attempts import Attempt
 from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, ShapedApp
 
-#: Retries after a required controller gave no answer: so long, doubled each time, at most so long.
+#: Seconds until a retry after a required controller gave no answer; doubled each time up to the second value.
 BACK_OFF, BACK_OFF_MOST = 0.5, 30.0
 _SILENT = {"ControllerTimeout", "ControllerError"}
 
@@ -24,12 +24,12 @@ _SILENT = {"ControllerTimeout", "ControllerError"}
 class Waiter:
     record: Revision
     attempt: Attempt | None = None
-    due: float | None = None  # decided again then, whatever changed
-    failures: int = 0  # of required controllers, in a row
-    untested: bool = True  # not tested yet against all that is there
-    opened: bool = False  # a cluster may take an app of it that needs no room
-    confined: Sequence[bytes | None] = ()  # per app, the clusters to which steady answers confine it, as far as known
-    confined_among: int = 0  # of so many clusters: what came later was not known to whoever confined it
+    due: float | None = None  # when it is decided again, whatever changed
+    failures: int = 0  # tries in a row in which a required controller gave no answer
+    untested: bool = True  # must be tested against the complete fleet, not only against changes
+    opened: bool = False  # a cluster opened that may take an app without pods
+    confined: Sequence[bytes | None] = ()  # per app, the `steady_confinement` as far as known
+    confined_among: int = 0  # number of clusters then; later ones may take the app
 
     @property
     def age(self) -> tuple[str, str]:
@@ -37,14 +37,14 @@ class Waiter:
 
 
 def has_room(fleet: Fleet, shape: Shape, rows: NDArray[np.intp]) -> bool:
-    """Whether one of the rows has room for a pod of the shape."""
+    """Returns whether one of the rows has room for a pod of the shape."""
     if not rows.size:
         return False
     return bool(with_capacity(fleet, shape.resources, eligible(fleet, shape, rows), rows).any())
 
 
 def confined_rows(fleet: Fleet, confined: bytes | None, among: int, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Of the rows those an app is not kept from."""
+    """Returns the rows on clusters to which the app is confined, or that joined later."""
     if confined is None:
         return rows
     mask = np.unpackbits(np.frombuffer(confined, np.uint8), count=among).astype(np.bool_)
@@ -55,7 +55,7 @@ def confined_rows(fleet: Fleet, confined: bytes | None, among: int, rows: NDArra
 
 
 def has_no_pods(app: ShapedApp) -> bool:
-    """Whether it has no pods, so that a cluster is all it needs."""
+    """Returns whether the app needs only a cluster and no room."""
     return not any(shape.count or shape.per_node for shape in app.shapes)
 
 
@@ -66,7 +66,7 @@ def _epoch(text: str) -> tuple[int, ...]:
 class WaitQueue:
     def __init__(self) -> None:
         self.groups: dict[str, Waiter] = {}
-        self.refused_without_clusters: set[str] = set()  # refused when there was no cluster at all
+        self.refused_without_clusters: set[str] = set()  # groups that were refused because there was no cluster
         self._opened: set[int] = set()
         self._opened_at: tuple[int, ...] = ()
 
@@ -81,12 +81,12 @@ class WaitQueue:
         self.groups.pop(group, None)
         self.refused_without_clusters.discard(group)
 
-    def refused(self, group: str, attempt: Attempt, now: float, *, fresh: bool) -> None:
-        """After a try: `fresh` if it was another's, who may have seen less than we have."""
+    def refused(self, group: str, attempt: Attempt, now: float, *, untested: bool) -> None:
+        """Records a failed try. `untested`: another merger made it, which may have seen an older fleet."""
         waiter = self.groups.get(group)
         if waiter is None or waiter.record.revision != attempt.revision:
             return
-        waiter.attempt, waiter.due, waiter.untested, waiter.opened = attempt, None, fresh, False
+        waiter.attempt, waiter.due, waiter.untested, waiter.opened = attempt, None, untested, False
         self.refused_without_clusters.discard(group)
         if any(reason.code == "NoClusters" for reason in attempt.reasons):
             self.refused_without_clusters.add(group)
@@ -112,7 +112,7 @@ class WaitQueue:
         return {group for group, w in self.groups.items() if w.due is not None and w.due <= now}
 
     def refused_by(self, controller: str) -> set[str]:
-        """Groups that a controller had a part in refusing, as far as their last try says."""
+        """Returns the groups that the controller, by their last try, helped to refuse."""
         return {
             group
             for group, w in self.groups.items()
@@ -122,13 +122,13 @@ class WaitQueue:
         }
 
     def clusters_opened(self, clusters: Iterable[int], epoch: tuple[int, ...]) -> None:
-        """They came, or may be used again: at this epoch at the latest."""
+        """Records clusters that joined or became usable by this epoch."""
         self._opened.update(clusters)
         self._opened_at = epoch
 
-    def _opens(self, waiter: Waiter, number: int, opened: AbstractSet[int], fresh: bool) -> bool:
-        """Whether an app without pods may go where others could not when it was refused."""
-        if fresh and waiter.attempt is not None and _epoch(waiter.attempt.epoch) < self._opened_at:
+    def _opens(self, waiter: Waiter, number: int, opened: AbstractSet[int], untested: bool) -> bool:
+        """Returns whether an app without pods may use a cluster that was not usable when the app was refused."""
+        if untested and waiter.attempt is not None and _epoch(waiter.attempt.epoch) < self._opened_at:
             return True
         where = waiter.confined[number] if waiter.confined else None
         return any(
@@ -137,9 +137,9 @@ class WaitQueue:
         )
 
     def helped_by(self, fleet: Fleet, improved: NDArray[np.intp] | None) -> dict[str, NDArray[np.intp]]:
-        """Groups with a shape that fits one of the improved rows (None: any row may be), and the rows that matter; and
-        those with an app without pods that a cluster that opened may take. What only changed documents can help is not
-        among them."""
+        """Returns the groups that changes may help, with the rows to test: a shape fits one of the improved rows (None: any row
+        may have improved), or a cluster opened for an app without pods. Groups that only changed documents can help are left
+        out."""
         opened, self._opened = self._opened, set()
         if (
             improved is not None
@@ -155,33 +155,33 @@ class WaitQueue:
         found: dict[str, NDArray[np.intp]] = {}
         for group, waiter in self.groups.items():
             if waiter.attempt is None:
-                continue  # the first decision is under way; if it got lost, `due` says when to make it here
+                continue  # the first decision is under way; if its hint got lost, `due` is set
             if waiter.attempt.phase == "Failed":
                 continue
-            fresh, waiter.untested = waiter.untested, False
+            untested, waiter.untested = waiter.untested, False
             for number, app in enumerate(waiter.record.apps):
                 if has_no_pods(app):
-                    waiter.opened = waiter.opened or self._opens(waiter, number, opened, fresh)
+                    waiter.opened = waiter.opened or self._opens(waiter, number, opened, untested)
                     if waiter.opened:
-                        found[group] = everything if fresh else rows
+                        found[group] = everything if untested else rows
                         break
                     continue
-                where = (waiter.confined[number] if waiter.confined else None, waiter.confined_among, fresh)
+                where = (waiter.confined[number] if waiter.confined else None, waiter.confined_among, untested)
                 if where not in places:
-                    places[where] = confined_rows(fleet, where[0], where[1], everything if fresh else rows)
+                    places[where] = confined_rows(fleet, where[0], where[1], everything if untested else rows)
                 for shape in app.shapes:
                     key = (shape.key, where)
                     if key not in tested:
                         tested[key] = has_room(fleet, shape, places[where])
                     if tested[key]:
-                        found[group] = everything if fresh else rows
+                        found[group] = everything if untested else rows
                         break
                 if group in found:
                     break
         return found
 
     def still_helped(self, fleet: Fleet, group: str, rows: NDArray[np.intp]) -> bool:
-        """Whether older ones that were decided first left room for this one."""
+        """Returns whether the groups decided before left room for this one."""
         waiter = self.groups.get(group)
         if waiter is None:
             return False
