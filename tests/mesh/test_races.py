@@ -23,10 +23,10 @@ from moorage.ledger import (
     Ledger,
     LedgerLost,
     committer,
-    follower,
     newest_snapshot,
     open_ledger,
     read_snapshot,
+    snapshots,
     write_snapshot,
 )
 from moorage.merger.worker import start
@@ -382,7 +382,7 @@ async def damage(bus: Bus, name: str, how: str) -> None:
 async def test_a_snapshot_that_cannot_be_read_is_passed_over(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(follower, "PATIENCE", 0.5)
+    monkeypatch.setattr(snapshots, "READ_TIMEOUT", 0.5)
     party = await CommitterHarness(nats, scarce).open()
     older, newest = await two_snapshots(party)
     assert await newest_snapshot(bus) == 2

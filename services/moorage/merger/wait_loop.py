@@ -38,7 +38,7 @@ log = structlog.get_logger("merger")
 GATHER = 0.05
 #: Seconds that a round may take. The rest of it comes after releases, withdrawals and older groups that may be helped by
 #: then.
-TURN = 0.25
+ROUND_TIME = 0.25
 #: Seconds after which every waiting group is decided again, whatever changed.
 SWEEP = 60.0
 #: Seconds after which a changed document is handled here. By then the hint to decide or withdraw must have been lost.
@@ -276,7 +276,7 @@ class WaitLoop:
                 # Room that came while a group was decided belongs to the oldest, even if that one was decided already.
                 if rows := self._improved_rows():
                     current.add(rows)
-            elif self._now - began > TURN:
+            elif self._now - began > ROUND_TIME:
                 self._forced.update(current.forced)
                 self._rows = current.rows
                 self._wake.set()

@@ -63,7 +63,36 @@ def _epoch(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
+#: An app's confinement, the number of clusters then, and whether it must be tested against the complete fleet.
+_Where = tuple[bytes | None, int, bool]
+
+
+class _RoomTests:
+    """Tests shapes against improved rows. Equal tests are made once."""
+
+    def __init__(self, fleet: Fleet, improved: NDArray[np.intp] | None) -> None:
+        self._fleet = fleet
+        self._all = np.flatnonzero(fleet.cluster[: fleet.n] >= 0)
+        self._improved = self._all if improved is None else improved
+        self._rows: dict[_Where, NDArray[np.intp]] = {}
+        self._results: dict[tuple[str, _Where], bool] = {}
+
+    def rows(self, untested: bool) -> NDArray[np.intp]:
+        return self._all if untested else self._improved
+
+    def has_room(self, shape: Shape, where: _Where) -> bool:
+        key = (shape.key, where)
+        if key not in self._results:
+            if where not in self._rows:
+                confined, among, untested = where
+                self._rows[where] = confined_rows(self._fleet, confined, among, self.rows(untested))
+            self._results[key] = has_room(self._fleet, shape, self._rows[where])
+        return self._results[key]
+
+
 class WaitQueue:
+    """The waiting groups."""
+
     def __init__(self) -> None:
         self.groups: dict[str, Waiter] = {}
         self.refused_without_clusters: set[str] = set()  # groups that were refused because there was no cluster
@@ -148,37 +177,28 @@ class WaitQueue:
             and not any(w.untested for w in self.groups.values())
         ):
             return {}
-        everything = np.flatnonzero(fleet.cluster[: fleet.n] >= 0)
-        rows = everything if improved is None else improved
-        tested: dict[tuple[str, tuple[bytes | None, int, bool]], bool] = {}
-        places: dict[tuple[bytes | None, int, bool], NDArray[np.intp]] = {}
-        found: dict[str, NDArray[np.intp]] = {}
+        tests = _RoomTests(fleet, improved)
+        helped: dict[str, NDArray[np.intp]] = {}
         for group, waiter in self.groups.items():
-            if waiter.attempt is None:
-                continue  # the first decision is under way; if its hint got lost, `due` is set
-            if waiter.attempt.phase == "Failed":
+            # Without an attempt, the first decision is under way. If its hint got lost, `due` is set.
+            if waiter.attempt is None or waiter.attempt.phase == "Failed":
                 continue
             untested, waiter.untested = waiter.untested, False
-            for number, app in enumerate(waiter.record.apps):
-                if has_no_pods(app):
-                    waiter.opened = waiter.opened or self._opens(waiter, number, opened, untested)
-                    if waiter.opened:
-                        found[group] = everything if untested else rows
-                        break
-                    continue
-                where = (waiter.confined[number] if waiter.confined else None, waiter.confined_among, untested)
-                if where not in places:
-                    places[where] = confined_rows(fleet, where[0], where[1], everything if untested else rows)
-                for shape in app.shapes:
-                    key = (shape.key, where)
-                    if key not in tested:
-                        tested[key] = has_room(fleet, shape, places[where])
-                    if tested[key]:
-                        found[group] = everything if untested else rows
-                        break
-                if group in found:
-                    break
-        return found
+            if any(
+                self._helps_app(waiter, number, opened, tests, untested) for number in range(len(waiter.record.apps))
+            ):
+                helped[group] = tests.rows(untested)
+        return helped
+
+    def _helps_app(
+        self, waiter: Waiter, number: int, opened: AbstractSet[int], tests: _RoomTests, untested: bool
+    ) -> bool:
+        app = waiter.record.apps[number]
+        if has_no_pods(app):
+            waiter.opened = waiter.opened or self._opens(waiter, number, opened, untested)
+            return waiter.opened
+        where = (waiter.confined[number] if waiter.confined else None, waiter.confined_among, untested)
+        return any(tests.has_room(shape, where) for shape in app.shapes)
 
     def still_helped(self, fleet: Fleet, group: str, rows: NDArray[np.intp]) -> bool:
         """Returns whether the groups decided before left room for this one."""
