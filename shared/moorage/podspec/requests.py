@@ -45,7 +45,7 @@ def pod_requests(
     overhead: Amounts = _NOTHING,
 ) -> dict[str, int]:
     """Sums up a pod. `requests` and `limits` are those of the pod itself, not of its containers."""
-    total = _peak((container, container.requests) for container in containers)
+    total = _peak(containers)
     # The API server takes a pod's limit for its request only where no container requests the resource.
     of_pod = {resource: amount for resource, amount in limits.items() if resource not in total} | dict(requests)
     for resource, amount in of_pod.items():
@@ -69,20 +69,20 @@ def whole_cores(container: ContainerResources) -> int:
 
 def exclusive_cores(containers: Iterable[ContainerResources]) -> int:
     """Counts the cores that the static CPU manager policy takes out of the shared pool for a Guaranteed pod."""
-    return _peak((container, {"cpu": whole_cores(container)}) for container in containers).get("cpu", 0)
+    return _peak(c._replace(requests={"cpu": whole_cores(c)}) for c in containers).get("cpu", 0)
 
 
-def _peak(containers: Iterable[tuple[ContainerResources, Amounts]]) -> dict[str, int]:
-    """The most that is held at one time: by all containers that run together, or by an init container and the sidecars
+def _peak(containers: Iterable[ContainerResources]) -> dict[str, int]:
+    """The most that is requested at one time: by all containers that run together, or by an init container and the sidecars
     started before it."""
     total: dict[str, int] = {}
     sidecars: dict[str, int] = {}
     starting: dict[str, int] = {}
-    for container, amounts in containers:
+    for container in containers:
         if not container.init:
-            _add(total, amounts)
+            _add(total, container.requests)
             continue
-        for resource, amount in amounts.items():
+        for resource, amount in container.requests.items():
             with_sidecars = sidecars.get(resource, 0) + amount
             if container.sidecar:
                 sidecars[resource] = with_sidecars

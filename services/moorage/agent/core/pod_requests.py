@@ -16,12 +16,10 @@ def requests(pod: Pod) -> dict[str, int]:
     for container in _containers(pod):
         container_status = statuses.get(container.name)
         if container_status is not None:
-            granted = container_status.resources
-            container = podspec.while_resized(
-                container,
-                _amounts(container_status.allocated_resources),
-                _amounts(granted.requests if granted is not None else None),
-            )
+            granted = container_status.resources.requests if container_status.resources is not None else None
+            allocated = container_status.allocated_resources
+            if granted or allocated:
+                container = podspec.while_resized(container, _amounts(allocated), _amounts(granted))
         containers.append(container)
     return podspec.pod_requests(
         containers,

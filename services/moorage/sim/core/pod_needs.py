@@ -73,8 +73,10 @@ def _requests(spec: Mapping[str, Any], containers: list[ContainerResources]) -> 
     requests, limits = _resources(spec)
     overhead = _amounts(spec.get("overhead"))
     total = pod_requests(containers, requests=requests, limits=limits, overhead=overhead)
-    assumed = [c._replace(requests={**_ASSUMED, **c.requests}) for c in containers]
-    scored = pod_requests(assumed, overhead=overhead)
+    scored = total
+    if not all(_ASSUMED.keys() <= c.requests.keys() for c in containers):
+        assumed = [c._replace(requests={**_ASSUMED, **c.requests}) for c in containers]
+        scored = pod_requests(assumed, overhead=overhead)
     cpu, memory = (max(scored.get(resource, 0), total.get(resource, 0)) for resource in ("cpu", "memory"))
     amounts = {resource: amount for resource, amount in total.items() if amount}
     return {**amounts, PODS: 1}, (cpu, memory)
