@@ -1,4 +1,4 @@
-"""Between an agent and a real API server, over plain HTTP: passes everything on, fails on command, and counts."""
+"""A proxy between an agent and a real API server, over plain HTTP, that fails on command and counts requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from .control_plane import ControlPlane
-from .failing_api import FailingServer, hang_up, status
+from .failing_api import FailingServer, error_event, failure, hang_up
 
 
 class ApiProxy(FailingServer):
@@ -43,16 +43,16 @@ class ApiProxy(FailingServer):
     async def _answer(self, request: web.Request, fault: str) -> web.StreamResponse:
         watching = bool(request.query.get("watch"))
         if fault == "503":
-            return web.json_response(status(503, "ServiceUnavailable"), status=503)
+            return failure(503, "ServiceUnavailable")
         if fault == "410" and (watching or request.query.get("continue")):
-            return web.json_response(status(410, "Expired"), status=410)
+            return failure(410, "Expired")
         if fault in ("event", "close") and watching:
-            gone = msgspec.json.encode({"type": "ERROR", "object": status(410, "Expired")}) + b"\n"
-            return web.Response(body=gone if fault == "event" else b"", content_type="application/json")
+            body = error_event(410, "Expired") if fault == "event" else b""
+            return web.Response(body=body, content_type="application/json")
         with self._streaming() if watching else contextlib.nullcontext():
-            return await self._pass_on(request, watching)
+            return await self._forward(request, watching)
 
-    async def _pass_on(self, request: web.Request, watching: bool) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, watching: bool) -> web.StreamResponse:
         assert self._session is not None
         sent = {k: v for k, v in request.headers.items() if k not in ("Host", "Content-Length", "Accept-Encoding")}
         try:

@@ -1,4 +1,4 @@
-"""What stands in for an API server, over plain HTTP: it fails on command, can be cut and gone, and counts what it is asked."""
+"""Base of HTTP servers in place of an API server, which fail on command, drop connections and count requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+import msgspec
 from aiohttp import web
 
 Object = dict[str, Any]
@@ -25,14 +26,22 @@ def status(code: int, reason: str = "", message: str = "") -> Object:
     }
 
 
+def failure(code: int, reason: str) -> web.Response:
+    return web.json_response(status(code, reason), status=code)
+
+
+def error_event(code: int, reason: str) -> bytes:
+    """Returns the event by which an API server ends a watch."""
+    return msgspec.json.encode({"type": "ERROR", "object": status(code, reason)}) + b"\n"
+
+
 def hang_up(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()
 
 
 class FailingServer(ABC):
-    """`fault` is asked before anything is answered: what it returns is what happens instead. `requests` has the time of
-    each request."""
+    """`fault` names, for a request, the failure to answer it with; empty for none. `requests` has the time of each request."""
 
     def __init__(self) -> None:
         self.fault: Callable[[web.Request], str] = lambda request: ""
@@ -62,14 +71,14 @@ class FailingServer(ABC):
         self.port = self._runner.addresses[0][1]
 
     async def refuse(self) -> None:
-        """Nobody listens any more."""
+        """Stops listening, so that connections are refused."""
         self.cut()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
     def cut(self) -> None:
-        """Every open watch, without a farewell."""
+        """Drops all open watches."""
         for task in list(self._streams):
             task.cancel()
 
@@ -77,7 +86,7 @@ class FailingServer(ABC):
         return sum(1 for t, _ in self.requests if t >= since)
 
     def most(self, since: float) -> int:
-        """The most requests that came within any one second."""
+        """Returns the largest number of requests within one second."""
         times = sorted(t for t, _ in self.requests if t >= since)
         return max((sum(1 for u in times if t <= u < t + 1) for t in times), default=0)
 
@@ -95,11 +104,11 @@ class FailingServer(ABC):
 
     @abstractmethod
     async def _answer(self, request: web.Request, fault: str) -> web.StreamResponse:
-        """`fault`: one that only this server has, or none."""
+        """`fault`: one that only this server knows, or none."""
 
     @contextlib.contextmanager
     def _streaming(self) -> Iterator[None]:
-        """What is answered meanwhile can be cut."""
+        """Lets `cut` drop the response that is written meanwhile."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)

@@ -1,5 +1,5 @@
-"""A scripted API server: real collections, real watches, and every way of failing on command. For what a real one does too
-rarely to wait for."""
+"""A scripted API server with collections and watches that fails in every way on command, also in those that are rare with a
+real one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from .failing_api import FailingServer, Object, hang_up, status
+from .failing_api import FailingServer, Object, error_event, failure, hang_up
 
 
 class ScriptedServer(FailingServer):
@@ -22,7 +22,7 @@ class ScriptedServer(FailingServer):
         self.page_expires = False
         self._changed = asyncio.Condition()
 
-    # --- what is there
+    # --- objects
 
     async def put(self, path: str, name: str, **fields: Any) -> None:
         items = self.collections.setdefault(path, {})
@@ -31,15 +31,15 @@ class ScriptedServer(FailingServer):
         self.version += 1
         meta = {"name": name, "uid": uid, "resourceVersion": str(self.version), **fields.pop("metadata", {})}
         items[name] = {"metadata": meta, **fields}
-        await self._tell(path, "MODIFIED" if before else "ADDED", items[name])
+        await self._notify(path, "MODIFIED" if before else "ADDED", items[name])
 
     async def drop(self, path: str, name: str) -> None:
         gone = self.collections[path].pop(name)
         self.version += 1
         gone["metadata"]["resourceVersion"] = str(self.version)
-        await self._tell(path, "DELETED", gone)
+        await self._notify(path, "DELETED", gone)
 
-    async def _tell(self, path: str, kind: str, obj: Object) -> None:
+    async def _notify(self, path: str, kind: str, obj: Object) -> None:
         copy = msgspec.json.decode(msgspec.json.encode(obj))
         self.history.append((self.version, path, kind, copy))
         async with self._changed:
@@ -49,7 +49,7 @@ class ScriptedServer(FailingServer):
 
     async def _answer(self, request: web.Request, fault: str) -> web.StreamResponse:
         if fault.isdigit():
-            return web.json_response(status(int(fault), "Expired" if fault == "410" else "Fault"), status=int(fault))
+            return failure(int(fault), "Expired" if fault == "410" else "Fault")
         path = "/" + request.match_info["path"]
         if request.method == "GET" and path in self.collections:
             if request.query.get("watch"):
@@ -58,14 +58,14 @@ class ScriptedServer(FailingServer):
         return await self.other(request, path)
 
     async def other(self, request: web.Request, path: str) -> web.StreamResponse:
-        return web.json_response(status(404, "NotFound"), status=404)
+        return failure(404, "NotFound")
 
     def _list(self, request: web.Request, path: str) -> web.Response:
         items = [self.collections[path][name] for name in sorted(self.collections[path])]
         limit, start = int(request.query.get("limit", "0")), int(request.query.get("continue", "0"))
         if start and self.page_expires:
             self.page_expires = False
-            return web.json_response(status(410, "Expired"), status=410)
+            return failure(410, "Expired")
         page = items[start : start + limit] if limit else items
         more = str(start + limit) if limit and start + limit < len(items) else ""
         metadata = {"resourceVersion": str(self.version), "continue": more}
@@ -84,7 +84,7 @@ class ScriptedServer(FailingServer):
             await response.write(b'{"type":"ADDED","object":{"kind"')
             return response
         if at < self.forgotten:
-            await response.write(msgspec.json.encode({"type": "ERROR", "object": status(410, "Expired")}) + b"\n")
+            await response.write(error_event(410, "Expired"))
             return response
         with self._streaming():
             try:

@@ -1,5 +1,5 @@
-"""What joining makes in a cluster: a namespace, the least rights that do, the agent's own credentials, and its deployment.
-`ops/agent` has the same as plain manifests; both are made here."""
+"""Makes the manifests that `moorage join` applies: a namespace, the least rights, the agent's credentials and its Deployment.
+`ops/agent` has the same as files, which are made here too."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from typing import Any
 
 NAMESPACE = "moorage-system"
 NAME = "moorage-agent"
-#: Who may apply more kinds than these: a ClusterRole with this label adds its rights to the agent's.
+#: The rules of any ClusterRole with this label are added to the agent's rights.
 AGGREGATED = "moorage.dev/aggregate-to-agent"
 MANAGER = "moorage-join"
-#: Probes and metrics, at every worker of the image.
+#: Port of probes and metrics, of every worker of the image.
 METRICS = 9464
 IMAGE = "moorage"
 
 Object = dict[str, Any]
 _LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "moorage"}
-_LOOK = ["get", "list", "watch"]
+_READ = ["get", "list", "watch"]
 _WRITE = ["get", "create", "patch", "delete"]
-_KEEP = ["get", "list", "watch", "create", "patch", "delete"]
+_READ_WRITE = ["get", "list", "watch", "create", "patch", "delete"]
 
-#: Secrets are never listed: what is in those of others is nobody's business.
+#: Secrets are never listed, because the agent must not read those of others.
 RULES: list[Object] = [
-    {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": _LOOK},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": _LOOK},
-    {"apiGroups": ["topology.node.k8s.io"], "resources": ["noderesourcetopologies"], "verbs": _LOOK},
+    {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": _READ},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": _READ},
+    {"apiGroups": ["topology.node.k8s.io"], "resources": ["noderesourcetopologies"], "verbs": _READ},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "get"]},
     {"apiGroups": [""], "resources": ["secrets"], "verbs": _WRITE},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "patch", "delete"]},
     {
         "apiGroups": [""],
         "resources": ["namespaces", "configmaps", "services", "serviceaccounts", "persistentvolumeclaims", "resourcequotas", "limitranges", "replicationcontrollers"],
-        "verbs": _KEEP,
+        "verbs": _READ_WRITE,
     },
-    {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": _KEEP},
-    {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets", "daemonsets", "replicasets"], "verbs": _KEEP},
-    {"apiGroups": ["batch"], "resources": ["jobs", "cronjobs"], "verbs": _KEEP},
-    {"apiGroups": ["networking.k8s.io"], "resources": ["ingresses", "networkpolicies"], "verbs": _KEEP},
-    {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": _KEEP},
-    {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": _KEEP},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": _KEEP},
+    {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": _READ_WRITE},
+    {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets", "daemonsets", "replicasets"], "verbs": _READ_WRITE},
+    {"apiGroups": ["batch"], "resources": ["jobs", "cronjobs"], "verbs": _READ_WRITE},
+    {"apiGroups": ["networking.k8s.io"], "resources": ["ingresses", "networkpolicies"], "verbs": _READ_WRITE},
+    {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": _READ_WRITE},
+    {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": _READ_WRITE},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": _READ_WRITE},
 ]  # fmt: skip
 
-#: In its own namespace only: its lease, and its records of what it made.
+#: In its own namespace only: its lease and its records.
 OWN_RULES: list[Object] = [
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
     {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "create", "update", "delete"]},
@@ -68,7 +68,7 @@ def _binding(kind: str, role: str, *, namespaced: bool) -> Object:
 
 
 def rights() -> list[Object]:
-    """Everything but the credentials and the deployment."""
+    """Returns all objects but the credentials and the Deployment."""
     rbac = "rbac.authorization.k8s.io/v1"
     selector = {"clusterRoleSelectors": [{"matchLabels": {AGGREGATED: "true"}}]}
     return [
@@ -94,7 +94,7 @@ def credentials(cluster: str, nats_url: str, seed: str, labels: Mapping[str, str
 
 
 def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
-    """Two: the other one takes over within seconds."""
+    """With two replicas, the other one takes over within seconds."""
     container = {
         "name": "agent",
         "image": image,
@@ -102,7 +102,7 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
         "envFrom": [{"secretRef": {"name": NAME}}],
         "env": [{"name": "MOORAGE_METRICS", "value": f"0.0.0.0:{METRICS}"}],
         "ports": [{"name": "metrics", "containerPort": METRICS}],
-        # A standby is ready, too. Without its broker an agent goes on with what it has: that is no reason to end it.
+        # A standby is ready, too. Without its broker an agent keeps what it applied, so it must not be restarted for that.
         "livenessProbe": {"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
@@ -126,7 +126,7 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
 
 
 def files() -> dict[str, str]:
-    """The files of `ops/agent`."""
+    """Returns the files of `ops/agent`, by name."""
     import yaml
 
     def dumped(*objects: Object) -> str:

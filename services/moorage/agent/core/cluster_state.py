@@ -1,5 +1,5 @@
-"""What the cluster is, and what of it the mesh has not been told yet. Objects come in, rows of reports go out; no clock and
-no I/O. Of most pods only what they take of their node is kept."""
+"""Keeps the state of the cluster, and which of it was not reported yet. Objects come in, rows of reports go out. Of most
+pods only what they take of their node is kept."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodRe
 from moorage.parsing import format_amount, parse_amount
 
 from .devices import Devices
-from .kube_types import Condition, ContainerStatus, Node, Pod, Slice, Topology
+from .kube_types import ContainerStatus, Node, Pod, Slice, Topology
 from .pod_requests import exclusive_cores, requests
 
 CLAIM = "moorage.dev/claim"
-#: Where operators say it for nodes whose topology nobody reports.
+#: Label or annotation by which operators set it for nodes whose topology is not reported.
 CPU_MANAGER = "moorage.dev/cpu-manager-policy"
 _FINISHED = ("Succeeded", "Failed")
-_LONG = 1024  # bytes of an annotation; longer ones are for machines that we are not
-_SKIPPED = ("kubectl.kubernetes.io/last-applied-configuration",)
+#: Longer annotations, in bytes, are not reported.
+_LONGEST_ANNOTATION = 1024
+_SKIPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 _encode = msgspec.json.Encoder().encode
 
-Taken = tuple[tuple[str, int], ...]
+Requests = tuple[tuple[str, int], ...]
 
 
-class PodState(NamedTuple):
-    """What a pod takes of its node."""
+class BoundPod(NamedTuple):
+    """What a pod takes of its node. `cores` are exclusive."""
 
     node: str
-    taken: Taken
+    requests: Requests
     cores: int
 
 
@@ -48,14 +49,14 @@ class NodeRows(NamedTuple):
 class ClusterState:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self.held: dict[str, PodState] = {}
+        self.bound: dict[str, BoundPod] = {}
         self.pods: dict[str, PodReport] = {}  # those that carry a claim
-        self.messages: dict[str, str] = {}  # uid of such a pod → why it does not run
+        self.messages: dict[str, str] = {}  # uid of a pod with a claim → why it does not run
         self.by_claim: dict[str, set[str]] = {}
-        self._sums: dict[str, dict[str, int]] = {}
-        self._counts: dict[str, int] = {}
+        self._requested: dict[str, dict[str, int]] = {}  # by node
+        self._pod_counts: dict[str, int] = {}
         self._cores: dict[str, int] = {}
-        self.devices = Devices(self._touch, self._touch_all)
+        self.devices = Devices(self._mark, self._mark_all)
         self._topologies: dict[str, Topology] = {}
         self._sent: dict[str, int] = {}  # node → hash of the row that was reported last
         self._sent_pods: set[str] = set()
@@ -64,40 +65,39 @@ class ClusterState:
         self._shared: dict[Any, Any] = {}
         self.on_change: Callable[[], None] = lambda: None
 
-    def _same(self, value: Any) -> Any:
-        """One copy of what thousands of pods have in common."""
+    def _share(self, value: Any) -> Any:
+        """Keeps one copy of what thousands of pods have in common."""
         return self._shared.setdefault(value, value)
 
-    def _touch(self, node: str) -> None:
+    def _mark(self, node: str) -> None:
         self._dirty[node] = None
         self.on_change()
 
-    def _touch_all(self) -> None:
+    def _mark_all(self) -> None:
         self._dirty |= dict.fromkeys(self.nodes)
         self.on_change()
 
-    def _touch_pod(self, uid: str) -> None:
+    def _mark_pod(self, uid: str) -> None:
         self._dirty_pods[uid] = None
         self.on_change()
 
-    # --- what comes in
+    # --- objects
 
     def put_node(self, _key: Key, node: Node) -> None:
         self.nodes[node.metadata.name] = node
-        self._touch(node.metadata.name)
+        self._mark(node.metadata.name)
 
     def drop_node(self, key: Key, _uid: str) -> None:
         self.nodes.pop(key.name, None)
-        self._touch(key.name)
+        self._mark(key.name)
 
     def put_pod(self, _key: Key, pod: Pod) -> None:
         meta, status = pod.metadata, pod.status
-        ended = status.phase in _FINISHED
-        held = None
-        if pod.spec.node_name and not ended:
-            taken = self._same(tuple(sorted(requests(pod).items())))
-            held = PodState(self._same(pod.spec.node_name), taken, exclusive_cores(pod))
-        self._hold(meta.uid, held)
+        bound = None
+        if pod.spec.node_name and status.phase not in _FINISHED:
+            shared = self._share(tuple(sorted(requests(pod).items())))
+            bound = BoundPod(self._share(pod.spec.node_name), shared, exclusive_cores(pod))
+        self._bind(meta.uid, bound)
         claim = (meta.labels or {}).get(CLAIM, "")
         if not claim:
             self._forget(meta.uid)
@@ -114,15 +114,15 @@ class ClusterState:
             claim=claim,
             containers=[_container(c) for c in status.container_statuses or ()],
         )
-        self.messages[meta.uid] = _why(pod)
+        self.messages[meta.uid] = _message(pod)
         if self.pods.get(meta.uid) != report:
             self._forget(meta.uid)
             self.pods[meta.uid] = report
             self.by_claim.setdefault(claim, set()).add(meta.uid)
-            self._touch_pod(meta.uid)
+            self._mark_pod(meta.uid)
 
     def drop_pod(self, _key: Key, uid: str) -> None:
-        self._hold(uid, None)
+        self._bind(uid, None)
         self._forget(uid)
         self.messages.pop(uid, None)
 
@@ -134,29 +134,29 @@ class ClusterState:
 
     def put_topology(self, key: Key, found: Topology) -> None:
         self._topologies[key.name] = found
-        self._touch(key.name)
+        self._mark(key.name)
 
     def drop_topology(self, key: Key, _uid: str) -> None:
         self._topologies.pop(key.name, None)
-        self._touch(key.name)
+        self._mark(key.name)
 
-    def _hold(self, uid: str, held: PodState | None) -> None:
-        before = self.held.get(uid)
-        if before == held:
+    def _bind(self, uid: str, bound: BoundPod | None) -> None:
+        before = self.bound.get(uid)
+        if before == bound:
             return
-        for one, sign in ((before, -1), (held, 1)):
-            if one is None:
+        for pod, sign in ((before, -1), (bound, 1)):
+            if pod is None:
                 continue
-            sums = self._sums.setdefault(one.node, {})
-            for name, value in one.taken:
+            sums = self._requested.setdefault(pod.node, {})
+            for name, value in pod.requests:
                 sums[name] = sums.get(name, 0) + sign * value
-            self._counts[one.node] = self._counts.get(one.node, 0) + sign
-            self._cores[one.node] = self._cores.get(one.node, 0) + sign * one.cores
-            self._touch(one.node)
-        if held is None:
-            del self.held[uid]
+            self._pod_counts[pod.node] = self._pod_counts.get(pod.node, 0) + sign
+            self._cores[pod.node] = self._cores.get(pod.node, 0) + sign * pod.cores
+            self._mark(pod.node)
+        if bound is None:
+            del self.bound[uid]
         else:
-            self.held[uid] = held
+            self.bound[uid] = bound
 
     def _forget(self, uid: str) -> None:
         before = self.pods.pop(uid, None)
@@ -165,12 +165,12 @@ class ClusterState:
             uids.discard(uid)
             if not uids:
                 del self.by_claim[before.claim]
-            self._touch_pod(uid)
+            self._mark_pod(uid)
 
-    # --- what goes out
+    # --- reports
 
     def full(self) -> NodeRows:
-        """Everything; from here on only what differs from it is news."""
+        """Returns all rows."""
         self._sent = {}
         self._sent_pods = set()
         self._dirty = dict.fromkeys(self.nodes)
@@ -178,19 +178,20 @@ class ClusterState:
         return self.changed()
 
     def changed(self) -> NodeRows:
-        """What differs from what was taken before."""
+        """Returns the rows that differ from those returned before."""
         rows = NodeRows([], [], [], [])
         for name in self._dirty:
             node = self.nodes.get(name)
             if node is None:
-                self._sums.pop(name, None) if not self._counts.get(name) else None
+                if not self._pod_counts.get(name):
+                    self._requested.pop(name, None)
                 if self._sent.pop(name, None) is not None:
                     rows.nodes_gone.append(name)
                 continue
             row = _encode(self.row(node))
-            mark = hash(row)
-            if self._sent.get(name) != mark:
-                self._sent[name] = mark
+            digest = hash(row)
+            if self._sent.get(name) != digest:
+                self._sent[name] = digest
                 rows.nodes.append(row)
         for uid in self._dirty_pods:
             pod = self.pods.get(uid)
@@ -211,32 +212,32 @@ class ClusterState:
             name=name,
             uid=meta.uid,
             labels=meta.labels or {},
-            annotations={k: v for k, v in (meta.annotations or {}).items() if len(v) <= _LONG and k not in _SKIPPED},
+            annotations={
+                k: v
+                for k, v in (meta.annotations or {}).items()
+                if len(v) <= _LONGEST_ANNOTATION and k not in _SKIPPED_ANNOTATIONS
+            },
             taints=[Taint(key=t.key, value=t.value, effect=t.effect) for t in node.spec.taints or ()],
             ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions or ()),
             unschedulable=node.spec.unschedulable,
             capacity={k: str(v) for k, v in (status.capacity or {}).items()},
             allocatable={k: str(v) for k, v in (status.allocatable or {}).items()},
-            requested={k: format_amount(k, v) for k, v in sorted(self._sums.get(name, {}).items()) if v},
-            pod_count=self._counts.get(name, 0),
+            requested={k: format_amount(k, v) for k, v in sorted(self._requested.get(name, {}).items()) if v},
+            pod_count=self._pod_counts.get(name, 0),
             cpu_manager=self._cpu_manager(node, topology),
             zones=list(topology.zones or ()) if topology is not None else [],
             devices=list(self.devices.of(node)),
         )
 
     def _cpu_manager(self, node: Node, topology: Topology | None) -> CpuManager | None:
-        """None: nobody says how whole cores are given there."""
-        said = [
-            str(a.get("value", ""))
-            for a in (topology.attributes if topology else None) or ()
-            if a.get("name") == "cpuManagerPolicy"
+        """Returns the policy for whole cores from topology, label or annotation; None if there is none."""
+        reported = [
+            str(attribute.get("value", ""))
+            for attribute in (topology.attributes if topology else None) or ()
+            if attribute.get("name") == "cpuManagerPolicy"
         ]
-        policy = (
-            said[0]
-            if said
-            else (node.metadata.labels or {}).get(CPU_MANAGER, "")
-            or (node.metadata.annotations or {}).get(CPU_MANAGER, "")
-        )
+        labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
+        policy = reported[0] if reported else labels.get(CPU_MANAGER, "") or annotations.get(CPU_MANAGER, "")
         if not policy:
             return None
         if policy != "static":
@@ -245,23 +246,22 @@ class ClusterState:
         cores = parse_amount("cpu", str((node.status.allocatable or {}).get("cpu", "0")), False) // 1000
         return CpuManager(policy=policy, exclusive_free=max(0, cores - self._cores.get(name, 0)))
 
-    # --- what others want to know
+    # --- why pods do not run
 
     def trouble(self, claims: Iterable[str]) -> tuple[bool, str]:
-        """Why pods of these claims do not run: whether waiting will not help, and the words of whoever knows."""
-        worst = (False, "")
+        """Returns whether pods of these claims are stuck, so that waiting does not help, and a message why they do not run."""
+        first = ""
         for claim in claims:
             for uid in sorted(self.by_claim.get(claim, ())):
-                message = self.messages.get(uid, "")
-                if message and not worst[1]:
-                    worst = (False, message)
-                stuck = [c for c in self.pods[uid].containers if c.reason in STUCK]
+                pod, message = self.pods[uid], self.messages.get(uid, "")
+                first = first or message
+                stuck = [container for container in pod.containers if container.reason in STUCK]
                 if stuck:
-                    return True, f"pod {self.pods[uid].name}: {stuck[0].reason}" + (f": {message}" if message else "")
-        return worst
+                    return True, f"pod {pod.name}: {stuck[0].reason}" + (f": {message}" if message else "")
+        return False, first
 
 
-#: Reasons of waiting containers that somebody has to do something about.
+#: Reasons of waiting containers that do not go away by themselves.
 STUCK = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"})  # fmt: skip
 
 
@@ -276,7 +276,8 @@ def _container(status: ContainerStatus) -> ContainerReport:
     return ContainerReport(name=status.name, state="running" if state.running is not None else "")
 
 
-def _why(pod: Pod) -> str:
+def _message(pod: Pod) -> str:
+    """Returns why the pod does not run, from a waiting container or the scheduler."""
     statuses: list[ContainerStatus] = [
         *(pod.status.init_container_statuses or ()),
         *(pod.status.container_statuses or ()),
@@ -287,9 +288,5 @@ def _why(pod: Pod) -> str:
             return waiting.message
     for condition in pod.status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
-            return _sentence(condition)
+            return condition.message or condition.reason
     return ""
-
-
-def _sentence(condition: Condition) -> str:
-    return condition.message or condition.reason

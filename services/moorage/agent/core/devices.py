@@ -1,6 +1,6 @@
-"""Which devices each node can use, from ResourceSlices: a driver publishes pools of them, in generations of one or more
-slices, for one node, for several or for all. A pool that is being replaced counts again when its newest generation is
-whole, as the scheduler has it."""
+"""Derives from ResourceSlices which devices each node can use. A driver publishes pools of devices, in generations of one or
+more slices, for one node, for several or for all. As in the scheduler, a pool that is being replaced counts again once its
+newest generation is complete."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from moorage.model.shapes import Requirement
 
-from .kube_types import Node, NodeSelector, Selects, Slice, SliceSpec
+from .kube_types import Node, NodeSelector, SelectorRequirement, Slice, SliceSpec
 
-#: `shared`: other nodes can use the same device; it has one id wherever it appears.
+#: `shared`: other nodes can use the device too; it has the same id on each of them.
 Device = dict[str, Any]
 
 
@@ -21,14 +21,14 @@ class Pool(NamedTuple):
 
 
 class Devices:
-    """`touch` gets the nodes whose devices may have changed, `touch_all` says that it may be any of them."""
+    """`mark` gets each node whose devices may have changed; `mark_all` is called if those of any node may have."""
 
-    def __init__(self, touch: Callable[[str], None], touch_all: Callable[[], None]) -> None:
-        self._touch, self._touch_all = touch, touch_all
+    def __init__(self, mark: Callable[[str], None], mark_all: Callable[[], None]) -> None:
+        self._mark, self._mark_all = mark, mark_all
         self._slices: dict[str, SliceSpec] = {}
         self._pools: dict[Pool, dict[str, SliceSpec]] = {}
-        self._on_node: dict[str, dict[Pool, int]] = {}  # how many slices of a pool name the node
-        self._wide: dict[Pool, int] = {}  # how many of a pool name none
+        self._on_node: dict[str, dict[Pool, int]] = {}  # node → slices of each pool that name it
+        self._for_many: dict[Pool, int] = {}  # slices of each pool that name no node
 
     def put(self, name: str, found: Slice) -> None:
         before = self._slices.get(name)
@@ -55,26 +55,26 @@ class Devices:
             del slices[name]
             if not slices:
                 del self._pools[pool]
-        counts = self._on_node.setdefault(spec.node_name, {}) if spec.node_name else self._wide
+        counts = self._on_node.setdefault(spec.node_name, {}) if spec.node_name else self._for_many
         counts[pool] = counts.get(pool, 0) + by
         if not counts[pool]:
             del counts[pool]
 
     def _changed(self, *specs: SliceSpec | None) -> None:
-        """One slice decides for its whole pool: whether it is whole, and which generation counts."""
+        """A slice affects its whole pool: whether it is complete, and which generation counts."""
         for spec in specs:
             if spec is None:
                 continue
             pool = self._pools.get(Pool(spec.driver, spec.pool.name), {})
-            named = [one.node_name for one in (spec, *pool.values())]
+            named = [slice_spec.node_name for slice_spec in (spec, *pool.values())]
             if not all(named):
-                self._touch_all()
+                self._mark_all()
                 return
             for node in named:
-                self._touch(str(node))
+                self._mark(str(node))
 
     def of(self, node: Node) -> Iterator[Device]:
-        pools = {**self._on_node.get(node.metadata.name, {}), **self._wide}
+        pools = {**self._on_node.get(node.metadata.name, {}), **self._for_many}
         for pool in sorted(pools):
             slices = self._pools[pool]
             newest = max(spec.pool.generation for spec in slices.values())
@@ -92,7 +92,7 @@ def _reached(spec: SliceSpec, pool: Pool, node: Node) -> Iterator[Device]:
     for device in spec.devices or ():
         if each and not _reaches(device.node_name, device.node_selector, device.all_nodes, node):
             continue
-        made = {
+        usable = {
             "id": f"{pool.driver}/{pool.name}/{device.name}",
             "driver": pool.driver,
             "pool": pool.name,
@@ -101,7 +101,7 @@ def _reached(spec: SliceSpec, pool: Pool, node: Node) -> Iterator[Device]:
             "capacity": {k: _capacity(v) for k, v in (device.capacity or {}).items()},
             "taints": device.taints or [],
         }
-        yield made if (device if each else spec).node_name else {**made, "shared": True}
+        yield usable if (device if each else spec).node_name else {**usable, "shared": True}
 
 
 def _reaches(name: str | None, selector: NodeSelector | None, everywhere: bool | None, node: Node) -> bool:
@@ -111,23 +111,23 @@ def _reaches(name: str | None, selector: NodeSelector | None, everywhere: bool |
 
 
 def selects(selector: NodeSelector, node: Node) -> bool:
-    from moorage.selectors import term_matches  # brings numpy along, which few clusters' agents need
+    from moorage.selectors import term_matches  # imports numpy, which few clusters need
 
     labels, fields = node.metadata.labels or {}, {"metadata.name": node.metadata.name}
     for term in selector.node_selector_terms or ():
-        asked = [(_requirements(term.match_expressions), labels), (_requirements(term.match_fields), fields)]
-        asked = [(wanted, facts) for wanted, facts in asked if wanted]
-        if asked and all(term_matches(wanted, facts) for wanted, facts in asked):
+        terms = [(_requirements(term.match_expressions), labels), (_requirements(term.match_fields), fields)]
+        terms = [(requirements, values) for requirements, values in terms if requirements]
+        if terms and all(term_matches(requirements, values) for requirements, values in terms):
             return True
     return False
 
 
-def _requirements(given: list[Selects] | None) -> list[Requirement]:
+def _requirements(given: list[SelectorRequirement] | None) -> list[Requirement]:
     return [Requirement(key=r.key, operator=r.operator, values=tuple(r.values or ())) for r in given or ()]
 
 
 def _attribute(value: Any) -> Any:
-    """`{"string": "x"}` → `"x"`; a version stays a version."""
+    """Unwraps `{"string": "x"}` to `"x"`; a version keeps its type."""
     if isinstance(value, dict) and len(value) == 1 and "version" not in value:
         return next(iter(value.values()))
     return value

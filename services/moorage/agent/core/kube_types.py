@@ -1,4 +1,4 @@
-"""The few fields of nodes, pods, slices and topologies that a report is made of. Everything else is skipped while reading."""
+"""The fields of nodes, pods, ResourceSlices and topologies that reports are made of. All others are skipped while decoding."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class PodSpec(_Kube, kw_only=True, frozen=True):
     resources: Resources | None = None
 
 
-class Because(_Kube, kw_only=True, frozen=True):
+class StateReason(_Kube, kw_only=True, frozen=True):
     reason: str = ""
     message: str = ""
 
 
 class ContainerState(_Kube, kw_only=True, frozen=True):
-    waiting: Because | None = None
+    waiting: StateReason | None = None
     running: dict[str, Any] | None = None
-    terminated: Because | None = None
+    terminated: StateReason | None = None
 
 
 class ContainerStatus(_Kube, kw_only=True, frozen=True):
@@ -101,15 +101,15 @@ class Pool(_Kube, kw_only=True, frozen=True):
     resource_slice_count: int = 0
 
 
-class Selects(_Kube, kw_only=True, frozen=True):
+class SelectorRequirement(_Kube, kw_only=True, frozen=True):
     key: str = ""
     operator: str = ""
     values: list[str] | None = None
 
 
 class NodeTerm(_Kube, kw_only=True, frozen=True):
-    match_expressions: list[Selects] | None = None
-    match_fields: list[Selects] | None = None
+    match_expressions: list[SelectorRequirement] | None = None
+    match_fields: list[SelectorRequirement] | None = None
 
 
 class NodeSelector(_Kube, kw_only=True, frozen=True):
@@ -143,7 +143,7 @@ class Slice(Object, kw_only=True):
 
 
 class Topology(Object, kw_only=True):
-    """NodeResourceTopology; it has its node's name."""
+    """`topology.node.k8s.io` NodeResourceTopology, named like its node."""
 
     zones: list[dict[str, Any]] | None = None
     attributes: list[dict[str, Any]] | None = None

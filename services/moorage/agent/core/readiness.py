@@ -1,5 +1,5 @@
-"""How far an object is, from what its controller writes into it: pure, by the conventions of Kubernetes, so that custom
-resources that keep them are understood too."""
+"""Derives how ready an object is from the status that its controller writes, by the conventions of Kubernetes, so that custom
+resources that follow them are understood too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(c.get("type")): c for c in status.get("conditions") or () if isinstance(c, dict)}
 
 
-def _said(condition: Mapping[str, Any]) -> str:
+def _message(condition: Mapping[str, Any]) -> str:
     return str(condition.get("message") or condition.get("reason") or "")
 
 
@@ -65,7 +65,7 @@ def _deployment(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness
     for condition in (conditions.get("ReplicaFailure"), conditions.get("Progressing")):
         late = condition is not None and condition.get("reason") == "ProgressDeadlineExceeded"
         if condition is not None and (late or (condition.get("type") == "ReplicaFailure" and _is(condition, "True"))):
-            return Readiness("Failed", _said(condition), ready, wanted)
+            return Readiness("Failed", _message(condition), ready, wanted)
     return _rollout(wanted, int(status.get("updatedReplicas") or 0), ready, int(status.get("replicas") or 0), status)
 
 
@@ -90,7 +90,7 @@ def _replicas(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     ready = int(status.get("readyReplicas") or 0)
     failure = _conditions(status).get("ReplicaFailure")
     if failure is not None and _is(failure, "True"):
-        return Readiness("Failed", _said(failure), ready, wanted)
+        return Readiness("Failed", _message(failure), ready, wanted)
     return _rollout(wanted, wanted, ready, int(status.get("replicas") or 0), status)
 
 
@@ -100,11 +100,11 @@ def _job(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     conditions = _conditions(status)
     failed = conditions.get("Failed")
     if failed is not None and _is(failed, "True"):
-        return Readiness("Failed", _said(failed), done, wanted)
+        return Readiness("Failed", _message(failed), done, wanted)
     active = int(status.get("ready") or 0)
     if _is(conditions.get("Complete"), "True") or done >= wanted or spec.get("suspend"):
         return Readiness("Ready", "", done, wanted)
-    if active:  # it runs: nobody waits for the end of what was started
+    if active:  # a running Job is ready: its end is not awaited
         return Readiness("Ready", f"{active} pods run", done + active, wanted)
     return Readiness("Progressing", "no pod is ready yet", done, wanted)
 
@@ -118,7 +118,7 @@ def _pod(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
         return Readiness("Failed", str(status.get("message") or status.get("reason") or "the pod failed"), 0, 1)
     scheduled = conditions.get("PodScheduled")
     if scheduled is not None and _is(scheduled, "False"):
-        return Readiness("Progressing", _said(scheduled), 0, 1)
+        return Readiness("Progressing", _message(scheduled), 0, 1)
     return Readiness("Progressing", f"the pod is {phase}", 0, 1)
 
 
@@ -126,7 +126,7 @@ def _bound(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     phase = status.get("phase", "Pending")
     if phase == "Lost":
         return Readiness("Failed", "its volume is lost")
-    # A volume may wait for its first pod; then the pod says so if it comes to nothing.
+    # A volume may wait for its first pod, and a pod whose volume cannot be bound is reported itself.
     return READY
 
 
@@ -138,7 +138,7 @@ def _crd(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     conditions = _conditions(status)
     refused = conditions.get("NamesAccepted")
     if refused is not None and _is(refused, "False"):
-        return Readiness("Failed", _said(refused))
+        return Readiness("Failed", _message(refused))
     return READY if _is(conditions.get("Established"), "True") else Readiness("Progressing", "is not established yet")
 
 
@@ -147,11 +147,11 @@ def _other(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Readiness:
     for name in ("Stalled", "Failed"):
         condition = conditions.get(name)
         if condition is not None and _is(condition, "True"):
-            return Readiness("Failed", _said(condition))
+            return Readiness("Failed", _message(condition))
     for name in ("Ready", "Available"):
         condition = conditions.get(name)
         if condition is not None and not _is(condition, "True"):
-            return Readiness("Progressing", _said(condition))
+            return Readiness("Progressing", _message(condition))
     return READY
 
 
