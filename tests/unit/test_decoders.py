@@ -184,7 +184,7 @@ def test_reports_that_make_no_sense(reports: list[Any]) -> None:
     list(core.begin({}, 0.0))
     good = Report(session="s", seq=0, kind="full", nodes=[], labels={"a": "b"})
     for cluster in ("lab/good", "lab/odd"):
-        core.register(cluster, core.record_for(cluster, {}), 0.0)
+        core.register(cluster, core.new_record(cluster, {}), 0.0)
     core.report("lab/good", "agent", good, 0.0)
     for number, value in enumerate(reports):
         report = decoded(Report, msgspec.json.encode(value))

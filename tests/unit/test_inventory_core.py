@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import FleetWriter
-from moorage.inventory.core.cluster_ids import ClusterIds, ClusterRecord, changed, later
+from moorage.inventory.core.cluster_ids import ClusterIds, ClusterRecord, changed_record, clusters_with_taken_ids
 from moorage.inventory.core.fleet_state import FleetEvent, FleetState, Outcome, period_for
-from moorage.inventory.core.node_overlays import AHEAD, GATHERED
-from moorage.inventory.core.report_sessions import MAX_BYTES, ReportSession, Verdict, joined
+from moorage.inventory.core.node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED
+from moorage.inventory.core.report_sessions import MAX_BYTES, ReportSession, Verdict, merge_parts
 from moorage.inventory.events import shortened, with_ids
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
 from moorage.model.shapes import EXCLUSIVE
@@ -33,7 +33,7 @@ class Site:
         self, now: float, seq: int, session: str = "s1", cluster: str = A, source: str = "agent", **more: Any
     ) -> Outcome:
         if cluster not in self.core.clusters:
-            self.core.register(cluster, self.core.record_for(cluster, more.get("labels") or {}), now)
+            self.core.register(cluster, self.core.new_record(cluster, more.get("labels") or {}), now)
         more.setdefault("as_of", now)
         return self.core.report(cluster, source, Report(session=session, seq=seq, **more), now)
 
@@ -52,10 +52,10 @@ def test_full_then_deltas_then_a_gap() -> None:
     site = Site()
     assert site.say(0, 5).reply.resync  # a session nobody knows
     joined_ = site.full(0, 6, node("a", cpu="4"), node("b", cpu="2"))
-    assert [said.change for said in joined_.said] == ["joined"]
+    assert [said.change for said in joined_.events] == ["joined"]
     assert not joined_.reply.resync
     changed = site.say(1, 7, nodes=[node("a", cpu="8")], nodes_gone=["b"])
-    assert [said.change for said in changed.said] == ["changed"]
+    assert [said.change for said in changed.events] == ["changed"]
     assert site.free("a") == 8000
     assert site.fleet.row_of(0, "b") is None
     gap = site.say(2, 9, nodes=[node("a", cpu="1")])
@@ -72,7 +72,7 @@ def test_a_heartbeat_changes_nothing_but_how_new_the_rows_are() -> None:
     site.core.writer.flush(1, 1)
     tick = site.fleet.tick
     beat = site.say(2, 1)
-    assert beat.said == []
+    assert beat.events == []
     assert not site.core.writer.pending
     assert site.core.writer.heard
     assert site.fleet.as_of(0) == 2
@@ -85,7 +85,7 @@ def test_the_same_report_again_is_no_news() -> None:
     site.say(1, 1, nodes=[node("a", cpu="8")])
     for seq in (0, 1):
         old = site.say(2, seq, kind="full", nodes=[node("a", cpu="1")])
-        assert (old.reply.resync, old.reply.refused, old.said) == (False, "", [])
+        assert (old.reply.resync, old.reply.refused, old.events) == (False, "", [])
     assert site.free("a") == 8000
 
 
@@ -127,7 +127,7 @@ def test_three_missed_periods_make_a_cluster_stale_and_a_report_brings_it_back()
     assert site.core.tick(6.2) == []
     assert site.fleet.state(0) == "Stale"
     assert not site.fleet.usable.any()
-    assert [said.change for said in site.say(7, 1).said] == ["ready"]
+    assert [said.change for said in site.say(7, 1).events] == ["ready"]
     assert site.fleet.usable.sum() == 1
 
 
@@ -161,14 +161,14 @@ def test_a_cluster_that_leaves_is_gone_and_its_old_words_do_not_bring_it_back() 
     site.full(0, 0, node("a", cpu="4"))
     left = site.say(1, 1, kind="full", leaving=True)
     assert left.gone
-    assert left.said == []  # not before the record says so
-    record = changed(site.core.clusters[A].record, "g", "r", gone=True)
+    assert left.events == []  # not before the record says so
+    record = changed_record(site.core.clusters[A].record, "g", "r", gone=True)
     assert site.core.edit(A, record) == [FleetEvent("gone", A, {}, "r", "g")]
     assert not site.fleet.known.any()
     assert site.full(2, 0, node("a", cpu="4")).reply.refused
     assert not site.fleet.known.any()
-    assert site.core.edit(A, changed(record, "j", "r2", gone=False)) == []  # with its first report
-    assert [(s.change, s.id) for s in site.full(3, 0, node("a", cpu="4"), session="s2").said] == [("joined", "j")]
+    assert site.core.edit(A, changed_record(record, "j", "r2", gone=False)) == []  # with its first report
+    assert [(s.change, s.id) for s in site.full(3, 0, node("a", cpu="4"), session="s2").events] == [("joined", "j")]
     assert site.fleet.ids == {A: 0}
 
 
@@ -264,19 +264,19 @@ def test_invented_node_agents_and_nodes_are_not_kept() -> None:
     known = site.core.clusters[A]
     fields = NodeReport(name="a", devices=[{"id": "d"}])
     answers = [site.say(0, 0, f"n{i}", source=f"node-{i}", kind="full", nodes=[fields]).reply for i in range(2000)]
-    assert sum(bool(reply.refused) for reply in answers) == 2000 - AHEAD
-    assert len(known.overlays.sources) == AHEAD
+    assert sum(bool(reply.refused) for reply in answers) == 2000 - MAX_UNNAMED
+    assert len(known.overlays.sources) == MAX_UNNAMED
     # Those who fell silent make room, and what they said goes with them.
-    invented = [NodeReport(name=f"x{i}") for i in range(AHEAD + 1)]
+    invented = [NodeReport(name=f"x{i}") for i in range(MAX_UNNAMED + 1)]
     refused = site.say(60, 0, "m", source="node-m", kind="full", nodes=invented).reply.refused
     assert "too many nodes" in refused
-    assert len(known.overlays.sources) == AHEAD
+    assert len(known.overlays.sources) == MAX_UNNAMED
     assert len(known.overlays) == 1
     assert not site.say(61, 1, "m", source="node-m", kind="full", nodes=invented[1:]).reply.refused
-    assert len(known.overlays) == AHEAD + 1
+    assert len(known.overlays) == MAX_UNNAMED + 1
     assert site.say(62, 2, "m", source="node-m", nodes=invented).reply.refused
     assert site.say(62, 3, "m", source="node-m").reply.resync, "of the last report nothing was kept"
-    for i in range(AHEAD):
+    for i in range(MAX_UNNAMED):
         site.say(120 + i, 0, f"o{i}", source=f"node-o{i}", kind="full")
     assert len(known.overlays) == 0
     assert extras(site, "a") == {}
@@ -292,24 +292,24 @@ def test_unfinished_reports_are_not_kept_beyond_their_bounds() -> None:
         one = Report(session="s1", part=(part, 1000), nodes=[], **report)  # type: ignore[arg-type]
         refused += bool(site.core.report(A, "agent", one, 1.0, large).reply.refused)
         assert known.owner is not None
-        assert known.owner.gathered <= MAX_BYTES
+        assert known.owner.buffered_bytes <= MAX_BYTES
     assert refused == 1
     assert not site.full(2, 2, node("b", cpu="4")).reply.refused
-    assert known.owner is not None and known.owner.gathered == 0
+    assert known.owner is not None and known.owner.buffered_bytes == 0
     assert site.fleet.nodes_of(0) == ["b"]
     for source in range(3):
         for part in range(40):
             one = Report(session="n", part=(part, 1000), **report)  # type: ignore[arg-type]
             site.core.report(A, f"node-{source}", one, 1.0, large)
             site.core.report(A, f"node-{source}", one, 1.0, large)  # the same once more
-            assert known.overlays.gathered <= GATHERED
+            assert known.overlays.buffered_bytes <= MAX_BUFFERED_BYTES
 
 
 def test_operators_labels_and_cordon_stand_over_what_agents_say() -> None:
     site = Site()
     site.full(0, 0, node("a", cpu="4"), labels={"region": "eu", "tier": "1"})
     record = site.core.clusters[A].record
-    edited = changed(record, "e", "c", labels={"tier": "2"}, cordoned=True)
+    edited = changed_record(record, "e", "c", labels={"tier": "2"}, cordoned=True)
     said = FleetEvent("edited", A, {"labels": {"tier": "2"}, "cordoned": True}, "c", "e")
     assert site.core.edit(A, edited) == [said]
     assert site.core.edit(A, edited) == []  # the same write, seen again
@@ -318,7 +318,7 @@ def test_operators_labels_and_cordon_stand_over_what_agents_say() -> None:
     site.full(1, 1, node("a", cpu="4"), labels={"region": "us", "tier": "1"})
     assert site.fleet.cluster_labels(0) == {"region": "us", "tier": "2"}
     assert site.fleet.state(0) == "Cordoned"
-    site.core.edit(A, changed(edited, "e2", "", labels={}, cordoned=False))
+    site.core.edit(A, changed_record(edited, "e2", "", labels={}, cordoned=False))
     assert site.fleet.cluster_labels(0) == {"region": "us", "tier": "1"}
     assert site.fleet.usable.sum() == 1
 
@@ -334,13 +334,13 @@ def test_another_inventory_begins_with_rows_and_numbers_of_the_last() -> None:
     fleet = second.writer.fleet
     assert fleet.ids == {A: 0, "lab/silent": 7}
     assert [fleet.state(0), fleet.state(7)] == ["Ready", "Stale"]
-    assert second.unheard()
+    assert second.awaits_reports()
     assert second.report(A, "agent", Report(session="s1", seq=1), 100.0).reply.resync
     full = Report(session="s1", seq=2, kind="full", nodes=[node("a", cpu="4")], as_of=5)
     tick = fleet.tick
-    assert second.report(A, "agent", full, 100.0).said == []
+    assert second.report(A, "agent", full, 100.0).events == []
     assert fleet.changed_since(tick).tolist() == []  # type: ignore[union-attr]
-    assert second.record_for("lab/new", {}).id not in (0, 7)
+    assert second.new_record("lab/new", {}).id not in (0, 7)
 
 
 def test_of_two_clusters_with_one_number_the_newer_inventory_s_keeps_it() -> None:
@@ -351,39 +351,43 @@ def test_of_two_clusters_with_one_number_the_newer_inventory_s_keeps_it() -> Non
         "lab/y": ClusterRecord(id=2, generation=3),
         "lab/first": ClusterRecord(id=0),
     }
-    assert later(records) == ["lab/late", "lab/later"]
-    assert later(dict(reversed(records.items()))) == ["lab/later", "lab/late"]
-    assert later({}) == []
+    assert clusters_with_taken_ids(records) == ["lab/late", "lab/later"]
+    assert clusters_with_taken_ids(dict(reversed(records.items()))) == ["lab/later", "lab/late"]
+    assert clusters_with_taken_ids({}) == []
     core = Site().core
     core.register("lab/x", records["lab/x"], 0.0)
-    assert core.ids.others("lab/late", 1) and not core.ids.others("lab/x", 1) and not core.ids.others("lab/y", 2)
-    assert core.numbered_anew("lab/late", records["lab/late"]).id not in (0, 1)
+    assert (
+        core.ids.belongs_to_other("lab/late", 1)
+        and not core.ids.belongs_to_other("lab/x", 1)
+        and not core.ids.belongs_to_other("lab/y", 2)
+    )
+    assert core.with_new_id("lab/late", records["lab/late"]).id not in (0, 1)
 
 
 def test_a_record_names_the_event_of_what_really_changed() -> None:
     record = ClusterRecord(id=1, told=["joined", "j", "r"])
-    assert changed(record, "x", "c", cordoned=False, labels={}) == record
-    assert changed(record, "x", "c", cordoned=True).told == ["edited", "x", "c"]
-    assert changed(record, "x", "c", cordoned=True, quiet=True).told == ["joined", "j", "r"]
-    gone = changed(record, "x", "c", gone=True, quiet=True)
+    assert changed_record(record, "x", "c", cordoned=False, labels={}) == record
+    assert changed_record(record, "x", "c", cordoned=True).told == ["edited", "x", "c"]
+    assert changed_record(record, "x", "c", cordoned=True, quiet=True).told == ["joined", "j", "r"]
+    gone = changed_record(record, "x", "c", gone=True, quiet=True)
     assert gone.told == ["gone", "x", "c"]
-    assert changed(gone, "y", "c", labels={"a": "b"}).told == ["gone", "x", "c"]
-    assert changed(gone, "y", "c", gone=False).told == ["joined", "y", "c"]
+    assert changed_record(gone, "y", "c", labels={"a": "b"}).told == ["gone", "x", "c"]
+    assert changed_record(gone, "y", "c", gone=False).told == ["joined", "y", "c"]
 
 
 def test_who_was_heard_of_by_nobody_joins_with_the_first_report_to_another_inventory() -> None:
     site = Site()
     record = ClusterRecord(id=0, told=["joined", "j", "r"])
     list(site.core.begin({A: record}, 0.0))
-    assert site.core.nodes(A) is None
-    assert [said.change for said in site.full(1, 0, node("a", cpu="4")).said] == ["ready"]  # it was said already
-    assert site.core.nodes(A) == 1
+    assert site.core.node_count(A) is None
+    assert [said.change for said in site.full(1, 0, node("a", cpu="4")).events] == ["ready"]  # it was said already
+    assert site.core.node_count(A) == 1
     other = Site()
     list(other.core.begin({A: record}, 0.0))
     other.core.clusters[A].joining = True
     report = other.full(1, 0, node("a", cpu="4"), id="r2")
-    assert report.said == [FleetEvent("joined", A, {"nodes": 1}, "r2", "j")]
-    assert [said.change for said in other.say(2, 1, nodes=[node("a", cpu="2")]).said] == ["changed"]
+    assert report.events == [FleetEvent("joined", A, {"nodes": 1}, "r2", "j")]
+    assert [said.change for said in other.say(2, 1, nodes=[node("a", cpu="2")]).events] == ["changed"]
 
 
 said_ = st.builds(
@@ -429,7 +433,7 @@ def test_parts_in_any_order_and_repeated_are_one_report(sizes: list[int], rng: r
             verdict, report = source.accept(message)
             assert verdict is not Verdict.RESYNC
             if report is not None:
-                assert verdict is Verdict.WHOLE
+                assert verdict is Verdict.COMPLETE
                 whole.append([n.name for n in report.nodes])
     assert whole == [[f"{seq}-{i}" for i in range(count)] for seq, count in enumerate(sizes)]
 
@@ -439,7 +443,7 @@ def test_parts_of_an_older_report_are_passed_over() -> None:
     assert source.accept(Report(session="s", seq=0, kind="full", part=(0, 2)))[0] is Verdict.WAIT
     assert source.accept(Report(session="s", seq=1, kind="full", part=(0, 2)))[0] is Verdict.WAIT
     assert source.accept(Report(session="s", seq=0, kind="full", part=(1, 2)))[0] is Verdict.OLD
-    assert source.accept(Report(session="s", seq=1, kind="full", part=(1, 2)))[0] is Verdict.WHOLE
+    assert source.accept(Report(session="s", seq=1, kind="full", part=(1, 2)))[0] is Verdict.COMPLETE
     assert source.accept(Report(session="s", seq=2, part=(3, 2)))[0] is Verdict.RESYNC
     assert source.accept(Report(session="s", seq=-1, kind="full"))[0] is Verdict.RESYNC
 
@@ -447,7 +451,7 @@ def test_parts_of_an_older_report_are_passed_over() -> None:
 def test_joining_parts_loses_nothing() -> None:
     one = Report(session="s", seq=1, as_of=1, nodes=[node("a")], pods_gone=["p"], labels={"a": "b"})
     two = Report(session="s", seq=1, as_of=2, nodes=[node("b")], nodes_gone=["c"])
-    both = joined([one, two])
+    both = merge_parts([one, two])
     assert ([n.name for n in both.nodes], both.nodes_gone, both.pods_gone) == (["a", "b"], ["c"], ["p"])
     assert (both.as_of, both.labels) == (2, {"a": "b"})
 

@@ -458,7 +458,7 @@ def test_who_was_replaced_comes_back_with_a_new_session_and_two_that_live_do_not
     inventory = FleetState(FleetWriter(), 1)
     list(inventory.begin({}, 0.0))
     wanted = expand(decode({"clusters": [{"name": "a"}]}))
-    inventory.register("sim/a", inventory.record_for("sim/a", {}), 0.0)
+    inventory.register("sim/a", inventory.new_record("sim/a", {}), 0.0)
     first, second = Simulator("s1"), Simulator("s2", succeeds="s1")
 
     def run(until: float, *living: Simulator) -> None:

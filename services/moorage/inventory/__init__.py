@@ -1,2 +1,2 @@
-"""Inventory: the only writer of what the fleet is. It takes reports from the sources of every cluster, keeps the rows in
-memory and writes snapshots and changes to Redis, where everyone who decides follows them. One is active, others stand by."""
+"""Inventory: the only writer of the fleet. It takes the reports of every cluster, keeps the rows in memory and writes snapshots
+and changes to Redis, where mergers and controllers follow them. One inventory is active, others stand by."""

@@ -17,7 +17,7 @@ from moorage.bus.outbox import Outbox, RecordedEvent
 from moorage.model.names import cluster_tokens
 
 from .core.cluster_ids import ClusterRecord
-from .core.fleet_state import FleetEvent, FleetState, told_of
+from .core.fleet_state import FleetEvent, FleetState, event_data
 
 log = structlog.get_logger("inventory")
 
@@ -69,7 +69,7 @@ class ClusterEvents:
         for cluster, (_, record) in sorted(records.items(), key=lambda item: item[1][0]):
             if len(record.told) == 3:
                 change, ident, cause = record.told
-                data = {} if change == "joined" else told_of(record)
+                data = {} if change == "joined" else event_data(record)
                 self._recorded[cluster] = FleetEvent(change, cluster, data, cause, ident)
         try:
             flagged = sorted((_decode(data) for data in flags), key=lambda event: event.time)
@@ -77,7 +77,7 @@ class ClusterEvents:
             log.warning("events in Redis are not readable", error=str(error))
             flagged = []
         for event in flagged:
-            if event.cluster in fleet.clusters and fleet.nodes(event.cluster) is not None:
+            if event.cluster in fleet.clusters and fleet.node_count(event.cluster) is not None:
                 self._flagged[event.cluster] = event
         await self._outbox.republish_missing()
         self._outbox.start()
@@ -118,7 +118,7 @@ class ClusterEvents:
         if newest.get(event.cluster) is not event or self._fleet is None:
             return
         if event.change == "joined" and not event.data:
-            nodes = self._fleet.nodes(event.cluster)
+            nodes = self._fleet.node_count(event.cluster)
             if nodes is None:
                 self._fleet.clusters[event.cluster].joining = True  # its first report publishes the event
                 return

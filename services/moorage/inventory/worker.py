@@ -1,6 +1,9 @@
-"""The shell around the core: takes reports from the bus, numbers from KV, and writes what changed to Redis, gathered for
-some milliseconds so that a burst of changes is one. After a restart it begins with the rows that Redis still has; if Redis
-has none, nothing is published until every known cluster reported or its time is over, and followers keep what they have."""
+"""The inventory worker: takes reports from the bus, stores cluster records in KV, and writes changes to Redis.
+
+Changes are gathered for some milliseconds, so that a burst is written at once. After a restart it begins with the rows that
+Redis still has. If Redis has none, nothing is published until every known cluster has reported or the time for that is over,
+and followers keep the rows that they have.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +35,20 @@ from moorage.model.problems import Problem, Refused, Violation, invalid, not_fou
 from moorage.model.reports import Report, ReportReply
 from moorage.telemetry import ACTIVE, MetricValue
 
-from .core.cluster_ids import ClusterRecord, changed, later
-from .core.fleet_state import AT_ONCE, TAKEOVER, FleetEvent, FleetState
+from .core.cluster_ids import ClusterRecord, changed_record, clusters_with_taken_ids
+from .core.fleet_state import BATCH, TAKEOVER, FleetEvent, FleetState
 from .events import ClusterEvents, shortened, with_ids
 
 log = structlog.get_logger("inventory")
 
 GATHER = 0.010
-#: Flushing takes at most a quarter of the time: snapshots of huge clusters stretch the gathering instead of the queue.
+#: Gathering takes this many times as long as the last write: snapshots of huge clusters delay writes, not reports.
 REST = 3
-EVERY = 1.0  # seconds between looks at who is silent, at Redis, and between mere signs of life to followers
-#: Changes left out where the dictionary's numbers mean other entries from then on: followers that see a gap load whole. One
-#: is not enough: a write that was given up may still arrive.
-APART = 2
-MAX_SAID = 10_000
+CHECK_EVERY = 1.0  # seconds between checks for silent clusters and of Redis, and between mere signs of life
+#: Counters left out when the dictionary's numbers change their meaning: followers that see a gap load everything. One is not
+#: enough, because a write that was given up may still arrive.
+COUNTER_GAP = 2
+MAX_EVENTS = 10_000
 ATTEMPTS, PAUSE = 5, 0.1
 
 _report = msgspec.json.Decoder(Report)
@@ -53,7 +56,8 @@ _record = msgspec.json.Decoder(ClusterRecord)
 
 
 class ClusterEdit(Model, kw_only=True, forbid_unknown_fields=True):
-    """`labels` replace those an operator gave before; absent fields stay. `forget`: it is dead, and no part of the fleet."""
+    """An operator's change of a cluster. `labels` replace those given before; absent fields stay. `forget` removes a dead cluster
+    from the fleet."""
 
     cluster: str
     labels: dict[str, str] | None = None
@@ -74,7 +78,7 @@ async def main(settings: Settings) -> None:
     tasks = [asyncio.create_task(lease.hold()), asyncio.create_task(bus.closed.wait())]
     try:
         done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-        if not done:  # another one is active: standing by is being ready
+        if not done:  # another inventory is active: a standby is ready
             await bus.announce(shell.health)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not bus.closed.is_set():
@@ -86,8 +90,8 @@ async def main(settings: Settings) -> None:
             tasks.append(asyncio.create_task(shell.write()))
             for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
                 task.result()
-        # Another may be active already: begin anew as a standby, with nothing of what this one remembers.
-        raise RuntimeError("the bus is gone" if bus.closed.is_set() else "the lease is lost")
+        # Another inventory may be active already: the process ends, to start again as a standby without this state.
+        raise RuntimeError("the connection to NATS is closed" if bus.closed.is_set() else "the lease is lost")
     finally:
         for task in tasks:
             task.cancel()
@@ -101,25 +105,25 @@ class InventoryWorker:
     def __init__(self, bus: Bus, store: FleetStore, lease: Lease) -> None:
         self.bus, self.store, self.lease = bus, store, lease
         self.kv = bus.bucket(stores.CLUSTERS)
-        self.core: FleetState | None = None
+        self.state: FleetState | None = None
         self.writer = FleetWriter()
-        self.generation = 0  # in Redis: the lease's, or more if Redis has seen more
-        self._term = 0  # the lease's
+        self.generation = 0  # in Redis: the lease's, or a larger one if Redis has seen that
+        self._term = 0  # the lease's generation
         self.counter = 0
         self.redis_ok = True
-        self._publish_by = 0.0  # nothing stands in Redis yet: write it when all are there, or at this time
-        self._whole = False  # all that is in memory stands in Redis
+        self._rewrite_at = 0.0  # Redis has nothing yet: it is written when all clusters have reported, or at this time
+        self._complete = False  # Redis has everything that is in memory
         self._dirty = asyncio.Event()
-        self.events = ClusterEvents(bus, self.kv)
-        self._said: list[FleetEvent] = []
-        self._said_most = MAX_SAID
-        self._unsure: FleetFlush | None = None
+        self.cluster_events = ClusterEvents(bus, self.kv)
+        self._events: list[FleetEvent] = []
+        self._max_events = MAX_EVENTS
+        self._unconfirmed: FleetFlush | None = None
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._heard_at = self._ticked_at = self._checked_at = 0.0
 
     def figures(self) -> Iterable[MetricValue]:
-        """What is counted when somebody collects it."""
-        yield MetricValue(*ACTIVE, float(self.core is not None))
+        """Yields gauges when they are collected."""
+        yield MetricValue(*ACTIVE, float(self.state is not None))
         yield MetricValue("moorage_redis_up", "1 while Redis takes what changed", float(self.redis_ok))
         yield MetricValue(
             "moorage_fleet_changes_total", "Changes of the fleet that were written for others", self.counter
@@ -127,7 +131,7 @@ class InventoryWorker:
 
     def health(self) -> dict[str, Any]:
         missing = [] if self.redis_ok else ["Redis"]
-        if self.core is None:
+        if self.state is None:
             return {"ok": not missing, "missing": missing, "role": "standby"}
         return {
             "ok": not missing,
@@ -135,8 +139,8 @@ class InventoryWorker:
             "role": "active",
             "generation": self.generation,
             "counter": self.counter,
-            "clusters": self.core.present,
-            "whole": self._whole,
+            "clusters": self.state.present,
+            "whole": self._complete,
         }
 
     # -- beginning ----------------------------------------------------------------------------------------------------
@@ -151,40 +155,42 @@ class InventoryWorker:
         mirror = await self.kv.mirror(learn)
         await mirror.stop()
         self._term = generation
-        inherited, told = await self._inherit(generation)
+        inherited, recorded_events = await self._inherit(generation)
         now = time.monotonic()
         core = FleetState(self.writer, self.generation)
-        late = later({name: record for name, (_, record) in records.items()})
+        late = clusters_with_taken_ids({name: record for name, (_, record) in records.items()})
         begun = {name: record for name, (_, record) in records.items() if name not in late}
         for _ in core.begin(begun, now):
             await asyncio.sleep(0)
         for name in late:
             revision, record = records[name]
-            record = core.numbered_anew(name, msgspec.structs.replace(record, generation=generation))
+            record = core.with_new_id(name, msgspec.structs.replace(record, generation=generation))
             records[name] = await self.kv.update(cluster_tokens(name), msgspec.json.encode(record), revision), record
             core.register(name, record, now)
         if not inherited and core.present:
-            self._publish_by = now + TAKEOVER * core.period
-        await self.events.begin(core, records, told)
-        self.core = core
+            self._rewrite_at = now + TAKEOVER * core.period
+        await self.cluster_events.begin(core, records, recorded_events)
+        self.state = core
         log.info("inventory is active", generation=self.generation, clusters=core.present, inherited=inherited)
         await self.bus.serve("moorage.reports.*.*.*", self.on_report, limit=8192)
         await self.bus.serve(subjects.CLUSTERS_SET, self.on_set)
         self._dirty.set()
 
     async def _inherit(self, generation: int) -> tuple[bool, list[bytes]]:
-        """Takes the rows that a former inventory left in Redis, and says whether there were any and how their states are
-        told. Waits for Redis: what it has is worth it."""
+        """Takes over the rows that an inventory before left in Redis.
+
+        Returns whether there were any, and the recorded events. Waits until Redis answers.
+        """
         while True:
             still_wanted()
             try:
                 current = await self.store.current()
                 newest = await self.store.last()
                 self.generation = max(generation, current.generation + 1, newest.generation + 1)
-                fleet, told = Fleet(), list[bytes]()
+                fleet, recorded_events = Fleet(), list[bytes]()
                 if current.generation:
                     fleet = await self.store.read(current)
-                    told = await self.store.told(current.generation)
+                    recorded_events = await self.store.told(current.generation)
             except FAILURES as error:
                 self.redis_ok = False
                 log.warning("waiting for Redis", error=f"{type(error).__name__}: {error}"[:300])
@@ -193,35 +199,35 @@ class InventoryWorker:
             except Changed:
                 continue
             except Malformed as error:
-                log.warning("what Redis has is not readable; agents will report", error=str(error)[:300])
+                log.warning("rows in Redis are not readable; agents will report", error=str(error)[:300])
                 current, fleet = current._replace(generation=0), Fleet()
             self.redis_ok = True
             self.writer = FleetWriter(fleet)
             self.writer.compact()
-            return current.generation > 0, told
+            return current.generation > 0, recorded_events
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     async def on_report(self, incoming: Incoming) -> ReportReply | None:
-        assert self.core is not None
+        assert self.state is not None
         if not self.lease.is_certain:
-            return None  # who took over hears it too; a number given now might be given twice
+            return None  # a successor gets the report, too; an id assigned now might be assigned twice
         _, _, provider, name, source = incoming.subject.split(".")
         cluster = cluster_from_tokens(provider, name)
         report = _report.decode(incoming.data)
-        known = self.core.clusters.get(cluster)
+        known = self.state.clusters.get(cluster)
         if known is None or (known.record.gone and report.session not in known.retired):
             if report.kind != "full" or report.leaving:
                 return ReportReply(
-                    period_ms=round(self.core.period * 1000), resync=not report.leaving, generation=self.generation
+                    period_ms=round(self.state.period * 1000), resync=not report.leaving, generation=self.generation
                 )
             await self._join(cluster, report)
-            if not self.lease.is_certain:  # it took long: who took over numbers it, too
+            if not self.lease.is_certain:  # it took long: a successor assigns an id, too
                 return None
-        outcome = self.core.report(cluster, source, report, time.monotonic(), len(incoming.data))
+        outcome = self.state.report(cluster, source, report, time.monotonic(), len(incoming.data))
         if outcome.gone:
-            await self._keep(cluster, report.id, gone=True)
-        self._say(outcome.said)
+            await self._update_record(cluster, report.id, gone=True)
+        self._queue_events(outcome.events)
         if outcome.problems:
             errors = [Violation(path="nodes", code="Invalid", message=text) for text in outcome.problems[:20]]
             await self.bus.reject(incoming.subject, incoming.data, invalid(errors))
@@ -231,11 +237,11 @@ class InventoryWorker:
         return outcome.reply
 
     async def on_set(self, incoming: Incoming) -> bytes | None:
-        assert self.core is not None
+        assert self.state is not None
         if not self.lease.is_certain:
             return None
         edit = _edit.decode(incoming.data)
-        if edit.cluster not in self.core.clusters:
+        if edit.cluster not in self.state.clusters:
             raise Refused(not_found(f"cluster {edit.cluster}"))
         if edit.forget:
             await self._forget(edit)
@@ -245,43 +251,43 @@ class InventoryWorker:
             changes["labels"] = edit.labels
         if edit.cordoned is not None:
             changes["cordoned"] = edit.cordoned
-        await self._keep(edit.cluster, edit.cause, **changes)
+        await self._update_record(edit.cluster, edit.cause, **changes)
         if self.writer.pending:
             self._dirty.set()
         return b'{"accepted":true}'
 
     async def _forget(self, edit: ClusterEdit) -> None:
-        assert self.core is not None
-        known = self.core.clusters[edit.cluster]
+        assert self.state is not None
+        known = self.state.clusters[edit.cluster]
         if known.record.gone:
             return
-        if not self.core.silent(edit.cluster):
-            raise Refused(wrong_state(f"{edit.cluster} reports; end its agent or simulator first"))
-        await self._keep(edit.cluster, edit.cause, gone=True)
-        self.core.forget(known)
+        if not self.state.is_stale(edit.cluster):
+            raise Refused(wrong_state(f"{edit.cluster} still reports; stop its agent or simulator first"))
+        await self._update_record(edit.cluster, edit.cause, gone=True)
+        self.state.forget(known)
         self._dirty.set()
 
     async def _join(self, cluster: str, report: Report) -> None:
-        """A number that is durable before anybody hears of it. Parts of one report wait for the same one."""
+        """Registers a new cluster once its id is durable. All parts of its first report wait for one registration."""
         task = self._joining.get(cluster)
         if task is None:
-            task = self._joining[cluster] = asyncio.create_task(self._number(cluster, report))
+            task = self._joining[cluster] = asyncio.create_task(self._assign_id(cluster, report))
             task.add_done_callback(lambda _: self._joining.pop(cluster, None))
         await asyncio.shield(task)
 
-    async def _number(self, cluster: str, report: Report) -> None:
-        assert self.core is not None
+    async def _assign_id(self, cluster: str, report: Report) -> None:
+        assert self.state is not None
         provider, _, name = cluster.partition("/")
         if not (is_name(provider) and is_name(name)):
             problem = Problem(
-                title="Not valid", status=400, code="Invalid", detail=f"{cluster!r} is no name of a cluster"
+                title="Not valid", status=400, code="Invalid", detail=f"{cluster!r} is not a valid cluster name"
             )
             raise Refused(problem)
-        known = self.core.clusters.get(cluster)
+        known = self.state.clusters.get(cluster)
         if known is not None:
-            await self._keep(cluster, report.id, gone=False)
+            await self._update_record(cluster, report.id, gone=False)
             return
-        record = self.core.record_for(cluster, report.labels or {})
+        record = self.state.new_record(cluster, report.labels or {})
         record.generation, record.told = self._term, ["joined", new_id(), report.id]
         key = cluster_tokens(cluster)
         try:
@@ -290,25 +296,25 @@ class InventoryWorker:
             entry = await self.kv.get(key)
             if entry is None:
                 raise
-            # Our own write whose answer was lost; or one of who was active before us, which took so long to get here that
-            # its number may be another's by now.
-            there = _record.decode(entry.value)
-            given, record = record, msgspec.structs.replace(there, generation=self._term)
-            if self.core.ids.others(cluster, there.id):
-                record = msgspec.structs.replace(record, id=given.id, block=given.block, region=given.region)
-            if record != there:
+            # Our own write, whose acknowledgement was lost; or a write of the inventory before, so late that its id may
+            # belong to another cluster by now.
+            stored = _record.decode(entry.value)
+            new, record = record, msgspec.structs.replace(stored, generation=self._term)
+            if self.state.ids.belongs_to_other(cluster, stored.id):
+                record = msgspec.structs.replace(record, id=new.id, block=new.block, region=new.region)
+            if record != stored:
                 await self.kv.update(key, msgspec.json.encode(record), entry.revision)
         reached("inventory.numbered")
-        self.core.register(cluster, record, time.monotonic())
+        self.state.register(cluster, record, time.monotonic())
 
-    async def _keep(self, cluster: str, cause: str, **changes: Any) -> None:
-        assert self.core is not None
-        ident, known = new_id(), self.core.clusters[cluster]
+    async def _update_record(self, cluster: str, cause: str, **changes: Any) -> None:
+        assert self.state is not None
+        ident, known = new_id(), self.state.clusters[cluster]
 
         async def change(entry: Entry | None) -> bytes:
             # From what KV has: an inventory that was stopped in between must not bring back an old record.
             before = known.record if entry is None else _record.decode(entry.value)
-            after = changed(before, ident, cause, quiet=known.joining, **changes)
+            after = changed_record(before, ident, cause, quiet=known.joining, **changes)
             return entry.value if entry is not None and after == before else msgspec.json.encode(after)
 
         for attempt in range(ATTEMPTS):
@@ -322,25 +328,25 @@ class InventoryWorker:
         assert after is not None
         if before is not after:
             reached("inventory.kept")
-        self._say(self.core.edit(cluster, _record.decode(after.value)))
+        self._queue_events(self.state.edit(cluster, _record.decode(after.value)))
 
-    def _say(self, said: list[FleetEvent]) -> None:
-        if not said:
+    def _queue_events(self, events: list[FleetEvent]) -> None:
+        if not events:
             return
-        self._said += with_ids(said)
-        if len(self._said) > self._said_most:  # Redis is away: of what tells the same the newest matters
-            self._said = shortened(self._said, MAX_SAID // 2)
-            self._said_most = max(MAX_SAID, 2 * len(self._said))
+        self._events += with_ids(events)
+        if len(self._events) > self._max_events:  # Redis is away: only the newest event of each state matters
+            self._events = shortened(self._events, MAX_EVENTS // 2)
+            self._max_events = max(MAX_EVENTS, 2 * len(self._events))
 
     # -- Redis --------------------------------------------------------------------------------------------------------
 
     async def write(self) -> None:
-        """Writes what changed, for ever; ends only with an error that another inventory's presence explains."""
+        """Writes changes until cancelled; an error ends it only if another inventory has taken over."""
         delay = 0.0
         while True:
             still_wanted()
             try:
-                async with asyncio.timeout(EVERY / 4):
+                async with asyncio.timeout(CHECK_EVERY / 4):
                     await self._dirty.wait()
             except TimeoutError:
                 pass
@@ -350,7 +356,7 @@ class InventoryWorker:
             try:
                 await self._step(began)
                 if not self.redis_ok:
-                    log.info("Redis is back")
+                    log.info("Redis answers again")
                 self.redis_ok = True
                 delay = min((time.monotonic() - began) * REST, 0.5)
             except FAILURES as error:
@@ -361,81 +367,83 @@ class InventoryWorker:
                 await asyncio.sleep(delay)
 
     async def _step(self, now: float) -> None:
-        assert self.core is not None
-        if now - self._ticked_at >= EVERY / 2:
+        assert self.state is not None
+        if now - self._ticked_at >= CHECK_EVERY / 2:
             self._ticked_at = now
-            self._say(self.core.tick(now))
-        if now - self._checked_at >= EVERY:
+            self._queue_events(self.state.tick(now))
+        if now - self._checked_at >= CHECK_EVERY:
             self._checked_at = now
             await self._check()
-        if self._publish_by:
-            if self.core.unheard() and now < self._publish_by:
+        if self._rewrite_at:
+            if self.state.awaits_reports() and now < self._rewrite_at:
                 return
-            self._publish_by = 0.0
-        if self._unsure is not None:
-            await self._settle(self._unsure)
-        if self._whole and self.writer.crowded():
+            self._rewrite_at = 0.0
+        if self._unconfirmed is not None:
+            await self._confirm(self._unconfirmed)
+        if self._complete and self.writer.crowded():
             self.writer.compact()
-            self.counter += APART
-            self._whole = False
-        if not self._whole:
+            self.counter += COUNTER_GAP
+            self._complete = False
+        if not self._complete:
             await self._rewrite()
-        lively = self.writer.heard and now - self._heard_at >= EVERY
+        lively = self.writer.heard and now - self._heard_at >= CHECK_EVERY
         self._dirty.clear()
         if self.writer.pending or lively:
             self._heard_at = now
             ready = await self._flush()
         else:
-            ready, self._said = self._said, []
+            ready, self._events = self._events, []
         if self.writer.pending:
             self._dirty.set()
         if ready:
             reached("inventory.written")
-        for said in ready:
-            await self.events.publish(said)
+        for event in ready:
+            await self.cluster_events.publish(event)
 
     async def _check(self) -> None:
-        """Redis may have been emptied, or have come back with an older memory."""
-        if not self._whole or self._unsure is not None:
+        """Has Redis written again if it was emptied or came back with older data."""
+        if not self._complete or self._unconfirmed is not None:
             return
         known = int(self.writer.fleet.known.sum())
         pending = self.writer.pending  # clusters that came or went since make the number differ
         if not await self.store.intact(self.generation, self.counter, None if pending else known):
             log.warning("Redis lost the fleet; writing it again")
-            self._whole = False
+            self._complete = False
 
     async def _rewrite(self) -> None:
         first = self.counter == 0
         if first:
             self.writer.settle()
         self.counter += 1
-        await self.store.rewrite(self.generation, self.counter, self.writer, self.events.all_flags(self._said))
-        self._whole = True
+        await self.store.rewrite(
+            self.generation, self.counter, self.writer, self.cluster_events.all_flags(self._events)
+        )
+        self._complete = True
 
     async def _flush(self) -> list[FleetEvent]:
-        """Back with what may be said now; what comes while Redis writes, and of clusters that did not go with it, not yet."""
-        assert self.core is not None
-        flush = self.writer.flush(self.generation, self.counter + 1, AT_ONCE)
-        self._unsure = flush
-        clusters, ready, later = self.core.clusters, list[FleetEvent](), list[FleetEvent]()
-        for said in self._said:
-            (later if self.writer.waits(clusters[said.cluster].record.id) else ready).append(said)
-        self._said = later
+        """Writes pending changes and returns the events that may be published: those of clusters that were written."""
+        assert self.state is not None
+        flush = self.writer.flush(self.generation, self.counter + 1, BATCH)
+        self._unconfirmed = flush
+        clusters, ready, later = self.state.clusters, list[FleetEvent](), list[FleetEvent]()
+        for event in self._events:
+            (later if self.writer.waits(clusters[event.cluster].record.id) else ready).append(event)
+        self._events = later
         try:
-            current = await self.store.write(self.generation, flush, self.events.flags(ready))
+            current = await self.store.write(self.generation, flush, self.cluster_events.flags(ready))
         except BaseException:
-            self._said = ready + self._said
+            self._events = ready + self._events
             raise
-        self._unsure, self.counter = None, flush.counter
+        self._unconfirmed, self.counter = None, flush.counter
         if current.generation > self.generation:
             raise StoreSuperseded
         if current.generation != self.generation:
-            self._whole = False
+            self._complete = False
             self._dirty.set()
         return ready
 
-    async def _settle(self, flush: FleetFlush) -> None:
-        """Whether a write whose answer was lost happened: the counter in Redis tells."""
+    async def _confirm(self, flush: FleetFlush) -> None:
+        """Finds out by the counter in Redis whether a write happened whose answer was lost."""
         if (await self.store.current()).generation > self.generation:
             raise StoreSuperseded
         there = await self.store.counter(self.generation)
@@ -443,6 +451,6 @@ class InventoryWorker:
             self.counter = there
         else:
             self.writer.again(flush)
-            self._whole = self._whole and there == self.counter
-            self.counter += not self._whole
-        self._unsure = None
+            self._complete = self._complete and there == self.counter
+            self.counter += not self._complete
+        self._unconfirmed = None

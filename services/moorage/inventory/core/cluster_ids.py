@@ -1,5 +1,7 @@
-"""Dense numbers for clusters, handed out in blocks per provider and region, so that sets like "all of eu" are runs of
-bits; never used again for another cluster, so that old decisions and caches can never mean the wrong one."""
+"""Assigns dense ids to clusters, in blocks per provider and region, so that sets like "all of eu" are runs of bits.
+
+An id is never used again for another cluster, so old decisions and caches cannot mean the wrong one.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ FIRST_BLOCK, LARGEST_BLOCK = 16, 1024
 
 
 class ClusterRecord(Model, kw_only=True):
-    """What stands in KV of one cluster. `labels` and `cordoned` are an operator's; `block` is where `id` came from;
-    `generation`: of the inventory that gave it; `told`: the event of the last change, its id and its cause."""
+    """The KV record of a cluster. An operator sets `labels` and `cordoned`. `block` is the block of ids that `id` is from,
+    `generation` that of the inventory that assigned it; `told` has the event of the last change, its id and its cause."""
 
     id: int
     generation: int = 0
@@ -27,9 +29,13 @@ class ClusterRecord(Model, kw_only=True):
     told: list[str] = []
 
 
-def changed(record: ClusterRecord, ident: str, cause: str, *, quiet: bool = False, **changes: Any) -> ClusterRecord:
-    """The record with these changes and with what tells them. Of one that is gone, and of one of which nobody has heard
-    yet (`quiet`), only coming and going is told."""
+def changed_record(
+    record: ClusterRecord, ident: str, cause: str, *, quiet: bool = False, **changes: Any
+) -> ClusterRecord:
+    """Returns the record with these changes and the event that tells them.
+
+    A cluster that is gone, or whose first report is still awaited (`quiet`), has events only for joining and going.
+    """
     after = msgspec.structs.replace(record, **changes)
     if after.gone != record.gone:
         event = "gone" if after.gone else "joined"
@@ -40,9 +46,12 @@ def changed(record: ClusterRecord, ident: str, cause: str, *, quiet: bool = Fals
     return msgspec.structs.replace(after, told=[event, ident, cause])
 
 
-def later(records: Mapping[str, ClusterRecord]) -> list[str]:
-    """Clusters whose number another cluster has: its record came so late that another inventory had given it away, and
-    nobody ever heard it. The newer inventory's stands."""
+def clusters_with_taken_ids(records: Mapping[str, ClusterRecord]) -> list[str]:
+    """Returns the clusters whose id belongs to another cluster.
+
+    Their records were written so late that another inventory had assigned the id already, and nothing used it yet. The
+    record of the newer inventory is valid.
+    """
     holders: dict[int, str] = {}
     for name, record in records.items():
         holder = holders.setdefault(record.id, name)
@@ -52,7 +61,7 @@ def later(records: Mapping[str, ClusterRecord]) -> list[str]:
 
 
 class _Block:
-    """One run of numbers of a provider's region; `at`: the first that was never handed out, as far as is known."""
+    """A run of ids of a provider's region. `at` is the first one that is not known to be assigned."""
 
     __slots__ = ("at", "length", "start")
 
@@ -63,15 +72,15 @@ class _Block:
 class ClusterIds:
     def __init__(self) -> None:
         self._blocks: dict[tuple[str, str], dict[int, _Block]] = {}
-        self._used: dict[int, str] = {}  # to whom
+        self._used: dict[int, str] = {}  # id → cluster
         self._top = 0
 
-    def others(self, cluster: str, number: int) -> bool:
-        """Whether it was handed out to another cluster."""
+    def belongs_to_other(self, cluster: str, number: int) -> bool:
+        """Returns whether an id is assigned to another cluster."""
         return self._used.get(number, cluster) != cluster
 
     def learn(self, cluster: str, record: ClusterRecord) -> None:
-        """A number that was handed out before; the rest of its block is still free for its region."""
+        """Learns an assigned id. The rest of its block is still free for its region."""
         start, length = record.block
         self._used[record.id] = cluster
         provider = cluster.partition("/")[0]
@@ -80,6 +89,7 @@ class ClusterIds:
             self._blocks.setdefault((provider, record.region), {}).setdefault(start, _Block(start, length))
 
     def next(self, cluster: str, region: str) -> ClusterRecord:
+        """Assigns an unused id from the region's blocks; when they are full, a block twice as long is begun."""
         provider = cluster.partition("/")[0]
         blocks = self._blocks.setdefault((provider, region), {})
         for block in blocks.values():
