@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install up test test-fast check check-workflows docs bench kube-assets engine clean
+.PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets engine clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ test: $(VENV)/developed ## run the tests in parallel (ARGS="-k name" for some, W
 test-fast: $(VENV)/developed ## run unit, bus and contract tests and one end-to-end test
 	$(PYTEST) -n $(WORKERS) $(ARGS) tests/contract tests/e2e/test_commands.py tests/mesh/test_bus.py \
 		tests/mesh/test_bus_losses.py tests/unit
+
+test-long: $(VENV)/developed ## run what takes long: property tests with 50 times the examples, and tests with many seeds
+	MOORAGE_TEST_EXAMPLES=50 $(PYTEST) -n $(WORKERS) -m "long or hypothesis" --timeout 3600 $(ARGS)
 
 check: $(VENV)/developed ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

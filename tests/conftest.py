@@ -3,16 +3,20 @@ parallel (`make test` does)."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 pytest_plugins = ["moorage_testkit.plugin"]
 
 # How long an example takes says nothing on a busy machine; the same code is tested with the same examples.
 settings.register_profile("moorage", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("moorage")
+
+#: How many times more examples property tests try; `make test-long` sets it.
+MORE_EXAMPLES = int(os.environ.get("MOORAGE_TEST_EXAMPLES", "1"))
 
 #: Files that share three control planes; started once, they serve all of these.
 FLEET_OF_CLUSTERS = tuple(f"tests/kube/test_{name}.py" for name in ("fleet", "moves", "registered"))
@@ -30,3 +34,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if MORE_EXAMPLES > 1:
+        for test in {item.obj for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)}:
+            few = test._hypothesis_internal_use_settings
+            more = settings(few, max_examples=few.max_examples * MORE_EXAMPLES, derandomize=False, print_blob=True)
+            test._hypothesis_internal_use_settings = more

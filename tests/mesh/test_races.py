@@ -38,6 +38,7 @@ from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.invariants import counting_pods, read_log, violations
 from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
 from moorage_testkit.polling import until
+from moorage_testkit.seeds import seeds
 from moorage_testkit.servers import NatsServer, RedisServer
 
 
@@ -73,7 +74,7 @@ async def test_exactly_as_many_as_fit(nats: NatsServer, bus: Bus, mergers: int, 
 
 
 @pytest.mark.parametrize("mergers", [2, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, 50))
 async def test_groups_of_all_sizes_never_share_room(nats: NatsServer, bus: Bus, seed: int, mergers: int) -> None:
     rng = random.Random(seed)
     async with opened(nats, bus, 3, mergers) as s:

@@ -15,6 +15,7 @@ from moorage.candidates.dynamic_program import DynamicProgram
 from moorage.candidates.feasibility import ClusterClasses
 from moorage.candidates.lp_relaxation import Undecided
 from moorage.candidates.objective import Objective
+from moorage_testkit.seeds import seeds
 
 RING = [*pairwise(range(5)), (0, 4)]
 
@@ -93,7 +94,7 @@ def test_eight_apps_apart_on_seven_clusters_are_infeasible() -> None:
         assert_infeasible(ask(merged, capacity))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10, 200))
 def test_eight_apps_apart_on_64_clusters_are_proven_optimal(seed: int) -> None:
     rng = np.random.default_rng(seed)
     free = rng.integers(20, 100, 64).astype(np.float64).tolist()

@@ -14,6 +14,7 @@ from moorage.model.reports import NodeReport
 from moorage.sim.core.cluster_spec import initial_usage
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.fleet_generator import KINDS, generate, kinds
+from moorage_testkit.seeds import seeds
 
 FULL: dict[str, Any] = {
     "apiVersion": "moorage.dev/v1alpha1",
@@ -139,7 +140,7 @@ def test_junk_is_refused_or_expands(junk: Any) -> None:
 
 
 @pytest.mark.parametrize(("clusters", "nodes"), [(1, 20), (5, 30), (20, 1), (3, 7), (1, 1), (2, 3), (4, 0), (1, 2000)])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", seeds(3, 30))
 def test_small_generated_fleets_have_many_kinds_too(clusters: int, nodes: int, seed: int) -> None:
     fleet = generate(clusters, nodes, seed)
     assert fleet == generate(clusters, nodes, seed)
