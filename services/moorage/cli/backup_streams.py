@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from moorage.mesh import stores
+from moorage.mesh.discovery import installed
 
 from .backup_archive import Archive
 from .exit_codes import CONFLICT, UNREACHABLE, Failure
@@ -27,24 +28,7 @@ from .terminal import note
 if TYPE_CHECKING:
     from moorage.bus import Bus, Settings
 
-#: Effects before causes. Rejected messages are left out; of leases only their number is kept.
-STREAMS = (
-    stores.EVENTS,
-    f"OBJ_{stores.SIMULATED_FLEET}",
-    f"KV_{stores.STATUS}",
-    f"KV_{stores.DESIRED}",
-    f"OBJ_{stores.SNAPSHOTS}",
-    stores.LEDGER,
-    f"KV_{stores.GROUPS}",
-    f"KV_{stores.REVISIONS}",
-    f"KV_{stores.DOCUMENTS}",
-    f"KV_{stores.RESOURCES}",
-    f"KV_{stores.CONTROLLERS}",
-    f"KV_{stores.CLUSTERS}",
-    f"KV_{stores.TOKENS}",
-)
 LEASES = f"KV_{stores.LEASES}"
-OTHER_STREAMS = (LEASES, stores.REJECTED)
 _ATTEMPTS = 8
 
 
@@ -72,7 +56,7 @@ async def take_snapshot(settings: Settings, stack: ExitStack) -> Snapshot:
             streams: dict[str, Any] = {}
             about: dict[str, Any] = {"release": version_of_moorage(), "created": now_text(), "streams": streams}
             async with _detect_conflicts(bus) as find_conflict:
-                for stream in STREAMS:
+                for stream in installed().backed_up():
                     name = f"streams/{stream}"
                     parts[name] = part = temporary_file(stack)
                     streams[stream] = await stream_backup.snapshot(bus, stream, part.write)
@@ -128,14 +112,13 @@ async def restore_streams(settings: Settings, archive: Archive) -> None:
     from moorage.bus import BusError, NoAnswer
     from moorage.bus.provision import create_leases
     from moorage.bus.stream_backup import remove, restore
-    from moorage.mesh.discovery import installed
 
     async with _connect(settings) as bus:
         for stream in await _check_empty(bus):
             await remove(bus, stream)
         restored: list[str] = []
         try:
-            for stream in STREAMS:
+            for stream in installed().backed_up():
                 restored.append(stream)
                 await restore(bus, stream, archive.about["streams"][stream], archive.chunks(f"streams/{stream}"))
             restored.append(LEASES)
@@ -157,7 +140,7 @@ async def _check_empty(bus: Bus) -> list[str]:
     if running := await _running_workers(bus):
         raise Failure(f"workers are running on this broker: {', '.join(running)}; stop them first", CONFLICT)
     found: list[str] = []
-    for stream in (*STREAMS, *OTHER_STREAMS):
+    for stream in (store.stream for store in installed().stores.values()):
         state = await state_of(bus, stream)
         if state is None:
             continue

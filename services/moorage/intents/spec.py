@@ -1,4 +1,4 @@
-from moorage.mesh import Bucket, Subject, WorkerSpec, stores, subjects
+from moorage.mesh import Backup, Bucket, Subject, WorkerSpec, stores, subjects
 
 SPEC = WorkerSpec(
     name="intents",
@@ -23,8 +23,8 @@ SPEC = WorkerSpec(
     ),
     subscribes=(subjects.DECISION_EVENTS,),
     owns=(
-        Bucket(stores.GROUPS),
-        Bucket(stores.REVISIONS),
+        Bucket(stores.GROUPS, backup=Backup.GROUPS),
+        Bucket(stores.REVISIONS, backup=Backup.GROUPS),
         Bucket(stores.DOCUMENTS),
         Bucket(stores.RESOURCES, atomic=True),
         Bucket(stores.CONTROLLERS),

@@ -1,4 +1,4 @@
-from moorage.mesh import ObjectStore, Stream, Subject, WorkerSpec, stores, subjects
+from moorage.mesh import Backup, ObjectStore, Stream, Subject, WorkerSpec, stores, subjects
 
 SPEC = WorkerSpec(
     name="merger",
@@ -22,7 +22,10 @@ SPEC = WorkerSpec(
         subjects.CANDIDATES_BATCH,
     ),
     subscribes=(subjects.LEDGER_COMMIT, subjects.CHANGED),
-    owns=(Stream(stores.LEDGER, subjects.LEDGER_COMMIT), ObjectStore(stores.SNAPSHOTS)),
+    owns=(
+        ObjectStore(stores.SNAPSHOTS, backup=Backup.DECISIONS),
+        Stream(stores.LEDGER, subjects.LEDGER_COMMIT, backup=Backup.DECISIONS),
+    ),
     writes=(stores.LEASES,),
     reads=(stores.GROUPS, stores.CONTROLLERS, stores.EVENTS),
 )

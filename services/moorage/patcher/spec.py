@@ -1,4 +1,4 @@
-from moorage.mesh import Bucket, Subject, WorkerSpec, stores, subjects
+from moorage.mesh import Backup, Bucket, Subject, WorkerSpec, stores, subjects
 
 SPEC = WorkerSpec(
     name="patcher",
@@ -18,7 +18,10 @@ SPEC = WorkerSpec(
         subjects.DECISION_EVENTS,
     ),
     subscribes=(subjects.DECISION_EVENTS, subjects.LEDGER_COMMIT),
-    owns=(Bucket(stores.DESIRED, rebuildable=True), Bucket(stores.STATUS, rebuildable=True)),
+    owns=(
+        Bucket(stores.STATUS, rebuildable=True, backup=Backup.STATUS),
+        Bucket(stores.DESIRED, rebuildable=True, backup=Backup.STATUS),
+    ),
     writes=(stores.LEASES,),
     reads=(
         stores.GROUPS,

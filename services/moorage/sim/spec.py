@@ -1,4 +1,4 @@
-from moorage.mesh import ObjectStore, Subject, WorkerSpec, stores, subjects
+from moorage.mesh import Backup, ObjectStore, Subject, WorkerSpec, stores, subjects
 
 SPEC = WorkerSpec(
     name="sim",
@@ -15,5 +15,5 @@ SPEC = WorkerSpec(
     ),
     publishes=(subjects.REPORTS, subjects.DESIRED_GET, subjects.DESIRED_CONFIRM),
     subscribes=(subjects.DESIRED_CHANGED,),
-    owns=(ObjectStore(stores.SIMULATED_FLEET),),
+    owns=(ObjectStore(stores.SIMULATED_FLEET, backup=Backup.EVENTS),),
 )

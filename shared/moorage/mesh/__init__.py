@@ -5,10 +5,11 @@ Nothing here imports a worker, NATS or numpy: commands such as `moorage subjects
 from . import stores, subjects
 from .mesh import ADMIN, Mesh, SubjectRow
 from .spec import Subject, WorkerSpec, controller_spec
-from .stores import Bucket, ObjectStore, Store, Stream
+from .stores import Backup, Bucket, ObjectStore, Store, Stream
 
 __all__ = [
     "ADMIN",
+    "Backup",
     "Bucket",
     "Mesh",
     "ObjectStore",

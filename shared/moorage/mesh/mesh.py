@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from . import stores, subjects
 from .spec import Subject, WorkerSpec
-from .stores import Bucket, Store, Stream
+from .stores import Backup, Bucket, Store, Stream
 
 #: The user that may do everything.
 ADMIN = "admin"
@@ -16,9 +16,16 @@ ADMIN = "admin"
 _REJECTED = Subject(subjects.REJECTED, "what was refused, why", "bad messages, kept for a while (a stream)")
 _SERVICES = Subject(subjects.SERVICES, "NATS micro service", "which services run, and how they are", request=True)
 _SHARED_STORES: tuple[Store, ...] = (
-    Bucket(stores.LEASES),
+    Bucket(stores.LEASES, backup=Backup.NEVER),
     Stream(stores.EVENTS, subjects.EVENTS, max_bytes=256 << 20, max_age_days=1),
-    Stream(stores.REJECTED, subjects.EVERY_REJECTED, max_messages=10_000, max_bytes=32 << 20, max_age_days=7),
+    Stream(
+        stores.REJECTED,
+        subjects.EVERY_REJECTED,
+        max_messages=10_000,
+        max_bytes=32 << 20,
+        max_age_days=7,
+        backup=Backup.NEVER,
+    ),
 )
 
 
@@ -55,6 +62,11 @@ class Mesh:
             if spec.name == user:
                 return spec
         raise ValueError(f"no such user: {user}; there are {', '.join(self.users)}")
+
+    def backed_up(self) -> list[str]:
+        """Returns the streams that a backup copies, in this order. Leases are kept only by their number."""
+        kept = [store for store in self.stores.values() if store.backup != Backup.NEVER]
+        return [store.stream for store in sorted(kept, key=lambda store: store.backup)]
 
     def _stores(self) -> dict[str, Store]:
         found = {store.name: store for store in _SHARED_STORES}

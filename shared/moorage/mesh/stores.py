@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 GROUPS = "moorage-groups"
@@ -23,6 +24,18 @@ EVENTS = "MOORAGE_EVENTS"
 REJECTED = "MOORAGE_REJECTED"
 
 
+class Backup(IntEnum):
+    """When a store is copied in a backup: effects before causes, so that the copy looks as if the mesh had been killed
+    after a cause and before its effect."""
+
+    EVENTS = 1
+    STATUS = 2
+    DECISIONS = 3
+    GROUPS = 4
+    DOCUMENTS = 5
+    NEVER = 6
+
+
 class Bucket(NamedTuple):
     """A key-value bucket. `rebuildable`: its content can be made again, so writes need no fsync each. `atomic`: several
     keys can change in one batch."""
@@ -30,6 +43,7 @@ class Bucket(NamedTuple):
     name: str
     rebuildable: bool = False
     atomic: bool = False
+    backup: Backup = Backup.DOCUMENTS
 
     @property
     def stream(self) -> str:
@@ -40,6 +54,7 @@ class ObjectStore(NamedTuple):
     """A store for values larger than one message."""
 
     name: str
+    backup: Backup = Backup.DOCUMENTS
 
     @property
     def stream(self) -> str:
@@ -55,6 +70,7 @@ class Stream(NamedTuple):
     max_messages: int = 0
     max_bytes: int = 0
     max_age_days: int = 0
+    backup: Backup = Backup.EVENTS
 
     @property
     def stream(self) -> str:

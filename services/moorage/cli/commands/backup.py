@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moorage.mesh import stores
+from moorage.mesh.discovery import installed
 
 from ..backup_archive import Archive, write
-from ..backup_streams import STREAMS, Snapshot, restore_streams, take_snapshot, temporary_file
+from ..backup_streams import Snapshot, restore_streams, take_snapshot, temporary_file
 from ..documents import STDIN
 from ..exit_codes import DONE, UNREACHABLE, USAGE, Failure
 from ..output import StateDir
@@ -88,7 +89,7 @@ def restore(file: str, /, *, state: StateDir = None) -> int:
             copy.flush()
             path = Path(copy.name)
         archive = Archive(path)
-        if missing := set(STREAMS) - archive.about["streams"].keys():
+        if missing := set(installed().backed_up()) - archive.about["streams"].keys():
             raise Failure(f"{file} lacks {', '.join(sorted(missing))}")
 
         def work(settings: Settings, local: bool) -> int:
@@ -153,7 +154,6 @@ def _with_broker(directory: StateDirectory, work: Callable[[Settings, bool], int
 @contextlib.contextmanager
 def _temporary_broker(directory: StateDirectory) -> Iterator[Settings]:
     from moorage.bus import Settings
-    from moorage.mesh.discovery import installed
 
     from ..up import brokers
     from ..up.credentials import Credentials
