@@ -61,12 +61,21 @@ def application_of(record: GroupRecord) -> Accepted:
     return validate.application(record.document, GroupName.parse(record.group))
 
 
-def _encoded(record: GroupRecord) -> bytes:
+def _stamped(change: Transition, record: GroupRecord) -> bytes:
+    """Encodes the record with a new id for its event and the trace of the request."""
+    record.told = [change.event, new_id()]
+    record.resolved.traceparent = tracing.traceparent()
     value = _encode(record)
     if len(value) > MAX_RECORD:
         detail = f"the record of {record.group} has {len(value)} bytes; at most {MAX_RECORD} are stored"
         raise Refused(Problem(title="Too large", status=413, code="TooLarge", detail=detail))
     return value
+
+
+def _unchanged(group: str, known: CachedGroup | None, change: Transition) -> Done:
+    head = known.head if known is not None else None
+    state, revision = (head.state, head.revision) if head is not None else ("", 0)
+    return Done(group, revision, state, change.outcome, change.warnings)
 
 
 class GroupStore:
@@ -218,16 +227,13 @@ class GroupStore:
         """Writes what `plan` makes of the group. `whole`: it needs the stored entry; otherwise the first attempt is made
         from the cache."""
         tokens = group_tokens(group)
-        is_fresh = False  # whether `known` was just read from the bucket
-        attempted: tuple[bytes, Transition] | None = None
+        is_fresh = whole  # whether this attempt reads the bucket
+        unacknowledged: tuple[bytes, Transition] | None = None
         async with self.lock(tokens):
             for _ in range(ATTEMPTS):
-                entry = None
-                if whole or is_fresh:
-                    entry = await self._read(tokens)
-                    is_fresh = True
-                    if attempted is not None and entry is not None and entry.value == attempted[0]:
-                        return await self._finish(group, attempted[1], entry.revision, cause)
+                entry = await self._read(tokens) if is_fresh else None
+                if unacknowledged is not None and entry is not None and entry.value == unacknowledged[0]:
+                    return await self._finish(group, unacknowledged[1], entry.revision, cause)
                 known = self.cache.known.get(tokens)
                 try:
                     change = await plan(known, entry)
@@ -237,27 +243,23 @@ class GroupStore:
                     is_fresh = True
                     continue
                 if change.record is None:
-                    if not is_fresh:
-                        is_fresh = True
-                        continue
-                    head = known.head if known is not None else None
-                    state, revision = (head.state, head.revision) if head is not None else ("", 0)
-                    return Done(group, revision, state, change.outcome, change.warnings)
-                change.record.told = [change.event, new_id()]
-                change.record.resolved.traceparent = tracing.traceparent()
-                value = _encoded(change.record)
+                    if is_fresh:
+                        return _unchanged(group, known, change)
+                    is_fresh = True
+                    continue
+                value = _stamped(change, change.record)
                 if change.hint == "decide":
                     # Mergers ask controllers while the record is written; `Stored` tells them that they may commit.
                     hint = Decide(id=change.record.told[1], cause=cause, record=change.record.resolved, ahead=True)
                     await self._bus.publish(subjects.GROUPS_DECIDE, hint)
+                is_fresh = True
                 try:
                     at = await self._write(tokens, value, known, change.record.revision)
                 except Conflict:
-                    is_fresh = True
                     continue
                 except NoAnswer:
                     # The write may have happened: the next attempt reads before it writes again.
-                    is_fresh, attempted = True, (value, change)
+                    unacknowledged = (value, change)
                     continue
                 return await self._finish(group, change, at, cause)
         raise Refused(conflict(f"group {group} keeps changing; try again"))
