@@ -22,7 +22,7 @@ _WORKER_NAMES = {
 }
 
 
-#: After so long a question is asked once more: mostly because who had it is dead.
+#: Seconds until a request is repeated, because the worker that got it may have died.
 PATIENCE = 1.0
 
 
@@ -35,9 +35,8 @@ async def call(
 async def fetch(
     bus: Bus, subject: str, payload: Any, *, timeout: float = 5.0, again: Any = None, patience: float = PATIENCE
 ) -> bytes:
-    """Raises Refused with the worker's problem, or one of our own where nobody answered: then a write may or may not
-    have happened, and says so. `again`: what is asked after a while without an answer; to do it twice must be as good
-    as once."""
+    """Sends a request and returns the raw reply. Raises Refused with the worker's problem, or with Unavailable if no worker
+    answered; a write may have taken effect then. `again` is the payload of a repeated request, which must be idempotent."""
     data = payload if isinstance(payload, bytes) else encode(payload)
     repeat = None if again is None else (patience, again if isinstance(again, bytes) else encode(again))
     try:
