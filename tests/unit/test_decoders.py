@@ -17,6 +17,7 @@ from moorage.inventory.core.cluster_ids import ClusterRecord
 from moorage.inventory.core.fleet_state import FleetState
 from moorage.inventory.worker import ClusterEdit
 from moorage.ledger import Ledger, decode_commit
+from moorage.ledger.commits import _CommitOfLists
 from moorage.merger.core.responses import Replies, collect_reasons, gather
 from moorage.model.attempts import Attempt
 from moorage.model.base import Message
@@ -197,7 +198,7 @@ def test_reports_that_make_no_sense(reports: list[Any]) -> None:
     assert not core.report("lab/good", "agent", Report(session="s", seq=1), 9.0).reply.resync
 
 
-@given(st.lists(shaped(Commit), min_size=1, max_size=4))
+@given(st.lists(shaped(Commit) | shaped(_CommitOfLists), min_size=1, max_size=4))
 @QUICK
 def test_commits_that_make_no_sense_fold_the_same_everywhere(commits: list[Any]) -> None:
     one, other = Ledger(), Ledger()
