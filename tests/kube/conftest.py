@@ -1,4 +1,4 @@
-"""Real control planes, started once for all tests that need them; and the mesh's side of an agent, small enough to look at."""
+"""Real control planes, started once for all tests that need them, and a small stand-in for the mesh of an agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GPU = "nvidia.com/gpu"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where there are no binaries, one line says so for all tests that need them."""
+    """Reports missing binaries in one line for all tests that need them."""
     assets, why = find()
     needy = [item for item in items if {"plane", "planes"} & set(getattr(item, "fixturenames", ()))]
     if assets is not None or not needy:
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def planes() -> Iterator[list[ControlPlane]]:
-    """edge-1 and edge-2 are plain; core-1 has GPUs and a zone of its own."""
+    """Starts edge-1 and edge-2, and core-1 with GPUs and a zone of its own."""
     with control_planes("edge-1", "edge-2", "core-1") as made:
         for plane in made:
             add_nodes(plane)
@@ -45,7 +45,7 @@ def planes() -> Iterator[list[ControlPlane]]:
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
-    """One cluster like the fleet's edge-1."""
+    """Returns edge-1."""
     with ControlPlane("edge-1") as plane:
         add_nodes(plane)
         yield plane
@@ -59,7 +59,7 @@ def add_nodes(plane: ControlPlane) -> None:
 
 
 class Mesh:
-    """What an agent talks to: takes its reports and confirmations, says what should run."""
+    """Stands in for inventory and patcher: takes reports and confirmations, and answers what should run."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -68,9 +68,9 @@ class Mesh:
         self.reports: list[Report] = []
         self.confirms: list[Confirm] = []
         self.desired: dict[str, DesiredApp] = {}
-        self.named: list[DesiredApp] = []  # versions that are named again
+        self.named: list[DesiredApp] = []  # versions whose confirmations are asked for again
         self.asked = 0
-        self.deaf = False
+        self.silent = False
         self.cluster = ""
 
     async def start(self) -> None:
@@ -79,7 +79,7 @@ class Mesh:
         await self.bus.serve("moorage.desired.confirm.*.*", self._confirm)
 
     async def _report(self, incoming: Incoming) -> msgspec.Struct | None:
-        if self.deaf:
+        if self.silent:
             return None
         report = msgspec.json.decode(incoming.data, type=Report)
         assert len(incoming.data) < 512_000
@@ -95,7 +95,7 @@ class Mesh:
         return ReportReply(period_ms=500)
 
     async def _get(self, incoming: Incoming) -> msgspec.Struct | None:
-        if self.deaf:
+        if self.silent:
             return None
         self.asked += 1
         have = msgspec.json.decode(incoming.data, type=DesiredAsk).have
@@ -103,7 +103,7 @@ class Mesh:
         return DesiredReply(apps=news + self.named)
 
     async def _confirm(self, incoming: Incoming) -> bytes | None:
-        if self.deaf:
+        if self.silent:
             return None
         self.confirms.append(msgspec.json.decode(incoming.data, type=Confirm))
         return b"{}"
@@ -136,7 +136,7 @@ Start = Callable[..., "asyncio.Task[None]"]
 
 @pytest_asyncio.fixture
 async def agents(nats: NatsServer) -> AsyncIterator[Start]:
-    """`agents(plane)` starts one; whatever still runs is ended, and none may have failed."""
+    """`agents(plane)` starts an agent. All are stopped at the end, and none may have failed."""
     tasks: list[asyncio.Task[None]] = []
 
     def start(
@@ -156,7 +156,7 @@ async def agents(nats: NatsServer) -> AsyncIterator[Start]:
 
 
 async def settled(check: Callable[[], Any], seconds: float = 20, what: str = "") -> None:
-    """Waits for something that only asking the API server shows."""
+    """Waits for a condition that needs requests to the API server."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while True:

@@ -1,5 +1,4 @@
-"""A whole mesh and the real clusters, joined as an operator joins them, with agents that have no more rights than joining
-gives."""
+"""A whole mesh and real clusters, joined as an operator joins them, with agents that have only the rights of `join`."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ EDGES = [{"cluster": "lab/edge-1"}, {"cluster": "lab/edge-2"}]
 
 
 def agent_of(mesh: Mesh, plane: ControlPlane) -> AgentProcess:
-    """One that acts as the service account that joining made."""
+    """Writes a kubeconfig with a token of the agent's service account."""
 
     async def ask() -> str:
         api = await connect(plane.kubeconfig)
@@ -170,8 +169,8 @@ def is_gone(plane: ControlPlane, path: str) -> bool:
 
 
 class Sampling:
-    """Looks at an app's pods in the old place, then in the new one, again and again: whoever left the old one after the
-    new one was ready is always seen in one of them."""
+    """Reads an app's pods in the old place and then in the new one, repeatedly: if the old pods go only after the new ones are
+    ready, each round sees ready pods in one of them."""
 
     def __init__(self, old: tuple[ControlPlane, str], new: tuple[ControlPlane, str]) -> None:
         self._places = (old, new)
@@ -194,7 +193,7 @@ class Sampling:
 
     @property
     def least(self) -> int:
-        """How many pods were ready at the worst moment."""
+        """Returns the smallest number of ready pods that a round saw."""
         return min(old + new for old, new in self.samples)
 
 
@@ -202,7 +201,7 @@ HOLD = "moorage.dev/test-hold"
 
 
 def held(app: str) -> dict[str, Any]:
-    """A StatefulSet whose pods are bound, and not ready before somebody lets them."""
+    """Makes a StatefulSet whose pods are bound but become ready only when a test lets them."""
     made = stateful(app)
     made["spec"]["template"]["metadata"]["annotations"] = {HOLD: "true"}
     return made

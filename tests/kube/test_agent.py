@@ -1,4 +1,4 @@
-"""One agent and one real cluster: what it reports, applies, keeps, prunes and takes away."""
+"""One agent and one real cluster: it reports, applies, repairs, prunes and removes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def deployment_path(name: str, namespace: str = "default") -> str:
 
 @pytest.fixture(autouse=True)
 def clean(plane: ControlPlane) -> Iterator[None]:
-    """What tests leave behind must not be found by the next."""
+    """Removes what a test leaves behind."""
     yield
     for path in ("/apis/apps/v1/namespaces/default/deployments", "/api/v1/namespaces/default/pods"):
         with contextlib.suppress(urllib.error.HTTPError):
@@ -91,8 +91,8 @@ async def test_what_runs_is_reported_and_counted(plane: ControlPlane, mesh: Mesh
     assert node.ready and node.allocatable["cpu"] == "8" and node.labels["topology.kubernetes.io/zone"] == "edge"
     await mesh.want(CLUSTER, "web", 5, deployment("web", cpu="1500m", claim="cl-1"))
     await until(lambda: mesh.states("web", 5) == {"Deployment/web": "Ready"}, 30, "the deployment is ready")
-    await until(lambda: len(mesh.pods) == 2, 5, "its pods")
-    assert {p.claim for p in mesh.pods.values()} == {"cl-1"} and all(p.node for p in mesh.pods.values())
+    await until(lambda: len(mesh.pods) == 2 and all(p.node for p in mesh.pods.values()), 5, "its pods are bound")
+    assert {p.claim for p in mesh.pods.values()} == {"cl-1"}
     await until(lambda: sum(n.pod_count for n in mesh.nodes.values()) == 2, 5, "pods are counted where they are")
     assert sorted(n.requested.get("cpu", "0") for n in mesh.nodes.values()) in (
         ["0", "0", "1500m", "1500m"],
@@ -254,7 +254,7 @@ async def test_namespaces_and_kinds_come_before_what_is_in_them(plane: ControlPl
 async def test_what_cannot_be_followed_is_compared(
     plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As joining gives rights, nobody lists Secrets; nor are objects followed that somebody else made."""
+    """With the rights of `join` the agent does not list Secrets, and it does not watch objects that others created."""
     monkeypatch.setattr(context, "COMPARE", 0.5)
     given = await asyncio.to_thread(plane.service_account, "least", [*RULES, *OWN_RULES])
     plane.call("POST", "/api/v1/namespaces/default/configmaps", config("theirs", a="theirs"))
@@ -283,7 +283,7 @@ async def test_what_cannot_be_followed_is_compared(
 async def test_what_was_refused_for_a_while_is_applied_and_old_objects_go(
     plane: ControlPlane, mesh: Mesh, agents: Start
 ) -> None:
-    """Nothing is pruned before all of the new version is there; then it is."""
+    """Pruning waits until all of the new version is applied."""
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, config("old", a="1"))
     await until(lambda: mesh.states("web", 5) == {"ConfigMap/old": "Ready"}, 30)

@@ -1,4 +1,4 @@
-"""An agent as its operators see it: probes, metrics, and the end of a trace in a real cluster."""
+"""An agent's probes and metrics, and the end of a trace in a real cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["clean"]  # a fixture
 
 
 def get(port: int, path: str) -> str:
-    """What it says, whatever the status; empty where nobody listens."""
+    """Returns the body of the response, whatever its status; empty if the connection is refused."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return str(answer.read().decode())
@@ -33,7 +33,7 @@ def get(port: int, path: str) -> str:
 
 async def test_probes_metrics_and_the_end_of_a_trace(plane: ControlPlane, mesh: Mesh, nats: NatsServer) -> None:
     port, trace = free_port(), "0af7651916cd43dd8448eb211c80319c"
-    mesh.deaf = True
+    mesh.silent = True
 
     async def said(path: str) -> str:
         return await asyncio.to_thread(get, port, path)
@@ -52,7 +52,7 @@ async def test_probes_metrics_and_the_end_of_a_trace(plane: ControlPlane, mesh: 
         try:
             await becomes("/readyz", "missing: the inventory")
             assert await said("/livez") == "ok\n"
-            mesh.deaf = False
+            mesh.silent = False
             await becomes("/readyz", "ok\n")
             await mesh.want("lab/edge-1", "web", 5, config("traced", a="1"))
             mesh.desired["web"].traceparent = f"00-{trace}-{'3' * 16}-01"

@@ -1,4 +1,4 @@
-"""A whole mesh and three real clusters: what is decided runs there, and everything that goes wrong on the way."""
+"""A whole mesh and three real clusters: decided apps run there, also after failures on the way."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_a_cluster_refuses_reaches_why(
 def test_an_agent_killed_between_two_steps(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane], tmp_path: Path, point: str
 ) -> None:
-    """What it had written down, applied or taken away is found by the next one, once."""
+    """A successor continues what a killed agent had recorded, applied or removed."""
     core, name = planes[2], point.replace("agent.", "sturdy-")
     agents["core-1"].stop()
     failpoints = Failpoints(tmp_path)
@@ -138,7 +138,7 @@ def test_an_agent_killed_between_two_steps(
 def test_an_agent_elsewhere_needs_nothing_but_the_cluster(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane], tmp_path: Path
 ) -> None:
-    """On a machine without a mesh: what joining left in the cluster says where it is, and who the agent is there."""
+    """On a machine without a mesh, the credentials that `join` stored name the broker and the agent's cluster."""
     core = planes[2]
     lease = "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent"
     agents["core-1"].stop()
@@ -154,7 +154,7 @@ def test_an_agent_elsewhere_needs_nothing_but_the_cluster(
 def test_an_agent_that_slept_while_another_took_over_writes_nothing(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
-    """Stopped as by a machine that is suspended, it wakes up after its lease ran out, with all that it meant to do."""
+    """An agent that was suspended resumes after its lease expired, in the middle of its writes."""
     edge = planes[0]
     lease = "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent"
     apply(mesh, application("kept", [{"resource": "cpu", "requests": 1, "limits": 1}], placement={"anyOf": EDGES[:1]}))

@@ -1,4 +1,4 @@
-"""The manifests of ops, as a real API server reads them: every field known, every value valid, every pod restricted."""
+"""A real API server validates the manifests of `ops`: all fields are known, all values valid, all pods restricted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def objects(directory: Path) -> list[dict[str, Any]]:
 
 
 def tried(plane: ControlPlane, namespace: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Applied, so that it does not matter whether one of that name is there."""
+    """Uses server-side apply, so that the object may exist already."""
     path = f"{PATHS[item['kind']].format(namespace)}/{item['metadata']['name']}"
     query = "dryRun=All&fieldValidation=Strict&fieldManager=tried&force=true"
     said = plane.call("PATCH", f"{path}?{query}", item, "application/apply-patch+yaml")

@@ -1,5 +1,5 @@
-"""Groups that change their place across real clusters: the new place is made before the old one is given up, and room is
-looked for anew. Read from the API servers, with pods that become ready only when the test lets them."""
+"""Groups move between real clusters: the new place runs before the old one is removed. State is read from the API servers, and
+pods become ready only when the test lets them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def at(name: str, cluster: str, cpu: int, *, hold: bool = False) -> dict[str, An
 
 
 def watch_it_wait(sampling: Sampling, new: ControlPlane, app: str) -> None:
-    """The new pod is bound and not ready; the old one stays as long as that is so."""
+    """The old pod stays while the new one is bound but not ready."""
     until(lambda: any(p["spec"].get("nodeName") for p in pods(new, app)), 40, "the new place is made")
     seen = len(sampling.samples)
     time.sleep(3)
@@ -87,7 +87,7 @@ def test_an_update_for_which_there_is_no_room(fleet: Fleet) -> None:
 
 
 def test_a_rollback_across_clusters(fleet: Fleet) -> None:
-    """As an operator does it: the revision before, in a new one, for which room is looked for anew."""
+    """A rollback makes a new revision of the old content, which is placed again."""
     mesh, (edge, other, _) = fleet
     apply(mesh, at("back", "lab/edge-1", 1, hold=True))
     until(lambda: pods(edge, "back"), 30, "its pod")
@@ -119,7 +119,7 @@ def test_a_rollback_across_clusters(fleet: Fleet) -> None:
 
 
 def test_an_update_in_place_keeps_pods_running(fleet: Fleet) -> None:
-    """A Deployment brings its own surge, and has room for it."""
+    """A Deployment has capacity for its own surge."""
     mesh, (edge, _, _) = fleet
 
     def document(cpu: int) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def rest(mesh: Mesh) -> Iterator[HttpClient]:
 
 
 def composed(rest: HttpClient, version: str, group: str, name: str, cluster: str, *, hold: bool = False) -> str:
-    """A composite application with one app, its group approved; names of objects are the version's own."""
+    """Creates a composite application with one app and an approved group; objects are named after the version."""
     import json
 
     base = f"/projects/movers/composite-apps/shop/{version}"
@@ -200,7 +200,7 @@ def composed(rest: HttpClient, version: str, group: str, name: str, cluster: str
 
 
 def test_a_migration_across_clusters(fleet: Fleet, rest: HttpClient) -> None:
-    """Another group takes the place: the old one ends when the new one runs, and not before."""
+    """Another group takes the place: the old one is removed only once the new one runs."""
     _, (edge, other, _) = fleet
     old = composed(rest, "v1", "one", "web-one", "lab/edge-1")
     new = composed(rest, "v2", "two", "web-two", "lab/edge-2", hold=True)

@@ -1,4 +1,4 @@
-"""A real API server that goes away under a working agent: what is reported and applied is right again soon after."""
+"""A real API server fails under a working agent: soon after, what is reported and applied is right again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_restarted_server_is_followed_again(plane: ControlPlane, mesh: M
 
 
 async def test_a_server_that_hangs_is_waited_for(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
-    """Its connections stay open and say nothing; the lease runs out, and comes back."""
+    """Connections stay open without data; the lease expires and is taken again."""
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
     await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 30)
@@ -59,12 +59,12 @@ async def test_a_mesh_that_was_away_hears_everything(plane: ControlPlane, mesh: 
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
     await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 30)
-    mesh.deaf = True
+    mesh.silent = True
     plane.node("extra")
     await asyncio.to_thread(plane.call, "DELETE", config_path("c"))
     mesh.desired["web"].remove, mesh.desired["web"].version = True, 9
     await asyncio.sleep(4)
-    mesh.deaf = False
+    mesh.silent = False
     await until(lambda: (c := mesh.said("web", 9)) is not None and c.removed, 30)
     await until(lambda: "extra" in mesh.nodes, 20)
     await asyncio.to_thread(plane.call, "DELETE", "/api/v1/nodes/extra")
@@ -75,8 +75,8 @@ async def test_a_mesh_that_was_away_hears_everything(plane: ControlPlane, mesh: 
 async def test_a_failing_server_meets_a_patient_agent(
     plane: ControlPlane, mesh: Mesh, agents: Start, fault: str
 ) -> None:
-    """All of it together: what is followed, applied and elected. Never more than two requests in any second while the
-    server fails, and what is reported and applied is right within five seconds after it is well."""
+    """Watches, writes and election together make at most two requests in any second while the server fails, and what is
+    reported and applied is right within five seconds after it recovers."""
     async with ApiProxy(plane) as proxy:
         agents(plane, kubeconfig=proxy.kubeconfig())
         await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
@@ -115,7 +115,7 @@ LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moor
 async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its API server answers it, the mesh does not; the one that stands by has both."""
+    """The leader reaches its API server but not the mesh; the standby reaches both."""
     monkeypatch.setattr(leader_election, "PATIENCE", 2.0)
     async with TcpProxy(nats.port) as proxy:
         first = agents(plane, settings=Settings(proxy.url))
@@ -142,7 +142,7 @@ async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
 async def test_agents_that_are_all_cut_off_stay_as_they_are(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody could do better, so the lease stays where it is, and what was applied is kept."""
+    """No agent reaches the mesh, so the lease stays with the leader, which keeps what it applied."""
     monkeypatch.setattr(leader_election, "PATIENCE", 1.0)
     async with TcpProxy(nats.port) as proxy:
         for _ in range(2):

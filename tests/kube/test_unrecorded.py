@@ -1,5 +1,4 @@
-"""First objects are made while it is still being written down that they are: an agent that is ended in between leaves
-nothing behind that its successor does not find."""
+"""First objects are created while their record is being stored: if the agent is killed in between, its successor finds them."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def noted(plane: ControlPlane) -> list[Any]:
 
 
 def recorded(plane: ControlPlane, app: str) -> list[Ref] | None:
-    """What is written down of it."""
+    """Returns the recorded objects of the app."""
     for item in plane.get(f"{OURS}?labelSelector=moorage.dev/record")["items"]:
         record = msgspec.json.decode(item["data"]["record"])
         if record["app"] == app:
@@ -55,7 +54,7 @@ def recorded(plane: ControlPlane, app: str) -> list[Ref] | None:
 
 
 async def prime(plane: ControlPlane, mesh: Mesh) -> None:
-    """Until ConfigMaps stand among the kinds that may be made before they are written down."""
+    """Waits until ConfigMaps are among the kinds that may be created before they are recorded."""
     for version in range(1, 30):
         await mesh.want(CLUSTER, "prime", version, *(config(f"prime-{i}") for i in range(version)))
         await until(lambda v=version: len(mesh.states("prime", v)) == v, 30)  # type: ignore[misc]
@@ -66,7 +65,7 @@ async def prime(plane: ControlPlane, mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def process_of(nats: NatsServer, proxy: ApiProxy, failpoints: Failpoints) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent that can be killed."""
+    """Starts an agent that can be killed."""
     settings = nats.settings()
     arguments = [settings.nats_url, settings.nats_seed, CLUSTER, str(proxy.kubeconfig())]
     process = subprocess.Popen([sys.executable, "-c", RUN, *arguments], env={**os.environ, **failpoints.environment})
@@ -83,7 +82,7 @@ def new_record(request: web.Request) -> bool:
 
 @pytest.fixture
 async def killed(plane: ControlPlane, nats: NatsServer, mesh: Mesh, tmp_path: Path) -> AsyncIterator[str]:
-    """An agent died after the object was made; that it is stands nowhere. The object's uid."""
+    """Kills an agent after it created an object that no record names. Returns the object's uid."""
     failpoints = Failpoints(tmp_path)
     async with ApiProxy(plane) as proxy:
         with process_of(nats, proxy, failpoints) as process:
@@ -135,7 +134,7 @@ async def test_leaving_takes_it_along(plane: ControlPlane, killed: str) -> None:
 async def test_another_one_was_waiting(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, tmp_path: Path
 ) -> None:
-    """It is there all the time, and what comes late is found, too."""
+    """The object is never missing, and an object that is listed late is adopted, too."""
     failpoints = Failpoints(tmp_path)
     async with ApiProxy(plane) as proxy:
         with process_of(nats, proxy, failpoints):
@@ -204,7 +203,7 @@ async def test_a_group_that_goes_before_it_could_be_written_down(
 async def test_what_stands_there_is_not_touched_before_it_is_written_down(
     plane: ControlPlane, mesh: Mesh, agents: Start
 ) -> None:
-    """Nor is a Secret made: nobody lists those, so nobody would find it."""
+    """A Secret is not created before it is recorded, because the agent may not list Secrets."""
     theirs = config("theirs", a="theirs")
     plane.call("POST", config_path("theirs").rsplit("/", 1)[0], theirs)
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"key": "one"}}
@@ -226,7 +225,7 @@ async def test_what_stands_there_is_not_touched_before_it_is_written_down(
 
 
 async def test_what_may_not_be_listed_is_written_down_first(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
-    """Even if it was listed once; and of a kind that is no longer served, nothing is there."""
+    """This holds even for an object that was listed once; and a kind that is no longer served has no objects."""
     first = agents(plane)
     await prime(plane, mesh)
     first.cancel()

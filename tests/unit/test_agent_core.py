@@ -1,4 +1,4 @@
-"""What an agent makes of nodes and pods: sums that stay right whatever order things come in, and reports of what changed."""
+"""An agent's view of nodes and pods: sums are right in whatever order objects arrive, and reports contain what changed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_nulls_are_nothing() -> None:
     )
 )
 def test_sums_are_those_of_what_is_there(steps: list[tuple[int, str, str, str]]) -> None:
-    """After any history, incremental sums equal those of a view that saw only the end."""
+    """After any history, the sums equal those of a view that saw only the final state."""
     view = ClusterState()
     for name in ("n1", "n2"):
         view.put_node(Key("", name), node_of(name))

@@ -1,4 +1,4 @@
-"""Which devices an agent reports of which node: as the scheduler would take them, from pools that are whole."""
+"""An agent reports the devices of a node that the scheduler would use: those of complete pools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def put_slice(
 
 
 class Told:
-    """What somebody knows who gets every change."""
+    """Keeps the devices as a receiver of all deltas knows them."""
 
     def __init__(self, view: ClusterState, *nodes: str) -> None:
         self.view = view
@@ -141,7 +141,7 @@ _steps = st.tuples(
 
 @given(st.lists(_steps, max_size=12))
 def test_changes_add_up_to_what_is_there(steps: list[tuple[str, str, int, int, str]]) -> None:
-    """Whatever comes and goes in whatever order: who heard every change knows what one who came later is told in full."""
+    """In whatever order objects come and go, a receiver of all deltas knows the same as one of a full report."""
     told, there = Told(ClusterState(), "a", "b"), dict[str, tuple[str, int, int, str]]()
     for name, where, generation, count, pool in steps:
         if where:

@@ -1,4 +1,4 @@
-"""What a decision writes into manifests, for every kind with a pod template."""
+"""Final objects of every kind with a pod template, from manifests, contributions and claims."""
 
 from __future__ import annotations
 

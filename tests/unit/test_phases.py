@@ -1,4 +1,4 @@
-"""A group's phase from document, log and status."""
+"""A group's phase is derived from its document, the log and the status."""
 
 from __future__ import annotations
 

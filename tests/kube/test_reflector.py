@@ -1,5 +1,5 @@
-"""Following a collection through everything that goes wrong: nothing is missed, nothing is seen twice as new, and a server
-that fails is not made worse."""
+"""The reflector through all failures of a server: it misses nothing, reports nothing as new twice, and does not load a failing
+server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_list_comes_in_pages_and_again_when_they_expire(
 
 @pytest.mark.parametrize("form", ["event", "http", "list"])
 async def test_too_old_lists_again_and_tells_of_those_that_went(server: ScriptedServer, seen: Seen, form: str) -> None:
-    """What went unseen is dropped; another one of the same name is another one."""
+    """Objects deleted during a gap are dropped, and one created anew with the same name is a new one."""
     await server.put(NODES, "b")
     await server.put(NODES, "gone")
     await seen.agrees(server)
@@ -133,7 +133,7 @@ async def test_a_server_that_restarts_is_found_again(server: ScriptedServer, see
 
 
 async def test_half_open_is_noticed(server: ScriptedServer, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection stays and says nothing. With the time that it takes shortened by ten."""
+    """The connection stays open without data. Timeouts are a tenth of the real ones."""
     low, high = reflector.SILENCE
     assert high < 60
     monkeypatch.setattr(reflector, "SILENCE", (low / 20, high / 20))
@@ -171,7 +171,7 @@ async def test_a_kind_that_is_not_served_is_said_so(server: ScriptedServer) -> N
 
 
 async def test_many_that_follow_are_one_to_a_failing_server(server: ScriptedServer) -> None:
-    """Six at once, as an agent has them: together at most two requests a second, and all of them well soon after."""
+    """Six reflectors, as in an agent, make at most two requests a second together and recover soon after."""
     paths = [f"/api/v1/kind{i}" for i in range(6)]
     for path in paths:
         server.collections[path] = {}

@@ -1,4 +1,4 @@
-"""How far objects are, by what their controllers say."""
+"""Readiness of objects, derived from the status that their controllers write."""
 
 from __future__ import annotations
 
