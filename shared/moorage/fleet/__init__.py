@@ -1,4 +1,4 @@
-"""The columnar view of all clusters: updated in place, followed from Redis, asked by tick for what changed."""
+"""The fleet as columns of clusters and nodes, updated in place, followed from Redis. A tick tells what changed since."""
 
 from __future__ import annotations
 

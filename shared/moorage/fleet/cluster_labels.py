@@ -1,4 +1,4 @@
-"""The clusters of a fleet as those who write controllers see them: masks by label and provider."""
+"""The clusters of a fleet for authors of controllers: masks by label and provider."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .columns import grown
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-#: So many sets that no cluster has are nothing to clear away.
+#: Unused label sets that are tolerated before they are dropped.
 FEW = 64
 
 
 class Clusters:
-    """Label sets of clusters by number, so that a question looks at distinct sets and not at clusters."""
+    """The clusters by label and provider. Label sets are numbered, so a query looks at distinct sets, not at clusters."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -37,7 +37,7 @@ class Clusters:
     def where(
         self, label: Mapping[str, str | None] | None = None, provider: str | Iterable[str] | None = None
     ) -> NDArray[np.bool_]:
-        """Known clusters with all these labels (value None: any value) of this provider or one of these."""
+        """Returns the clusters that have all these labels (None: any value) and one of the providers."""
         found = self._fleet.known.copy()
         labelset = self._labelset[: self._fleet.size]
         for key, value in (label or {}).items():
@@ -49,7 +49,7 @@ class Clusters:
         return found
 
     def mask(self, names: Iterable[str]) -> NDArray[np.bool_]:
-        """These clusters, by name; names of none are passed over."""
+        """Returns the clusters of these names; unknown names are ignored."""
         found = np.zeros(self._fleet.size, np.bool_)
         found[[self._fleet.ids[name] for name in names if name in self._fleet.ids]] = True
         return found
@@ -77,7 +77,7 @@ class Clusters:
             self._having[key, value] = known
         return known
 
-    # -- kept by the fleet --------------------------------------------------------------------------------------------
+    # -- updated by the fleet --------------------------------------------------------------------------------------------
 
     def relabel(self, cid: int, name: str, labels: dict[str, str]) -> None:
         key = tuple(sorted(labels.items()))
@@ -91,7 +91,7 @@ class Clusters:
         self._provider[cid] = self._providers.setdefault(name.partition("/")[0], len(self._providers))
 
     def _compact(self) -> None:
-        """Drops sets that no cluster has any more; the numbers of the others change."""
+        """Drops label sets that no cluster has any more; the numbers of the others change."""
         labelset = self._labelset[: self._fleet.size]
         used, numbers = np.unique(np.append(labelset, np.int32(0)), return_inverse=True)
         labelset[:] = numbers[:-1]

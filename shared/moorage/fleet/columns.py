@@ -1,5 +1,6 @@
-"""Memory for rows: arrays that grow together, and blocks of neighbouring rows, one block for each cluster. Rows of a
-cluster stand side by side so that a change touches a few neighbouring bytes and no index of two million names is needed.
+"""Memory for rows: arrays that grow together, and blocks of neighbouring rows, one for each cluster.
+
+The rows of a cluster are neighbours, so a change touches few memory pages, and no index of two million names is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def grown(old: NDArray[Any], length: int, fill: Any = 0) -> NDArray[Any]:
 
 
 class Resource:
-    """One resource of all rows. `claimed` is made when the first claim comes; only committers ever need it."""
+    """The columns of a resource. `claimed` is allocated with the first claim; only committers need it."""
 
     __slots__ = ("allocatable", "claimed", "free")
 
@@ -53,7 +54,7 @@ class Resource:
 
 
 class Blocks:
-    """Hands out runs of rows with a little slack; freed ones are used again for the next block of that length."""
+    """Allocates runs of rows with a little slack. A freed run is used again for the next block of its length."""
 
     __slots__ = ("_free", "top")
 
@@ -63,7 +64,7 @@ class Blocks:
 
     @staticmethod
     def length_for(rows: int) -> int:
-        """An eighth of slack, rounded so that few lengths exist and a freed block finds its next user."""
+        """Returns a block's length with an eighth of slack, rounded so that few lengths exist and freed blocks are reused."""
         if rows == 0:
             return 0
         wanted = rows + rows // 8 + 1
@@ -84,7 +85,7 @@ class Blocks:
 
 
 def spread(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.intp]:
-    """The numbers of all runs [start, start + length) one after the other."""
+    """Returns the numbers of all runs [start, start + length), concatenated."""
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, np.intp)
@@ -93,7 +94,7 @@ def spread(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.intp]:
 
 
 class RowColumns(NamedTuple):
-    """What a patch says of its rows, decoded."""
+    """The decoded columns of a patch's rows."""
 
     flags: NDArray[np.uint8]
     labels: NDArray[np.int32]
@@ -107,7 +108,7 @@ class RowColumns(NamedTuple):
 
 
 class Sums:
-    """Of one resource, over the usable nodes of each cluster, right for what was stated up to `since`."""
+    """Sums of a resource over the usable nodes of each cluster, current up to the tick `since`."""
 
     __slots__ = ("allocatable", "free", "since")
 

@@ -1,5 +1,7 @@
-"""What travels from inventory to those who follow the fleet: whole rows as raw columns behind a msgpack header. One form
-serves patches on the stream and snapshots of single clusters; applying one twice changes nothing."""
+"""The wire format of fleet changes: whole rows as raw columns behind a msgpack header.
+
+Patches on the stream and snapshots of single clusters have the same form. Applying one twice changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from moorage.model.reports import Taint
 
-#: Flags of a node row. Usable is: ready and none of the next two.
+#: Flags of a node row. A node is usable if it is ready and neither unschedulable nor rejected.
 READY, UNSCHEDULABLE, REJECTED, HOST = 1, 2, 4, 8
 #: Flags of a cluster.
 STALE, CORDONED, GONE = 1, 2, 4
@@ -23,7 +25,7 @@ _MAX_COUNT = 1 << 62
 
 
 class Epoch(NamedTuple):
-    """Which inventory spoke (its lease's generation) and how often."""
+    """The generation of an inventory's lease, and the number of its last change."""
 
     generation: int
     counter: int
@@ -33,24 +35,27 @@ class Epoch(NamedTuple):
 
 
 class Malformed(ValueError):
-    """Bytes that are no patch, or one whose columns do not fit its header."""
+    """The bytes are not a patch, or its columns do not match its header."""
 
 
 class ClusterDelta(msgspec.Struct, array_like=True):
-    """One cluster in a patch. `version` is the counter of the change that this part shows: parts that are not newer than
-    what is there are passed over; 0 = apply always. `rows` rows of the patch's columns are this cluster's."""
+    """A cluster in a patch.
+
+    `version` is the counter of the change: parts that are not newer than the known rows are skipped, and 0 is always applied.
+    The next `rows` rows of the patch's columns belong to this cluster.
+    """
 
     id: int
     name: str
     version: int = 0
     state: int = 0
     as_of: float = 0.0
-    whole: bool = False  # these rows and claims are all there are
+    whole: bool = False  # there are no other rows and claims
     rows: int = 0
     names: str = ""
     gone: list[str] = []
-    labels: dict[str, str] | None = None  # None = as before
-    claims: dict[str, dict[str, int]] = {}  # claim -> node -> pods; {} = none any more; node "" = not bound
+    labels: dict[str, str] | None = None  # None: unchanged
+    claims: dict[str, dict[str, int]] = {}  # claim -> node -> pods; {}: no pods any more; node "": not bound
     extras: dict[str, bytes] = {}
 
     def names_list(self) -> list[str]:
@@ -66,13 +71,13 @@ class FleetDelta(msgspec.Struct, array_like=True):
     flags: bytes = b""
     label_numbers: bytes = b""
     taint_numbers: bytes = b""
-    exclusive: bytes = b""  # exclusive cores; -1 = the node does not say
+    exclusive: bytes = b""  # exclusive cores; -1: not reported
     resources: dict[str, tuple[bytes, bytes]] = {}  # allocatable, requested
     labels_from: int = 0
     label_sets: list[dict[str, str]] = []
     taints_from: int = 0
     taint_sets: list[list[Taint]] = []
-    heard: bytes = b""  # cluster ids that reported without a change, and when
+    heard: bytes = b""  # ids of clusters that reported without a change; `heard_at` has the times
     heard_at: bytes = b""
 
     @property
@@ -105,7 +110,7 @@ def encode(patch: FleetDelta) -> bytes:
 
 
 def decode(data: bytes) -> FleetDelta:
-    """Checks all that applying relies on, so that a patch is applied whole or not at all."""
+    """Decodes a patch and checks everything that applying relies on, so that it is applied completely or not at all."""
     try:
         patch = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -144,7 +149,7 @@ def decode(data: bytes) -> FleetDelta:
 
 
 def merge(patches: Iterable[FleetDelta]) -> FleetDelta:
-    """Many snapshots as one patch, so that loading a fleet costs a few large steps. Dictionary entries stay behind."""
+    """Merges snapshots into one patch without dictionary entries, so that loading a fleet takes a few large steps."""
     sources = [(patch, patch.rows) for patch in patches]
     names = {name for patch, _ in sources for name in patch.resources}
 

@@ -1,5 +1,7 @@
-"""All nodes of all clusters as columns, kept current in place. Everything that decides reads this and nothing else, so
-questions about the whole fleet are vector arithmetic and what changed can be asked for by tick."""
+"""Keeps all nodes of all clusters as columns, updated in place.
+
+Decisions read only this, so a question about the whole fleet is vector arithmetic, and changes can be asked for by tick.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from .delta import (
 )
 from .table import Table
 
-#: What a node has of exclusive cores where nothing in its cluster reports CPU managers.
+#: The exclusive cores of a node in a cluster where no node reports a CPU manager.
 BOUNDLESS = 1 << 40
 _USABLE = READY | UNSCHEDULABLE | REJECTED
 _NONE = np.empty(0, np.int32)
@@ -40,19 +42,25 @@ _NO_ROWS = np.empty(0, np.intp)
 
 
 class FleetChange(NamedTuple):
-    """What one patch changed. `node_sets`: clusters that have other nodes or other row numbers than before, so that what
-    was taken there must be taken again for nodes that went and came. `reset`: everything is new, nothing is taken."""
+    """What one patch changed.
+
+    `node_sets` are clusters whose nodes or row numbers changed, so that claims there must be taken again for the nodes that
+    left and joined. `reset`: everything was replaced, and nothing is claimed.
+    """
 
     clusters: NDArray[np.int32] = _NONE
     node_sets: NDArray[np.int32] = _NONE
     claims: frozenset[str] = frozenset()
     reset: bool = False
-    heard: NDArray[np.int32] = _NONE  # clusters whose `as_of` went on
+    heard: NDArray[np.int32] = _NONE  # clusters with a newer `as_of`
 
 
 class Fleet(Table):
-    """Arrays are replaced when they grow: read them from here each time. After a reset (`changed_since` says None) label
-    and taint numbers mean other sets."""
+    """The columns of the fleet.
+
+    Arrays are replaced when they grow, so read them from here each time. After a reset (`changed_since` returns None) label
+    and taint numbers mean other sets.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +68,7 @@ class Fleet(Table):
         self.resets = 0
         self.on_change: list[Callable[[FleetChange], None]] = []
         self.epoch = Epoch(0, 0)
-        # Of clusters.
+        # Columns of clusters.
         self.names: list[str] = []
         self.ids: dict[str, int] = {}
         self._state: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -70,7 +78,7 @@ class Fleet(Table):
         self._as_of: NDArray[np.float64] = np.empty(0, np.float64)
         self._joined: NDArray[np.int64] = np.empty(
             0, np.int64
-        )  # the counter of its epoch; 0: it was there at the start
+        )  # counter of the epoch of joining; 0: a member from the start
         self._last_joined = 0
         self.membership = 0  # grows when clusters join
         self._changed: NDArray[np.int64] = np.empty(0, np.int64)
@@ -78,28 +86,30 @@ class Fleet(Table):
         self._claims: dict[int, dict[str, dict[str, int]]] = {}
         self._claimed_in: dict[str, tuple[int, ...]] = {}
         self._sums: dict[str, Sums] = {}
-        self._restated: NDArray[np.int64] = np.empty(0, np.int64)  # changed by more than `take`, which keeps sums right
+        self._restated: NDArray[np.int64] = np.empty(
+            0, np.int64
+        )  # tick of the last change other than `take`, which updates sums
         self._last_restated = 0
         self._summing: tuple[int, int, NDArray[np.int32], NDArray[np.intp]] = (-1, -1, _NONE, _NO_ROWS)
         self._reset_tick = 0
-        # The dictionary. Number 0 of both is the empty set.
+        # The dictionary. Entry 0 of both is the empty set.
         self.label_sets: list[dict[str, str]] = [{}]
         self.taint_sets: list[tuple[Taint, ...]] = [()]
         self.clusters = Clusters(self)
 
     def joined_after(self, epoch: str) -> NDArray[np.bool_] | None:
-        """Clusters that somebody who knew the fleet as of this epoch has not seen; None: none."""
+        """Returns the clusters that joined after this epoch; None if none did."""
         generation, _, counter = epoch.partition(".")
         if not (generation.isdecimal() and counter.isdecimal()) or int(generation) > self.epoch.generation:
             return None
         seen = int(counter) if int(generation) == self.epoch.generation else 0
         return None if seen >= self._last_joined else self._joined[: self.size] > seen
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """Clusters that are part of the fleet, whatever their state."""
+        """The clusters of the fleet, in any state."""
         return self._known[: self.size]
 
     @property
@@ -111,7 +121,7 @@ class Fleet(Table):
         return sorted(self._resources)
 
     def free(self, resource: str) -> NDArray[np.int64] | None:
-        """Allocatable minus requested minus claimed, of each row; None: no node ever had any."""
+        """Returns allocatable minus requested minus claimed of each row; None if no node ever had the resource."""
         found = self._resource(resource)
         return None if found is None else found.free
 
@@ -130,15 +140,15 @@ class Fleet(Table):
         return self.clusters.labels(cid)
 
     def seq(self, cid: int) -> int:
-        """The number of the newest change of the cluster that is in these rows; it only grows."""
+        """Returns the number of the cluster's newest change in these rows; it only grows."""
         return int(self._version[cid])
 
     def as_of(self, cid: int) -> float:
-        """The agent's time of the newest report that is in these rows."""
+        """Returns the agent's time of the newest report in these rows."""
         return float(self._as_of[cid])
 
     def extras(self, row: int) -> dict[str, Any]:
-        """Zones, providers, devices and machines of a node, as reported."""
+        """Returns the reported zones, providers, devices and machines of a node."""
         found = self._extras.get(int(self.cluster[row]), {}).get(self.node_name(row))
         return dict(msgspec.json.decode(found, type=dict[str, Any])) if found else {}
 
@@ -146,12 +156,14 @@ class Fleet(Table):
         return self._extras.get(cid, {})
 
     def claims_of(self, cid: int) -> dict[str, dict[str, int]]:
-        """Claim → node → pods, of one cluster; node "" = not bound."""
+        """Returns claim → node → pods of a cluster; node "" has the pods that are not bound."""
         return self._claims.get(cid, {})
 
     def live(self, claim: str, cluster: int | None = None) -> dict[str, int]:
-        """Bound pods that are not finished and carry this claim: node → pods. Name the cluster where it is known: a pod
-        elsewhere that carries the same claim is somebody's mistake."""
+        """Returns node → bound, unfinished pods that carry this claim.
+
+        Name the cluster if it is known: a pod in another cluster that carries the same claim does so by mistake.
+        """
         found: dict[str, int] = {}
         for cid in self._claimed_in.get(claim, ()) if cluster is None else (cluster,):
             for node, pods in self._claims.get(cid, {}).get(claim, {}).items():
@@ -160,13 +172,15 @@ class Fleet(Table):
         return found
 
     def present(self, claim: str, cluster: int | None = None) -> int:
-        """All pods of a claim that are not finished, those not bound yet too."""
+        """Returns the number of unfinished pods of a claim, bound or not."""
         cids = self._claimed_in.get(claim, ()) if cluster is None else (cluster,)
         return sum(sum(self._claims.get(cid, {}).get(claim, {}).values()) for cid in cids)
 
     def sums(self, resource: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Free and allocatable per cluster, over usable nodes; read only, and current until the next change. What is taken
-        is added up as it is taken; only clusters that said something new since last asked are summed."""
+        """Returns free and allocatable amounts per cluster, over usable nodes; read-only, and current until the next change.
+
+        `take` updates the sums; only clusters that were restated since the last call are summed again.
+        """
         found = self._resource(resource)
         if found is None:
             return np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
@@ -181,26 +195,26 @@ class Fleet(Table):
         of = self.cluster[rows]
         for total, column in ((kept.free, found.free), (kept.allocatable, found.allocatable)):
             total[changed] = 0
-            # A node that has given more than it has takes nothing from what others have free.
+            # An overcommitted node does not reduce what other nodes have free.
             np.add.at(total, of, np.maximum(column[rows], 0))
         kept.since = self.tick
         return kept.free, kept.allocatable
 
     def _to_sum(self, since: int) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
-        """Clusters restated after `since`, and their usable rows: the same for every resource that is asked for now."""
+        """Returns the clusters restated after `since` and their usable rows. Cached: all resources need the same at one tick."""
         known, tick, changed, rows = self._summing
         if (known, tick) != (since, self.tick):
-            of_those = self._restated[: self.size] > since if since else self.known
-            changed = np.flatnonzero(of_those).astype(np.int32)
+            mask = self._restated[: self.size] > since if since else self.known
+            changed = np.flatnonzero(mask).astype(np.int32)
             rows = self.rows_in(changed)
             rows = rows[self.usable[rows]]
             self._summing = (since, self.tick, changed, rows)
         return changed, rows
 
-    # -- what changed -------------------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------
 
     def changed_since(self, tick: int) -> NDArray[np.int32] | None:
-        """Clusters that changed after `tick`; None: everything was replaced since."""
+        """Returns the clusters that changed after `tick`; None if everything was replaced since."""
         if tick == self.tick:
             return _NONE
         if tick < self._reset_tick:
@@ -208,18 +222,18 @@ class Fleet(Table):
         return np.flatnonzero(self._changed[: self.size] > tick).astype(np.int32)
 
     def improved_since(self, tick: int) -> NDArray[np.intp] | None:
-        """Rows that may take something after `tick` that they could not before: more free, other labels or taints, or
-        usable again."""
+        """Returns the rows that may fit something since `tick` that they did not before: they have more free, other labels or
+        taints, or are usable again. None if everything was replaced since."""
         if tick < self._reset_tick:
             return None
         rows = self.rows_in(np.flatnonzero(self._improved_cluster[: self.size] > tick))
         return rows[self._improved[rows] > tick]
 
     def take(self, row: int, resources: Mapping[str, int], sign: int = 1) -> None:
-        """Claims (+1) or gives back (-1), in place."""
+        """Claims resources of a row (sign 1) or releases them (sign -1), in place."""
         cid = int(self.cluster[row])
         if cid < 0:
-            raise IndexError(f"row {row} is no node")
+            raise IndexError(f"row {row} has no node")
         usable = bool(self.usable[row])
         for name, amount in resources.items():
             found = self._resource(name) or self._new_resource(name)
@@ -239,10 +253,10 @@ class Fleet(Table):
     def taken(self, row: int) -> dict[str, int]:
         return {n: int(r.claimed[row]) for n, r in self._resources.items() if r.claimed is not None and r.claimed[row]}
 
-    # -- change -------------------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def apply(self, patch: FleetDelta) -> FleetChange:
-        """Puts a (decoded, so checked) patch in. Parts that are not newer than what is here are passed over."""
+        """Applies a patch that `decode` has checked. Parts that are not newer than the rows here are skipped."""
         self._learn(patch)
         parts = patch.clusters
         total = patch.rows
@@ -277,7 +291,7 @@ class Fleet(Table):
                     node_sets.append(cid)
         if targets:
             rows = np.concatenate(targets)
-            if len(rows) != total:  # some parts were passed over
+            if len(rows) != total:  # some parts were skipped
                 pick = np.concatenate([np.arange(a, b) for a, b in sources])
                 columns = columns.pick(pick)
             self._write(rows, np.concatenate(fresh), columns)
@@ -287,8 +301,8 @@ class Fleet(Table):
         self._changed[cids] = self._restated[cids] = self.tick
         if changed:
             self._last_restated = self.tick
-        if changed and EXCLUSIVE in self._resources:  # until somebody asks for it, nothing is judged
-            self._judge_exclusive(cids)
+        if changed and EXCLUSIVE in self._resources:  # derived only once it was asked for
+            self._derive_exclusive(cids)
         heard = self._hear(patch)
         if patch.counter or patch.generation:
             self.epoch = max(self.epoch, Epoch(patch.generation, patch.counter))
@@ -297,7 +311,7 @@ class Fleet(Table):
         return change
 
     def adopt(self, other: Fleet) -> None:
-        """Becomes what `other` is (which must not be used any more), in one step; ticks go on, what was taken is gone."""
+        """Takes over the content of `other`, which must not be used any more, in one step. Ticks continue; claims are dropped."""
         tick = max(self.tick, other.tick) + 1
         self._inherit_joined(other)
         keep = {name: vars(self)[name] for name in ("on_change", "clusters", "resets")}
@@ -313,7 +327,7 @@ class Fleet(Table):
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
 
     def _inherit_joined(self, other: Fleet) -> None:
-        """Clusters that are new to us joined at the latest by then; of those we knew we know it better."""
+        """Keeps the epochs of joining that are known here; clusters new to this fleet count as joined at `other`'s epoch."""
         before = np.zeros(other.size, np.bool_)
         before[: self.size] = self.known[: other.size]
         same = self.epoch.generation == other.epoch.generation
@@ -354,11 +368,11 @@ class Fleet(Table):
         )
         for numbers, sets in ((found.labels, self.label_sets), (found.taints, self.taint_sets)):
             if rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(sets):
-                raise Malformed("a row names a dictionary entry that never came")
+                raise Malformed("a row names an unknown dictionary entry")
         return found
 
     def _restate(self, part: ClusterDelta, counter: int) -> bool:
-        """The cluster itself: name, labels, state. True if that changes which of its rows are usable."""
+        """Writes a cluster's name, labels and state. Returns whether that changes which of its rows are usable."""
         cid = part.id
         self._as_of[cid] = max(float(self._as_of[cid]), part.as_of)
         gone = bool(part.state & GONE)
@@ -444,14 +458,15 @@ class Fleet(Table):
         self._improved[rows] = self.tick
         self._improved_cluster[self.cluster[rows]] = self.tick
 
-    def _judge_exclusive(self, clusters: NDArray[np.int32]) -> None:
-        """A node that does not say has no exclusive cores where another of its cluster does say; else any number."""
+    def _derive_exclusive(self, clusters: NDArray[np.int32]) -> None:
+        """Derives exclusive cores of nodes without a CPU manager: none if another node of the cluster reports one, else any
+        number."""
         resource = self._resources.get(EXCLUSIVE) or self._new_resource(EXCLUSIVE)
         rows = self.rows_in(clusters)
-        said = np.full(len(rows), -1, np.int64) if self.exclusive is None else self.exclusive[rows]
-        speaks = np.zeros(self.size, np.bool_)
-        speaks[self.cluster[rows[said >= 0]]] = True
-        amount = np.where(said >= 0, said, np.where(speaks[self.cluster[rows]], 0, BOUNDLESS))
+        reported = np.full(len(rows), -1, np.int64) if self.exclusive is None else self.exclusive[rows]
+        reporting = np.zeros(self.size, np.bool_)
+        reporting[self.cluster[rows[reported >= 0]]] = True
+        amount = np.where(reported >= 0, reported, np.where(reporting[self.cluster[rows]], 0, BOUNDLESS))
         free = amount if resource.claimed is None else amount - resource.claimed[rows]
         self._improve(rows[free > resource.free[rows]])
         resource.allocatable[rows] = amount
@@ -471,7 +486,7 @@ class Fleet(Table):
         found = self._resources.get(name)
         if found is None and name == EXCLUSIVE:
             found = self._new_resource(name)
-            self._judge_exclusive(np.flatnonzero(self.known).astype(np.int32))
+            self._derive_exclusive(np.flatnonzero(self.known).astype(np.int32))
         return found
 
     def _ensure_clusters(self, size: int) -> None:

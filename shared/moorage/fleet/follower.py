@@ -1,6 +1,9 @@
-"""Keeps a fleet current from Redis. Small changes come on the stream; whatever does not fit together (a gap, another
-generation, an unreadable change) means loading the snapshots whole, beside the fleet in use, which is replaced in one step:
-nobody who decides ever sees half a fleet. While Redis is away or is being written again, the last view stays."""
+"""Keeps a fleet current from Redis.
+
+Small changes come on the stream. After a gap, another generation or an unreadable change all snapshots are loaded, beside the
+fleet in use, which is then replaced in one step: decisions never see half a fleet. While Redis is away or is being written
+again, the last view is kept.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from .redis_store import FAILURES, Changed, FleetStore, still_wanted
 
 log = structlog.get_logger("fleet")
 
-#: How long an older generation must stay current until it is believed: longer than an inventory that lost its lease lives.
+#: Seconds that an older generation must be current before it is loaded: longer than an inventory lives without its lease.
 OLDER_FOR = 5.0
-#: After so long without an answer from Redis, or without a current generation in it, `healthy` says so.
+#: Seconds without an answer from Redis, or without a current generation in it, after which `healthy` is false.
 PATIENCE = 3.0
 BLOCK_MS = 1000
 
@@ -31,17 +34,17 @@ class FleetFollower:
         self.loads = 0
         self._store = FleetStore(redis_url)
         self._loaded = asyncio.Event()
-        self._good = 0.0
+        self._answered_at = 0.0
         self._older_since = 0.0
         self._task: asyncio.Task[None] | None = None
 
     @property
     def healthy(self) -> bool:
-        """The fleet is loaded and Redis answered lately."""
-        return self._loaded.is_set() and time.monotonic() - self._good < PATIENCE
+        """Whether the fleet is loaded and Redis answered recently."""
+        return self._loaded.is_set() and time.monotonic() - self._answered_at < PATIENCE
 
     async def start(self) -> None:
-        """Back once the fleet is loaded; waits as long as inventory has none whole in Redis."""
+        """Waits until the fleet is loaded, which takes until inventory has written all of it to Redis."""
         self._task = asyncio.create_task(self._run(), name="fleet follower")
         waiting = asyncio.create_task(self._loaded.wait())
         try:
@@ -81,12 +84,12 @@ class FleetFollower:
         fresh = await self._store.read(current)
         self.loads += 1
         self.fleet.adopt(fresh)
-        self._seen()
+        self._note_answer()
         self._loaded.set()
         return True
 
     async def _follow(self) -> None:
-        """Returns when the snapshots must be loaded."""
+        """Applies changes until the snapshots must be loaded again."""
         delay = 0.05
         while True:
             still_wanted()
@@ -96,13 +99,15 @@ class FleetFollower:
                     return
             except FAILURES as error:
                 if delay == 0.05:
-                    log.warning("Redis is away; the last view stays", error=f"{type(error).__name__}: {error}"[:300])
+                    log.warning(
+                        "Redis does not answer; the last view is kept", error=f"{type(error).__name__}: {error}"[:300]
+                    )
                 await asyncio.sleep(delay * random.uniform(0.5, 1.5))
                 delay = min(delay * 2, 1.0)
                 continue
             delay = 0.05
             if changes:
-                self._seen()
+                self._note_answer()
             for epoch, data in changes:
                 if not self._apply(epoch, data):
                     return
@@ -117,25 +122,25 @@ class FleetFollower:
                 patch.generation, patch.counter = epoch
                 self.fleet.apply(patch)
             except Malformed as error:
-                log.warning("an unreadable change; loading whole", epoch=str(epoch), error=str(error)[:300])
+                log.warning("a change is unreadable; loading all snapshots", epoch=str(epoch), error=str(error)[:300])
                 return False
         return True
 
     async def _superseded(self) -> bool:
-        """Nothing came for a while: is that because all is quiet, or because we look at the wrong place?"""
+        """Returns whether no change came because another generation is current, or because changes were missed."""
         here = self.fleet.epoch
         current = (await self._store.current()).generation
-        if not current:  # Redis forgot; inventory is about to write it again
+        if not current:  # Redis was emptied; inventory is about to write it again
             return False
         if current < here.generation:
             self._older_since = self._older_since or time.monotonic()
             return time.monotonic() - self._older_since > OLDER_FOR
         self._older_since = 0.0
-        self._seen()
+        self._note_answer()
         if current > here.generation:
             return True
         behind = await self._store.counter(here.generation) > here.counter
         return behind and not await self._store.changes(here, None)
 
-    def _seen(self) -> None:
-        self._good = time.monotonic()
+    def _note_answer(self) -> None:
+        self._answered_at = time.monotonic()

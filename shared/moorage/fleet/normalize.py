@@ -1,5 +1,7 @@
-"""Nodes as sources report them become rows, once: amounts as integers, the hostname label a flag. What cannot be read
-makes one node unusable and says why; the rest of the report stands."""
+"""Converts reported nodes to rows: amounts become integers, the hostname label a flag.
+
+An unreadable amount makes its node unusable, with a reason; the other nodes of the report are not affected.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class NodeRow(NamedTuple):
 
 
 def normalize_node(node: NodeReport) -> tuple[NodeRow, str]:
-    """The row, and what is wrong with it ("" = nothing)."""
+    """Returns the row of a node, and what is wrong with the node ("" if nothing is)."""
     labels, flags, problem = node.labels, 0, ""
     if labels.get(HOSTNAME) == node.name:
         labels = {k: v for k, v in labels.items() if k != HOSTNAME}
@@ -44,7 +46,7 @@ def normalize_node(node: NodeReport) -> tuple[NodeRow, str]:
         for name, text in node.requested.items():
             requested[name] = _bounded(name, text, True)
         for amounts in (allocatable, requested):
-            amounts.pop(EXCLUSIVE, None)  # ours to say, from the CPU manager
+            amounts.pop(EXCLUSIVE, None)  # derived from the CPU manager instead
     except ValueError as error:
         allocatable, requested, flags, problem = {}, {}, flags | REJECTED, f"node {node.name}: {name}: {error}"
     requested.setdefault(PODS, min(max(node.pod_count, 0), _MAX))
@@ -55,14 +57,14 @@ def normalize_node(node: NodeReport) -> tuple[NodeRow, str]:
 
 
 def exclusive_cores(manager: CpuManager | None) -> int:
-    """-1: the node does not say. Only the static policy gives cores away whole."""
+    """Returns the free exclusive cores; -1 if they are not reported. Only the static policy assigns whole cores."""
     if manager is None:
         return -1
     return min(max(manager.exclusive_free, 0), _MAX) if manager.policy == "static" else 0
 
 
 def name_problem(name: str) -> str:
-    """A node whose name cannot be one has no row at all."""
+    """Returns what is wrong with a node's name, or "". A node with an invalid name has no row."""
     if not name or len(name) > 253 or SEPARATOR in name:
         return f"{name[:60]!r} is no name of a node"
     return ""

@@ -1,9 +1,9 @@
-"""How the fleet stands in Redis (6.2): a snapshot per cluster, the dictionary, a counter, and one stream of changes.
+"""Stores the fleet in Redis (6.2): a snapshot per cluster, the dictionary, a counter, and one stream of changes.
 
-Keys carry the generation, and a change's place in the stream is its epoch, `generation-counter`: who wrote what is never
-a question, a repeated write is refused by Redis itself, and a reader sees a gap at a glance. `current` names the generation
-that is whole and is to be read, and the counter at which it was written whole; it is written last and is gone when Redis
-lost its memory."""
+Keys have the generation, and the stream id of a change is its epoch, `generation-counter`. So every value tells its writer,
+Redis refuses a repeated write, and readers see gaps. `current` names the generation to read, which is complete, and the
+counter at which it was written; it is written last, and is missing when Redis was emptied.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .writer import FleetFlush, FleetWriter
 PREFIX = "moorage:fleet"
 CURRENT = f"{PREFIX}:current"
 STREAM = f"{PREFIX}:stream"
-#: Changes kept for readers who were away for a moment; who was away longer loads snapshots.
+#: Changes that are kept for readers that were away for a moment; others load the snapshots.
 STREAM_LENGTH = 2000
 CHUNK = 256
 FAILURES = (RedisError, OSError, asyncio.TimeoutError)
@@ -42,11 +42,11 @@ class Changed(Exception):
 
 
 class StoreSuperseded(Exception):
-    """A newer generation has written here; this one must not any more."""
+    """A newer generation has written here; this one must stop."""
 
 
 def still_wanted() -> None:
-    """redis-py sometimes swallows a cancellation that arrives while it closes something; a loop that goes on must ask."""
+    """Raises CancelledError in a cancelled task: redis-py may swallow a cancellation while it closes something."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -58,7 +58,7 @@ def key(generation: int, what: str) -> str:
 
 class FleetStore:
     def __init__(self, url: str, *, timeout: float = 5.0) -> None:
-        # No hidden retries: who calls knows whether a write may be repeated.
+        # No hidden retries: the caller knows whether a write may be repeated.
         self.redis: Redis = Redis.from_url(
             url, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
         )
@@ -70,14 +70,14 @@ class FleetStore:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def current(self) -> Epoch:
-        """Generation 0: nothing whole is there."""
+        """Returns the epoch of the complete fleet; generation 0 if there is none."""
         return _current(await self.redis.get(CURRENT))
 
     async def counter(self, generation: int) -> int:
         return int(await self.redis.get(key(generation, "counter")) or 0)
 
     async def read(self, current: Epoch) -> Fleet:
-        """The whole fleet as of at least the counter in its epoch; raises `Changed` if it is written anew meanwhile."""
+        """Reads the fleet as of at least the counter in its epoch. Raises `Changed` if it is written again meanwhile."""
         generation = current.generation
         counter = await self.counter(generation)
         ids = await self.redis.hkeys(key(generation, "clusters"))
@@ -86,7 +86,7 @@ class FleetStore:
         for at in range(0, len(ids), CHUNK):
             chunk: Any = await self.redis.hmget(key(generation, "clusters"), ids[at : at + CHUNK])
             found.append(delta.merge([delta.decode(data) for data in chunk if data is not None]))
-        # After the snapshots: so every number they name is in it.
+        # Read after the snapshots, so the dictionary has every number that they name.
         labels: Any = await self.redis.hgetall(key(generation, "labels"))
         taints: Any = await self.redis.hgetall(key(generation, "taints"))
         if await self.current() != current:
@@ -99,7 +99,7 @@ class FleetStore:
         return fleet
 
     async def told(self, generation: int) -> list[bytes]:
-        """How the newest changes of state are told, as they were given to `write`."""
+        """Returns the recorded events of clusters' states, as they were given to `write`."""
         found: Any = await self.redis.hvals(key(generation, "told"))
         return list(found)
 
@@ -111,8 +111,10 @@ class FleetStore:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     async def write(self, generation: int, flush: FleetFlush, told: Mapping[int, bytes] | None = None) -> Epoch:
-        """Snapshots, dictionary entries, counter and change, all or nothing; says what is current there. A failure leaves
-        open whether it happened: the counter tells. `told`: how changes of state in it are told, by cluster."""
+        """Writes snapshots, dictionary entries, counter and change in one transaction, and returns the current epoch.
+
+        After a failure the counter tells whether the write happened. `told` has events to record, by cluster.
+        """
         clusters = key(generation, "clusters")
         async with self.redis.pipeline(transaction=True) as pipe:
             present = {str(cid): data for cid, data in flush.snapshots.items() if data is not None}
@@ -132,11 +134,11 @@ class FleetStore:
     async def rewrite(
         self, generation: int, counter: int, writer: FleetWriter, told: Mapping[int, bytes] | None = None
     ) -> None:
-        """Everything from memory, `current` last. What changes meanwhile is pending in the writer and comes after."""
+        """Writes everything from memory, `current` last. Changes meanwhile stay pending in the writer."""
         if (await self.last()).generation > generation:
             raise StoreSuperseded
         sent = len(writer.fleet.label_sets), len(writer.fleet.taint_sets)
-        if (await self.current()).generation == generation:  # nobody may read while it is half written
+        if (await self.current()).generation == generation:  # not to be read until it is complete
             await self.redis.delete(CURRENT)
         fresh = [key(generation, what) for what in ("clusters", "labels", "taints", "counter", "told")]
         await self.redis.unlink(*fresh)
@@ -168,12 +170,12 @@ class FleetStore:
             await self.redis.unlink(*old)
 
     async def last(self) -> Epoch:
-        """Of the newest change in the stream."""
+        """Returns the epoch of the newest change in the stream."""
         newest: Any = await self.redis.xrevrange(STREAM, count=1)
         return _epoch(newest[0][0]) if newest else Epoch(0, 0)
 
     async def intact(self, generation: int, counter: int, clusters: int | None) -> bool:
-        """Whether Redis still has what was written; it may have been emptied or have come back older."""
+        """Returns whether Redis still has what was written: it may have been emptied, or restarted with older data."""
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.get(CURRENT)
             pipe.get(key(generation, "counter"))
@@ -200,7 +202,7 @@ def _fill(
 
 
 def _dictionary(labels: Mapping[bytes, bytes], taints: Mapping[bytes, bytes]) -> FleetDelta:
-    """Entries in the order of their numbers; a hole is an entry nobody names."""
+    """Returns a patch with the entries in the order of their numbers. A missing number is one that no row names."""
     try:
         sets = {int(n): _labels.decode(data) for n, data in labels.items()}
         tolerated = {int(n): _taints.decode(data) for n, data in taints.items()}

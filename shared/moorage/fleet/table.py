@@ -1,5 +1,7 @@
-"""Where rows live: one block of neighbouring rows for each cluster, found by cluster and node name, moved when a cluster
-outgrows its block. What the rows mean is the fleet's business."""
+"""Lays out the rows of nodes: a block of neighbouring rows for each cluster, moved when the cluster outgrows it.
+
+Rows are found by cluster and node name. `Fleet` gives the columns their meaning.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ from .delta import SEPARATOR, ClusterDelta
 
 
 class Table:
-    """Node names stand joined, a string per cluster: two million of their own would outweigh all columns."""
+    """The rows of all nodes. Node names are one joined string per cluster: two million strings would need more memory than
+    all columns."""
 
     def __init__(self) -> None:
         self.n = 0
         self.size = 0
         self._start: NDArray[np.int64] = np.empty(0, np.int64)
         self._length: NDArray[np.int64] = np.empty(0, np.int64)
-        self._nodes: list[str] = []  # names of the block's rows, joined; "" = hole
+        self._nodes: list[str] = []  # by cluster: joined names of the block's rows; "" is an empty row
         self._split: dict[int, list[str]] = {}
         self._extras: dict[int, dict[str, bytes]] = {}
         self.cluster: NDArray[np.int32] = np.empty(0, np.int32)
@@ -31,7 +34,7 @@ class Table:
         self.taintset: NDArray[np.int32] = np.empty(0, np.int32)
         self.host_label: NDArray[np.bool_] = np.empty(0, np.bool_)
         self.flags: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.exclusive: NDArray[np.int64] | None = None  # as reported; made when the first node reports one
+        self.exclusive: NDArray[np.int64] | None = None  # as reported; allocated when the first node reports one
         self._improved: NDArray[np.int64] = np.empty(0, np.int64)
         self._resources: dict[str, Resource] = {}
         self._blocks = Blocks()
@@ -45,7 +48,7 @@ class Table:
         return [name for name in self._node_list(cid) if name]
 
     def places(self, cid: int) -> dict[str, int]:
-        """Node → row, of one cluster."""
+        """Returns node → row of a cluster."""
         start = int(self._start[cid])
         return {name: start + i for i, name in enumerate(self._node_list(cid)) if name}
 
@@ -56,7 +59,7 @@ class Table:
             return None
 
     def rows_named(self, name: str) -> NDArray[np.intp]:
-        """The nodes of this name, in whatever cluster."""
+        """Returns the rows of the nodes of this name, in all clusters."""
         holding = [cid for cid, block in enumerate(self._nodes) if name in block]
         return np.array([row for cid in holding if (row := self.row_of(cid, name)) is not None], np.intp)
 
@@ -68,7 +71,7 @@ class Table:
         return rows[self.cluster[rows] >= 0]
 
     def blocks(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Clusters that have rows, in the order of their rows, and where those begin."""
+        """Returns the clusters that have rows, in the order of their rows, and their first rows."""
         if self._layout is None:
             having = np.flatnonzero(self._length[: self.size])
             having = having[self._start[having].argsort()]
@@ -76,24 +79,24 @@ class Table:
         return self._layout
 
     def rows_in(self, clusters: NDArray[Any]) -> NDArray[np.intp]:
-        """The rows of many clusters, in the order of the clusters."""
+        """Returns the rows of clusters, in the order of the clusters."""
         rows = spread(self._start[clusters], self._length[clusters])
         return rows[self.cluster[rows] >= 0]
 
     def names_at(self, cid: int, rows: NDArray[np.intp]) -> list[str]:
-        """Names of rows of one cluster."""
+        """Returns the node names of rows of one cluster."""
         block, start = self._node_list(cid), int(self._start[cid])
         return [block[row - start] for row in rows.tolist()]
 
     @property
     def stored(self) -> dict[str, Resource]:
-        """The resources as nodes report them, by name; exclusive cores are none of these."""
+        """The resources that nodes report, by name. Exclusive cores are not among them."""
         return {name: found for name, found in self._resources.items() if name != EXCLUSIVE}
 
-    # -- change -------------------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def _place(self, part: ClusterDelta) -> tuple[NDArray[np.intp], NDArray[np.bool_], bool]:
-        """Where the rows of a part go: rows, which of them are new, and whether the set of nodes or their rows changed."""
+        """Places the rows of a part. Returns the rows, which of them are new, and whether the set of nodes or their rows changed."""
         cid, names = part.id, part.names_list()
         start, length = int(self._start[cid]), int(self._length[cid])
         extras = self._extras.get(cid)
@@ -151,7 +154,7 @@ class Table:
         return rows, new, moved
 
     def _move(self, cid: int, rows: int) -> int:
-        """Gives a cluster a longer block; its rows and what is claimed of them go along."""
+        """Moves a cluster, with what is claimed of its rows, to a longer block."""
         old, had = int(self._start[cid]), int(self._length[cid])
         length = Blocks.length_for(max(rows, had))
         start = self._blocks.take(length)

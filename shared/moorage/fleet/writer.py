@@ -1,5 +1,7 @@
-"""The writing side of a fleet: rows in, and out come patches and snapshots of what really changed. Inventory has the one
-writer; builders of fleets in tests use the same one, so that nothing is ever tested against rows made another way."""
+"""Writes a fleet: takes rows, and makes patches and snapshots of what really changed.
+
+Inventory has the only writer; tests build their fleets with it, too, so that their rows are made the same way.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from .delta import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, Cluste
 from .fleet import Fleet
 from .normalize import NodeRow
 
-#: A dictionary with fewer entries is not worth reading the fleet anew; nor is one that is small beside the rows.
+#: The dictionary is compacted, which makes every follower load the fleet, only if it has more entries than this and more
+#: than one for so many rows.
 FEW, ROWS_PER_ENTRY = 1024, 64
 _label_entry = msgspec.msgpack.Encoder()
 Entry = TypeVar("Entry")
@@ -25,7 +28,7 @@ _ALL = np.empty(0, np.intp)
 
 
 class FleetFlush(NamedTuple):
-    """What one transaction writes. `snapshots`: cluster → bytes, None = gone."""
+    """The content of one transaction. `snapshots` has bytes by cluster; None if it is gone."""
 
     counter: int
     patch: bytes
@@ -36,7 +39,7 @@ class FleetFlush(NamedTuple):
 
 
 class _Pending:
-    """What followers do not know yet of one cluster."""
+    """The changes of a cluster that followers do not know yet."""
 
     __slots__ = ("claims", "gone", "labels", "rows", "whole")
 
@@ -49,6 +52,8 @@ class _Pending:
 
 
 class FleetWriter:
+    """Updates a fleet and remembers what followers do not know yet."""
+
     def __init__(self, fleet: Fleet | None = None) -> None:
         self.fleet = fleet or Fleet()
         self._labels = {frozenset(s.items()): i for i, s in enumerate(self.fleet.label_sets)}
@@ -58,7 +63,7 @@ class FleetWriter:
         self._labels_sent = self._taints_sent = 1
         self._look_at = FEW
 
-    # -- in -----------------------------------------------------------------------------------------------------------
+    # -- input -----------------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -73,7 +78,7 @@ class FleetWriter:
         as_of: float = 0.0,
         claims: Mapping[str, dict[str, int]] | None = None,
     ) -> bool:
-        """Whole rows of a cluster; `whole`: there are no others, and no other claims. False: nothing changed by it."""
+        """Writes complete rows of a cluster. `whole`: it has no other rows and claims. Returns whether anything changed."""
         fleet = self.fleet
         known = cid < fleet.size and bool(fleet.known[cid])
         before = fleet.places(cid) if known else {}
@@ -123,7 +128,7 @@ class FleetWriter:
         return True
 
     def hear(self, cid: int, as_of: float) -> None:
-        """A report without a change: only how new the rows are."""
+        """Notes a report without a change: only the time of the rows is newer."""
         self._heard[cid] = as_of
         self.fleet.apply(
             FleetDelta(heard=np.array([cid], NUMBERS).tobytes(), heard_at=np.array([as_of], TIMES).tobytes())
@@ -133,7 +138,7 @@ class FleetWriter:
         return self.put(cid, self.fleet.names[cid], state=state)
 
     def drop(self, cid: int) -> bool:
-        """The cluster is no part of the fleet any more; its number stays its own."""
+        """Removes a cluster from the fleet. Its id stays reserved."""
         if not (cid < self.fleet.size and self.fleet.known[cid]):
             return False
         part = ClusterDelta(id=cid, name=self.fleet.names[cid], state=GONE, whole=True)
@@ -144,7 +149,7 @@ class FleetWriter:
         return True
 
     def row(self, cid: int, node: str) -> NodeRow | None:
-        """A node as it was put, so that one source's fields can be changed without the others'."""
+        """Returns a node's row as it was written, so that one source's fields can be changed without the others'."""
         fleet = self.fleet
         at = fleet.row_of(cid, node)
         if at is None:
@@ -163,8 +168,8 @@ class FleetWriter:
         )
 
     def crowded(self) -> bool:
-        """Whether most entries of the dictionary are named by no row any more. Looks only once it is twice as long as what
-        was needed last."""
+        """Returns whether most entries of the dictionary are not used by any row. Counts them only once the dictionary is twice
+        as long as the number of entries used at the last count."""
         fleet = self.fleet
         entries = len(fleet.label_sets) + len(fleet.taint_sets)
         if entries < self._look_at:
@@ -175,8 +180,8 @@ class FleetWriter:
         return entries >= self._look_at
 
     def compact(self) -> None:
-        """Drops dictionary entries that no row names. Only where every follower is about to load everything: the numbers
-        of the others change."""
+        """Drops dictionary entries that no row uses. The numbers of the others change, so every follower must load everything
+        afterwards."""
         fleet = self.fleet
         here = fleet.cluster >= 0
         fleet.label_sets = _kept(fleet.labelset, here, fleet.label_sets)
@@ -204,7 +209,7 @@ class FleetWriter:
     def _columns(
         self, rows: Sequence[NodeRow], before: Mapping[str, int], extras: Mapping[str, bytes]
     ) -> tuple[FleetDelta, list[NodeRow]]:
-        """The columns of those rows that differ from what is there, and these rows."""
+        """Returns the rows that differ from the current ones, and their columns as a patch."""
         if not rows:
             return FleetDelta(), []
         fleet, count = self.fleet, len(rows)
@@ -243,7 +248,7 @@ class FleetWriter:
         patch = _patch(flags, labels, taints, exclusive, amounts)
         return patch, list(rows)
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- output ----------------------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> bool:
@@ -254,11 +259,11 @@ class FleetWriter:
         return bool(self._heard)
 
     def waits(self, cid: int) -> bool:
-        """Whether followers do not know yet what changed of it."""
+        """Returns whether a cluster has changes that followers do not know yet."""
         return cid in self._pending
 
     def flush(self, generation: int, counter: int, most: int = 1 << 30) -> FleetFlush:
-        """What followers do not know yet (of so many clusters at most), as change number `counter`."""
+        """Returns the pending changes of at most `most` clusters, as change number `counter`."""
         fleet = self.fleet
         parts: list[ClusterDelta] = []
         runs: list[NDArray[np.intp]] = []
@@ -298,7 +303,7 @@ class FleetWriter:
         return FleetFlush(counter, delta.encode(patch), snapshots, labels, taints, tuple(pending))
 
     def again(self, flush: FleetFlush) -> None:
-        """A flush was not written: its clusters go whole with the next one."""
+        """Makes the clusters of a flush that was not written pending, with all their rows."""
         for cid in flush.clusters:
             self._pending.setdefault(cid, _Pending()).whole = True
         if flush.labels:
@@ -307,11 +312,11 @@ class FleetWriter:
             self._taints_sent = min(self._taints_sent, *flush.taints)
 
     def sent(self, labels: int, taints: int) -> None:
-        """So many entries of the dictionary stand where followers load from."""
+        """Notes that so many dictionary entries are stored for followers."""
         self._labels_sent, self._taints_sent = max(self._labels_sent, labels), max(self._taints_sent, taints)
 
     def settle(self) -> None:
-        """Everything is about to be written whole, and every follower will load it: nothing is pending."""
+        """Clears pending changes, because everything is about to be written and loaded by every follower."""
         self._pending, self._heard = {}, {}
 
     def dictionary(self, labels_from: int = 1, taints_from: int = 1) -> tuple[dict[int, bytes], dict[int, bytes]]:
