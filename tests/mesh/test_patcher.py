@@ -30,7 +30,7 @@ from moorage.patcher.agent_api import AgentApi
 from moorage.patcher.group_queue import GroupQueue
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.simulator import Simulator
-from moorage.sim.worker import SimulatorWorker
+from moorage.sim.runner import SimulatorRunner
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -55,7 +55,7 @@ class World:
         self.nats, self.bus = nats, bus
         self.process: subprocess.Popen[bytes] | None = None
         self.follower: LedgerFollower
-        self.sim: SimulatorWorker
+        self.sim: SimulatorRunner
         self.events: list[tuple[str, str]] = []
         self.statuses: dict[str, GroupStatus] = {}
         self.live: dict[str, dict[str, str]] = {}  # pod → claim, per cluster
@@ -68,7 +68,7 @@ class World:
         await bus.subscribe(subjects.MERGER_REMOVED, self._removed)
         await bus.bucket("moorage-status").mirror(self._status)
         self.follower = await open_ledger(bus)
-        self.sim = SimulatorWorker(bus, Simulator(new_id()))
+        self.sim = SimulatorRunner(bus, Simulator(new_id()))
         await self.sim.start()
         document = {"clusters": [{"name": "c", "provider": "lab", "count": clusters, "nodes": [NODE]}]}
         await self.sim.apply_fleet(expand(decode(document)))

@@ -134,7 +134,7 @@ def sim(
 
     from moorage.mesh.discovery import installed
     from moorage.model.problems import Refused
-    from moorage.sim.worker import simulate
+    from moorage.sim.foreground import simulate
     from moorage.telemetry import configure
 
     prepare_process(installed().workers["sim"].nice)
