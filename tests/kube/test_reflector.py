@@ -74,7 +74,7 @@ async def test_changes_arrive_as_they_happen(server: ScriptedServer, seen: Seen)
 async def test_a_list_comes_in_pages_and_again_when_they_expire(
     server: ScriptedServer, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflector, "PAGE", 3)
+    monkeypatch.setattr(reflector, "PAGE_SIZE", 3)
     for i in range(10):
         await server.put(NODES, f"n{i}")
     await seen.agrees(server)
@@ -134,9 +134,9 @@ async def test_a_server_that_restarts_is_found_again(server: ScriptedServer, see
 
 async def test_half_open_is_noticed(server: ScriptedServer, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection stays open without data. Timeouts are a tenth of the real ones."""
-    low, high = reflector.SILENCE
+    low, high = reflector.IDLE_TIMEOUT
     assert high < 60
-    monkeypatch.setattr(reflector, "SILENCE", (low / 20, high / 20))
+    monkeypatch.setattr(reflector, "IDLE_TIMEOUT", (low / 20, high / 20))
     server.cut()  # from here on with the short patience
     await until(lambda: len(server.requests) >= 3)
     server.fault = lambda request: "silent"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage.kube import Api, Term
-from moorage.kube.api import decoded
+from moorage.kube.api import decode
 
 from .core.owned_objects import Ref, label_of
 from .fenced_configmap import FencedConfigMap, FencedConfigMaps, FencedContent, content_of
@@ -47,7 +47,7 @@ class AppRecords(FencedConfigMaps):
         """Reads all records and takes them over: afterwards the writes of a predecessor are refused."""
         _, data = await self.api.call("GET", self.path, query={"labelSelector": RECORD_LABEL})
         records = []
-        for item in decoded(data, dict[str, Any]).get("items") or ():
+        for item in decode(data, dict[str, Any]).get("items") or ():
             content = content_of(item, AppRecordContent)
             if content is not None:
                 records.append(AppRecord(content, str(item["metadata"]["resourceVersion"])))

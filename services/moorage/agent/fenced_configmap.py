@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from moorage.kube import Api, ApiError, Term, Unreachable
-from moorage.kube.api import decoded
+from moorage.kube.api import decode
 
 
 class StaleTerm(Exception):
@@ -45,7 +45,7 @@ class FencedConfigMaps:
             await self.store(configmap)
 
     def _check_term(self) -> None:
-        if not self._term.valid:
+        if not self._term.is_valid:
             raise StaleTerm("the lease was not renewed in time")
 
     async def store(self, configmap: FencedConfigMap[C]) -> None:
@@ -70,7 +70,7 @@ class FencedConfigMaps:
             if not await self._is_stored(configmap, content):
                 raise StaleTerm(f"{configmap.name}: {error.message}") from error
         else:
-            configmap.version = str(decoded(data, dict[str, Any])["metadata"]["resourceVersion"])
+            configmap.version = str(decode(data, dict[str, Any])["metadata"]["resourceVersion"])
         configmap.content, configmap.behind = content, False
 
     async def _is_stored(self, configmap: FencedConfigMap[C], content: C) -> bool:

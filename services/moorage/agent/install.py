@@ -71,7 +71,7 @@ async def undo(api: Api, say: Say, within: float) -> str:
 
     async def lead(term: Term) -> None:
         await _remove_apps(api, term, say)
-        session.set_result(term.before.get(SESSION, ""))
+        session.set_result(term.previous_annotations.get(SESSION, ""))
         await asyncio.Event().wait()
 
     elector = LeaderElector(api, NAMESPACE, LEASE, f"leave-{socket.gethostname()}-{os.getpid()}-{new_id()}")

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from moorage.kube import ApiError, apply_order
-from moorage.kube.apply import gates
+from moorage.kube.apply import is_container_kind
 from moorage.model.desired import DesiredApp
 
 from .app_records import AppRecord
@@ -37,7 +37,7 @@ class ManagedApp:
     def check_current(self, desired: DesiredApp) -> None:
         if self.desired is not desired:
             raise Overtaken
-        if not self.cluster.term.valid:
+        if not self.cluster.term.is_valid:
             raise StaleTerm("the lease was not renewed in time")
 
     async def store_record(self) -> None:
@@ -61,7 +61,7 @@ class ManagedApp:
         """Removes objects in the reverse of the order they are created in. Kinds that contain or define others go last, once
         all others are gone."""
         for is_gate in (False, True):
-            stage = [ref for ref in refs if gates(ref.kind) is is_gate]
+            stage = [ref for ref in refs if is_container_kind(ref.kind) is is_gate]
             for order in sorted({apply_order(ref.kind) for ref in stage}, reverse=True):
                 together = [ref for ref in stage if apply_order(ref.kind) == order]
                 await run_all(self.writer.remove(ref, lambda: self.check_current(desired)) for ref in together)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from moorage.kube import ApiError, ApiResource, Exists, apply, create, delete, release
+from moorage.kube import AlreadyExists, ApiError, ApiResource, apply, create, delete, release
 
 from .context import ClusterContext
 from .core.drift import Applied, RepairBackoff, digest, resource_version
@@ -96,7 +96,7 @@ class ObjectWriter:
         kind = await self._cluster.kind(managed.ref)
         try:
             created = await create(self._cluster.api, kind, self._body(kind, managed))
-        except Exists:
+        except AlreadyExists:
             return False
         self._learn_own(managed, kind, created)
         return True
@@ -171,7 +171,7 @@ class ObjectWriter:
         try:
             live = await self._cluster.api.get(kind.path(ref.namespace, ref.name), brief=True)
         except ApiError as error:
-            if error.passing:
+            if error.is_transient:
                 raise
             return True  # it was listed
         return owner_of(live) == self._owner.name

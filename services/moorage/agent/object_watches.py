@@ -50,7 +50,7 @@ class ObjectWatches:
             if live is not None:
                 self._on_change((live["metadata"].get("labels") or {}).get(APP_LABEL, ""))
 
-        reflector = Reflector(self._api, kind.everywhere(), _decode, put, drop, labels=APP_LABEL)
+        reflector = Reflector(self._api, kind.all_namespaces(), _decode, put, drop, labels=APP_LABEL)
         self._reflectors[kind.api_version, kind.kind] = reflector
         self._spawn(reflector.run())
 

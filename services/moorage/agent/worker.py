@@ -157,8 +157,10 @@ class Agent:
                 return None
             return loop.time() - min(nodes.current(), pods.current())
 
-        reporting = Reporting(self.bus, self.cluster, state, age, self.labels, term.before.get(SESSION, ""))
-        term.notes[SESSION] = reporting.session
+        reporting = Reporting(
+            self.bus, self.cluster, state, age, self.labels, term.previous_annotations.get(SESSION, "")
+        )
+        term.annotations[SESSION] = reporting.session
         state.on_change = reporting.changed.set
         apps: dict[str, AppReconciler] = {}
         records = AppRecords(self.api, self.namespace, term)

@@ -1,10 +1,13 @@
-"""Kubernetes for agents: following objects, holding a lease, server-side apply. kubernetes-asyncio reads configurations and
-credentials; what it offers beyond that is not usable as it is, so following and electing are written here."""
+"""A Kubernetes client for agents: reflectors, leader election, discovery, server-side apply.
+
+kubernetes-asyncio reads configurations and credentials. Its watches and its leader election do not survive the failures that
+agents have to survive, so both are written here.
+"""
 
 from __future__ import annotations
 
 from .api import Api, ApiError, Unreachable
-from .apply import MANAGER, Exists, apply, apply_order, create, delete, release
+from .apply import MANAGER, AlreadyExists, apply, apply_order, create, delete, release
 from .config import connect
 from .discovery import ApiDiscovery, ApiResource
 from .leader_election import LeaderElector, Term
@@ -13,11 +16,11 @@ from .reflector import Reflector
 
 __all__ = [
     "MANAGER",
+    "AlreadyExists",
     "Api",
     "ApiDiscovery",
     "ApiError",
     "ApiResource",
-    "Exists",
     "LeaderElector",
     "Metadata",
     "Object",

@@ -1,5 +1,8 @@
-"""Requests to one API server: every one bounded in time, refusals with what the server said, and one pace for all tasks
-while the server fails: what many of them ask of it adds up."""
+"""Sends requests to one API server.
+
+Every request has a timeout, and errors carry the message of the server. While the server fails, the requests of all tasks
+share one rate limit, because retries of many tasks add up.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-#: Seconds between requests while the server fails: with a lease being renewed beside it never more than two in a second.
-SPACING = 1.05
-#: A watch that was open for this long shows that the server is well again.
-WELL_AFTER = 0.5
+#: Seconds between requests while the server fails. With the renewal of a lease beside them, there are at most two per second.
+REQUEST_INTERVAL = 1.05
+#: A watch that stays open for this many seconds shows that the server is healthy again.
+HEALTHY_AFTER = 0.5
 TIMEOUT = 10.0
 _MAX_LINE = 64 << 20
 _JSON = "application/json"
-_BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 Headers = Callable[[], Awaitable[dict[str, str]]]
 
 
 class Status(msgspec.Struct, kw_only=True, rename="camel"):
-    """What the server says of a request it refuses."""
+    """The `Status` object in the answer to a refused request."""
 
     kind: str = ""
     code: int = 0
@@ -35,43 +38,44 @@ class Status(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class ApiError(Exception):
-    """The server refused."""
+    """The server refused the request."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.code, self.reason, self.message = code, reason, message
 
     @property
-    def expired(self) -> bool:
-        """What was asked for is too old: 410 in any of its forms."""
+    def is_expired(self) -> bool:
+        """The resourceVersion is too old: 410 Gone in any of its forms."""
         return self.code == 410 or self.reason in ("Expired", "Gone")
 
     @property
-    def passing(self) -> bool:
-        """Nothing about the request is wrong: later it may do."""
+    def is_transient(self) -> bool:
+        """The request is valid and may succeed later."""
         return self.code >= 500 or self.code in (408, 429)
 
 
 class Unreachable(Exception):
-    """No answer of an API server: refused, cut, too late, or somebody else's words."""
+    """No valid answer: the connection failed, the request timed out, or the answer is not from an API server."""
 
 
 T = TypeVar("T")
 
 
-def decoded(data: bytes, kind: type[T]) -> T:
-    """What is not what it should be comes from somebody else than an API server."""
+def decode(data: bytes, kind: type[T]) -> T:
+    """Decodes an answer. Raises Unreachable for one that no API server gives."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Unreachable(f"an answer that cannot be read: {error}") from error
+        raise Unreachable(f"the answer cannot be decoded: {error}") from error
 
 
-class Silent(Unreachable):
-    """A stream that says nothing for longer than it should."""
+class WatchTimeout(Unreachable):
+    """A watch sent neither an event nor a bookmark in time."""
 
 
-def refusal(code: int, body: bytes) -> ApiError:
+def error_of(code: int, body: bytes) -> ApiError:
+    """The error in a refused request's answer, with the server's reason where it is a `Status`."""
     with contextlib.suppress(msgspec.DecodeError):
         status = msgspec.json.decode(body, type=Status)
         if status.kind == "Status":
@@ -80,55 +84,56 @@ def refusal(code: int, body: bytes) -> ApiError:
     return ApiError(code, "", f"HTTP {code}: {text}" if text else f"HTTP {code}")
 
 
-class TurnQueue:
-    """When the next request to a failing server may go, whoever makes it."""
+class RequestSchedule:
+    """When the next request to a failing server may be sent, for all tasks, and how many urgent ones wait."""
 
     def __init__(self) -> None:
         self.next = 0.0
         self.urgent = 0
 
 
-class Pace:
-    """While the server fails, one request after the other for all tasks together; as soon as it is well, all at once."""
+class RequestPacer:
+    """Spaces out requests while the server fails, and lets all of them pass as soon as it is healthy."""
 
-    def __init__(self, turns: TurnQueue) -> None:
-        self._turns = turns
-        self._well = asyncio.Event()
-        self._well.set()
+    def __init__(self, schedule: RequestSchedule) -> None:
+        self._schedule = schedule
+        self._healthy = asyncio.Event()
+        self._healthy.set()
 
     @property
     def failing(self) -> bool:
-        return not self._well.is_set()
+        return not self._healthy.is_set()
 
-    def fail(self) -> None:
-        if self._well.is_set():
-            self._well.clear()
-            first = asyncio.get_running_loop().time() + SPACING * random.uniform(0.3, 1)
-            self._turns.next = max(self._turns.next, first)
+    def mark_failing(self) -> None:
+        if self._healthy.is_set():
+            self._healthy.clear()
+            first = asyncio.get_running_loop().time() + REQUEST_INTERVAL * random.uniform(0.3, 1)
+            self._schedule.next = max(self._schedule.next, first)
 
-    def well(self) -> None:
-        self._well.set()
+    def mark_healthy(self) -> None:
+        self._healthy.set()
 
-    async def turn(self, *, urgent: bool = False) -> None:
-        """`urgent`: what was begun is ended before anything else begins."""
-        turns, loop = self._turns, asyncio.get_running_loop()
-        turns.urgent += urgent
+    async def wait_turn(self, *, urgent: bool = False) -> None:
+        """Waits until a request may be sent. `urgent` ones, which continue what was begun, go before all others."""
+        schedule, loop = self._schedule, asyncio.get_running_loop()
+        schedule.urgent += urgent
         try:
             while self.failing:
                 now = loop.time()
-                if now >= turns.next and (urgent or not turns.urgent):
-                    # From when it really goes: turns that come late do not make the next ones come closer.
-                    turns.next = now + SPACING
+                if now >= schedule.next and (urgent or not schedule.urgent):
+                    # Counted from the actual time, so that a late request does not shorten the next interval.
+                    schedule.next = now + REQUEST_INTERVAL
                     return
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(max(turns.next, now + 0.02)):
-                        await self._well.wait()
+                    async with asyncio.timeout_at(max(schedule.next, now + 0.02)):
+                        await self._healthy.wait()
         finally:
-            turns.urgent -= urgent
+            schedule.urgent -= urgent
 
 
 class Api:
-    """`headers` gives what authenticates a request, anew for each: tokens are replaced while we run."""
+    """A connection to one API server. `headers` returns the credentials of each request, because tokens expire; `renew`
+    reloads them after a 401."""
 
     def __init__(
         self,
@@ -141,25 +146,25 @@ class Api:
         renew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        turns = TurnQueue()
-        #: Of single requests, and of lists and watches: one collection that cannot be followed slows down no request.
-        self.pace, self.following = Pace(turns), Pace(turns)
+        schedule = RequestSchedule()
+        #: One pacer for single requests and one for lists and watches: a collection that cannot be watched delays no request.
+        self.request_pacer, self.watch_pacer = RequestPacer(schedule), RequestPacer(schedule)
         self._headers, self._renew = headers, renew
         self._server_name, self._proxy = server_name, proxy
         self._tls = tls
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
-    def _open(self) -> aiohttp.ClientSession:
-        """While the server fails each request has a connection of its own: those that were kept may be dead."""
-        anew = self.pace.failing or self.following.failing
-        session = self._sessions.get(anew)
+    def _session(self) -> aiohttp.ClientSession:
+        """While the server fails, each request uses a new connection, because kept connections may be dead."""
+        failing = self.request_pacer.failing or self.watch_pacer.failing
+        session = self._sessions.get(failing)
         if session is None:
             tls = self._tls if self._tls is not None else True
-            connector = aiohttp.TCPConnector(limit=64, ssl=tls, force_close=anew)
+            connector = aiohttp.TCPConnector(limit=64, ssl=tls, force_close=failing)
             session = aiohttp.ClientSession(connector=connector, trust_env=True, read_bufsize=1 << 20)
-            # Where a connection is dropped, the client would by itself ask once more; there is no public way to say no.
-            session._retry_connection = not anew
-            self._sessions[anew] = session
+            # aiohttp retries a dropped connection once by itself, and has no public way to turn that off.
+            session._retry_connection = not failing
+            self._sessions[failing] = session
         return session
 
     async def close(self) -> None:
@@ -167,7 +172,7 @@ class Api:
             await session.close()
         self._sessions = {}
 
-    async def _arguments(self, content_type: str = "", accept: str = _JSON) -> dict[str, Any]:
+    async def _request_arguments(self, content_type: str = "", accept: str = _JSON) -> dict[str, Any]:
         headers = {"Accept": accept, "User-Agent": "moorage-agent"}
         if self._headers is not None:
             headers |= await self._headers()
@@ -190,99 +195,99 @@ class Api:
         timeout: float = TIMEOUT,
         paced: bool = True,
     ) -> tuple[int, bytes]:
-        """The status and the body of an answer below 300; ApiError or Unreachable otherwise. `paced`: waits for its
-        turn, and its answer shows that the server is well again."""
+        """Returns the status and the body of a successful answer; raises ApiError or Unreachable otherwise. `paced`: the
+        request waits for its turn, and its answer shows that the server is healthy."""
         if paced:
-            await self.pace.turn()
+            await self.request_pacer.wait_turn()
         try:
             async with asyncio.timeout(timeout):
-                arguments = await self._arguments(content_type if body is not None else "", accept)
-                async with self._open().request(
+                arguments = await self._request_arguments(content_type if body is not None else "", accept)
+                async with self._session().request(
                     method, self.url + path, params=query, data=body, **arguments
                 ) as response:
                     data = await response.read()
                     code = response.status
         except TimeoutError as error:
-            self.is_failing()
+            self.mark_failing()
             raise Unreachable(f"{method} {path}: no answer within {timeout:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.is_failing()
+            self.mark_failing()
             raise Unreachable(f"{method} {path}: {str(error) or type(error).__name__}") from error
         if code >= 300:
-            await self._refused(code, data)
-            raise refusal(code, data)
+            await self._note_error(code, data)
+            raise error_of(code, data)
         if "json" not in response.content_type and data:
-            self.is_failing()
-            raise Unreachable(f"{method} {path}: {response.content_type} instead of JSON; this is no API server")
+            self.mark_failing()
+            raise Unreachable(f"{method} {path}: {response.content_type} instead of JSON; this is not an API server")
         if paced:
-            self.pace.well()
+            self.request_pacer.mark_healthy()
         return code, data
 
-    def is_failing(self) -> None:
-        self.pace.fail()
-        self.following.fail()
+    def mark_failing(self) -> None:
+        self.request_pacer.mark_failing()
+        self.watch_pacer.mark_failing()
 
-    def is_well(self) -> None:
-        self.pace.well()
-        self.following.well()
+    def mark_healthy(self) -> None:
+        self.request_pacer.mark_healthy()
+        self.watch_pacer.mark_healthy()
 
-    async def _refused(self, code: int, body: bytes) -> None:
-        # A webhook that fails is a 500 of one object, in the server's own words.
+    async def _note_error(self, code: int, body: bytes) -> None:
+        # A 500 with a Status concerns one object, like a failing webhook; any other 5xx concerns the server.
         if code in (429, 502, 503, 504) or (code >= 500 and b'"Status"' not in body):
-            self.is_failing()
+            self.mark_failing()
         if code == 401 and self._renew is not None:
             await self._renew()
 
     async def get(
         self, path: str, *, query: Mapping[str, str] | None = None, brief: bool = False
     ) -> dict[str, Any] | None:
-        """An object, or only its metadata; None where there is none."""
+        """Reads an object, or only its metadata (`brief`). None: it does not exist."""
         try:
-            _, data = await self.call("GET", path, query=query, accept=_BRIEF if brief else _JSON)
+            _, data = await self.call("GET", path, query=query, accept=_METADATA_ONLY if brief else _JSON)
         except ApiError as error:
             if error.code == 404:
                 return None
             raise
-        return decoded(data, dict[str, Any])
+        return decode(data, dict[str, Any])
 
     async def stream(
         self, path: str, query: Mapping[str, str], silence: float, *, urgent: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """The lines of a watch. An empty one first, once the server has accepted it. Silence is an end like any other."""
-        await self.following.turn(urgent=urgent)
+        """Yields the lines of a watch, first an empty one when the server has accepted it. Raises WatchTimeout after
+        `silence` seconds without a line."""
+        await self.watch_pacer.wait_turn(urgent=urgent)
         try:
             async with asyncio.timeout(TIMEOUT):
-                arguments = await self._arguments()
+                arguments = await self._request_arguments()
                 arguments["timeout"] = aiohttp.ClientTimeout(total=None)
-                response = await self._open().get(self.url + path, params=query, **arguments)
+                response = await self._session().get(self.url + path, params=query, **arguments)
         except TimeoutError as error:
-            self.is_failing()
+            self.mark_failing()
             raise Unreachable(f"{path}: no answer within {TIMEOUT:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.is_failing()
+            self.mark_failing()
             raise Unreachable(f"{path}: {str(error) or type(error).__name__}") from error
         try:
             if response.status >= 300:
                 async with asyncio.timeout(TIMEOUT):
                     body = await response.content.read(4096)
-                await self._refused(response.status, body)
-                raise refusal(response.status, body)
+                await self._note_error(response.status, body)
+                raise error_of(response.status, body)
             yield b""
             rest = b""
             while True:
                 async with asyncio.timeout(silence):
                     chunk = await response.content.readany()
                 if not chunk:
-                    return  # what is left without a line's end was cut off
+                    return  # an incomplete last line was cut off
                 lines = (rest + chunk).split(b"\n")
                 rest = lines.pop()
                 if len(rest) > _MAX_LINE:
                     raise Unreachable(f"{path}: an event of more than {_MAX_LINE} bytes")
-                for line in lines:
-                    if line:
-                        yield line
+                for line in filter(None, lines):
+                    yield line
         except TimeoutError as error:
-            raise Silent(f"{path}: silent for {silence:.0f} s") from error
+            raise WatchTimeout(f"{path}: silent for {silence:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{path}: {str(error) or type(error).__name__}") from error
         finally:

@@ -1,5 +1,8 @@
-"""Server-side apply under our own name: the server merges, remembers which fields are ours, and takes away those we no
-longer say. Objects that somebody else made get fields of ours at most, and only where nobody else has set them."""
+"""Creates, changes and deletes objects by server-side apply with Moorage as field manager.
+
+The server merges fields, records the manager of each, and removes fields that Moorage no longer applies. On objects that
+others created, Moorage sets fields only where no other manager has set them.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from .api import Api, ApiError, decoded
+from .api import Api, ApiError, decode
 from .discovery import ApiResource
 
 MANAGER = "moorage"
 _APPLY = "application/apply-patch+yaml"
 
-#: What others need to be there first.
+#: Kinds that other objects need, in the order in which they are applied.
 _ORDER = (
     ("Namespace",),
     ("CustomResourceDefinition",),
@@ -39,7 +42,8 @@ _AFTER_WORKLOADS = frozenset(
 
 
 def apply_order(kind: str) -> int:
-    """Lower ones first; unknown kinds (custom resources) are configuration of what runs."""
+    """The position of a kind in the order of applying. Unknown kinds (custom resources) come before workloads, as their
+    configuration."""
     if kind in _WORKLOADS:
         return len(_ORDER) + 1
     if kind in _AFTER_WORKLOADS:
@@ -47,16 +51,16 @@ def apply_order(kind: str) -> int:
     return _RANKS.get(kind, len(_ORDER))
 
 
-def gates(kind: str) -> bool:
-    """What stands in it or is of its kind goes before it does, and has to be gone first."""
+def is_container_kind(kind: str) -> bool:
+    """Whether objects of the kind contain others, which are deleted with them and have to be gone first."""
     return kind in ("Namespace", "CustomResourceDefinition")
 
 
 async def apply(
     api: Api, kind: ApiResource, obj: dict[str, Any], *, force: bool, manager: str = MANAGER
 ) -> tuple[dict[str, Any], bool]:
-    """The object as the server has it now, and whether this made it. Without `force`, fields that others have set to
-    something else are a conflict (ApiError 409 that names them)."""
+    """Applies an object; returns it as the server has it now, and whether it was created. Without `force`, fields that
+    another manager has set to other values are a conflict (an ApiError 409 that names them)."""
     meta = obj["metadata"]
     status, data = await api.call(
         "PATCH",
@@ -65,32 +69,32 @@ async def apply(
         body=msgspec.json.encode(obj),  # JSON is YAML
         content_type=_APPLY,
     )
-    return decoded(data, dict[str, Any]), status == 201
+    return decode(data, dict[str, Any]), status == 201
 
 
-class Exists(ApiError):
-    """What was to be made is there."""
+class AlreadyExists(ApiError):
+    """The object to create exists."""
 
 
 async def create(api: Api, kind: ApiResource, obj: dict[str, Any], *, manager: str = MANAGER) -> dict[str, Any]:
-    """Made by applying, if nothing is there; Exists otherwise, and nothing is changed. No object has the version that is
-    asked for, and of one that is not there the server asks none."""
-    bound = {**obj, "metadata": {**obj["metadata"], "resourceVersion": "1"}}
+    """Creates an object by applying it. Raises AlreadyExists, without a change, if it exists: the resourceVersion in the
+    request matches no existing object, and the server ignores it for new ones."""
+    conditional = {**obj, "metadata": {**obj["metadata"], "resourceVersion": "1"}}
     try:
-        made, created = await apply(api, kind, bound, force=True, manager=manager)
+        result, created = await apply(api, kind, conditional, force=True, manager=manager)
     except ApiError as error:
         if error.code == 409:
-            raise Exists(error.code, error.reason, error.message) from error
+            raise AlreadyExists(error.code, error.reason, error.message) from error
         raise
-    if not created:  # a server that does not look at versions: as if nothing had been done
-        meta = made["metadata"]
+    if not created:  # the server ignored the resourceVersion: undo the change
+        meta = result["metadata"]
         await release(api, kind, meta.get("namespace", ""), meta["name"], str(meta["uid"]), manager=manager)
-        raise Exists(409, "AlreadyExists", f"{kind.kind} {meta['name']} is there")
-    return made
+        raise AlreadyExists(409, "AlreadyExists", f"{kind.kind} {meta['name']} exists")
+    return result
 
 
 async def release(api: Api, kind: ApiResource, namespace: str, name: str, uid: str, *, manager: str = MANAGER) -> None:
-    """Give back every field that is ours, on an object that is not. The uid keeps this from making one."""
+    """Gives up all fields that the manager has on an object. The uid keeps the apply from creating a new object."""
     metadata = {"name": name, "uid": uid} | ({"namespace": namespace} if kind.namespaced else {})
     body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     try:
@@ -101,8 +105,8 @@ async def release(api: Api, kind: ApiResource, namespace: str, name: str, uid: s
 
 
 async def delete(api: Api, kind: ApiResource, namespace: str, name: str, uid: str) -> bool:
-    """True once it is gone. What belongs to it goes first, so that gone means all of it; another object of the same name
-    is left alone."""
+    """Deletes an object and its dependents, in the foreground; returns True once it is gone. An object of the same name with
+    another uid is not deleted."""
     options: dict[str, Any] = {"propagationPolicy": "Foreground"}
     if uid:
         options["preconditions"] = {"uid": uid}
@@ -111,8 +115,8 @@ async def delete(api: Api, kind: ApiResource, namespace: str, name: str, uid: st
     except ApiError as error:
         if error.code == 404:
             return True
-        if error.code == 409:  # another one of that name, or on its way out already
-            found = await api.get(kind.path(namespace, name))
-            return found is None or bool(uid and found["metadata"].get("uid") != uid)
+        if error.code == 409:  # another object of that name, or one that is being deleted already
+            current = await api.get(kind.path(namespace, name))
+            return current is None or bool(uid and current["metadata"].get("uid") != uid)
         raise
     return False

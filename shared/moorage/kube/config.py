@@ -1,5 +1,7 @@
-"""Where the API server is and who we are there: a kubeconfig file and context, or the pod's service account. All ways of
-authenticating that kubernetes-asyncio knows; its import is heavy, so only this module has it."""
+"""Connects to the API server that a kubeconfig context or the pod's service account names.
+
+kubernetes-asyncio provides all its ways of authentication. Its import is slow, so it happens in these functions only.
+"""
 
 from __future__ import annotations
 
@@ -10,60 +12,72 @@ from typing import Any
 
 from .api import Api, Unreachable
 
-#: After a refused credential the configuration is read again, at most this often.
-_RENEW_EVERY = 10.0
+#: After a 401 the configuration is read again, at most once in this many seconds.
+_RELOAD_INTERVAL = 10.0
 
 
 async def connect(kubeconfig: str | Path | None = None, context: str | None = None) -> Api:
-    """Without a kubeconfig: $KUBECONFIG or ~/.kube/config where there is one, else the pod's service account."""
-    from kubernetes_asyncio.client import Configuration
+    """Connects with this kubeconfig and context. Without either: the pod's service account in a pod, else $KUBECONFIG or
+    ~/.kube/config."""
+    credentials = _Credentials(kubeconfig, context)
+    await credentials.load()
+    configuration = credentials.configuration
+    host = configuration.host or ""
+    return Api(
+        host,
+        headers=credentials.headers,
+        tls=_tls(configuration) if host.startswith("https") else None,
+        server_name=configuration.tls_server_name or None,
+        proxy=configuration.proxy or None,
+        renew=credentials.renew,
+    )
 
-    found = Configuration()
-    await _load(found, kubeconfig, context)
-    host = found.host or ""
-    loop = asyncio.get_running_loop()
-    renewed = loop.time()
 
-    async def headers() -> dict[str, str]:
-        token = await found.get_api_key_with_prefix("BearerToken")
+class _Credentials:
+    """The configuration of kubernetes-asyncio, which is loaded again when the server refuses the credentials."""
+
+    def __init__(self, kubeconfig: str | Path | None, context: str | None) -> None:
+        from kubernetes_asyncio.client import Configuration
+
+        self.configuration: Any = Configuration()
+        self._kubeconfig, self._context = kubeconfig, context
+        self._loaded_at = 0.0
+
+    async def load(self) -> None:
+        from kubernetes_asyncio import config
+
+        self._loaded_at = asyncio.get_running_loop().time()
+        try:
+            if self._kubeconfig is None and self._context is None and _in_cluster():
+                config.load_incluster_config(client_configuration=self.configuration)  # type: ignore[no-untyped-call]
+            else:
+                file = str(self._kubeconfig) if self._kubeconfig else None
+                await config.load_kube_config(
+                    config_file=file, context=self._context, client_configuration=self.configuration
+                )
+        except (config.ConfigException, OSError) as error:
+            raise Unreachable(f"no usable Kubernetes configuration: {error}") from error
+
+    async def headers(self) -> dict[str, str]:
+        token = await self.configuration.get_api_key_with_prefix("BearerToken")
         return {"Authorization": token} if token else {}
 
-    async def renew() -> None:
-        nonlocal renewed
-        if loop.time() - renewed > _RENEW_EVERY:
-            renewed = loop.time()
-            await _load(found, kubeconfig, context)
-
-    tls = _tls(found) if host.startswith("https") else None
-    name = found.tls_server_name or None
-    return Api(host, headers=headers, tls=tls, server_name=name, proxy=found.proxy or None, renew=renew)
+    async def renew(self) -> None:
+        if asyncio.get_running_loop().time() - self._loaded_at > _RELOAD_INTERVAL:
+            await self.load()
 
 
-async def _load(found: Any, kubeconfig: str | Path | None, context: str | None) -> None:
-    from kubernetes_asyncio import config
-
-    try:
-        if kubeconfig is None and context is None and _in_a_pod():
-            config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
-        else:
-            await config.load_kube_config(
-                config_file=str(kubeconfig) if kubeconfig else None, context=context, client_configuration=found
-            )
-    except (config.ConfigException, OSError) as error:
-        raise Unreachable(f"no usable Kubernetes configuration: {error}") from error
-
-
-def _in_a_pod() -> bool:
+def _in_cluster() -> bool:
     return Path("/var/run/secrets/kubernetes.io/serviceaccount/token").exists()
 
 
-def _tls(found: Any) -> ssl.SSLContext:
-    tls = ssl.create_default_context(cafile=found.ssl_ca_cert)
-    if found.cert_file:
-        tls.load_cert_chain(found.cert_file, keyfile=found.key_file)
-    if not found.verify_ssl:
+def _tls(configuration: Any) -> ssl.SSLContext:
+    tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
-    if found.disable_strict_ssl_verification:
+    if configuration.disable_strict_ssl_verification:
         tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return tls

@@ -1,4 +1,4 @@
-"""Which kinds a server has and where their objects are: asked per group when first needed, again when one is missing."""
+"""Discovers the kinds that a server has and the paths of their objects, per group, and again when a kind is missing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from .api import Api, ApiError, decoded
+from .api import Api, ApiError, decode
 
-#: A kind that is missing may come with a CRD that was applied a moment ago.
-_AGAIN = 1.0
+#: A missing kind is looked up again after this many seconds: its CRD may have been applied a moment ago.
+_RECHECK_AFTER = 1.0
 
 
 class ApiResource(NamedTuple):
@@ -23,19 +23,19 @@ class ApiResource(NamedTuple):
 
     @property
     def root(self) -> str:
-        return base(self.api_version)
+        return group_path(self.api_version)
 
-    def everywhere(self) -> str:
+    def all_namespaces(self) -> str:
         return f"{self.root}/{self.plural}"
 
     def collection(self, namespace: str) -> str:
-        return f"{self.root}/namespaces/{quote(namespace)}/{self.plural}" if self.namespaced else self.everywhere()
+        return f"{self.root}/namespaces/{quote(namespace)}/{self.plural}" if self.namespaced else self.all_namespaces()
 
     def path(self, namespace: str, name: str) -> str:
         return f"{self.collection(namespace)}/{quote(name, safe='')}"
 
 
-def base(api_version: str) -> str:
+def group_path(api_version: str) -> str:
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
@@ -57,23 +57,23 @@ class ApiDiscovery:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def find(self, api_version: str, kind: str) -> ApiResource | None:
-        """None: this server does not have it (now)."""
+        """Returns a kind; None if the server does not have it at present."""
         async with self._locks.setdefault(api_version, asyncio.Lock()):
             known = self._groups.get(api_version)
             now = asyncio.get_running_loop().time()
-            if known is None or (kind not in known[1] and now - known[0] > _AGAIN):
-                known = self._groups[api_version] = (now, await self._ask(api_version))
+            if known is None or (kind not in known[1] and now - known[0] > _RECHECK_AFTER):
+                known = self._groups[api_version] = (now, await self._fetch(api_version))
         return known[1].get(kind)
 
-    async def _ask(self, api_version: str) -> dict[str, ApiResource]:
+    async def _fetch(self, api_version: str) -> dict[str, ApiResource]:
         try:
-            _, data = await self._api.call("GET", base(api_version))
+            _, data = await self._api.call("GET", group_path(api_version))
         except ApiError as error:
             if error.code in (404, 403):
                 return {}
             raise
-        found = {}
-        for one in decoded(data, _Resources).resources or ():
-            if "/" not in one.name and one.kind:
-                found[one.kind] = ApiResource(api_version, one.kind, one.name, one.namespaced, "watch" in one.verbs)
-        return found
+        return {
+            r.kind: ApiResource(api_version, r.kind, r.name, r.namespaced, "watch" in r.verbs)
+            for r in decode(data, _Resources).resources or ()
+            if "/" not in r.name and r.kind
+        }

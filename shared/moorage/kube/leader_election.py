@@ -1,6 +1,9 @@
-"""One of many acts: a Lease of the cluster itself, with a number that grows with every holder. The work is cancelled and
-has ended before the lease is given up, and it ends by itself when the server cannot be asked any more. A holder that lacks
-something else it needs says so on the lease, and gives way to the first who does not: to nobody, if all lack it."""
+"""Elects a leader with a Kubernetes Lease, whose number of transitions fences older leaders.
+
+A leader's work is cancelled and has ended before the lease is released, and also ends when the lease could not be renewed
+before the deadline. A leader that lacks something else that it needs marks the lease, and hands it over to the first
+candidate that has it; if all lack it, the leader stays.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +16,39 @@ from typing import Any
 import msgspec
 import structlog
 
-from .api import Api, ApiError, Unreachable, decoded
+from .api import Api, ApiError, Unreachable, decode
 
 log = structlog.get_logger("kube")
 
-#: Others take over after DURATION without a change; the holder stops after DEADLINE without a renewal.
-DURATION, DEADLINE, RENEW = 10.0, 6.0, 2.0
-#: A holder that is not able for so long would rather have another act.
-PATIENCE = 10.0
-_CALL = 3.0
-#: On the lease: the holder would give way; somebody able asks it to.
+#: Others take over after LEASE_DURATION without a change; the leader stops after RENEW_DEADLINE without a renewal.
+LEASE_DURATION, RENEW_DEADLINE, RETRY_PERIOD = 10.0, 6.0, 2.0
+#: A leader that is unable to work for this many seconds offers the lease to others.
+UNABLE_AFTER = 10.0
+_REQUEST_TIMEOUT = 3.0
+#: Annotations of the lease: the holder offers it; a candidate asks for it.
 _UNABLE, _WANTED = "moorage.dev/holder-unable", "moorage.dev/wanted-by"
 
 Lease = dict[str, Any]
 
 
 class Term:
-    """One holder's time. `generation` is the fencing number; `before` are the annotations its predecessor left."""
+    """One leader's term. `generation` is the fencing number. `annotations` are written to the lease, for the next leader;
+    `previous_annotations` are those of the leader before."""
 
-    def __init__(self, generation: int, before: dict[str, str]) -> None:
+    def __init__(self, generation: int, previous_annotations: dict[str, str]) -> None:
         self.generation = generation
-        self.before = before
-        self.notes: dict[str, str] = {}
-        self.good = 0.0
+        self.previous_annotations = previous_annotations
+        self.annotations: dict[str, str] = {}
+        self.renewed_at = 0.0
 
     @property
-    def valid(self) -> bool:
-        """No other can hold the lease at this moment, by this machine's own clock."""
-        return asyncio.get_running_loop().time() < self.good + DEADLINE
+    def is_valid(self) -> bool:
+        """By this machine's own clock, no other process can hold the lease now."""
+        return asyncio.get_running_loop().time() < self.renewed_at + RENEW_DEADLINE
 
 
 class LeaderElector:
-    """`notes` of a term become annotations of the Lease: what a successor should know. `able`: whether this process could
-    do the work now; who is not does not contend."""
+    """A candidate for one lease. `able` tells whether this process could do the work now; otherwise it does not contend."""
 
     def __init__(
         self, api: Api, namespace: str, name: str, identity: str, able: Callable[[], bool] = lambda: True
@@ -61,156 +64,161 @@ class LeaderElector:
         return f"{self._collection}/{self._name}"
 
     async def run(self, work: Callable[[Term], Awaitable[None]]) -> None:
-        """Contends, works, and contends again, for ever. A lease that ran out and that nobody else took is taken back at
-        once. What the work raises ends this too."""
+        """Contends for the lease, works as leader, and contends again, forever. An expired lease that no other process took
+        is taken back at once. An exception of the work ends the loop."""
         while True:
             term = await self._acquire()
-            log.info("acting", lease=self._name, generation=term.generation)
+            log.info("became leader", lease=self._name, generation=term.generation)
             task = asyncio.ensure_future(work(term))
             renewing = asyncio.ensure_future(self._renew(term))
             try:
                 await asyncio.wait({task, renewing}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 task.cancel()
-                await _ended(task)  # before anything is given up
+                await _wait_ended(task)  # before the lease is released
                 renewing.cancel()
-                await _ended(renewing)
+                await _wait_ended(renewing)
                 await self._release(term)
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
-            log.warning("no longer acting", lease=self._name)
+            log.warning("stopped leading", lease=self._name)
 
-    # --- becoming the holder
+    # --- becoming the leader
 
     async def _acquire(self) -> Term:
         while True:
-            while not self._able():  # noqa: ASYNC110 - somebody else's state, asked as often as the lease
-                await asyncio.sleep(RENEW)
+            while not self._able():  # noqa: ASYNC110 - a callback, polled as often as the lease
+                await asyncio.sleep(RETRY_PERIOD)
             try:
-                seen = await self._read()
-                if seen is not None and seen["spec"].get("holderIdentity") not in (None, "", self._identity):
-                    await self._wait_for_silence(seen)
+                lease = await self._read()
+                if lease is not None and lease["spec"].get("holderIdentity") not in (None, "", self._identity):
+                    await self._wait_for_expiry(lease)
                     continue
-                term = await self._take(seen)
+                term = await self._claim(lease)
                 if term is not None:
-                    self._api.is_well()
+                    self._api.mark_healthy()
                     return term
             except (ApiError, Unreachable) as error:
-                log.debug("electing", error=str(error))
-            await asyncio.sleep(RENEW)
+                log.debug("cannot read or claim the lease", error=str(error))
+            await asyncio.sleep(RETRY_PERIOD)
 
     async def _read(self) -> Lease | None:
         try:
-            _, data = await self._api.call("GET", self._path, timeout=_CALL, paced=False)
+            _, data = await self._api.call("GET", self._path, timeout=_REQUEST_TIMEOUT, paced=False)
         except ApiError as error:
             if error.code == 404:
                 return None
             raise
-        lease = decoded(data, dict[str, Any])
+        lease = decode(data, dict[str, Any])
         lease.setdefault("spec", {})
         return lease
 
-    async def _wait_for_silence(self, seen: Lease) -> None:
-        """Until it changed or was released; or take it over when it did neither for its whole duration. Clocks of different
-        machines are never compared."""
+    async def _wait_for_expiry(self, lease: Lease) -> None:
+        """Waits until the lease is released, or until it did not change for its whole duration and counts as released.
+        Clocks of different machines are never compared."""
         loop = asyncio.get_running_loop()
-        duration = float(seen["spec"].get("leaseDurationSeconds") or DURATION)
+        duration = float(lease["spec"].get("leaseDurationSeconds") or LEASE_DURATION)
         end = loop.time() + duration
         while loop.time() < end:
-            await asyncio.sleep(min(RENEW, max(0.05, end - loop.time())))
+            await asyncio.sleep(min(RETRY_PERIOD, max(0.05, end - loop.time())))
             with contextlib.suppress(Unreachable):
                 now = await self._read()
                 if now is None or not now["spec"].get("holderIdentity"):
                     return
-                if now["metadata"]["resourceVersion"] != seen["metadata"]["resourceVersion"]:
-                    seen, end = now, loop.time() + duration
+                if now["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]:
+                    lease, end = now, loop.time() + duration
                 if not self._able():
                     return
-                marks = now["metadata"].get("annotations") or {}
-                if _UNABLE in marks and _WANTED not in marks:
-                    await self._ask_for(now)
-        # Silent for its whole duration: as if it had been released.
-        released = {**seen, "spec": {**seen["spec"], "holderIdentity": ""}}
+                annotations = now["metadata"].get("annotations") or {}
+                if _UNABLE in annotations and _WANTED not in annotations:
+                    await self._request_handover(now)
+        # Expired: it counts as released.
+        released = {**lease, "spec": {**lease["spec"], "holderIdentity": ""}}
         self._lease = await self._write(released)
 
-    async def _ask_for(self, lease: Lease) -> None:
-        """The holder finds it when it next renews."""
+    async def _request_handover(self, lease: Lease) -> None:
+        """Asks the holder for the lease; it sees this at its next renewal."""
         metadata = {**lease["metadata"], "annotations": {**lease["metadata"]["annotations"], _WANTED: self._identity}}
         with contextlib.suppress(ApiError):
             await self._write({**lease, "metadata": metadata})
 
-    async def _take(self, seen: Lease | None) -> Term | None:
+    async def _claim(self, lease: Lease | None) -> Term | None:
         loop = asyncio.get_running_loop()
-        spec = dict(seen["spec"]) if seen is not None else {}
-        before = dict((seen or {}).get("metadata", {}).get("annotations") or {})
+        spec = dict(lease["spec"]) if lease is not None else {}
+        before = dict((lease or {}).get("metadata", {}).get("annotations") or {})
         term = Term(int(spec.get("leaseTransitions") or 0) + 1, before)
         spec |= {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": int(DURATION),
+            "leaseDurationSeconds": int(LEASE_DURATION),
             "leaseTransitions": term.generation,
-            "acquireTime": _now(),
-            "renewTime": _now(),
+            "acquireTime": _timestamp(),
+            "renewTime": _timestamp(),
         }
         began = loop.time()
         body: Lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
-        marks = {k: v for k, v in before.items() if k not in (_UNABLE, _WANTED)}
-        body["metadata"] = {**seen["metadata"], "annotations": marks} if seen is not None else {"name": self._name}
+        annotations = {k: v for k, v in before.items() if k not in (_UNABLE, _WANTED)}
+        body["metadata"] = (
+            {**lease["metadata"], "annotations": annotations} if lease is not None else {"name": self._name}
+        )
         try:
-            self._lease = await self._write(body, create=seen is None)
+            self._lease = await self._write(body, create=lease is None)
         except ApiError as error:
-            if error.code == 409:  # another was faster
+            if error.code == 409:  # another candidate was faster
                 return None
             raise
-        term.good = began
+        term.renewed_at = began
         return term
 
     async def _write(self, lease: Lease, *, create: bool = False) -> Lease:
         method, path = ("POST", self._collection) if create else ("PUT", self._path)
-        _, data = await self._api.call(method, path, body=msgspec.json.encode(lease), timeout=_CALL, paced=False)
-        return decoded(data, dict[str, Any])
+        _, data = await self._api.call(
+            method, path, body=msgspec.json.encode(lease), timeout=_REQUEST_TIMEOUT, paced=False
+        )
+        return decode(data, dict[str, Any])
 
-    # --- being it
+    # --- being the leader
 
     async def _renew(self, term: Term) -> None:
-        """Ends when the lease is lost, or may be."""
+        """Renews the lease, and returns when it is lost or may be lost."""
         loop = asyncio.get_running_loop()
         self._unable_since = 0.0
         while True:
-            await asyncio.sleep(RENEW)
+            await asyncio.sleep(RETRY_PERIOD)
             began = loop.time()
-            if not term.valid:
+            if not term.is_valid:
                 return
             self._unable_since = 0.0 if self._able() else self._unable_since or began
             try:
-                async with asyncio.timeout_at(term.good + DEADLINE):
-                    self._lease = await self._write(self._renewed(term))
+                async with asyncio.timeout_at(term.renewed_at + RENEW_DEADLINE):
+                    self._lease = await self._write(self._renewed_lease(term))
             except ApiError as error:
-                if error.code == 409 and (not await self._still_mine(term) or self._gives_way()):
+                if error.code == 409 and (not await self._still_holds(term) or self._hands_over()):
                     return
                 if error.code != 409:
                     continue
             except (Unreachable, TimeoutError):
                 continue
-            term.good = began
+            term.renewed_at = began
 
     @property
     def _unable(self) -> bool:
-        return bool(self._unable_since) and asyncio.get_running_loop().time() - self._unable_since >= PATIENCE
+        return bool(self._unable_since) and asyncio.get_running_loop().time() - self._unable_since >= UNABLE_AFTER
 
-    def _gives_way(self) -> bool:
-        wanted = (self._lease["metadata"].get("annotations") or {}).get(_WANTED, "")
-        if wanted and self._unable:
-            log.warning("giving way", lease=self._name, to=wanted)
-        return bool(wanted) and self._unable
+    def _hands_over(self) -> bool:
+        """Whether this leader is unable to work and another candidate asks for the lease."""
+        candidate = (self._lease["metadata"].get("annotations") or {}).get(_WANTED, "")
+        if candidate and self._unable:
+            log.warning("handing over", lease=self._name, to=candidate)
+        return bool(candidate) and self._unable
 
-    def _renewed(self, term: Term) -> Lease:
+    def _renewed_lease(self, term: Term) -> Lease:
         metadata = {**self._lease["metadata"]}
-        marks = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in (_UNABLE, _WANTED)}
-        metadata["annotations"] = {**marks, **term.notes, **({_UNABLE: "true"} if self._unable else {})}
-        return {**self._lease, "metadata": metadata, "spec": {**self._lease["spec"], "renewTime": _now()}}
+        annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in (_UNABLE, _WANTED)}
+        metadata["annotations"] = {**annotations, **term.annotations, **({_UNABLE: "true"} if self._unable else {})}
+        return {**self._lease, "metadata": metadata, "spec": {**self._lease["spec"], "renewTime": _timestamp()}}
 
-    async def _still_mine(self, term: Term) -> bool:
-        """A write of ours may have been carried out and its answer lost."""
+    async def _still_holds(self, term: Term) -> bool:
+        """Reads the lease after a conflict: an earlier renewal may have succeeded although its answer was lost."""
         with contextlib.suppress(ApiError, Unreachable):
             now = await self._read()
             if now is None:
@@ -220,22 +228,22 @@ class LeaderElector:
                 return False
             self._lease = now
             return True
-        return term.valid
+        return term.is_valid
 
     async def _release(self, term: Term) -> None:
-        if not term.valid:
+        if not term.is_valid:
             return
-        self._unable_since = 0.0  # nobody is, where nobody holds it
-        lease = self._renewed(term)
+        self._unable_since = 0.0  # a released lease carries no offer
+        lease = self._renewed_lease(term)
         lease["spec"] = {**lease["spec"], "holderIdentity": ""}
         with contextlib.suppress(ApiError, Unreachable):
             await self._write(lease)
 
 
-async def _ended(task: asyncio.Future[None]) -> None:
+async def _wait_ended(task: asyncio.Future[None]) -> None:
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
 
 
-def _now() -> str:
+def _timestamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""The parts that every Kubernetes object has."""
+"""The fields that every Kubernetes object has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Metadata(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class Object(msgspec.Struct, kw_only=True, rename="camel"):
-    """The least of any object; what is followed extends it. Servers write null for much that is empty."""
+    """The base of the Structs that reflectors decode. Optional fields may be null, because servers write that for empty."""
 
     metadata: Metadata
 

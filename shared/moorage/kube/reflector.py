@@ -1,5 +1,8 @@
-"""A collection of an API server, followed: listed in pages, then watched, listed again when the server has forgotten where
-we were. Whoever follows sees every object that is there and every one that went, also those that went unseen."""
+"""Reflects a collection of an API server: lists it in pages, watches it from the list's resourceVersion, and lists it again
+when that version has expired.
+
+Handlers see every object and every deletion, also of objects that were deleted while no watch was open.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import structlog
 
-from .api import WELL_AFTER, Api, ApiError, Silent, Unreachable, decoded
+from .api import HEALTHY_AFTER, Api, ApiError, Unreachable, WatchTimeout, decode
 from .objects import Key, Object
 
 log = structlog.get_logger("kube")
 
-PAGE = 500
-#: The server ends a watch after this many seconds by itself.
-WATCH = (240.0, 300.0)
-#: A watch that says nothing for so long may be dead without anybody knowing; it is opened again where it stopped.
-SILENCE = (40.0, 50.0)
-FIRST_DELAY, LAST_DELAY = 0.4, 2.0
-#: What the server does not serve or allow is asked for again after this long.
-ABSENT = 30.0
-_STEADY = 5.0
-_GONE_AFTER = 5
+PAGE_SIZE = 500
+#: The server ends a watch after a random number of seconds in this range.
+WATCH_TIMEOUT = (240.0, 300.0)
+#: A watch without an event or a bookmark for this long may be dead. It is opened again from its last version.
+IDLE_TIMEOUT = (40.0, 50.0)
+MIN_BACKOFF, MAX_BACKOFF = 0.4, 2.0
+#: A collection that the server does not serve or allow is tried again after this many seconds.
+ABSENT_RETRY = 30.0
+_STABLE_AFTER = 5.0
+_MAX_NOT_FOUND = 5
 
 
 class _Event(msgspec.Struct):
@@ -52,8 +55,8 @@ T = TypeVar("T")
 
 
 class Reflector(Generic[T]):
-    """`decode` makes of an object's JSON what `put` gets; `drop` gets who went. Both are quick and do not fail. `synced` is
-    set once the first list is whole; `absent` says why the server does not let us follow, while it does not."""
+    """Calls `put` with every object, as `decode` reads it, and `drop` with every deleted one; both are fast and never raise.
+    `synced` is set after the first complete list. `absent` is the reason while the server does not serve the collection."""
 
     def __init__(
         self,
@@ -71,131 +74,136 @@ class Reflector(Generic[T]):
         self._selector = {"labelSelector": labels} if labels else {}
         self._on_synced = synced
         self._known: dict[Key, str] = {}  # uid
-        self._version = ""
+        self._resource_version = ""
         self._paged = True
         self._failures = self._refusals = 0
-        self._open = False
-        self._heard = 0.0
+        self._connected = False
+        self._last_event = 0.0
         self.synced = asyncio.Event()
         self.listed = False
         self.absent = ""
         self.restarts = 0
 
     def current(self) -> float:
-        """The last moment of the loop's clock for which the view is known to be whole; 0 before the first list."""
-        return asyncio.get_running_loop().time() if self._open else self._heard
+        """The last time, by the clock of the event loop, at which the view is known to be complete; 0 before the first
+        list."""
+        return asyncio.get_running_loop().time() if self._connected else self._last_event
 
     async def run(self) -> None:
-        """For ever."""
+        """Lists and watches forever."""
         while True:
             clean = False
             try:
-                fresh = not self._version
-                if fresh:
+                relist = not self._resource_version
+                if relist:
                     await self._list()
-                clean = await self._watch(fresh)
+                clean = await self._watch(after_list=relist)
             except ApiError as error:
-                await self._refused(error)
+                await self._on_error(error)
             except Unreachable as error:
-                self._note(str(error))
+                self._log_interruption(str(error))
             finally:
-                self._open = False
+                self._connected = False
             if not clean:
-                await self._pause()
+                await self._back_off()
 
-    def _note(self, why: str) -> None:
-        """Said once per spell of failures, not with every try."""
+    def _log_interruption(self, reason: str) -> None:
+        """Logs the first of consecutive failures only."""
         if self._failures <= 1:
-            log.warning("following is interrupted", path=self._path, why=why)
+            log.warning("watch interrupted", path=self._path, reason=reason)
 
-    async def _refused(self, error: ApiError) -> None:
-        if error.expired:
-            self._version = ""
+    async def _on_error(self, error: ApiError) -> None:
+        if error.is_expired:
+            self._resource_version = ""
         elif error.code in (401, 403, 404, 405):
-            await self._wait_for_leave(error)
+            await self._wait_until_served(error)
         else:
             if error.code < 500 and error.code != 429:
-                self._version = ""
-            self._note(error.message)
+                self._resource_version = ""
+            self._log_interruption(error.message)
 
-    async def _wait_for_leave(self, error: ApiError) -> None:
-        """Not served or not allowed: for good, or while a server that has just started still loads its rules. What is known
-        stays until the kind itself is gone for a while."""
+    async def _wait_until_served(self, error: ApiError) -> None:
+        """Waits while the collection is not served or not allowed: for good, or because a server that has just started still
+        loads its rules. Known objects are dropped only when the kind itself is gone for a while."""
         if not self.absent:
-            log.warning("not followed", path=self._path, why=error.message)
+            log.warning("collection not available", path=self._path, reason=error.message)
         self.absent = error.message or f"HTTP {error.code}"
-        self._version = ""
+        self._resource_version = ""
         self._refusals += 1
-        if error.code == 404 and self._refusals > _GONE_AFTER:
-            self._replace({})
-        longest = ABSENT if not self.listed else min(ABSENT, 2.0 ** min(self._refusals - 1, 8))
-        self._finish()
+        if error.code == 404 and self._refusals > _MAX_NOT_FOUND:
+            self._drop_missing({})
+        longest = ABSENT_RETRY if not self.listed else min(ABSENT_RETRY, 2.0 ** min(self._refusals - 1, 8))
+        self._set_synced()
         await asyncio.sleep(longest * random.uniform(0.5, 1))
 
-    async def _pause(self) -> None:
-        """Also after a clean end that came at once: else it would be tried thousands of times a second."""
+    async def _back_off(self) -> None:
+        """Waits before the next attempt, also after a clean end that came at once: otherwise a server that ends watches at
+        once would be asked thousands of times a second."""
         self._failures += 1
         self.restarts += 1
-        top = min(LAST_DELAY, FIRST_DELAY * 2 ** min(self._failures - 1, 8))
-        await asyncio.sleep(top * random.uniform(0.5, 1))
+        delay = min(MAX_BACKOFF, MIN_BACKOFF * 2 ** min(self._failures - 1, 8))
+        await asyncio.sleep(delay * random.uniform(0.5, 1))
 
     # --- listing
 
     async def _list(self) -> None:
-        seen: dict[Key, str] = {}
-        query = {"limit": str(PAGE)} if self._paged else {}
-        version, following = "", ""
+        """Lists the whole collection, and drops the objects that are not in it."""
+        listed: dict[Key, str] = {}
+        continue_token = ""
+        await self._api.watch_pacer.wait_turn()
         while True:
-            more = {"continue": following} if following else {}
-            if not following:
-                await self._api.following.turn()
-            try:
-                _, data = await self._api.call(
-                    "GET",
-                    self._path,
-                    query={**self._selector, **query, **more},
-                    timeout=30,
-                    paced=False,
-                )
-            except ApiError as error:
-                if error.expired and following:
-                    self._paged = False  # pages went out of date while we read them: once without
-                raise
-            page = decoded(data, _Page)
+            page = await self._page(continue_token)
             for raw in page.items or ():
-                self._take(raw, seen)
-            version, following = page.metadata.resource_version, page.metadata.next or ""
-            if not following:
+                key, uid = self._put_object(raw)
+                listed[key] = uid
+            version, continue_token = page.metadata.resource_version, page.metadata.next or ""
+            if not continue_token:
                 break
             await asyncio.sleep(0)
         if not version:
-            raise Unreachable(f"{self._path}: a list without a version")
+            raise Unreachable(f"{self._path}: a list without a resourceVersion")
         self._paged = True
-        self._replace(seen)
-        self._version = version
+        self._drop_missing(listed)
+        self._resource_version = version
         self.absent, self._refusals, self.listed = "", 0, True
-        self._heard = asyncio.get_running_loop().time()
-        self._finish()
+        self._last_event = asyncio.get_running_loop().time()
+        self._set_synced()
 
-    def _take(self, raw: msgspec.Raw, seen: dict[Key, str]) -> None:
+    async def _page(self, continue_token: str) -> _Page:
+        query = dict(self._selector)
+        if self._paged:
+            query["limit"] = str(PAGE_SIZE)
+        if continue_token:
+            query["continue"] = continue_token
+        try:
+            _, data = await self._api.call("GET", self._path, query=query, timeout=30, paced=False)
+        except ApiError as error:
+            if error.is_expired and continue_token:
+                self._paged = False  # the list expired between its pages: the next one is read in a single request
+            raise
+        return decode(data, _Page)
+
+    def _put_object(self, raw: msgspec.Raw) -> tuple[Key, str]:
+        """Hands over an object, and returns its key and uid."""
         try:
             meta = _metadata(raw).metadata
             item = self._decode(raw)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise Unreachable(f"{self._path}: an object that cannot be read: {error}") from error
+            raise Unreachable(f"{self._path}: an object cannot be decoded: {error}") from error
         key = Key(meta.namespace, meta.name)
         before = self._known.get(key)
         if before is not None and before != meta.uid:
-            self._drop(key, before)  # another one of the same name
-        self._known[key] = seen[key] = meta.uid
+            self._drop(key, before)  # an earlier object of the same name
+        self._known[key] = meta.uid
         self._put(key, item)
+        return key, meta.uid
 
-    def _replace(self, seen: dict[Key, str]) -> None:
-        """Those that are no longer there went while nobody looked."""
-        for key in [key for key in self._known if key not in seen]:
+    def _drop_missing(self, listed: dict[Key, str]) -> None:
+        """Drops known objects that are not listed: they were deleted while no watch was open."""
+        for key in [key for key in self._known if key not in listed]:
             self._drop(key, self._known.pop(key))
 
-    def _finish(self) -> None:
+    def _set_synced(self) -> None:
         first = not self.synced.is_set()
         self.synced.set()
         if self._on_synced is not None and first:
@@ -203,62 +211,62 @@ class Reflector(Generic[T]):
 
     # --- watching
 
-    async def _watch(self, fresh: bool) -> bool:
-        """`fresh`: the list that it goes on from has just been read. True if it ended as watches end: nothing is wrong, go on at once."""
+    async def _watch(self, *, after_list: bool) -> bool:
+        """Watches from the current version. `after_list`: the list has just been read, so the watch goes before other
+        requests. Returns True if the watch ended normally, so that the next one may begin at once."""
         query = {
             **self._selector,
             "watch": "1",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self._version,
-            "timeoutSeconds": str(round(random.uniform(*WATCH))),
+            "resourceVersion": self._resource_version,
+            "timeoutSeconds": str(round(random.uniform(*WATCH_TIMEOUT))),
         }
         loop = asyncio.get_running_loop()
         opened = 0.0
-        well: asyncio.TimerHandle | None = None
+        healthy: asyncio.TimerHandle | None = None
+        stream = self._api.stream(self._path, query, random.uniform(*IDLE_TIMEOUT), urgent=after_list)
         try:
-            async with contextlib.aclosing(
-                self._api.stream(self._path, query, random.uniform(*SILENCE), urgent=fresh)
-            ) as lines:
+            async with contextlib.aclosing(stream) as lines:
                 async for line in lines:
                     if not line:
                         opened = loop.time()
-                        well = loop.call_later(WELL_AFTER, self._api.is_well)
-                        self._open = True
+                        healthy = loop.call_later(HEALTHY_AFTER, self._api.mark_healthy)
+                        self._connected = True
                         continue
-                    self._heard = loop.time()
-                    self._event(line)
-        except Silent:
-            if self._steady(opened):
+                    self._last_event = loop.time()
+                    self._on_event(line)
+        except WatchTimeout:
+            if self._was_stable(opened):
                 return True
             raise
         except Unreachable:
-            self._api.is_failing()
-            if self._steady(opened):
+            self._api.mark_failing()
+            if self._was_stable(opened):
                 return True
             raise
         except ApiError as error:
-            if error.expired or error.passing:
-                self._api.following.fail()
-            if error.expired and self._failures == 0:  # the first time, list at once
-                self._version, self._failures = "", 1
+            if error.is_expired or error.is_transient:
+                self._api.watch_pacer.mark_failing()
+            if error.is_expired and self._failures == 0:  # relist at once the first time
+                self._resource_version, self._failures = "", 1
                 return True
             raise
         finally:
-            self._open = False
-            if well is not None:
-                well.cancel()
-        if loop.time() - opened < WATCH[0]:
-            self._api.following.fail()  # early: servers that stop end their watches properly
-        return self._steady(opened)
+            self._connected = False
+            if healthy is not None:
+                healthy.cancel()
+        if loop.time() - opened < WATCH_TIMEOUT[0]:
+            self._api.watch_pacer.mark_failing()  # an early end: a server that shuts down ends its watches properly
+        return self._was_stable(opened)
 
-    def _steady(self, opened: float) -> bool:
-        """A watch that lasted ends a spell of failures."""
-        if not opened or asyncio.get_running_loop().time() - opened < _STEADY:
+    def _was_stable(self, opened: float) -> bool:
+        """Whether the watch lasted long enough to end a series of failures."""
+        if not opened or asyncio.get_running_loop().time() - opened < _STABLE_AFTER:
             return False
         self._failures = 0
         return True
 
-    def _event(self, line: bytes) -> None:
+    def _on_event(self, line: bytes) -> None:
         try:
             event = _event(line)
             if event.type == "ERROR":
@@ -268,13 +276,13 @@ class Reflector(Generic[T]):
                 )
             meta = _metadata(event.object).metadata
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            raise Unreachable(f"{self._path}: something that is no event: {line[:80]!r}") from error
+            raise Unreachable(f"{self._path}: not a watch event: {line[:80]!r}") from error
         key = Key(meta.namespace, meta.name)
         if event.type in ("ADDED", "MODIFIED"):
-            self._take(event.object, {})
+            self._put_object(event.object)
         elif event.type == "DELETED":
             uid = self._known.pop(key, None)
             if uid is not None:
                 self._drop(key, uid)
         if meta.resource_version:
-            self._version = meta.resource_version
+            self._resource_version = meta.resource_version
