@@ -115,13 +115,8 @@ LEASE_PATH = "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moor
 async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-<<<<<<< HEAD
     """The leader reaches its API server but not the mesh; the standby reaches both."""
-    monkeypatch.setattr(leader_election, "PATIENCE", 2.0)
-=======
-    """Its API server answers it, the mesh does not; the one that stands by has both."""
     monkeypatch.setattr(leader_election, "UNABLE_AFTER", 2.0)
->>>>>>> d8f5bf5 (kube: use the words of client-go)
     async with TcpProxy(nats.port) as proxy:
         first = agents(plane, settings=Settings(proxy.url))
         await until(lambda: bool(mesh.nodes), 20)
@@ -147,13 +142,8 @@ async def test_an_agent_that_is_cut_off_from_the_mesh_gives_way(
 async def test_agents_that_are_all_cut_off_stay_as_they_are(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-<<<<<<< HEAD
     """No agent reaches the mesh, so the lease stays with the leader, which keeps what it applied."""
-    monkeypatch.setattr(leader_election, "PATIENCE", 1.0)
-=======
-    """Nobody could do better, so the lease stays where it is, and what was applied is kept."""
     monkeypatch.setattr(leader_election, "UNABLE_AFTER", 1.0)
->>>>>>> d8f5bf5 (kube: use the words of client-go)
     async with TcpProxy(nats.port) as proxy:
         for _ in range(2):
             agents(plane, settings=Settings(proxy.url))

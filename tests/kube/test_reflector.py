@@ -212,5 +212,5 @@ async def test_a_refusal_has_the_servers_words(server: ScriptedServer) -> None:
     api = Api(server.url)
     with pytest.raises(ApiError, match=r"spec\.x: must be y") as caught:
         await api.call("PATCH", "/x", body=b"{}")
-    assert caught.value.code == 422 and not caught.value.passing
+    assert caught.value.code == 422 and not caught.value.is_transient
     await api.close()

@@ -21,7 +21,7 @@ from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer, RedisServer
 
 RUN = (
-    "import asyncio,sys; from moorage.bus import Settings; from moorage.{0}.worker import {1};"
+    "import asyncio,sys; from moorage.bus import Settings; from moorage.{0} import {1};"
     "asyncio.run({1}(Settings(sys.argv[1], '', sys.argv[2]){2}))"
 )
 LAB: dict[str, Any] = {
@@ -44,8 +44,8 @@ class World:
         self.fleet = Fleet()
         self.events: list[str] = []
 
-    def start(self, package: str, function: str = "main", arguments: str = "") -> subprocess.Popen[bytes]:
-        code = RUN.format(package, function, arguments)
+    def start(self, module: str, function: str = "main", arguments: str = "") -> subprocess.Popen[bytes]:
+        code = RUN.format(module, function, arguments)
         process = subprocess.Popen([sys.executable, "-c", code, self.nats.url, self.redis.url])
         self.processes.append(process)
         return process
@@ -68,8 +68,8 @@ class World:
 async def world(nats: NatsServer, redis: RedisServer, bus: Bus) -> AsyncIterator[World]:
     made = World(nats, redis, bus)
     await bus.subscribe("moorage.events.fleet.>", lambda subject, _data: made.events.append(subject))
-    made.start("inventory")
-    made.start("sim")
+    made.start("inventory.worker")
+    made.start("sim.worker")
     # Both serve before anything is asked of them.
     for kind in ("inventory", "sim"):
         await _ready(bus, kind)
@@ -121,7 +121,7 @@ async def test_what_is_wrong_is_refused_as_a_whole(world: World) -> None:
 async def test_the_second_simulator_of_a_cluster_is_refused(world: World) -> None:
     await world.ask(subjects.SIM_APPLY, LAB)
     other = {"clusters": [LAB["clusters"][0], {"name": "own", "provider": "lab"}]}
-    world.start("sim", "simulate", f", fleet={other!r}")
+    world.start("sim.foreground", "simulate", f", fleet={other!r}")
     await until(lambda: "lab/own" in world.states())
     listed = await world.ask(subjects.SIM_LIST, {"limit": 10})
     assert {row["state"] for row in listed["items"]} == {"known"}
@@ -152,7 +152,7 @@ async def test_killed_and_started_again_it_has_its_fleet_and_takes_it_over(world
     sim = world.processes[-1]
     os.kill(sim.pid, signal.SIGKILL)
     sim.wait()
-    world.start("sim")
+    world.start("sim.worker")
     await _ready(world.bus, "sim")
     answer = await world.ask(subjects.SIM_APPLY, LAB)
     assert (answer["added"], answer["changed"], answer["refused"]) == (0, 0, {})
