@@ -1,1 +1,1 @@
-"""Real NATS and Redis on free ports, faults, and builders for tests of Moorage and of controllers of one's own."""
+"""Provides real NATS and Redis servers, faults and builders for tests of Moorage and of your own controllers."""

@@ -1,4 +1,4 @@
-"""Agents of real clusters as processes of their own, as an operator runs them beside a cluster."""
+"""Runs agents of real clusters as separate processes, as an operator does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .resource import Resource
 
 
 class AgentProcess(Resource):
-    """`moorage agent` with a kubeconfig: the administrator's, or another."""
+    """A process `moorage agent`, with the administrator's kubeconfig or another."""
 
     def __init__(self, mesh: Mesh, plane: ControlPlane, *options: str, kubeconfig: Path | None = None) -> None:
         self.mesh, self.plane = mesh, plane
         self.kubeconfig = kubeconfig or plane.kubeconfig
         self._options = options
-        self.environment: dict[str, str] = {}  # besides our own
+        self.environment: dict[str, str] = {}  # added to the environment of the test
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,7 +35,7 @@ class AgentProcess(Resource):
             self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
 
     def send(self, number: int) -> None:
-        """SIGSTOP and SIGCONT."""
+        """Sends a signal: SIGSTOP, SIGCONT."""
         assert self.process is not None
         self.process.send_signal(number)
 

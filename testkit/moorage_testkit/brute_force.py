@@ -1,4 +1,4 @@
-"""Small random fleets and shapes, and what exhaustive enumeration says about them: the reference that fitting is held to."""
+"""Generates small random fleets and shapes, and enumerates all placements: the reference for the fit package."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def free_of(rows: Rows, row: int, resource: str) -> int:
 
 
 def placements(rows: Rows, where: Sequence[int], s: Shape, granted: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every way to give the shape's pods rows by labels and taints; resources are not looked at."""
+    """Yields every assignment of the shape's pods to rows that labels and taints allow; ignores resources."""
     able = [row for row in where if may(rows, row, s)]
     wanted = [o.label for i in granted if (o := s.optional[i]).label]
     good = [row for row in able if all(labels_of(rows, row).get(k) == v for k, v in wanted)]
@@ -135,7 +135,7 @@ def holds(
 
 
 def exists(rows: Rows, where: Sequence[int], group: Sequence[Shape], granted: Sequence[Sequence[int]]) -> bool:
-    """Whether any way to place all pods of the group holds: all of them are tried, shape by shape."""
+    """Returns whether all pods of the group can be placed; tries every placement, shape by shape."""
     ways = [placements(rows, where, s, which) for s, which in zip(group, granted, strict=True)]
 
     def placed(chosen: list[tuple[int, ...]]) -> bool:

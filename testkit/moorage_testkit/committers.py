@@ -1,4 +1,4 @@
-"""Committers as mergers have them, each with a connection, a ledger and a fleet of its own, on one log."""
+"""Runs several committers on one decision log, each with its own connection, ledger and fleet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .servers import NatsServer
 def pod_on(
     name: str, cluster: str = "lab/c-0", at: str = "n-0", *, cpu: int = 1000, number: int = 1, ident: str = ""
 ) -> Decision:
-    """A group decided: one pod on one node."""
+    """Returns the decision of a group with one pod on one node."""
     intent = IntentRef(kind="Application", name=name, revision=number)
     slot = Slot(node=at, resources={"cpu": cpu, "pods": 1})
     claim = Claim(
@@ -28,7 +28,7 @@ def pod_on(
 
 
 class CommitterHarness:
-    """A committer with all it needs."""
+    """A committer with its connection, ledger and fleet."""
 
     def __init__(self, nats: NatsServer, clusters: Callable[[], Clusters]) -> None:
         self.nats = nats
@@ -47,7 +47,7 @@ class CommitterHarness:
 
     @property
     def free(self) -> dict[tuple[str, str], int]:
-        """CPU that is left, by cluster and node."""
+        """Free CPU by cluster and node."""
         return dict(self._free())
 
     def _free(self) -> Iterator[tuple[tuple[str, str], int]]:
@@ -65,7 +65,7 @@ async def at_the_log(
     parties: list[CommitterHarness] = []
     try:
         for _ in range(count):
-            parties.append(await CommitterHarness(nats, clusters).open())  # noqa: PERF401 - each is closed, whatever becomes of the next
+            parties.append(await CommitterHarness(nats, clusters).open())  # noqa: PERF401 - each is closed even if the next fails to open
         yield parties
     finally:
         for party in parties:

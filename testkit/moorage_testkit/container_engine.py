@@ -85,13 +85,13 @@ class Engine:
     def __enter__(self) -> Self:
         d = self.directory
         (d / "config").mkdir(parents=True)
-        # One at a time on a machine: each puts the packet filter back as it found it.
+        # One engine at a time on a machine: each restores the packet filter as it found it.
         self._turn = (cache() / ".turn").open("w")
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         self._forward = _FORWARD.read_text()
         self._rules = self._checked(["iptables-save"], None, 10)
         places = ["--data-root", f"{d}/data", "--exec-root", f"{d}/exec", "-p", f"{d}/d.pid"]
-        # No bridge of the daemon's own: builds have no network, and projects make theirs.
+        # The daemon has no bridge: builds have no network, and projects create their own.
         command = ["dockerd", "-H", self.host, *places, "--bridge", "none"]
         with (d / "dockerd.log").open("wb") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
@@ -109,7 +109,7 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Containers end with it, and its rules for the network go."""
+        """Stops the daemon and its containers and removes its network rules."""
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -125,7 +125,7 @@ class Engine:
         self._turn.close()
 
     def _restore(self) -> None:
-        """The packet filter as it was before."""
+        """Restores the packet filter."""
         policies = "*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\nCOMMIT\n*nat\nCOMMIT\n"
         for rules in (policies, self._rules):
             command = ["iptables-restore"]

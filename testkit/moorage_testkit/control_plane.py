@@ -1,4 +1,4 @@
-"""Real control planes for tests: etcd, an API server, scheduler, controllers, and kwok in the place of kubelets."""
+"""Runs real control planes: etcd, API server, scheduler, controller manager, and kwok in place of kubelets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-#: A child that dies with its parent dies with the thread that started it: one thread that stays starts all of them.
+#: PR_SET_PDEATHSIG kills a child when the thread that started it ends, so one thread that lives on starts all of them.
 _launcher = ThreadPoolExecutor(1, "control-planes")
 
 
@@ -43,7 +43,7 @@ def _start(command: list[str], out: IO[bytes], directory: Path) -> subprocess.Po
 
 
 class ControlPlane(Resource):
-    """One cluster. Whoever holds `kubeconfig` is its administrator; service accounts work."""
+    """One cluster. Its `kubeconfig` is the administrator's; service accounts work."""
 
     def __init__(self, name: str = "test", *, scheduler: bool = True) -> None:
         assets, why = find()
@@ -68,7 +68,7 @@ class ControlPlane(Resource):
         self.finish()
 
     def begin(self) -> None:
-        """Without waiting for anything: several start at once."""
+        """Starts etcd and the API server without waiting, so that several clusters start at once."""
         self._write()
         self._start_etcd()
         self._run_server()
@@ -112,7 +112,7 @@ class ControlPlane(Resource):
         self.kubeconfig.write_bytes(msgspec.json.encode(self.config()))
 
     def config(self, token: str = "", port: int = 0) -> dict[str, Any]:
-        """A kubeconfig whose context has this cluster's name; JSON is YAML."""
+        """Returns a kubeconfig whose context has this cluster's name."""
         cluster = {"server": f"https://127.0.0.1:{port or self.port}", "insecure-skip-tls-verify": True}
         return {
             "apiVersion": "v1",
@@ -138,7 +138,7 @@ class ControlPlane(Resource):
         )  # fmt: skip
 
     def start_server(self) -> None:
-        """The API server, until it says that it is ready."""
+        """Starts the API server and waits until it is ready."""
         self._run_server()
         self.until(self.ready, 60, "kube-apiserver")
 
@@ -168,7 +168,7 @@ class ControlPlane(Resource):
         process.wait(90)
 
     def pause_server(self) -> None:
-        """Open connections stay open and nothing is said on them."""
+        """Stops the API server's process; its connections stay open and silent."""
         self.processes["kube-apiserver"].send_signal(signal.SIGSTOP)
 
     def resume_server(self) -> None:
@@ -190,7 +190,7 @@ class ControlPlane(Resource):
         return False
 
     def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> bytes:
-        """A request as the administrator, synchronously."""
+        """Sends a request as the administrator; blocks."""
         request = urllib.request.Request(
             self.url + path,
             method=method,
@@ -214,7 +214,7 @@ class ControlPlane(Resource):
         labels: dict[str, str] | None = None,
         taints: list[dict[str, str]] | None = None,
     ) -> None:
-        """A node that kwok makes ready."""
+        """Creates a node, which kwok makes ready."""
         amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(allocatable or {})}
         node = {
             "apiVersion": "v1",
@@ -226,7 +226,8 @@ class ControlPlane(Resource):
         self.call("POST", "/api/v1/nodes", node)
 
     def service_account(self, name: str, rules: list[dict[str, Any]]) -> Path:
-        """A kubeconfig of somebody who may do just that, anywhere; the rules may name groups that do not exist."""
+        """Creates a service account with these rules in all namespaces and returns its kubeconfig. Rules may name API groups
+        that do not exist."""
         rbac = "/apis/rbac.authorization.k8s.io/v1"
         subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
@@ -258,7 +259,7 @@ class ControlPlane(Resource):
 
 @contextlib.contextmanager
 def control_planes(*names: str, scheduler: bool = True) -> Iterator[list[ControlPlane]]:
-    """Several at once, which takes little longer than one."""
+    """Runs several clusters. They start together, which takes little longer than one."""
     made = [ControlPlane(name, scheduler=scheduler) for name in names]
     try:
         for plane in made:

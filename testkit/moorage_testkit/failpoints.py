@@ -18,7 +18,7 @@ class Failpoints:
         return {VARIABLE: str(self._directory)}
 
     def arm(self, point: str, nth: int = 1, how: Literal["KILL", "STOP"] = "KILL") -> None:
-        """The process that comes to this point as the nth is killed there, or stopped."""
+        """Kills or stops the process that reaches this point as the nth."""
         assert point in POINTS, f"there is no point {point}"
         for before in self._directory.glob(f"{point}.*"):
             before.unlink()
@@ -31,7 +31,7 @@ class Failpoints:
             file.unlink()
 
     def happened(self, point: str) -> int:
-        """The process that was killed or stopped there; 0 where none was yet."""
+        """Returns the id of the process that was killed or stopped there; 0 if none was yet."""
         if (self._directory / point).exists():
             return 0
         found = list(self._directory.glob(f"{point}.*"))

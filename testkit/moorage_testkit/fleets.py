@@ -1,4 +1,4 @@
-"""Fleets for tests, in memory, made the way inventory makes them."""
+"""Builds fleets in memory, the way inventory does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def node(
     resources: Mapping[str, str] | None = None,
     **amounts: str,
 ) -> NodeReport:
-    """A node as its agent reports it: `node(cpu="8", memory="32Gi", resources={"nvidia.com/gpu": "2"})`; 110 pods unless
+    """Returns a node as its agent reports it: `node(cpu="8", memory="32Gi", resources={"nvidia.com/gpu": "2"})`; 110 pods unless
     given, a hostname label unless not wanted. Without a name it gets `n-0`, `n-1`, … in its cluster."""
     found = NodeReport(
         name=name,
@@ -50,7 +50,7 @@ def writer_of(
     stale: Sequence[str] = (),
     cordoned: Sequence[str] = (),
 ) -> FleetWriter:
-    """The writing side, for tests that go on changing rows. Malformed nodes are refused here."""
+    """Returns the writer of a fleet, for tests that change rows later. Refuses malformed nodes."""
     writer = FleetWriter()
     for cid, (name, nodes) in enumerate(clusters.items()):
         rows = []

@@ -1,4 +1,4 @@
-"""Requests to a mesh over HTTP whose refusals are answers like any other."""
+"""Sends HTTP requests to a mesh; error responses are returned, not raised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Response(NamedTuple):
 
     @property
     def code(self) -> str:
-        """Of a refusal."""
+        """The code of an error response."""
         return str(self.body.get("code")) if isinstance(self.body, dict) else ""
 
 
@@ -37,7 +37,7 @@ class HttpClient:
         kind: str = "application/json",
         **headers: str,
     ) -> Response:
-        """`body`: bytes as they are, anything else as JSON. `token`: "" sends none."""
+        """Sends a request. `body`: bytes as they are, anything else as JSON. `token`: "" sends none."""
         address = urlsplit(self.mesh.endpoint["http"])
         conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=60)
         sent = {"Content-Type": kind, **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -62,7 +62,7 @@ class HttpClient:
         return answered.body
 
     def upload(self, method: str, path: str, body: Any, file: bytes, name: str = "file") -> Response:
-        """A multipart request as these clients send it."""
+        """Sends a multipart request with a document and a file, as EMCO's clients do."""
         boundary = "moorage-boundary"
         parts = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="metadata"\r\n\r\n{json.dumps(body)}\r\n'

@@ -1,4 +1,4 @@
-"""What must hold of every decision log, whatever happened while it was written: asserted after every test of a mesh."""
+"""Checks invariants of the decision log, after every test of a mesh."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from moorage.fleet.redis_store import FAILURES, Changed, FleetStore
 from moorage.ledger import LOG, Ledger, decode_commit, read_snapshot
 from moorage.model.claims import Commit, Decision
 
-#: Cluster → node → resource → what claims may add up to there.
+#: Cluster → node → resource → the largest sum of claims.
 Room = Mapping[str, Mapping[str, Mapping[str, int]]]
-#: Of what nobody can say how much there is.
+#: An amount that is not known.
 ENDLESS = 1 << 62
 
 
 async def read_log(bus: Bus) -> tuple[Ledger, list[tuple[int, Commit]]]:
-    """The newest snapshot and every commit after it, as any reader would get them."""
+    """Returns the newest snapshot and every commit after it, as any reader gets them."""
     ledger = await read_snapshot(bus)
     log = bus.log(LOG)
     first, last = max(ledger.seq + 1, await log.first()), await log.last()
@@ -35,7 +35,7 @@ async def read_log(bus: Bus) -> tuple[Ledger, list[tuple[int, Commit]]]:
 
 
 def _commit(data: bytes) -> Commit:
-    """What cannot be read folds to nothing, for everybody."""
+    """Decodes a commit; every reader takes an unreadable one as empty."""
     try:
         return decode_commit(data)
     except msgspec.DecodeError:
@@ -45,9 +45,9 @@ def _commit(data: bytes) -> Commit:
 def violations(
     commits: Iterable[tuple[int, Commit]], room: Room, ledger: Ledger | None = None, unknown: int = 0
 ) -> list[str]:
-    """Every place and moment at which the log claims more than there is, names a commit twice, or decides a group twice
-    in one commit. Counts every slot in full: more strict than what free capacity is reckoned with. `unknown`: how much
-    there is of what the room does not name."""
+    """Returns each place and moment at which the log claims more than there is, names a commit twice, or decides a group
+    twice in one commit. Counts every slot in full, which is stricter than the arithmetic of free capacity. `unknown` is the
+    capacity of nodes and resources that `room` does not name."""
     ledger = ledger or Ledger()
     found: list[str] = []
     seen: set[str] = set(ledger.commits)
@@ -95,7 +95,7 @@ def violations(
 
 
 def room_in(fleet: Fleet) -> Room:
-    """What every node can take."""
+    """Returns the capacity of every node."""
     columns = {name: column for name in fleet.resources if (column := fleet.allocatable(name)) is not None}
     return {
         cluster: {
@@ -107,7 +107,7 @@ def room_in(fleet: Fleet) -> Room:
 
 
 async def room_now(redis_url: str, seconds: float = 20) -> Room:
-    """Of the clusters that are known just now, as everybody reads them. That nobody can say is an error, too."""
+    """Returns the capacity of the clusters that are known now. An unreadable fleet is an error, too."""
     store, last = FleetStore(redis_url), ""
     try:
         async with asyncio.timeout(seconds):
@@ -125,7 +125,7 @@ async def room_now(redis_url: str, seconds: float = 20) -> Room:
 
 
 async def wrong_since(before: Room, settings: Settings) -> list[str]:
-    """Of a mesh that is at work: where its log claims more than a node that is known has, or had before."""
+    """Returns the violations of a running mesh: claims beyond the capacity that a known node has, or had before."""
     room: dict[str, dict[str, dict[str, int]]] = {}
     for seen in (before, await room_now(settings.redis_url)):
         for cluster, nodes in seen.items():
@@ -141,5 +141,5 @@ async def wrong_since(before: Room, settings: Settings) -> list[str]:
 
 
 def counting_pods(ledger: Ledger) -> int:
-    """Pods that standing decisions have places for."""
+    """Counts the pods of standing decisions."""
     return sum(s.count for d in ledger.standing.values() for c in d.claims for s in c.slots)

@@ -1,4 +1,4 @@
-"""What kwok does to nodes and pods: nodes become ready, pods run as soon as they are bound, Jobs complete, deleted pods go.
+"""Configures kwok: nodes become ready, pods run as soon as they are bound, Jobs complete, deleted pods go.
 A pod with the annotation `moorage.dev/test-hold` stays as it is."""
 
 from __future__ import annotations

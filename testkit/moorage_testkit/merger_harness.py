@@ -151,7 +151,7 @@ class MergerHarness:
         return max((m.decider.ledger for m in self.mergers), key=lambda ledger: ledger.seq)
 
     async def check(self) -> None:
-        """The log never claims more than there is, whatever the test did."""
+        """Asserts that the log never claims more than there is."""
         ledger, commits = await read_log(self.bus)
         room = room_in(writer_of(self.clusters()).fleet)
         assert violations(commits, room, ledger) == []

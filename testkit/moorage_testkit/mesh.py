@@ -1,4 +1,4 @@
-"""A whole mesh for a test: `moorage up` with a state directory of its own, and a client on its bus."""
+"""Runs a whole mesh: `moorage up` with its own state directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Of a process that was told to end. One that does not is killed, and that is an error."""
+    """Waits for a process that was told to end. Kills it and raises if it does not."""
     try:
         process.wait(seconds)
     finally:
@@ -38,26 +38,26 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """In a loop of its own: who stops a mesh may be in one, or in none."""
+    """Runs a coroutine in a loop of its own, because the caller may already be in one."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(work())).result()
 
 
 class Mesh(Resource):
-    """Every worker a process of its own, NATS and Redis real, as a user starts them."""
+    """`moorage up` as a user starts it: each worker is a process, NATS and Redis are real."""
 
     def __init__(self, *options: str, state: Path | None = None) -> None:
-        self.environment: dict[str, str] = {}  # besides our own
+        self.environment: dict[str, str] = {}  # added to the environment of the test
         self.state = state or Path(tempfile.mkdtemp(prefix="moorage-mesh-"))
         self._own = state is None
         self._options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.endpoint: dict[str, Any] = {}
-        self.checked = True  # what it decided, when it is stopped; not where a test leaves it half dead
+        self.checked = True  # check the decision log when the mesh is stopped; off where a test breaks the mesh
         self._room: Room = {}
 
     def start(self, seconds: float = 60) -> float:
-        """Until it says ready; returns how long that took."""
+        """Starts the mesh, waits until it is ready and returns how long that took."""
         started = time.monotonic()
         command = [sys.executable, "-m", "moorage.cli", "up", "--state", str(self.state), "--http", "127.0.0.1:0"]
         with (self.state / "up.out").open("wb") as out:
@@ -110,7 +110,7 @@ class Mesh(Resource):
     def run(
         self, *arguments: str, data: bytes | None = None, seconds: float = 60
     ) -> subprocess.CompletedProcess[bytes]:
-        """The command line against this mesh."""
+        """Runs the command line against this mesh."""
         env = {**os.environ, **self.environment, "MOORAGE_STATE": str(self.state)}
         command = [sys.executable, "-m", "moorage.cli", *arguments]
         return subprocess.run(command, input=data, env=env, capture_output=True, timeout=seconds, check=False)

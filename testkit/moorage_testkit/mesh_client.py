@@ -1,5 +1,5 @@
-"""Drives a whole mesh from a test: documents in over the bus, what became of them out of the log and the gateway, and a
-hook on any message of the bus, so that a fault comes at a named point and not after a guess of milliseconds."""
+"""Drives a whole mesh from a test: sends documents over the bus, reads results from the log and the gateway, and runs an
+action when a given message is seen, so that a fault comes at a named point and not after a guess of milliseconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def group(name: str) -> str:
 def application(
     name: str, *, cpu: str = "1", pods: int = 1, clusters: int = 1, on: str = "", image: str = "i"
 ) -> dict[str, Any]:
-    """One app with one Deployment whose pods need so much CPU; `on` names the only cluster it may go to."""
+    """Returns a document of one app with one Deployment; `on` names the only cluster that may run it."""
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -60,7 +60,7 @@ def application(
 
 
 def fleet(clusters: int, cpu: int, **behaviour: int) -> dict[str, Any]:
-    """`lab/c-0` and so on, one node each: so a claim's node is where its pods run, whatever the cluster's scheduler likes."""
+    """Returns a fleet of clusters `lab/c-0`, `lab/c-1`, … with one node each, so that pods run on the node of their claim."""
     nodes = [{"name": "n", "allocatable": {"cpu": str(cpu), "memory": "16Gi", "pods": "110"}}]
     named = [
         {"name": f"c-{i}", "provider": "lab", "labels": {"number": str(i)}, "nodes": nodes, "behaviour": behaviour}
@@ -70,7 +70,7 @@ def fleet(clusters: int, cpu: int, **behaviour: int) -> dict[str, Any]:
 
 
 def room(document: Mapping[str, Any]) -> Room:
-    """What the checker is to believe there is, for a fleet of `fleet()`."""
+    """Returns the capacity of a fleet of `fleet()`, for `violations`."""
     return {
         f"{c['provider']}/{c['name']}": {
             n["name"]: {"cpu": int(n["allocatable"]["cpu"]) * 1000, "pods": 110, "memory": 16 << 30} for n in c["nodes"]
@@ -80,7 +80,7 @@ def room(document: Mapping[str, Any]) -> Room:
 
 
 async def eventually(condition: Callable[[], Awaitable[object]], seconds: float, what: str) -> None:
-    """Until an awaited condition holds. Whoever is asked may be dead just now: that only means not yet."""
+    """Waits until an awaited condition holds. An unreachable worker counts as not yet."""
     last: object = None
     try:
         async with asyncio.timeout(seconds):
@@ -98,7 +98,7 @@ async def eventually(condition: Callable[[], Awaitable[object]], seconds: float,
 class MeshClient:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.acknowledged: dict[str, int] = {}  # group → revision that was said to be stored
+        self.acknowledged: dict[str, int] = {}  # group → revision whose storage was acknowledged
 
     async def __aenter__(self) -> Self:
         self.bus = await Bus.connect(self.mesh.settings, worker="admin")
@@ -114,7 +114,7 @@ class MeshClient:
             await self.bus.close()
 
     async def check(self) -> None:
-        """After every test: the log never claimed more than a node that is known has, or had when the test began."""
+        """Asserts that the log never claimed more than a known node has, or had when the test began."""
         assert await wrong_since(self._room, self.mesh.settings) == []
 
     @property
@@ -122,7 +122,7 @@ class MeshClient:
         return self._follower.ledger
 
     async def ask(self, subject: str, body: Any, *, timeout: float = 1.0) -> dict[str, Any]:
-        """Repeated while nobody answers: every request is safe to repeat."""
+        """Sends a request, repeatedly while nobody answers: every request is safe to repeat."""
         payload = body if isinstance(body, bytes) else msgspec.json.encode(body)
         for _ in range(30):
             try:
@@ -162,8 +162,8 @@ class MeshClient:
         await eventually(reached, seconds, f"{name} is {' or '.join(phases)}")
 
     async def delete(self, names: Iterable[str], seconds: float = 45) -> None:
-        """Off their clusters first, then forgotten; back when all are gone. Asked again for what is left, since the one
-        that was asked may have died with the order."""
+        """Deletes applications and waits until all are gone. Repeats the request for those that are left, because the worker
+        that took the request may have died with it."""
         wanted = {group(name): name for name in names}
 
         async def gone() -> bool:
@@ -192,8 +192,8 @@ class MeshClient:
     async def at(
         self, subject: str | Sequence[str], act: Callable[[], object], nth: int = 1
     ) -> AsyncIterator[asyncio.Event]:
-        """Within this block, `act` is called once, as the nth message on the subject, or on any of several, is seen. The
-        event says it was."""
+        """Calls `act` once within the block, when the nth message on the subject (or on any of several) is seen, and then
+        sets the event."""
         seen = 0
         done = asyncio.Event()
 

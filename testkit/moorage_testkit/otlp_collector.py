@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry traces in this process: what was exported over OTLP/HTTP, span by span."""
+"""Collects OpenTelemetry spans that are exported over OTLP/HTTP."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OtlpCollector:
 
     @property
     def env(self) -> dict[str, str]:
-        """For processes that are to send here, at once."""
+        """The environment of processes that shall export here without delay."""
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
 
     def _take(self, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""pytest fixtures: `-p moorage_testkit.plugin`."""
+"""Provides pytest fixtures: `-p moorage_testkit.plugin`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _close_replaced_connections() -> None:
 
 @pytest.fixture
 def nats() -> Iterator[NatsServer]:
-    """A broker of its own for one test, everyone an administrator."""
+    """Runs a broker for one test; every client is an administrator."""
     server = NatsServer()
     server.start()
     yield server
@@ -47,7 +47,7 @@ def nats() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def secure_nats() -> Iterator[NatsServer]:
-    """A broker with a user per kind of worker and the permissions of the subject table."""
+    """Runs a broker with a user per kind of worker and the permissions of the subject table."""
     server = NatsServer(secure=True)
     server.start()
     yield server
@@ -64,7 +64,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest_asyncio.fixture
 async def bus(nats: NatsServer) -> AsyncIterator[Bus]:
-    """A provisioned bus, as an administrator."""
+    """Connects a bus as an administrator, with streams and buckets provisioned."""
     bus = await Bus.connect(nats.settings(), worker="admin")
     await bus.provision(installed().stores.values())
     yield bus

@@ -1,4 +1,4 @@
-"""What a test starts is removed when the test is done with it, also where starting it fails."""
+"""Base of what a test starts: it is removed at the end of the block, also if starting it fails."""
 
 from __future__ import annotations
 

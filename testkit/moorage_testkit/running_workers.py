@@ -1,4 +1,4 @@
-"""Workers as tasks of the test's own process: at work within a block, and ended with it."""
+"""Runs workers as tasks of the test's process within a block."""
 
 from __future__ import annotations
 

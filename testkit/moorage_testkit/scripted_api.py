@@ -1,5 +1,5 @@
-"""A scripted API server with collections and watches that fails in every way on command, also in those that are rare with a
-real one."""
+"""Runs a scripted API server with collections and watches that fails on command, also in ways that are rare with a real
+one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ScriptedServer(FailingServer):
         self.collections: dict[str, dict[str, Object]] = {}
         self.history: list[tuple[int, str, str, Object]] = []
         self.version = 100
-        self.forgotten = 0  # watches from before this are too old
+        self.forgotten = 0  # watches from before this version are too old
         self.page_expires = False
         self._changed = asyncio.Condition()
 

@@ -1,4 +1,4 @@
-"""Seeds of tests that repeat themselves with random data."""
+"""Returns seeds for tests with random data."""
 
 from __future__ import annotations
 

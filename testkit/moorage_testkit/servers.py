@@ -1,4 +1,4 @@
-"""A real NATS server and a real Redis, on free loopback ports, to be killed and started again at will."""
+"""Runs NATS and Redis servers on free loopback ports; tests kill and restart them."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class _Server(ABC):
 
 
 def new_user() -> tuple[str, str]:
-    """A fresh nkey user: (seed, public key)."""
+    """Creates an nkey user; returns (seed, public key)."""
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
     return seed.decode(), nkeys.from_seed(seed).public_key.decode()
 
 
 class NatsServer(_Server):
-    """With `secure`, one user per kind of worker and the permissions of the subject table, as `moorage up` has them."""
+    """A NATS server. With `secure` it has a user per kind of worker and the permissions of the subject table, as `moorage up`."""
 
     def __init__(self, *, secure: bool = False, users: dict[str, dict[str, Any]] | None = None) -> None:
         self.port = free_port()

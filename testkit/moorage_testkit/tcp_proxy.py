@@ -1,4 +1,4 @@
-"""A connection that can be made to fail: held while it stays open (half-open), cut, or slowed, without any rights."""
+"""Relays TCP connections that can be held while they stay open (half-open), cut or slowed; needs no privileges."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Self
 
 
 class TcpProxy:
-    """Between one client and a server on this machine. `partition()` holds every byte in both directions while TCP stays
-    up, as a network does that drops packets; new connections are taken and hear nothing. `heal()` lets it all go on."""
+    """A proxy in front of a server on this machine. `partition()` holds every byte in both directions while TCP stays up, as
+    a network that drops packets; new connections are accepted and silent. `heal()` lets everything flow again."""
 
     def __init__(self, upstream: int) -> None:
         self._upstream = upstream
@@ -45,7 +45,7 @@ class TcpProxy:
         self._open.set()
 
     def reset(self) -> None:
-        """Cut every connection at once, without a farewell."""
+        """Resets every connection."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
