@@ -1,4 +1,4 @@
-"""Simulated binding against Kubernetes' rules, written down plainly."""
+"""Compares the simulated scheduler with a plain transcription of the rules of Kubernetes."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def reference(template: dict[str, Any], fleet: list[SchedulerNode]) -> str | Non
 
 
 @given(nodes(), templates())
-def test_binding_is_kubernetes_binding(fleet: list[SchedulerNode], template: dict[str, Any]) -> None:
+def test_pods_are_bound_as_kubernetes_binds_them(fleet: list[SchedulerNode], template: dict[str, Any]) -> None:
     chosen = choose(read_template(template), fleet)
     assert (chosen.name if chosen is not None else None) == reference(template, fleet)
 
 
-def test_what_a_pod_requests() -> None:
+def test_requests_are_summed_as_in_kubernetes() -> None:
     spec = {
         "overhead": {"cpu": "10m"},
         "initContainers": [
@@ -138,7 +138,7 @@ def test_what_a_pod_requests() -> None:
     assert need.cores == 0
 
 
-def test_exclusive_cores_are_taken_by_guaranteed_whole_cores_only() -> None:
+def test_only_guaranteed_pods_with_whole_cores_get_exclusive_cores() -> None:
     def need(cpu: str, memory: str | None = "1Gi") -> int:
         limits = {"cpu": cpu} | ({"memory": memory} if memory else {})
         return read_template({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}}).cores

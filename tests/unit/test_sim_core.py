@@ -1,4 +1,4 @@
-"""Simulated clusters in virtual time, against an inventory and a patcher of a few lines that check every message."""
+"""Simulated clusters in virtual time, with a minimal inventory and patcher that check every message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moorage.sim.core.simulator import Simulator
 
 
 class World:
-    """The other side. Answers at once unless told otherwise."""
+    """The inventory and the patcher. They answer at once unless `deaf`."""
 
     def __init__(self, fleet: dict[str, Any] | dict[str, ClusterSpec]) -> None:
         self.now = 100.0
@@ -116,8 +116,8 @@ class World:
     def free(self, cluster: str, node: str, resource: str = "cpu") -> str:
         return self.nodes[cluster][node].requested.get(resource, "0")
 
-    def truth(self) -> None:
-        """What the inventory was told is what is."""
+    def assert_reported(self) -> None:
+        """Asserts that the reported nodes and pods are those that exist."""
         for ident, agent in self.core.agents.items():
             rows = [msgspec.json.decode(r, type=NodeReport) for r in agent.cluster.rows()]
             assert {n.name: n for n in rows} == self.nodes[ident]
@@ -173,12 +173,12 @@ def app(version: int, *objects: dict[str, Any], remove: bool = False, name: str 
     return DesiredApp(group="p/shop/v1/default", app=name, version=version, objects=list(objects), remove=remove)
 
 
-def test_clusters_introduce_themselves_and_then_only_say_that_they_live() -> None:
+def test_clusters_report_in_full_once_and_then_send_heartbeats() -> None:
     world = World(generate(150, 4, 1))
     world.run(1)
     assert len(world.nodes) == 150
     assert not world.core.unacknowledged
-    world.truth()
+    world.assert_reported()
     seen = len(world.reports)
     world.run(20)
     beats = world.reports[seen:]
@@ -187,7 +187,7 @@ def test_clusters_introduce_themselves_and_then_only_say_that_they_live() -> Non
     per_tick = [
         sum(int(when * 10) == t for when, _, _ in beats) for t in range(int(world.now * 10) - 100, int(world.now * 10))
     ]
-    assert max(per_tick) < 40, "the fleet breathes as one"
+    assert max(per_tick) < 40, "heartbeats of the fleet are not spread out"
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "ReplicaSet", "Job"])
@@ -207,10 +207,10 @@ def test_an_app_runs_and_is_confirmed(kind: str) -> None:
     assert sorted(p.node for p in pods) == ["n-0", "n-1", "n-2"], "least allocated spreads"
     assert {(p.claim, p.phase, p.namespace) for p in pods} == {("claim-web", "Running", "shop")}
     assert all(p.requests == {"cpu": "1"} for p in pods)
-    world.truth()
+    world.assert_reported()
 
 
-def test_bare_pods_daemons_and_cron_jobs() -> None:
+def test_bare_pods_daemon_sets_and_cron_jobs_are_ready() -> None:
     world = World(LAB)
     world.want(
         "lab/a",
@@ -222,7 +222,7 @@ def test_bare_pods_daemons_and_cron_jobs() -> None:
     assert "scheduled" in world.last().objects[2].message
 
 
-def test_the_same_again_changes_nothing_and_a_new_template_rolls() -> None:
+def test_an_equal_version_changes_nothing_and_a_new_template_rolls_out() -> None:
     world = World(slow_lab(readyDelayMs=1000))
     world.want("lab/a", app(1, workload(replicas=4)))
     world.run(0.5)
@@ -245,10 +245,10 @@ def test_the_same_again_changes_nothing_and_a_new_template_rolls() -> None:
     assert min(ready) >= 3, "a rolling update keeps all but a quarter"
     assert not before & set(world.pods["lab/a"])
     assert world.last().objects[0].state == "Ready"
-    world.truth()
+    world.assert_reported()
 
 
-def test_removal_takes_pods_away_and_says_so() -> None:
+def test_removal_deletes_pods_and_is_confirmed() -> None:
     world = World(LAB)
     world.want("lab/a", app(1, workload()), app(2, workload(name="other"), name="back"))
     world.run(0.5)
@@ -259,10 +259,10 @@ def test_removal_takes_pods_away_and_says_so() -> None:
     world.want("lab/a", app(9, remove=True, name="never"), app(3, remove=True))
     world.run(0.5)
     assert (world.last().app, world.last().removed) == ("never", True)
-    world.truth()
+    world.assert_reported()
 
 
-def test_what_does_not_fit_waits_and_is_bound_when_there_is_room() -> None:
+def test_unschedulable_pods_are_bound_when_capacity_is_free() -> None:
     world = World(LAB)
     world.want(
         "lab/a", app(1, workload(cpu="3", replicas=3)), app(2, workload(cpu="2", replicas=1, name="late"), name="b")
@@ -275,7 +275,7 @@ def test_what_does_not_fit_waits_and_is_bound_when_there_is_room() -> None:
     )
     world.run(0.5)
     assert [c.objects[0].state for _, c in world.confirms if c.app == "b"][-1] == "Ready"
-    world.truth()
+    world.assert_reported()
 
 
 def test_exclusive_cores_shrink_while_a_guaranteed_pod_runs() -> None:
@@ -294,7 +294,7 @@ def test_exclusive_cores_shrink_while_a_guaranteed_pod_runs() -> None:
     assert manager is not None and manager.exclusive_free == 6
 
 
-def test_pods_of_the_document_take_room() -> None:
+def test_pods_of_the_document_take_capacity() -> None:
     pod = {
         "metadata": {"name": "old"},
         "spec": {"nodeName": "n-0", "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]},
@@ -308,7 +308,7 @@ def test_pods_of_the_document_take_room() -> None:
     assert [(p.name, p.claim, p.node) for p in world.pods["lab/a"].values()] == [("mine", "c9", "n-1")]
 
 
-def test_the_fleet_becomes_what_the_next_document_says() -> None:
+def test_the_fleet_follows_the_next_document() -> None:
     world = World({"clusters": [*LAB["clusters"], {"name": "b", "count": 2}]})
     world.want("lab/a", app(1, workload(replicas=3)))
     world.run(1)
@@ -327,13 +327,13 @@ def test_the_fleet_becomes_what_the_next_document_says() -> None:
     assert (
         sorted(p.node for p in world.pods["lab/a"].values()) == ["n-0", "n-0", "n-1"] or len(world.pods["lab/a"]) == 3
     )
-    world.truth()
+    world.assert_reported()
     world.core.apply(expand(decode({"clusters": [{"name": "b-0"}]})), world.now)
     world.run(1)
     assert set(world.nodes) == {"sim/b-0"}, "a cluster that left may come back"
 
 
-def test_silent_says_nothing_and_comes_back() -> None:
+def test_a_silent_cluster_sends_nothing_and_recovers() -> None:
     world = World(LAB)
     world.run(3)
     assert world.core.fault("lab/a", "silent", 10, world.now)
@@ -343,10 +343,10 @@ def test_silent_says_nothing_and_comes_back() -> None:
     assert (len(world.reports), world.asks, world.confirms) == (seen, start, [])
     world.run(4)
     assert world.last().objects[0].state == "Ready"
-    world.truth()
+    world.assert_reported()
 
 
-def test_slow_is_two_seconds_late() -> None:
+def test_messages_of_a_slow_cluster_are_two_seconds_late() -> None:
     world = World(LAB)
     world.run(3)
     world.core.fault("lab/a", "slow", None, world.now)
@@ -355,10 +355,10 @@ def test_slow_is_two_seconds_late() -> None:
     while not world.confirms:
         world.run(0.1)
         assert world.now < start + 10
-    assert world.now - start >= 4, "the question late, the answer to it late"
+    assert world.now - start >= 4, "both the request and the confirmation are late"
 
 
-def test_a_version_that_is_named_again_is_confirmed_again() -> None:
+def test_a_version_that_is_sent_again_is_confirmed_again() -> None:
     world = World(slow_lab(applyDelayMs=500))
     world.want("lab/a", app(1, workload()), app(2, remove=True, name="gone"))
     world.run(0.1)
@@ -369,22 +369,22 @@ def test_a_version_that_is_named_again_is_confirmed_again() -> None:
     assert not world.confirms, "nothing was applied yet"
     world.named = []
     world.run(5)
-    said = {c.app: c for _, c in world.confirms}
-    assert said["front"].objects[0].state == "Ready" and said["gone"].removed
+    confirmed = {c.app: c for _, c in world.confirms}
+    assert confirmed["front"].objects[0].state == "Ready" and confirmed["gone"].removed
     world.confirms.clear()
     world.run(5)
-    assert not world.confirms, "only what is new is said"
+    assert not world.confirms, "only changes are confirmed"
     world.named = [app(1), app(2, name="gone")]
     world.run(2.5)
     again = {c.app: c for _, c in world.confirms}
     assert {a: (c.version, c.removed, c.objects) for a, c in again.items()} == {
-        a: (c.version, c.removed, c.objects) for a, c in said.items()
+        a: (c.version, c.removed, c.objects) for a, c in confirmed.items()
     }
-    assert all(again[a].as_of > said[a].as_of for a in said)
-    world.truth()
+    assert all(again[a].as_of > confirmed[a].as_of for a in confirmed)
+    world.assert_reported()
 
 
-def test_refuse_fails_the_objects_until_it_is_over() -> None:
+def test_objects_fail_while_a_cluster_refuses() -> None:
     world = World(LAB)
     world.run(1)
     world.core.fault("lab/a", "refuse", 5, world.now)
@@ -396,7 +396,7 @@ def test_refuse_fails_the_objects_until_it_is_over() -> None:
     assert world.last().objects[0].state == "Ready"
 
 
-def test_what_came_before_a_cluster_began_to_refuse_comes_again() -> None:
+def test_a_version_received_before_the_refusal_is_requested_again() -> None:
     world = World(slow_lab(applyDelayMs=500))
     world.want("lab/a", app(1, workload()))
     world.run(0.1)
@@ -408,7 +408,7 @@ def test_what_came_before_a_cluster_began_to_refuse_comes_again() -> None:
     assert len(world.pods["lab/a"]) == 2
 
 
-def test_lost_pods_are_made_again() -> None:
+def test_lost_pods_are_created_again() -> None:
     world = World(LAB)
     world.want("lab/a", app(1, workload(replicas=4)))
     world.run(1)
@@ -421,21 +421,21 @@ def test_lost_pods_are_made_again() -> None:
     assert len(world.pods["lab/a"]) == 4
     assert len(before & set(world.pods["lab/a"])) == 2
     assert world.last().objects[0].state == "Ready"
-    world.truth()
+    world.assert_reported()
 
 
-def test_replayed_reports_are_old_ones() -> None:
+def test_replayed_reports_are_ignored_as_stale() -> None:
     world = World(LAB)
     world.want("lab/a", app(1, workload()))
     world.run(3)
     world.core.fault("lab/a", "replay", 6, world.now)
     world.run(5)
     assert world.stale >= 2
-    world.truth()
+    world.assert_reported()
     assert world.core.agents["lab/a"].state == "known"
 
 
-def test_a_refused_cluster_tries_again_and_does_not_hold_up_the_rest() -> None:
+def test_a_refused_cluster_tries_again_and_does_not_delay_the_rest() -> None:
     world = World({"clusters": []})
     world.refused.add("sim/b")
     world.core.apply(expand(decode({"clusters": [{"name": "a"}, {"name": "b"}]})), world.now)
@@ -518,7 +518,7 @@ def test_an_inventory_that_forgot_gets_everything() -> None:
     world.sessions.clear()
     world.nodes["lab/a"], world.pods["lab/a"] = {}, {}
     world.run(3)
-    world.truth()
+    world.assert_reported()
 
 
 def test_large_clusters_report_in_parts() -> None:
@@ -604,7 +604,7 @@ def test_whatever_happens_inventory_and_patcher_end_up_with_the_truth(
         else:
             world.run(event[1])
     world.run(30)
-    world.truth()
+    world.assert_reported()
     last = {c.app: c for _, c in world.confirms}
     for name, wanted in desired.items():
         assert last[name].version == wanted.version

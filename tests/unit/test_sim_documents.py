@@ -1,4 +1,4 @@
-"""Fleet documents: strict, complete in what they complain about, and exact in what they expand to."""
+"""Fleet documents are decoded strictly, all violations are reported, and counts are expanded exactly."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_expansion() -> None:
     assert last.allocatable["cpu"] == "4500m"
 
 
-def test_without_kind_and_version() -> None:
+def test_kind_and_version_may_be_left_out() -> None:
     assert list(expand(decode({"clusters": [{"name": "a", "count": 1}]}))) == ["sim/a"]
 
 
@@ -88,11 +88,11 @@ def test_every_violation_is_named_with_its_path() -> None:
         ("clusters[1].labels.0", "WrongType"),
         ("clusters[1].pods", "WrongType"),
     }
-    said = {e.path: e.message for e in refused.value.problem.errors}
-    assert said["clusters[1].labels.x"] == "must be text, in quotes: 'true'"
+    messages = {e.path: e.message for e in refused.value.problem.errors}
+    assert messages["clusters[1].labels.x"] == "must be text, in quotes: 'true'"
 
 
-def test_rules() -> None:
+def test_every_broken_rule_is_reported() -> None:
     node: dict[str, Any] = {"name": "n", "allocatable": {"cpu": "lots"}, "taints": [{"key": "k", "effect": "Never"}]}
     pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "elsewhere", "containers": []}}
     with pytest.raises(Refused) as refused:
@@ -141,7 +141,7 @@ def test_junk_is_refused_or_expands(junk: Any) -> None:
 
 @pytest.mark.parametrize(("clusters", "nodes"), [(1, 20), (5, 30), (20, 1), (3, 7), (1, 1), (2, 3), (4, 0), (1, 2000)])
 @pytest.mark.parametrize("seed", seeds(3, 30))
-def test_small_generated_fleets_have_many_kinds_too(clusters: int, nodes: int, seed: int) -> None:
+def test_small_generated_fleets_have_many_kinds(clusters: int, nodes: int, seed: int) -> None:
     fleet = generate(clusters, nodes, seed)
     assert fleet == generate(clusters, nodes, seed)
     assert {spec.size for spec in fleet.values()} == {nodes}
