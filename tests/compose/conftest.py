@@ -1,4 +1,4 @@
-"""The stack of compose.yaml on a real engine, built from wheels as on a machine that reaches no registry."""
+"""Runs the stack of compose.yaml on a real engine, built from wheels as on a machine that reaches no registry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stack:
     def __init__(self, daemon: container_engine.Engine, project: Path) -> None:
         self.engine, self.project = daemon, project
         self.url = f"http://127.0.0.1:{free_port()}"
-        # What people put beside compose.yaml; nothing else differs from what they run.
+        # The only difference from what users run.
         (project / ".env").write_text(f"MOORAGE_LISTEN={self.url.removeprefix('http://')}\n")
         self.token = ""
 
@@ -47,18 +47,18 @@ class Stack:
         return self.engine.piped(self.project, *FILES, *arguments, data=data)
 
     def up(self) -> None:
-        """As the two lines in compose.yaml have it."""
+        """Starts the stack with the commands that compose.yaml names."""
         self.compose("up", "-d", "--wait", "--wait-timeout", "180")
         self.token = self.compose("exec", "-T", "gateway", "cat", "/run/moorage/token").strip()
 
     def containers(self) -> dict[str, dict[str, Any]]:
-        """Service → how the engine runs it, those that have ended too."""
+        """Returns what `docker inspect` says of each service, including those that have ended."""
         ids = self.compose("ps", "-a", "-q").split()
         found = json.loads(self.engine.docker("inspect", *ids))
         return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in found}
 
     def moorage(self, *arguments: str, check: bool = True, data: str | None = None) -> subprocess.CompletedProcess[str]:
-        """The command line of the host."""
+        """Runs the command line on the host."""
         env = {**os.environ, "MOORAGE_URL": self.url, "MOORAGE_TOKEN": self.token}
         command = [sys.executable, "-m", "moorage.cli", *arguments]
         done = subprocess.run(command, env=env, capture_output=True, text=True, input=data, timeout=90, check=False)
@@ -70,7 +70,7 @@ class Stack:
 def wheels() -> Path:
     """Returns a directory with all wheels of the image, in the user's cache under the hash of what they are made from."""
     lock = TOP / "requirements-traces.lock"
-    # What only the first releases of the base image's Python need: markers are judged by the Python that runs here.
+    # pip judges markers by the Python that runs here; the base image may have an earlier patch release.
     early = [line.split(";")[0].strip() for line in lock.read_text().splitlines() if "< '3.11.3'" in line]
     digest = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:16]
     directory = container_engine.cache().with_name(f"wheels-{digest}")

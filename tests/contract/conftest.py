@@ -1,4 +1,4 @@
-"""One mesh on the example's fleet for all tests of `/v2`; each makes resources of its own in it."""
+"""Starts one mesh on the example's fleet for all tests of `/v2`; each test makes its own resources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLE = Path(moorage.cli.__path__[0]) / "example"
 @pytest.fixture(scope="session")
 def fleet_mesh() -> Iterator[Mesh]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOORAGE_HTTP_FAILURES", "0")  # the table of routes asks without a token all the time
+        patch.setenv("MOORAGE_HTTP_FAILURES", "0")  # the table of routes often asks without a token
         mesh = Mesh("--fleet", str(EXAMPLE / "fleet.yaml"))
         with mesh:
             yield mesh

@@ -1,4 +1,4 @@
-"""One mesh with the example for all tests that only look at it or clean up after themselves."""
+"""Starts one mesh with the example for tests that only read, or clean up after themselves."""
 
 from __future__ import annotations
 

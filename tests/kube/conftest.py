@@ -152,7 +152,7 @@ async def agents(nats: NatsServer) -> AsyncIterator[Start]:
     while tasks:
         with contextlib.suppress(asyncio.CancelledError):
             await tasks.pop()
-    gc.collect()  # what they left open belongs to this test
+    gc.collect()  # attribute what they left open to this test
 
 
 async def settled(check: Callable[[], Any], seconds: float = 20, what: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Meshes that tests of one module share, and a driver for each test."""
+"""Starts meshes that the tests of a module share, and a client for each test."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def make_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeMesh]:
 
 @pytest_asyncio.fixture
 async def driver(mesh: Mesh) -> AsyncIterator[MeshClient]:
-    """Of the module's mesh."""
+    """Connects to the module's mesh."""
     async with MeshClient(mesh) as found:
         yield found
