@@ -116,14 +116,14 @@ class Site:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
+        for process in self.processes:  # first, so that none outlives an error below
+            process.kill()
+            process.wait()
         for follower in self.followers:
             await follower.stop()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        for process in self.processes:
-            process.kill()
-            process.wait()
 
 
 @pytest_asyncio.fixture
