@@ -151,7 +151,7 @@ async def test_killed_at_any_point_the_end_is_the_same(mesh: Mesh, driver: MeshC
         """A controller that was dead when it was asked is asked again."""
         return "ResourceShort" in {r["code"] for r in (await driver.why(waiting.split("/")[1]))["reasons"]}
 
-    await eventually(numbers, 20, "why it waits is said with numbers")
+    await eventually(numbers, 60, "why it waits is said with numbers")
     await until(lambda: all_run(mesh), 20, "everything was started again")
     async with struck(driver, leaving):
         await driver.delete(names)
