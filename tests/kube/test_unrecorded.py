@@ -30,10 +30,13 @@ from .test_agent import CLUSTER, clean, config, config_path, deployment, deploym
 
 OURS = "/api/v1/namespaces/moorage-system/configmaps"
 MARKS = f"{OURS}/moorage-marks"
+#: Its lease is short, so that the next agent does not wait for long.
 RUN = """
 import asyncio, sys
 from moorage.agent.worker import main
 from moorage.bus import Settings
+from moorage.kube import leader_election
+leader_election.LEASE_DURATION, leader_election.RENEW_DEADLINE, leader_election.RETRY_PERIOD = 3.0, 2.0, 0.5
 asyncio.run(main(Settings(sys.argv[1], sys.argv[2]), cluster=sys.argv[3], kubeconfig=sys.argv[4]))
 """
 
