@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -343,3 +344,15 @@ def test_two_million_rows_stay_small() -> None:
     columns += [column for r in fleet.stored.values() for column in (r.allocatable, r.free)]
     names = sum(len(joined) + 60 for joined in fleet._nodes)
     assert (sum(column.nbytes for column in columns) + names) * 100 < 400e6
+
+
+def test_adopting_takes_over_everything() -> None:
+    fleet, other = Fleet(), Fleet()
+    own = {"on_change", "clusters", "resets", "tick", "_reset_tick", "_last_restated", "_sums"}
+    for name in vars(other).keys() - own:
+        setattr(other, name, copy(getattr(other, name)))  # so that no small value is the same object by chance
+    fleet.adopt(other)
+    assert {name for name in vars(fleet) if getattr(fleet, name) is not getattr(other, name)} <= own
+    assert {
+        name for name in vars(fleet.clusters) if getattr(fleet.clusters, name) is not getattr(other.clusters, name)
+    } == {"_fleet"}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from moorage.bus import Bus, NoAnswer, new_id, subjects
+from moorage.bus import Bus, NoAnswer, new_id, subjects, until_done
 from moorage.model.problems import Refused
 from moorage.model.reports import ReportReply
 
@@ -101,18 +101,10 @@ class Reporting:
 
     async def _send(self, payload: bytes) -> ReportReply:
         """Repeats the message until it is answered."""
-        pause = 0.2
-        while True:
-            try:
+        async for attempt in until_done((NoAnswer, Refused, msgspec.DecodeError)):
+            with attempt:
                 return await self._bus.call(self._subject, payload, ReportReply, timeout=REPLY_TIMEOUT)
-            except Refused as refused:
-                log.warning("report was refused", code=refused.problem.code, detail=refused.problem.detail)
-            except NoAnswer:
-                pass
-            except msgspec.DecodeError as error:
-                log.warning("reply cannot be decoded", error=str(error))
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 2.0)
+        raise AssertionError("attempts never end")
 
     async def _wait_refused(self, reason: str) -> None:
         """Another session reports this cluster. Waits, and then reports in full, until that session is silent."""

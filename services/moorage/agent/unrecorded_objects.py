@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from moorage.bus import until_done
 from moorage.kube import ApiError, ApiResource, Unreachable
 
 from .app_records import AppRecord, AppRecordContent
@@ -35,15 +36,10 @@ class UnrecordedObjects:
             log.warning("some kinds cannot be listed yet, so objects without a record may be found later")
 
     async def _watch(self, api_version: str, kind_name: str) -> None:
-        pause = 1.0
-        while True:
-            try:
+        kind = None
+        async for attempt in until_done((ApiError, Unreachable), first=1.0, longest=60.0):
+            with attempt:
                 kind = await self._cluster.discovery.find(api_version, kind_name)
-                break
-            except (ApiError, Unreachable) as error:
-                log.warning("kind cannot be looked up", kind=kind_name, api_version=api_version, error=str(error))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 60.0)
         if kind is not None:  # a kind that is no longer served has no objects
             self._cluster.watches.watch(kind)
             await self._cluster.watches.wait_listed(kind)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from moorage.bus import Bus, Settings, new_id, subjects
+from moorage.bus import Bus, Settings, new_id, subjects, until_done
 from moorage.kube import Api, ApiError, LeaderElector, Reflector, Term, Unreachable, connect
 from moorage.model.names import cluster_tokens
 from moorage.telemetry import ACTIVE, MetricValue
 
 from .app_reconciler import AppReconciler
-from .app_records import AppRecords
+from .app_records import AppRecord, AppRecords
 from .context import ClusterContext
 from .core import kube_types
 from .core.cluster_state import ClusterState
@@ -189,14 +189,12 @@ class Agent:
 
     async def _take_over(self, records: AppRecords, desired: DesiredStateClient) -> None:
         """Starts the apps of predecessors, whose writes are refused from here on."""
-        while True:
-            try:
-                for record in await records.load():
-                    desired.start_app(record)
-                return
-            except (ApiError, Unreachable) as error:
-                log.warning("the records cannot be read yet", error=str(error))
-                await asyncio.sleep(1)
+        loaded: list[AppRecord] = []
+        async for attempt in until_done((ApiError, Unreachable), first=1.0):
+            with attempt:
+                loaded = await records.load()
+        for record in loaded:
+            desired.start_app(record)
 
     async def _listen(self, desired: DesiredStateClient) -> None:
         """Subscribes to hints once for all terms of this process."""

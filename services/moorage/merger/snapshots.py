@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from moorage.bus import Bus, BusError, NoAnswer
+from moorage.bus import Bus, BusError, NoAnswer, until_done
 from moorage.ledger import LedgerFollower, newest_snapshot, write_snapshot
 
 log = structlog.get_logger("merger")
@@ -31,14 +31,10 @@ class Snapshots:
     async def find_last(self) -> None:
         """Counts from the last snapshot of any merger. Otherwise the log would never be cut where the lease changes hands
         more often than snapshots are due."""
-        while True:
-            try:
+        async for attempt in until_done((NoAnswer, BusError), first=RETRY):
+            with attempt:
                 self._last = await newest_snapshot(self._bus)
-                self._wake.set()
-                return
-            except (NoAnswer, BusError) as error:
-                log.warning("the ledger's snapshots could not be listed", error=str(error))
-                await asyncio.sleep(RETRY)
+        self._wake.set()
 
     async def write_if_due(self) -> None:
         if not self.due:

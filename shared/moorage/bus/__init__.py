@@ -21,6 +21,7 @@ from .lease import Lease
 from .log import Log
 from .objects import Objects
 from .ordered_consumer import OrderedConsumer
+from .retry import until_done
 from .server import Incoming
 from .settings import Settings, setting
 
@@ -43,6 +44,7 @@ __all__ = [
     "now_text",
     "setting",
     "subjects",
+    "until_done",
 ]
 
 

@@ -106,6 +106,9 @@ class Clusters:
             self._provider = grown(self._provider, length, -1)
 
     def adopt(self, other: Clusters) -> None:
-        fleet = self._fleet
-        vars(self).update(vars(other))
-        self._fleet = fleet
+        self._sets = other._sets
+        self._numbers = other._numbers
+        self._labelset = other._labelset
+        self._providers = other._providers
+        self._provider = other._provider
+        self._having = other._having

@@ -314,9 +314,8 @@ class Fleet(Table):
         """Takes over the content of `other`, which must not be used any more, in one step. Ticks continue; claims are dropped."""
         tick = max(self.tick, other.tick) + 1
         self._inherit_joined(other)
-        keep = {name: vars(self)[name] for name in ("on_change", "clusters", "resets")}
-        vars(self).update(vars(other))
-        vars(self).update(keep)
+        self._take_rows(other)
+        self._take_clusters(other)
         self.tick = self._reset_tick = tick
         self.resets += 1
         self._changed[: self.size] = self._improved_cluster[: self.size] = self._restated[: self.size] = tick
@@ -325,6 +324,27 @@ class Fleet(Table):
         self._sums = {}
         self.clusters.adopt(other.clusters)
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
+
+    def _take_clusters(self, other: Fleet) -> None:
+        self.epoch = other.epoch
+        self.names = other.names
+        self.ids = other.ids
+        self._state = other._state
+        self._known = other._known
+        self._usable_clusters = other._usable_clusters
+        self._version = other._version
+        self._as_of = other._as_of
+        self._joined = other._joined
+        self._last_joined = other._last_joined
+        self.membership = other.membership
+        self._changed = other._changed
+        self._improved_cluster = other._improved_cluster
+        self._claims = other._claims
+        self._claimed_in = other._claimed_in
+        self._restated = other._restated
+        self._summing = other._summing
+        self.label_sets = other.label_sets
+        self.taint_sets = other.taint_sets
 
     def _inherit_joined(self, other: Fleet) -> None:
         """Keeps the epochs of joining that are known here; clusters new to this fleet count as joined at `other`'s epoch."""

@@ -40,6 +40,27 @@ class Table:
         self._blocks = Blocks()
         self._layout: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
 
+    def _take_rows(self, other: Table) -> None:
+        """Takes over all rows of `other`, which must not be used any more."""
+        self.n = other.n
+        self.size = other.size
+        self._start = other._start
+        self._length = other._length
+        self._nodes = other._nodes
+        self._split = other._split
+        self._extras = other._extras
+        self.cluster = other.cluster
+        self.usable = other.usable
+        self.labelset = other.labelset
+        self.taintset = other.taintset
+        self.host_label = other.host_label
+        self.flags = other.flags
+        self.exclusive = other.exclusive
+        self._improved = other._improved
+        self._resources = other._resources
+        self._blocks = other._blocks
+        self._layout = other._layout
+
     def node_name(self, row: int) -> str:
         cid = int(self.cluster[row])
         return self._node_list(cid)[row - int(self._start[cid])] if cid >= 0 else ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import structlog
 
-from moorage.bus import Bus, BusError, NoAnswer, OrderedConsumer
+from moorage.bus import Bus, BusError, NoAnswer, OrderedConsumer, until_done
 from moorage.fleet import Fleet
 from moorage.mesh import stores
 from moorage.model.claims import Commit, Decision
@@ -106,16 +106,10 @@ class LedgerFollower:
             self._bus.spawn(self._load_again())
 
     async def _load_again(self) -> None:
-        delay = 0.05
-        while True:
-            try:
+        async for attempt in until_done((NoAnswer, BusError), first=0.05):
+            with attempt:
                 await self.stop()
                 await self._load()
-                return
-            except (NoAnswer, BusError) as error:
-                log.warning("loading the ledger failed", error=str(error))
-                await asyncio.sleep(delay)
-                delay = min(2.0, delay * 2)
 
     async def _load(self) -> None:
         ledger = await read_snapshot(self._bus)

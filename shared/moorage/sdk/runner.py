@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from moorage.bus import Bus, Incoming, NoAnswer, subjects
+from moorage.bus import Bus, Incoming, NoAnswer, subjects, until_done
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Answers, Ask, Asks
 from moorage.model.controllers import Register
@@ -78,16 +78,12 @@ class ControllerRunner:
                 steady=declared.static,
                 together=declared.candidates is not None,
             )
-            while True:
-                try:
-                    await self._bus.call(subjects.controller(declared.name, "register"), message, msgspec.Raw)
-                    break
-                except Refused as refused:
-                    if refused.problem.status not in (500, 503):
-                        raise CannotRun(f"controller {declared.name} was refused: {refused}") from refused
-                except NoAnswer:
-                    pass
-                await asyncio.sleep(0.2)
+            try:
+                async for attempt in until_done(_is_passing):
+                    with attempt:
+                        await self._bus.call(subjects.controller(declared.name, "register"), message, msgspec.Raw)
+            except Refused as refused:
+                raise CannotRun(f"controller {declared.name} was refused: {refused}") from refused
 
     async def changed(self, name: str) -> None:
         await self._bus.publish(subjects.controller(name, "changed"), b"")
@@ -194,3 +190,8 @@ class ControllerRunner:
         for contribution in contributions:
             contribution.by = name
         return ActionAnswer(cause=ask.id, contributions=contributions)
+
+
+def _is_passing(error: Exception) -> bool:
+    """Tells an intent store that is starting or busy from one that refuses the controller."""
+    return isinstance(error, NoAnswer) or (isinstance(error, Refused) and error.problem.status in (500, 503))
