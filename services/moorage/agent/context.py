@@ -1,4 +1,4 @@
-"""What all apps of a cluster share: the API server, watches, records, and which other apps there are."""
+"""Holds the state that all apps of a cluster share: the API server, watches, records, and the list of other apps."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def _create_namespace(api: Api, name: str) -> None:
 
 
 class _Leading(NamedTuple):
-    """What the leader's metrics and health are made of. `age`: seconds since its view of the cluster was current."""
+    """The inputs of the leader's metrics and health. `age`: seconds since its view of the cluster was current."""
 
     age: Callable[[], float | None]
     reporting: Reporting

@@ -23,7 +23,7 @@ BACK = 4096
 
 
 class Tombstone(msgspec.Struct, omit_defaults=True):
-    """What a deleted group leaves, written before the deletion: its last revision, and the id and cause of its event."""
+    """The trace of a deleted group, written before the deletion: its last revision, and the id and cause of its event."""
 
     revision: int
     told: str = ""

@@ -1,4 +1,4 @@
-"""What the patcher knows of each group, and the queue of groups to reconcile. Each group is reconciled by one task at a
+"""Holds the patcher's state of each group and the queue of groups to reconcile. Each group is reconciled by one task at a
 time, always from the newest state, so intermediate states are skipped."""
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Objective:
         if not running:
             # Where nothing is allocatable nothing is free: dividing by 1 makes the share as bad as it gets.
             return ((free[requested] - need) / np.maximum(allocatable[requested], 1.0)).min(axis=0)  # type: ignore[no-any-return]
-        # What runs there already, unchanged, needs no new capacity.
+        # An app that already runs there unchanged needs no new capacity.
         need = np.repeat(need, self.size, axis=1)
         for a in running:
             need -= needs[a][requested, None] * self.unchanged[a]

@@ -142,7 +142,7 @@ class _ClusterNodes:
 
 
 def pod_requests(shape: Shape, granted: Iterable[int]) -> dict[str, int]:
-    """What one pod of the shape takes of each resource with these optional needs granted."""
+    """Returns the request of one pod of the shape per resource, with these optional needs granted."""
     requests = {r: need for r, need in shape.resources.items() if need > 0}
     for i in granted:
         requests = add_optional(requests, shape.optional[i])

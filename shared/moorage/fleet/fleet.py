@@ -42,7 +42,7 @@ _NO_ROWS = np.empty(0, np.intp)
 
 
 class FleetChange(NamedTuple):
-    """What one patch changed.
+    """The effect of one patch.
 
     `node_sets` are clusters whose nodes or row numbers changed, so that claims there must be taken again for the nodes that
     left and joined. `reset`: everything was replaced, and nothing is claimed.

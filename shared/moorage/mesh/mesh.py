@@ -1,4 +1,4 @@
-"""What follows from the specs of all workers: the subject table, the users of the bus, and the stores to create."""
+"""Derives from the specs of all workers the subject table, the users of the bus, and the stores to create."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker declares about itself in the module `spec` of its package, as `SPEC`."""
+"""Defines `WorkerSpec`, which every worker declares as `SPEC` in the module `spec` of its package."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class DesiredRecord(Model, kw_only=True):
 
 
 class AppStatus(Model, kw_only=True):
-    """What the agent of one cluster last confirmed for one app."""
+    """The last confirmation of one app by the agent of one cluster."""
 
     app: str
     cluster: str

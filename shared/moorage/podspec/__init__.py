@@ -1,5 +1,5 @@
-"""What pods ask for, read from Kubernetes objects as plain data: templates, requests, workloads, JSON patches. Nothing
-is changed in place, because thousands of clusters may share one object."""
+"""Reads what pods ask for from Kubernetes objects as plain data: templates, requests, workloads, JSON patches. Nothing is
+changed in place, because thousands of clusters may share one object."""
 
 from __future__ import annotations
 

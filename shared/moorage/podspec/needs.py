@@ -9,7 +9,7 @@ from moorage.parsing import need_amount
 
 
 class NeedAmounts(NamedTuple):
-    """What needs for one resource of one container request together. A limit of 0 means that they set none."""
+    """The sum of all needs for one resource of one container. A limit of 0 means that they set none."""
 
     requests: int = 0
     limits: int = 0

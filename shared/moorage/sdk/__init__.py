@@ -1,4 +1,4 @@
-"""What a placement or action controller imports. A controller is one function, registered under a name, in any process:
+"""The interface for placement and action controllers. A controller is one function, registered under a name, in any process:
 
     from moorage.sdk import allow, controller
 

@@ -1,4 +1,4 @@
-"""What a controller returns for an app, and the answer that is sent for it."""
+"""Builds the answer of a controller from what it returns per app."""
 
 from __future__ import annotations
 

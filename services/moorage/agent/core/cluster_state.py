@@ -29,7 +29,7 @@ Requests = tuple[tuple[str, int], ...]
 
 
 class BoundPod(NamedTuple):
-    """What a pod takes of its node. `cores` are exclusive."""
+    """The resources that a pod takes from its node. `cores` are exclusive."""
 
     node: str
     requests: Requests

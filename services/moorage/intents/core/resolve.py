@@ -76,7 +76,7 @@ def _intent(kind: str, name: str, spec: object) -> Intent:
 
 
 def _app_intents(group: str, app: App) -> list[Intent]:
-    """What an Application says of an app, as standalone intents: controllers know no other form."""
+    """Returns the intents of an app of an Application in the form of standalone intents, the only form controllers know."""
     intents = []
     if app.consumers:
         intents.append(

@@ -238,7 +238,7 @@ def _exclusive_cores(containers: Iterable[ContainerResources]) -> int:
 
 
 def _manifest_needs(resources: Mapping[str, int], needs: Sequence[NeedRef]) -> list[NeedRef]:
-    """What the pod asks for beyond the needs of its consumers; no consumer is named for it."""
+    """Returns the requests of the pod beyond the needs of its consumers; no consumer is named for them."""
     asked: dict[str, int] = defaultdict(int)
     for need in needs:
         asked[need.name] += need.amount
@@ -273,7 +273,7 @@ def _optional(
 
 
 def _normalized_needs(consumers: Sequence[SourcedConsumer]) -> list[Any]:
-    """What the needs do to the pod template, in a form that does not depend on their spelling, names and order."""
+    """Returns the effect of the needs on the pod template, independent of their spelling, names and order."""
     sums: dict[tuple[str, str], NeedAmounts] = {}
     others: list[Any] = []
     for consumer in consumers:

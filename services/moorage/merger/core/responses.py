@@ -50,7 +50,7 @@ class Replies(NamedTuple):
 
 @dataclass(slots=True)
 class ControllerResults:
-    """What a group's controllers answered. `membership` is the fleet's when the answers were read; they do not cover clusters
+    """The answers of a group's controllers. `membership` is the fleet's when the answers were read; they do not cover clusters
     that joined later."""
 
     replies: Replies

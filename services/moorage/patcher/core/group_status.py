@@ -65,7 +65,7 @@ def conclude(
     status.reached = status.reached or status.phase == "Running"
     if status.phase == "Degraded":
         status.reasons = [*status.reasons, *apply_failures(status.apps)]
-    # What is being removed is shown beside what stands, until it is gone.
+    # Apps that are being removed are shown beside the standing ones until they are gone.
     status.apps += [confirmed[place] for place in sorted(active - places) if place in confirmed]
     return status
 

@@ -1,4 +1,4 @@
-"""What every kind of entry defines: how it is folded, and when it may still be appended."""
+"""Defines the interface of a kind of entry: how it is folded, and when it may still be appended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class FoldEffects:
-    """What the entries of one commit changed so far. `Changes` explains the fields."""
+    """The effects of the entries of one commit so far. `Changes` explains the fields."""
 
     groups: set[str] = field(default_factory=set)
     claims: set[str] = field(default_factory=set)
