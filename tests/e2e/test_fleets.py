@@ -102,7 +102,7 @@ def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_pat
     with simulating(mesh, fleet(tmp_path, "a", "b")) as process:
         done(mesh, "apply", "-f", "-", data=json.dumps(application("held", on="far/a")).encode())
         done(mesh, "wait", "held", "--for", "phase=Running", "--timeout", "20s")
-        assert "far/a reports" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims", code=4)
+        assert "far/a still reports" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims", code=4)
         assert "far/a" in said(process)
     until(lambda: clusters(mesh) == {"far/a": "Stale"})
     found = why(mesh, "held")
