@@ -14,6 +14,7 @@ import moorage
 PACKAGES = [importlib.import_module(f"moorage.{found.name}") for found in pkgutil.iter_modules(moorage.__path__)]
 #: These read files once in the life of a process, or for an error that is logged.
 ALLOWED = {
+    "<frozen importlib._bootstrap>": "_find_and_load",
     "moorage/mesh/discovery.py": "find_specs",
     "moorage/telemetry/health.py": "version_of_moorage",
     "redis/utils.py": "get_lib_version",
