@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from hypothesis import strategies as st
 
 from moorage.fit import Rows
+from moorage.fit.packing import PackingProblem
 from moorage.fleet import Fleet
 from moorage.model.reports import Taint
 from moorage.model.shapes import OptionalNeed, Requirement, Shape, Toleration
@@ -149,3 +151,16 @@ def exists(rows: Rows, where: Sequence[int], group: Sequence[Shape], granted: Se
 
 def rows_in(fleet: Fleet, cid: int) -> list[int]:
     return [int(row) for row in fleet.rows_of(cid)]
+
+
+def planted_packing(rng: np.random.Generator, pods: int, nodes: int, resources: int, spare: float) -> PackingProblem:
+    """Returns a problem built around a packing: different pods use up all nodes but for the part `spare`."""
+    node = np.concatenate([np.arange(nodes), rng.integers(0, nodes, pods - nodes)])
+    needs, free = np.zeros((pods, resources), np.int64), np.zeros((nodes, resources), np.int64)
+    for number in range(nodes):
+        there = np.flatnonzero(node == number)
+        for resource in range(resources):
+            size = int(rng.choice([80, 160, 320, 640]))
+            needs[there, resource] = 100 * np.maximum(1, rng.dirichlet(np.ones(len(there))) * size).astype(np.int64)
+            free[number, resource] = np.ceil(needs[there, resource].sum() * (1 + spare))
+    return PackingProblem(free, needs[rng.permutation(pods)], [1] * pods, np.ones((pods, nodes), np.bool_))

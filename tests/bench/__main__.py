@@ -15,6 +15,7 @@ from .decisions import one_at_a_time, throughput
 from .gateway import lists, posts, watchers
 from .harness import Figure
 from .kube import kube
+from .packing import packing
 from .reports import changes, first_reports
 from .startup import startup
 
@@ -25,6 +26,7 @@ async def _one(figure: Awaitable[Figure]) -> list[Figure]:
 
 ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "answers": answers,
+    "packing": packing,
     "startup": startup,
     "decision-1k": lambda: _one(one_at_a_time(1_000, 200, goal=True)),
     "deadlines": deadlines,

@@ -13,6 +13,8 @@ import msgspec
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.collections import LruDict
+from moorage.fit import PackingSolutions
+from moorage.fit.hard_packing import solve
 from moorage.fleet import Fleet
 from moorage.ledger import (
     Capacity,
@@ -48,6 +50,8 @@ COMMIT_TRIES = 16
 BEHIND_TRIES = 3
 #: Seconds before they are asked again. The change is on its way to them.
 _BEHIND_DELAY = 0.01
+#: Seconds that the solver may take for the hard packings of one proposal.
+SOLVE_SECONDS = 0.5
 #: Answers that are kept for controllers whose policy is stale-ok.
 _MAX_STALE = 2048
 _OVERTAKEN = ProposalRefused(
@@ -85,15 +89,35 @@ class _Proposer:
     def __init__(self, decider: Decider, record: Revision, results: ControllerResults) -> None:
         self._decider, self._record, self._results = decider, record, results
         self._traceparent = tracing.traceparent()
+        self._solutions = PackingSolutions()
         self.decision: Decision | None = None  # the last proposal, if it was not refused
         self.refusal = ProposalRefused([])
+
+    async def propose_solved(self, until: float) -> Decision | None:
+        """Proposes like `propose`, and again once packings that were too hard for it are solved off the event loop."""
+        loop = asyncio.get_running_loop()
+        decision = self.propose()
+        while self._solutions.unsolved and (left := until - loop.time()) > 0:
+            if decision is not None:
+                self._decider.capacity.give_back(decision.id)
+            await asyncio.to_thread(solve, self._solutions, min(left, SOLVE_SECONDS))
+            decision = self.propose()
+        return decision
 
     def propose(self) -> Decision | None:
         """Returns a decision whose room is held, or None after setting `refusal`."""
         decider = self._decider
         self._results = refresh(self._results, decider.fleet)
         began = time.perf_counter()
-        proposal = propose(self._record, self._results, decider.fleet, decider.ledger, decider.name_order, new_id())
+        proposal = propose(
+            self._record,
+            self._results,
+            decider.fleet,
+            decider.ledger,
+            decider.name_order,
+            new_id(),
+            self._solutions,
+        )
         decider.metrics.proposed(time.perf_counter() - began)
         if isinstance(proposal, ProposalRefused):
             self.decision, self.refusal = None, proposal
@@ -242,7 +266,7 @@ class Decider:
             return None
         asked_again = 0
         while True:
-            refusal = await self._try(record, results)
+            refusal = await self._try(record, results, until)
             if refusal is None:
                 return None
             if isinstance(refusal, Attempt):
@@ -266,7 +290,9 @@ class Decider:
         attempt = _refused(record, refusal, results, explanations, str(self.fleet.epoch))
         return Outcome(attempt, confined)
 
-    async def _try(self, record: Revision, results: ControllerResults) -> Attempt | ProposalRefused | None:
+    async def _try(
+        self, record: Revision, results: ControllerResults, until: float
+    ) -> Attempt | ProposalRefused | None:
         """Proposes and commits a decision. Returns None if there is nothing left to decide."""
         proposer = _Proposer(self, record, results)
         for attempt in range(COMMIT_TRIES):
@@ -274,7 +300,7 @@ class Decider:
                 return None
             guard = self._guard(record)
             with tracing.span("propose"):
-                decision = proposer.propose()
+                decision = await proposer.propose_solved(until)
             if decision is None:
                 return _OVERTAKEN if attempt and not proposer.refusal.final else proposer.refusal
             began = time.perf_counter()
@@ -335,7 +361,12 @@ class Decider:
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)
             results = refresh(await self.gather(record, cause, existing, explain=True), self.fleet)
-            proposal = propose(record, results, self.fleet, self.ledger, self.name_order, new_id())
+            solutions = PackingSolutions()
+            proposal = propose(record, results, self.fleet, self.ledger, self.name_order, new_id(), solutions)
+            if solutions.unsolved:
+                await asyncio.to_thread(solve, solutions, SOLVE_SECONDS)
+                results = refresh(results, self.fleet)
+                proposal = propose(record, results, self.fleet, self.ledger, self.name_order, new_id(), solutions)
             epoch = str(self.fleet.epoch)
             if isinstance(proposal, Decision) or all(a.epoch in ("", epoch) for a in results.answers.values()):
                 break

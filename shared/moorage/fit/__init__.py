@@ -9,6 +9,7 @@ from .conflicts import ConflictCache, conflicts, envelope
 from .explain import Rejection, Shortage, explain, largest_shortage
 from .fit_cache import FitCache
 from .node_filter import any_with_label
+from .packing import PackingSolutions
 from .protocols import Ids, Mask, NamedRows, Rows
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Ids",
     "Mask",
     "NamedRows",
+    "PackingSolutions",
     "Rejection",
     "Rows",
     "Shortage",

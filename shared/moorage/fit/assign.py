@@ -1,7 +1,7 @@
 """Assigns all pods of all apps to the nodes of one cluster jointly: the exact answer behind every claim.
 
-An assignment always fits. The search is complete for up to 8 pods on 16 nodes and bounded beyond. Optional needs are
-granted the heaviest first, to all pods of an object, and only while everything still fits.
+An assignment always fits. The search is complete for up to 8 pods on 16 nodes and bounded beyond; then solutions that were
+found elsewhere are used. Optional needs are granted the heaviest first, to all pods of an object, and only while everything still fits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moorage.model.shapes import Shape
 
 from .cluster_fit import add_optional, unsupported_reason
 from .node_filter import eligible, other_host, selected_by_terms, with_label
-from .packing import BudgetExceeded, Packed, PackingProblem, capacity, pack
+from .packing import BudgetExceeded, Packed, PackingProblem, PackingSolutions, capacity, pack
 from .protocols import Amounts, Ids, Mask, Rows
 
 MAX_STEPS = 20_000
@@ -70,7 +70,9 @@ class _ClusterNodes:
                 mask = mask & labelled
         return mask
 
-    def pack(self, granted: Sequence[Sequence[int]], steps: int) -> Packed | int:
+    def pack(
+        self, granted: Sequence[Sequence[int]], steps: int, solutions: PackingSolutions | None = None
+    ) -> Packed | int:
         """Returns pods per shape and node, or the number of the shape that fails. Raises BudgetExceeded."""
         free = self.free.copy()
         packed = np.zeros((len(self.shapes), len(self.where)), np.int64)
@@ -95,7 +97,7 @@ class _ClusterNodes:
             counts=[self.shapes[g].count for g in groups],
             feasible=np.array([self.feasible_with(g, granted[g]) for g in groups]),
         )
-        result = pack(problem, steps)
+        result = pack(problem, steps, solutions)
         if isinstance(result, int):
             return groups[result]
         packed[groups] = result
@@ -149,8 +151,16 @@ def pod_requests(shape: Shape, granted: Iterable[int]) -> dict[str, int]:
     return requests
 
 
-def assign(rows: Rows, where: Ids, shapes: Sequence[Shape], *, steps: int = MAX_STEPS) -> Assigned | Unassigned:
-    """Assigns all pods of `shapes` to the rows `where` of one cluster."""
+def assign(
+    rows: Rows,
+    where: Ids,
+    shapes: Sequence[Shape],
+    *,
+    steps: int = MAX_STEPS,
+    solutions: PackingSolutions | None = None,
+) -> Assigned | Unassigned:
+    """Assigns all pods of `shapes` to the rows `where` of one cluster. `solutions` has the answers to hard problems, and
+    learns which ones are missing."""
     for number, shape in enumerate(shapes):
         reason = unsupported_reason(shape)
         if reason:
@@ -165,9 +175,10 @@ def assign(rows: Rows, where: Ids, shapes: Sequence[Shape], *, steps: int = MAX_
         if all_granted is not None:
             return cluster.assignment(all_granted, everything)
     try:
-        packed = cluster.pack(granted, steps)
-    except BudgetExceeded:
-        return cluster.failure(Unassigned("SearchBound", 0))
+        packed = cluster.pack(granted, steps, solutions)
+    except BudgetExceeded as bound:
+        gave_up = f"gave up after {bound.seconds * 1e3:.0f} ms; it may fit" if bound.seconds else ""
+        return cluster.failure(Unassigned("SearchBound", 0, message=gave_up))
     if isinstance(packed, int):
         return cluster.failure(Unassigned("PackingFails", packed))
     for _, number, i in options:

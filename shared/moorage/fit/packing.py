@@ -25,7 +25,12 @@ Vector = tuple[int, ...]
 
 
 class BudgetExceeded(Exception):
-    """Raised when the search is cut off by its step budget; a packing may still exist."""
+    """Raised when the search is cut off by its budget; a packing may still exist. `seconds`: how long a solver with a time
+    limit tried."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
 
 
 class Budget:
@@ -45,6 +50,29 @@ class PackingProblem(NamedTuple):
     needs: Amounts  # group by resource, of one pod
     counts: list[int]
     feasible: NDArray[np.bool_]  # group by node: passes all filters but resources
+
+
+ProblemKey = tuple[bytes, bytes, tuple[int, ...], bytes]
+
+
+class PackingSolutions:
+    """Answers to problems that are too hard to be solved at once. Whoever decides asks for them here, gets BudgetExceeded,
+    has the `unsolved` ones solved elsewhere, and decides again."""
+
+    def __init__(self) -> None:
+        self.solved: dict[ProblemKey, Packed | BudgetExceeded | None] = {}
+        self.unsolved: dict[ProblemKey, PackingProblem] = {}
+
+    def get(self, problem: PackingProblem) -> Packed | None:
+        """Returns the packing, or None as the proof that there is none. Raises BudgetExceeded if neither is known."""
+        key = (problem.free.tobytes(), problem.needs.tobytes(), tuple(problem.counts), problem.feasible.tobytes())
+        if key not in self.solved:
+            self.unsolved[key] = problem
+            raise BudgetExceeded
+        solution = self.solved[key]
+        if isinstance(solution, BudgetExceeded):
+            raise solution
+        return solution
 
 
 def capacity(free: Amounts, need: Amounts, able: Mask, count: int) -> NDArray[np.int64]:
@@ -223,8 +251,9 @@ def _backtrack(
     return packed
 
 
-def pack(problem: PackingProblem, steps: int) -> Packed | int:
-    """Returns a packing, or the number of a group that cannot be placed with the others. Raises BudgetExceeded."""
+def pack(problem: PackingProblem, steps: int, solutions: PackingSolutions | None = None) -> Packed | int:
+    """Returns a packing, or the number of a group that cannot be placed with the others. Raises BudgetExceeded.
+    `solutions` are asked where the search exceeds its steps."""
     failed = -1
     weights = resource_weights(problem)
     for order in _group_orders(problem, weights):
@@ -232,5 +261,10 @@ def pack(problem: PackingProblem, steps: int) -> Packed | int:
         if not isinstance(packed, int):
             return packed
         failed = packed
-    proof = search(problem, steps)
-    return failed if proof is None else proof
+    try:
+        packing = search(problem, steps)
+    except BudgetExceeded:
+        if solutions is None:
+            raise
+        packing = solutions.get(problem)
+    return failed if packing is None else packing

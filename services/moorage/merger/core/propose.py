@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.candidates import Choice, FailedPlacement, FreeCapacity, PlacementProblem, choose, merge
-from moorage.fit import Shortage, Unassigned, assign, largest_shortage, unsupported_reason
+from moorage.fit import PackingSolutions, Shortage, Unassigned, assign, largest_shortage, unsupported_reason
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger, existing_placement, kept_slots
 from moorage.model.claims import Claim, Decision, IntentRef, Slot, claim_id
@@ -70,8 +70,8 @@ def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
 class _Assigner:
     """Assigns slots exactly to apps that share a cluster. Each combination is tried once."""
 
-    def __init__(self, record: Revision, fleet: Fleet, ledger: Ledger) -> None:
-        self.record, self.fleet, self.ledger = record, fleet, ledger
+    def __init__(self, record: Revision, fleet: Fleet, ledger: Ledger, solutions: PackingSolutions | None) -> None:
+        self.record, self.fleet, self.ledger, self.solutions = record, fleet, ledger, solutions
         self.has_claims = ledger.has_active_claims(record.group)
         self.assigned: dict[tuple[int, frozenset[int]], list[tuple[int, Shape, list[Slot]]]] = {}
         self.failures: dict[FailedPlacement, tuple[Unassigned, str]] = {}
@@ -97,7 +97,7 @@ class _Assigner:
                     shapes.append(shape if missing == shape.count else msgspec.structs.replace(shape, count=missing))
                     indexes.append(len(asked) - 1)
         if shapes:
-            found = assign(self.fleet, self.fleet.rows_of(cid), shapes)
+            found = assign(self.fleet, self.fleet.rows_of(cid), shapes, solutions=self.solutions)
             if isinstance(found, Unassigned):
                 number, shape, _ = asked[indexes[found.shape]]
                 alone = found.code not in ("PackingFails", "SearchBound")
@@ -152,8 +152,10 @@ def propose(
     ledger: Ledger,
     names: NameOrder,
     decision: str,
+    solutions: PackingSolutions | None = None,
 ) -> Decision | ProposalRefused:
-    """Returns a decision for the best choice of clusters on which every pod has a place, or why there is none."""
+    """Returns a decision for the best choice of clusters on which every pod has a place, or why there is none. `solutions`
+    learns which packings were too hard to be found here."""
     invalid = [
         Reason(code="Unsupported", app=app.name, consumer=shape.object, message=why, by="merger")
         for app in record.apps
@@ -179,7 +181,7 @@ def propose(
     existing = existing_placement(record, fleet, ledger)
     ranks = names.ranks(fleet)
     room = free_capacity(record, fleet)
-    assigner = _Assigner(record, fleet, ledger)
+    assigner = _Assigner(record, fleet, ledger, solutions)
     for _ in range(TRIES):
         chosen = choose(
             merged, room, ranks, current=existing.current, unchanged=existing.unchanged, failed=assigner.failures
