@@ -69,6 +69,12 @@ WRONG_NEEDS: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"resource": "cpu", "requests": None}, {NEED: "Required"}),
     ({"resource": "not a name", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
     ({"resource": "pods", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
+    ({"resource": "foo", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
+    ({"resource": "storage", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
+    ({"resource": "Example.com/gpu", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
+    ({"resource": "requests.example.com/gpu", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
+    ({"resource": f"{'d' * 250}/gpu", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
+    ({"resource": "moorage.dev/exclusive-cpu", "requests": 1}, {f"{NEED}.resource": "InvalidName"}),
     ({"resource": "cpu", "requests": 1, "value": "x"}, {f"{NEED}.value": "Contradiction"}),
     ({"resource": "cpu", "requests": 1, "weight": 0}, {f"{NEED}.weight": "OutOfRange"}),
     ({"resource": "cpu", "requests": 1, "weight": 11}, {f"{NEED}.weight": "OutOfRange"}),
@@ -84,6 +90,22 @@ WRONG_NEEDS: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"resource": "cpu", "request": 1}, {f"{NEED}.request": "UnknownField", NEED: "Required"}),
     ({"resource": "cpu", "requests": 1, "name": "-"}, {f"{NEED}.name": "InvalidName"}),
 ]
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "cpu",
+        "memory",
+        "ephemeral-storage",
+        "hugepages-2Mi",
+        "nvidia.com/gpu",
+        "gpu.intel.com/i915",
+        "attachable.kubernetes.io/x",
+    ],
+)
+def test_what_a_container_can_request_is_accepted(resource: str) -> None:
+    assert isinstance(validate.accept(document([{"resource": resource, "requests": "2Mi"}]), {}), validate.Accepted)
 
 
 @pytest.mark.parametrize(("need", "expected"), WRONG_NEEDS, ids=lambda v: str(v)[:60])
@@ -146,10 +168,20 @@ WRONG_PLACES: list[tuple[str, Any, dict[str, str]]] = [
     ("spec/apps/0/consumers/0/container", ..., {f"{CONSUMER}.container": "Required"}),
     ("spec/apps/0/consumers/0/container", 3, {f"{CONSUMER}.container": "WrongType"}),
     ("spec/apps/0/consumers/0/object", ..., {f"{CONSUMER}.object": "Required"}),
-    ("spec/apps/0/consumers/0/object/kind", ..., {f"{CONSUMER}.object.kind": "Required"}),
-    ("spec/apps/0/consumers/0/object/kind", "", {f"{CONSUMER}.object.kind": "Required"}),
+    ("spec/apps/0/consumers/0/object/name", ..., {f"{CONSUMER}.object.name": "Required"}),
+    ("spec/apps/0/consumers/0/object/name", "", {f"{CONSUMER}.object.name": "Required"}),
     ("spec/apps/0/consumers/0/replicas", -1, {f"{CONSUMER}.replicas": "OutOfRange"}),
     ("spec/apps/0/consumers/0/needs", [{"resource": "cpu", "requests": 1}] * 2, {f"{CONSUMER}.needs[1]": "Duplicate"}),
+    (
+        "spec/apps/0/consumers/0/needs",
+        [{"label": "a", "value": "b"}, {"label": "a", "value": "c"}],
+        {f"{CONSUMER}.needs[1]": "Duplicate"},
+    ),
+    (
+        "spec/apps/0/consumers/0/needs",
+        [{"label": "a", "value": True, "weight": 2}, {"label": "a", "value": "true", "weight": 1}],
+        {f"{CONSUMER}.needs[1]": "Duplicate"},
+    ),
     ("spec/apps/0/manifests", {"file": "a.yaml"}, {f"{APP}.manifests": "NotInline"}),
     ("spec/apps/0/manifests/0", {"file": "a.yaml"}, {MANIFEST: "NotInline"}),
     ("spec/apps/0/manifests/0", {"chart": "c", "values": {}}, {MANIFEST: "NotInline"}),
@@ -192,7 +224,6 @@ def test_all_violations_of_a_document_are_answered_together() -> None:
         f"{NEED}.requests": "RequestsAboveLimits",
         f"{NEED}.weight": "OutOfRange",
         f"{CONSUMER}.needs[1].valu": "UnknownField",
-        f"{APP}.consumers[1].object.apiVersion": "Required",
         f"{APP}.consumers[1].object.name": "WrongType",
         f"{APP}.consumers[1].needs": "WrongType",
         "spec.apps[1].name": "Duplicate",

@@ -349,7 +349,7 @@ def test_a_consumer_that_matches_nothing_is_answered_with_what_there_is() -> Non
     of = manifest()
     wrong = [
         {"object": {**ref(of), "name": "y"}},
-        {"object": {**ref(of), "apiVersion": "v1"}},
+        {"object": {**ref(of), "kind": "StatefulSet"}},
         {"object": ref(of), "container": "nginx"},
     ]
     problem = refusal([of], wrong)
@@ -363,6 +363,55 @@ def test_a_consumer_that_matches_nothing_is_answered_with_what_there_is() -> Non
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}
     assert "has no pods" in refusal([service], [{"object": ref(service)}]).detail
     assert "no manifests" in refusal([], [{"object": ref(service)}]).detail
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"kind": "Deployment"}, {"apiVersion": "apps/v1"}, {"apiVersion": "apps/v1", "kind": "Deployment"}]
+)
+def test_a_name_that_one_object_has_is_enough(given: dict[str, str]) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}
+    consumer = {"object": {"name": "x", **given}, "container": "main", "needs": [CPU4]}
+    attached = own("HpaIntent", "h", app="web", consumers=[{**consumer, "name": "second"}])
+    found = revision([manifest(), service], [consumer], [attached])
+    assert found.apps[0].shapes[0].resources["cpu"] == 8000 and found.warnings == []
+    for intent in found.intents:  # who reads an intent needs no manifests to know the object
+        (kept,) = msgspec.json.decode(intent.spec, type=HpaIntentSpec).consumers
+        assert msgspec.to_builtins(kept.object) == ref(manifest())
+
+
+def test_another_api_version_is_a_warning() -> None:
+    found = revision(
+        [manifest()], [{"object": {**ref(manifest()), "apiVersion": "v19"}, "container": "main", "needs": [CPU4]}]
+    )
+    assert found.apps[0].shapes[0].resources["cpu"] == 4000
+    (warning,) = found.warnings
+    assert warning.code == "ApiVersionDiffers" and "v19" in warning.message and "apps/v1" in warning.message
+
+
+def test_a_name_that_several_objects_have_needs_their_kind() -> None:
+    both = [manifest(), manifest("StatefulSet")]
+    problem = refusal(both, [{"object": {"name": "x"}}])
+    assert (problem.status, problem.code) == (409, "ConsumerAmbiguous")
+    assert "Deployment/x (apps/v1), StatefulSet/x (apps/v1)" in problem.detail
+    assert len(revision(both, [{"object": {"name": "x", "kind": "StatefulSet"}}]).apps[0].shapes) == 2
+
+
+def test_an_object_without_pods_that_is_named_exactly_stands_for_no_other() -> None:
+    other = {"apiVersion": "batch.example.com/v1", "kind": "Job", "metadata": {"name": "x"}}
+    objects = [manifest("Job"), other]
+    assert "which has no pods" in refusal(objects, [{"object": ref(other)}]).detail
+    assert revision(objects, [{"object": {"name": "x"}}]).warnings == []
+
+
+def test_replicas_of_an_object_without_them_are_refused_whether_its_kind_is_given_or_not() -> None:
+    problem = refusal([manifest("DaemonSet")], [{"object": {"name": "x"}, "replicas": 2}])
+    assert (problem.code, problem.errors[0].path) == ("NotReplicated", "spec.apps[0].consumers[0].replicas")
+
+
+def test_two_optional_values_of_one_label_are_alternatives() -> None:
+    needs = [{"label": "isa", "value": v, "weight": w} for v, w in (("avx512", 9), ("avx2", 3))]
+    found = shape(manifest(), *needs)
+    assert [(o.label, o.weight) for o in found.optional] == [(("isa", "avx512"), 9), (("isa", "avx2"), 3)]
 
 
 def own(kind: str, name: str, **spec: Any) -> dict[str, Any]:

@@ -123,6 +123,14 @@ def test_amounts_are_formatted_as_canonical_quantities() -> None:
         ("nvidia.com/gpu", "2", "", 2),
         ("nvidia.com/gpu", 2.0, "", 2),
         ("ephemeral-storage", "1Gi", "", 1 << 30),
+        ("memory", "1e8", "", 10**8),
+        ("memory", "1E8", "", 10**8),
+        ("memory", "200", "", 2 * 10**8),
+        ("memory", 1e3, "", 10**9),
+        ("memory", 1e16, "B", 10**16),
+        ("memory", "1e2", "MB", 10**8),
+        ("memory", "0.1E", "", 10**17),
+        ("cpu", "2e3", "m", 2000),
     ],
 )
 def test_needs_are_parsed_in_their_units(resource: str, value: str | float, units: str, expected: int) -> None:

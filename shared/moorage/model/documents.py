@@ -21,9 +21,11 @@ class Metadata(Strict, kw_only=True):
 
 
 class ObjectRef(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True, frozen=True):
-    api_version: str
-    kind: str
+    """Refers to an object with pods. Its version and kind may be absent where the name tells which one is meant."""
+
     name: str
+    api_version: str = ""
+    kind: str = ""
 
 
 class Need(Strict, kw_only=True):

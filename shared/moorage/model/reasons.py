@@ -23,6 +23,8 @@ CODES: dict[str, str] = {
     "ControllerTimeout": "A required controller did not answer before its deadline.",
     "ControllerError": "A required controller answered with an error or an invalid message.",
     "ConsumerMatchesNothing": "A consumer names an object or container that is not in the manifests.",
+    "ConsumerAmbiguous": "A consumer names an object without its kind, and several objects have that name.",
+    "ApiVersionDiffers": "A consumer names an object with another apiVersion than the manifests; it is used all the same.",
     "PatchConflict": "Two contributions set one field to different values.",
     "Unsupported": "No controller of this mesh can decide this kind of need.",
     "ExclusiveCoresUnknown": "The nodes do not report their CPU manager; cores may not be exclusive there.",

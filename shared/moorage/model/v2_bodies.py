@@ -112,8 +112,8 @@ class AppIntent(Body, kw_only=True):
 
 
 class ConsumerSpec(Body, kw_only=True):
-    api_version: str
-    kind: str
+    api_version: str = ""
+    kind: str = ""
     name: str
     container: str = ""
     replicas: int | None = None

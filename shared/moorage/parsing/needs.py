@@ -1,5 +1,5 @@
-"""Parses the amount of a need: any Kubernetes quantity, or a number in units; bare numbers are cores of CPU and MB of
-memory. Errors say what to write instead."""
+"""Parses the amount of a need: any Kubernetes quantity, or a number in units; plain numbers are cores of CPU and MB of
+memory. Text with an exponent is a quantity: "1e8" are bytes. Errors say what to write instead."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _need_amount(resource: str, value: str | float, units: str) -> int:
         if not bare:
             raise ValueError(f"{resource}: {text!r} has a suffix and units {units!r} besides; use one of the two")
         nano = -(-nano * factor // 10**9)
-    elif bare and resource == "memory":
+    elif bare and resource == "memory" and not (isinstance(value, str) and "e" in text.lower()):
         nano *= 10**6
     if nano <= 0:
         raise ValueError(f"{resource}: {text!r} must be more than 0; to ask for none, leave the need out")

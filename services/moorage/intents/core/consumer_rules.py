@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from moorage.model.documents import Consumer, Need
-from moorage.model.shapes import EXCLUSIVE, PODS
 from moorage.parsing import need_amount
 from moorage.podspec import REPLICATED
 from moorage.podspec.needs import is_mandatory, label_text
 
-from .field_rules import LABEL_KEY, LABEL_VALUE, check_count, check_name
+from .field_rules import LABEL_KEY, LABEL_VALUE, REQUESTABLE, check_count, check_name, is_requestable
 from .manifest_rules import MAX_PODS
 from .violations import Report
 
@@ -26,28 +25,31 @@ def _check_consumer(consumer: Consumer, path: str, report: Report) -> None:
     if consumer.name:
         check_name(consumer.name, f"{path}.name", report)
     ref = consumer.object
-    for field, text in (("apiVersion", ref.api_version), ("kind", ref.kind), ("name", ref.name)):
-        if not text:
-            message = "is required: the object is found by apiVersion, kind and name"
-            report(f"{path}.object.{field}", "Required", message)
+    if not ref.name:
+        report(f"{path}.object.name", "Required", "is required: the name of the object that has the pods")
     if consumer.replicas is not None:
         if not 0 <= consumer.replicas <= MAX_PODS:
             report(f"{path}.replicas", "OutOfRange", f"must be 0 to {MAX_PODS}: pods in each cluster")
-        elif consumer.replicas != 1 and ref.kind not in REPLICATED:
+        elif consumer.replicas != 1 and ref.kind and ref.kind not in REPLICATED:
             report(f"{path}.replicas", "NotReplicated", f"a {ref.kind} has no spec.replicas to set")
     check_count(consumer.needs, MAX_NEEDS, f"{path}.needs", report)
     needs_resource = False
-    seen: set[tuple[str, str, bool]] = set()
+    seen: set[tuple[str, str, bool, str]] = set()
     for i, need in enumerate(consumer.needs[:MAX_NEEDS]):
         at = f"{path}.needs[{i}]"
         check_need(need, at, report)
         needs_resource = needs_resource or bool(need.resource)
-        key = (need.resource, need.label, is_mandatory(need))
+        key = (need.resource, need.label, is_mandatory(need), _alternative(need))
         if key in seen:
             report(at, "Duplicate", f"this consumer asks for {need.resource or need.label} twice")
         seen.add(key)
     if needs_resource and not consumer.container:
         report(f"{path}.container", "Required", "a need for a resource belongs to a container; name it")
+
+
+def _alternative(need: Need) -> str:
+    """Returns what tells an optional label from others of its name: its value. A node has one of them at most."""
+    return label_text(need.value) if need.label and not is_mandatory(need) else ""
 
 
 def check_need(need: Need, path: str, report: Report) -> None:
@@ -77,8 +79,9 @@ def _check_label(need: Need, path: str, report: Report) -> None:
 def _check_amounts(need: Need, path: str, report: Report) -> None:
     if need.value != "":
         report(f"{path}.value", "Contradiction", "a resource has requests and limits, not a value")
-    if LABEL_KEY.fullmatch(need.resource) is None or need.resource in (PODS, EXCLUSIVE):
-        report(f"{path}.resource", "InvalidName", f"{need.resource!r} is not a resource that a container can request")
+    if not is_requestable(need.resource):
+        message = f"{need.resource!r} is not a resource that a container can request: that is {REQUESTABLE}"
+        report(f"{path}.resource", "InvalidName", message)
         return
     if need.requests is None and need.limits is None:
         report(path, "Required", "requests or limits or both are needed")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moorage.model.names import is_name
+from moorage.model.shapes import EXCLUSIVE
 
 from .violations import Report
 
@@ -17,6 +18,25 @@ LABEL_KEY = re.compile(
     re.ASCII,
 )
 LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+
+#: Resources of containers that have no domain in their names; `hugepages-` is followed by a size.
+_STANDARD = ("cpu", "memory", "ephemeral-storage")
+REQUESTABLE = f"{', '.join(_STANDARD)}, hugepages-SIZE, or DOMAIN/NAME like nvidia.com/gpu"
+
+
+def is_requestable(resource: str) -> bool:
+    """Whether a container can request the resource, by the rules of Kubernetes for its name."""
+    if "/" not in resource:
+        return resource in _STANDARD or (
+            resource.startswith("hugepages-") and LABEL_KEY.fullmatch(resource) is not None
+        )
+    if LABEL_KEY.fullmatch(resource) is None or resource == EXCLUSIVE:
+        return False
+    # The server keeps quotas of extended resources under `requests.` and the name; what is native has no such quota.
+    is_native = "kubernetes.io/" in resource
+    return is_native or (
+        not resource.startswith("requests.") and LABEL_KEY.fullmatch(f"requests.{resource}") is not None
+    )
 
 
 def check_name(text: str, path: str, report: Report) -> None:

@@ -7,18 +7,21 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from moorage.model.documents import AffinityIntentSpec, App, HpaIntentSpec, PlacementIntentSpec
+from moorage.model.documents import AffinityIntentSpec, App, Consumer, HpaIntentSpec, PlacementIntentSpec
 from moorage.model.groups import Revision
 from moorage.model.problems import Problem, Refused, Violation
 from moorage.model.reasons import Warn
 from moorage.model.shapes import Intent, ShapedApp
 
-from .shapes import Diagnostics, SourcedConsumer, app_shapes
+from .consumer_matching import Diagnostics, SourcedConsumer, match_consumers
+from .shapes import app_shapes
 from .validate import Accepted, AcceptedIntent
 
 _encode = msgspec.json.Encoder().encode
 _TITLES = {
+    "ConsumerAmbiguous": "A consumer matches several objects",
     "ConsumerMatchesNothing": "A consumer matches nothing",
+    "NotReplicated": "An object has no replicas",
     "ReplicasConflict": "Replicas contradict each other",
     "UnknownApp": "Unknown app",
 }
@@ -36,18 +39,22 @@ def resolve(
     intents: list[Intent] = []
     shaped = []
     for i, (app, objects) in enumerate(zip(apps, application.objects, strict=True)):
-        consumers = [SourcedConsumer(c, f"spec.apps[{i}].consumers[{j}]") for j, c in enumerate(app.consumers)]
-        for intent in standalone:
+        written = [SourcedConsumer(c, f"spec.apps[{i}].consumers[{j}]") for j, c in enumerate(app.consumers)]
+        own = match_consumers(app.name, objects, written, diagnostics)
+        consumers = list(own)
+        for k, intent in enumerate(standalone):
             if isinstance(intent.spec, HpaIntentSpec) and intent.spec.app == app.name:
-                consumers += [
-                    SourcedConsumer(c, f"{intent.key}: spec.consumers[{j}]")
-                    for j, c in enumerate(intent.spec.consumers)
-                ]
-        shapes = app_shapes(app.name, objects, consumers, diagnostics)
+                at = f"{intent.key}: spec.consumers"
+                written = [SourcedConsumer(c, f"{at}[{j}]") for j, c in enumerate(intent.spec.consumers)]
+                found = match_consumers(app.name, objects, written, diagnostics)
+                spec = msgspec.structs.replace(intent.spec, consumers=[sourced.consumer for sourced in found])
+                standalone[k] = intent._replace(spec=spec)
+                consumers += found
+        shapes = app_shapes(objects, consumers, diagnostics)
         shaped.append(
             ShapedApp(name=app.name, replicas=_replicas(app, standalone, diagnostics.warnings), shapes=shapes)
         )
-        intents += _app_intents(group, app)
+        intents += _app_intents(group, app, [sourced.consumer for sourced in own])
     if diagnostics.errors:
         raise _refused(diagnostics.errors)
     if application.document.spec.affinity:
@@ -75,13 +82,12 @@ def _intent(kind: str, name: str, spec: object) -> Intent:
     return Intent(kind=kind, name=name, spec=msgspec.Raw(_encode(spec)))
 
 
-def _app_intents(group: str, app: App) -> list[Intent]:
-    """Returns the intents of an app of an Application in the form of standalone intents, the only form controllers know."""
+def _app_intents(group: str, app: App, consumers: list[Consumer]) -> list[Intent]:
+    """Returns the intents of an app of an Application in the form of standalone intents, the only form controllers know.
+    `consumers` have the full references of their objects."""
     intents = []
-    if app.consumers:
-        intents.append(
-            _intent("HpaIntent", app.name, HpaIntentSpec(group=group, app=app.name, consumers=app.consumers))
-        )
+    if consumers:
+        intents.append(_intent("HpaIntent", app.name, HpaIntentSpec(group=group, app=app.name, consumers=consumers)))
     placement = app.placement
     if placement is not None and (placement.all_of or placement.any_of or placement.sets):
         spec = PlacementIntentSpec(

@@ -10,37 +10,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.documents import Consumer, Need
+from moorage.model.documents import Need, ObjectRef
 from moorage.model.problems import Violation
 from moorage.model.reasons import Warn
 from moorage.model.shapes import EXCLUSIVE, PODS, NeedRef, OptionalNeed, Requirement, Shape
 from moorage.podspec import REPLICATED, ContainerResources, exclusive_cores, is_guaranteed, pod_requests, whole_cores
 from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
 
+from .consumer_matching import Diagnostics, SourcedConsumer
 from .manifest_rules import Objects
 from .pod_templates import PodTemplate, surge_of
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
-#: Objects that an error lists by name where a consumer names none of them.
-_LISTED = 8
-
-
-class SourcedConsumer(NamedTuple):
-    """A consumer with the path where it was written, for error messages."""
-
-    consumer: Consumer
-    path: str
-
-    @property
-    def name(self) -> str:
-        return self.consumer.name or self.consumer.object.name
-
-
-class Diagnostics(NamedTuple):
-    """Everything found wrong (the revision is refused) or questionable while shapes are worked out."""
-
-    errors: list[Violation]
-    warnings: list[Warn]
 
 
 class _Container(NamedTuple):
@@ -70,46 +51,18 @@ class _Container(NamedTuple):
         return self.manifest._replace(requests=requests, limits=limits)
 
 
-def app_shapes(
-    app: str, objects: Objects, consumers: Sequence[SourcedConsumer], diagnostics: Diagnostics
-) -> list[Shape]:
-    by_ref = {(pods.api_version, pods.kind, pods.name): pods for pods in objects.pods}
-    matched: dict[tuple[str, str, str], list[SourcedConsumer]] = defaultdict(list)
-    for consumer in consumers:
-        ref = consumer.consumer.object
-        key = (ref.api_version, ref.kind, ref.name)
-        violation = _mismatch(app, consumer, by_ref.get(key), objects)
-        if violation is not None:
-            diagnostics.errors.append(violation)
-        else:
-            matched[key].append(consumer)
-    shapes = (_shape(pods, matched.get(key, ()), diagnostics) for key, pods in by_ref.items())
-    return [shape for shape in shapes if shape is not None]
-
-
-def _mismatch(app: str, consumer: SourcedConsumer, pods: PodTemplate | None, objects: Objects) -> Violation | None:
-    """Why a consumer does not match the object with these pods."""
-    ref, container = consumer.consumer.object, consumer.consumer.container
-    if pods is None:
-        there = _alternatives((ref.api_version, ref.kind, ref.name), objects)
-        message = f"consumer {consumer.name!r} of app {app!r} names {ref.kind}/{ref.name} ({ref.api_version}), {there}"
-        return Violation(path=f"{consumer.path}.object", code="ConsumerMatchesNothing", message=message)
-    if container and all(c.name != container for c in pods.containers):
-        names = ", ".join(c.name for c in pods.containers)
-        message = f"consumer {consumer.name!r} of app {app!r} names container {container!r}; {pods.object} has {names}"
-        return Violation(path=f"{consumer.path}.container", code="ConsumerMatchesNothing", message=message)
-    return None
-
-
-def _alternatives(key: tuple[str, str, str], objects: Objects) -> str:
-    if any((m["apiVersion"], m["kind"], m["metadata"]["name"]) == key for m in objects.manifests):
-        return "which has no pods"
-    if not objects.manifests:
-        return "but the app has no manifests"
-    names = [f"{pods.object} ({pods.api_version})" for pods in objects.pods]
-    names = names or [f"{m['kind']}/{m['metadata']['name']} ({m['apiVersion']})" for m in objects.manifests]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"but the manifests have {', '.join(names[:_LISTED])}{more}"
+def app_shapes(objects: Objects, consumers: Sequence[SourcedConsumer], diagnostics: Diagnostics) -> list[Shape]:
+    """`consumers` have the full references of their objects."""
+    of_object: dict[ObjectRef, list[SourcedConsumer]] = defaultdict(list)
+    for sourced in consumers:
+        of_object[sourced.consumer.object].append(sourced)
+    shapes = []
+    for pods in objects.pods:
+        ref = ObjectRef(api_version=pods.api_version, kind=pods.kind, name=pods.name)
+        shape = _shape(pods, of_object.get(ref, ()), diagnostics)
+        if shape is not None:
+            shapes.append(shape)
+    return shapes
 
 
 def _shape(pods: PodTemplate, consumers: Sequence[SourcedConsumer], diagnostics: Diagnostics) -> Shape | None:

@@ -170,7 +170,7 @@ def _consumers(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
             spec = consumer.spec
             document: dict[str, Any] = {
                 "name": name,
-                "object": {"apiVersion": spec.api_version, "kind": spec.kind, "name": spec.name},
+                "object": _object(spec),
                 "needs": needs,
             }
             if spec.container:
@@ -179,6 +179,11 @@ def _consumers(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
                 document["replicas"] = spec.replicas
             consumers.setdefault(body.spec.app, []).append(document)
     return consumers
+
+
+def _object(spec: v2_bodies.ConsumerSpec) -> dict[str, str]:
+    given = {"apiVersion": spec.api_version, "kind": spec.kind, "name": spec.name}
+    return {field: text for field, text in given.items() if text}
 
 
 def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:

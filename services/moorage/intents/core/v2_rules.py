@@ -62,9 +62,8 @@ def body(resource: msgspec.Struct, report: Report) -> None:
 
 
 def _consumer(spec: v2_bodies.ConsumerSpec, report: Report) -> None:
-    for field, text in (("apiVersion", spec.api_version), ("kind", spec.kind), ("name", spec.name)):
-        if not text:
-            report(f"spec.{field}", "Required", "is required: the object is found by apiVersion, kind and name")
+    if not spec.name:
+        report("spec.name", "Required", "is required: the name of the object that has the pods")
     if spec.replicas is not None and not 0 <= spec.replicas <= MAX_PODS:
         report("spec.replicas", "OutOfRange", f"must be 0 to {MAX_PODS}: pods in each cluster")
 
