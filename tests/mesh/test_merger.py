@@ -12,6 +12,7 @@ import pytest
 
 from moorage.bus import Bus, Incoming, subjects
 from moorage.candidates import pack
+from moorage.controllers.cluster_selection.core.selection import decide as select_clusters
 from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE, decode
@@ -23,7 +24,7 @@ from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.desired import ClaimsRemoved
 from moorage.model.groups import Decide, Stored, Withdraw
-from moorage.model.shapes import Shape, ShapedApp
+from moorage.model.shapes import Intent, Shape, ShapedApp
 from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.invariants import counting_pods, read_log
 from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
@@ -241,6 +242,46 @@ async def test_who_allows_less_without_a_word_is_named(site: Opener) -> None:
         await s.decide(revision("shop"))
         pending = await s.attempt("shop", "Pending")
         assert ("ControllerExcludes", "mine", 3) in {(r.code, r.by, r.clusters) for r in pending.reasons}
+
+
+async def test_reasons_are_about_clusters_that_the_placement_leaves(site: Opener) -> None:
+    """Also when it is only simulated. The app that blocks comes first."""
+
+    def clusters() -> Clusters:
+        return {f"{where}/c-{i}": [node(cpu="4" if i else "2")] for where in ("eu", "us") for i in range(3)}
+
+    async with site(clusters) as s:
+        _, fleet = await s.connect("labels")
+
+        async def labels(incoming: Incoming) -> Answer:
+            return select_clusters(msgspec.json.decode(incoming.data, type=Ask), fleet)
+
+        await s.controller("labels", labels, policy="required", steady=True)
+        for cluster in ("eu/c-2", "us/c-2"):
+            s.report(cluster, lambda w, cid: w.set_state(cid, CORDONED))
+        spec = {"group": "g", "app": "blocks", "allOf": [{"provider": "eu"}]}
+        fits = ShapedApp(name="fits", shapes=[shape(3000)])
+        blocks = ShapedApp(
+            name="blocks", shapes=[Shape(key="y", object="Deployment/y", resources={"cpu": 9000, "pods": 1})]
+        )
+        record = revision("shop", fits, blocks)
+        record.intents = [Intent(kind="PlacementIntent", name="p", spec=msgspec.Raw(msgspec.json.encode(spec)))]
+        await s.decide(record)
+        for attempt in (await s.attempt("shop", "Pending"), await s.simulate(record)):
+            about = [r.app for r in attempt.reasons]
+            assert about[0] == "blocks" and about.index("fits") > max(i for i, app in enumerate(about) if not app)
+            mine = [r for r in attempt.reasons if r.app in ("", "blocks") and r.code != "PlacementExcludes"]
+            assert {(r.code, r.by, r.clusters) for r in mine} == {
+                ("NotEnoughClusters", "merger", 3),
+                ("ClusterCordoned", "merger", 1),
+                ("ClusterCordoned", "hpa", 1),
+                ("ResourceShort", "hpa", 2),
+            }
+            assert {name for r in mine for name in r.samples} == {"eu/c-0", "eu/c-1", "eu/c-2"}
+            (short,) = [r for r in mine if r.code == "NotEnoughClusters"]
+            assert short.message.startswith("0 of 3 that the placement leaves qualify")
+            (other,) = [r for r in attempt.reasons if (r.app, r.code) == ("fits", "ResourceShort")]
+            assert set(other.samples) == {"eu/c-0", "us/c-0"}, "its own placement leaves all"
 
 
 async def test_groups_do_not_wait_for_each_others_slow_controllers(site: Opener) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.bus.failpoints import reached
+from moorage.candidates import pack
 from moorage.collections import LruDict
 from moorage.fit import PackingSolutions
 from moorage.fit.hard_packing import solve
@@ -28,7 +29,7 @@ from moorage.ledger import (
     existing_placement,
 )
 from moorage.model.attempts import AppView, Attempt
-from moorage.model.candidates import Ask
+from moorage.model.candidates import Ask, PackedSet
 from moorage.model.claims import Decision, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.groups import Revision
@@ -36,7 +37,16 @@ from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import tracing
 
 from .core.propose import NameOrder, ProposalRefused, propose
-from .core.responses import ControllerResults, Replies, collect_reasons, gather, refresh, steady_confinement
+from .core.responses import (
+    ControllerResults,
+    Replies,
+    collect_reasons,
+    gather,
+    order_reasons,
+    placement_masks,
+    refresh,
+    steady_confinement,
+)
 from .durability import DurableRevisions
 from .events import placed
 from .metrics import DecisionMetrics
@@ -153,6 +163,7 @@ class Decider:
         controllers: Mapping[str, Controller],
         *,
         explain: bool = False,
+        explain_within: Mapping[str, PackedSet] | None = None,
         within: float | None = None,
     ) -> dict[str, Reply]:
         """Asks all controllers at once, each under its own deadline or `within`, whichever is less."""
@@ -181,6 +192,7 @@ class Decider:
                 apps=record.apps,
                 intents=record.intents,
                 explain=explain,
+                explain_within=dict(explain_within or {}),
                 held=held,
             )
             return await self.bus.ask_many(asks, _encode(message), ident=ident, together=together)
@@ -199,14 +211,13 @@ class Decider:
         cause: str,
         existing: ExistingPlacement,
         *,
-        explain: bool = False,
         within: float | None = None,
     ) -> ControllerResults:
         """Asks all placement controllers and reads their answers."""
         controllers = {name: c for name, c in self.controllers.items() if c.placement}
         began = time.perf_counter()
         with tracing.span("ask"):
-            replies = await self._ask(record, cause, existing, controllers, explain=explain, within=within)
+            replies = await self._ask(record, cause, existing, controllers, within=within)
         self.metrics.asked(time.perf_counter() - began)
         self._last_took_ms.update((name, reply.took_ms) for name, reply in replies.items())
         stale: dict[str, bytes] = {}
@@ -228,7 +239,11 @@ class Decider:
         controllers = {n: c for n, c in self.controllers.items() if n in answered}
         left = until - asyncio.get_running_loop().time()
         if controllers and left > 0:
-            replies = await self._ask(record, cause, existing, controllers, explain=True, within=left)
+            placement = zip(results.replies.apps, placement_masks(results, self.fleet), strict=True)
+            about = {app: pack(mask) for app, mask in placement}
+            replies = await self._ask(
+                record, cause, existing, controllers, explain=True, explain_within=about, within=left
+            )
             explained = gather(Replies(results.replies.apps, list(controllers.values()), replies, {}), self.fleet)
             results.answers.update(explained.answers)
         return collect_reasons(results, self.fleet)
@@ -358,9 +373,10 @@ class Decider:
         """Decides without the commit. A simulation is not tried again later, so controllers that answered from before the
         newest change of the fleet are asked once more before the result is a refusal."""
         proposal: Decision | ProposalRefused
+        until = asyncio.get_running_loop().time() + 2 * self._longest_deadline()
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)
-            results = refresh(await self.gather(record, cause, existing, explain=True), self.fleet)
+            results = refresh(await self.gather(record, cause, existing), self.fleet)
             solutions = PackingSolutions()
             proposal = propose(record, results, self.fleet, self.ledger, self.name_order, new_id(), solutions)
             if solutions.unsolved:
@@ -371,7 +387,7 @@ class Decider:
             if isinstance(proposal, Decision) or all(a.epoch in ("", epoch) for a in results.answers.values()):
                 break
         if isinstance(proposal, ProposalRefused):
-            reasons = collect_reasons(results, self.fleet)
+            reasons = await self._explained(record, cause, existing, results, until)
             attempt = _refused(record, proposal, results, reasons, str(self.fleet.epoch))
         else:
             attempt = placed(proposal, 0)
@@ -395,6 +411,6 @@ def _refused(
         epoch=epoch,
         apps={app.name: AppView(replicas=app.replicas) for app in record.apps},
         controllers=results.asked,
-        reasons=[*refusal.reasons, *explanations],
+        reasons=order_reasons([*refusal.reasons, *explanations], refusal.blocking),
         warnings=warnings,
     )

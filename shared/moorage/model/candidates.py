@@ -29,6 +29,7 @@ class Ask(Message, kw_only=True):
     apps: list[ShapedApp]
     intents: list[Intent] = []
     explain: bool = False  # reasons are wanted: something was refused, or a user asks why
+    explain_within: dict[str, PackedSet] = {}  # app → clusters that reasons should be about; absent: all clusters
     held: dict[str, list[str]] = {}  # app → clusters where it runs already, unchanged, and so has its capacity
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.candidates import Choice, FailedPlacement, FreeCapacity, PlacementProblem, choose, merge
+from moorage.candidates import Choice, FailedPlacement, FreeCapacity, Mask, PlacementProblem, choose, merge
 from moorage.fit import PackingSolutions, Shortage, Unassigned, assign, largest_shortage, unsupported_reason
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger, existing_placement, kept_slots
@@ -18,7 +19,7 @@ from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import EXCLUSIVE, Shape
 from moorage.parsing import format_amount
 
-from .responses import ControllerResults
+from .responses import ControllerResults, order_reasons, placement_masks
 
 #: Choices of clusters that are tried with an exact assignment. Each failure costs about as much as a decision.
 TRIES = 32
@@ -27,11 +28,12 @@ TRIES = 32
 @dataclass(slots=True)
 class ProposalRefused:
     """Why there is no decision. `final`: only changed documents help. `overtaken`: others took the room each time it was
-    found."""
+    found. `blocking`: the apps that cannot be placed, the one that lacks most first."""
 
     reasons: list[Reason]
     final: bool = False
     overtaken: bool = False
+    blocking: Sequence[str] = ()
 
 
 class NameOrder:
@@ -114,6 +116,12 @@ class _Assigner:
         here = np.zeros(self.fleet.size, np.bool_)
         here[cid] = True
         return largest_shortage(self.fleet, [s for a in apps for s in self.record.apps[a].shapes], here)
+
+    def failed_apps(self) -> list[str]:
+        """Returns the apps that failed alone on some cluster; if none did, those that failed together."""
+        alone = {app for _, apps in self.failures if len(apps) == 1 for app in apps}
+        failed = alone or {app for _, apps in self.failures for app in apps}
+        return [self.record.apps[app].name for app in sorted(failed)]
 
     def reasons(self) -> list[Reason]:
         """Returns a reason per code, app, object and resource, with the best numbers and a few of the clusters."""
@@ -199,11 +207,12 @@ def propose(
             return _decision(record, merged, chosen, places, assigner, fleet, results, decision)
     else:
         bound = Reason(code="SearchBound", by="merger", message=f"{TRIES} choices did not fit together")
-        return ProposalRefused([bound, *assigner.reasons()])
+        return ProposalRefused([bound, *assigner.reasons()], blocking=assigner.failed_apps())
     if chosen.truncated:
         bound = Reason(code="SearchBound", by="merger", message="no choice of clusters was found within the bounds")
-        return ProposalRefused([bound, *assigner.reasons()])
-    return ProposalRefused(_why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner))
+        return ProposalRefused([bound, *assigner.reasons()], blocking=assigner.failed_apps())
+    left = placement_masks(results, fleet)
+    return _why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner, left)
 
 
 def _decision(
@@ -283,19 +292,24 @@ def _why_no_choice(
     short: dict[int, int],
     fleet: Fleet,
     assigner: _Assigner,
-) -> list[Reason]:
+    left: Sequence[Mask],
+) -> ProposalRefused:
+    """`left`: per app, the clusters that its placement leaves."""
     found: list[Reason] = []
-    known = int(np.count_nonzero(fleet.known))
-    if not known:
+    if not fleet.known.any():
         found.append(Reason(code="NoClusters", by="merger"))
+    blocking = sorted(short, key=lambda number: short[number] / merged.replicas[number])
+    # Without a short app, what is lost to any app may be what is missing.
+    concerned = np.logical_or.reduce([fleet.known & False, *(left[number] for number in blocking or range(len(left)))])
     for state, code in (("Stale", "ClusterStale"), ("Cordoned", "ClusterCordoned")):
-        lost = [c for c in np.flatnonzero(fleet.known & ~fleet.usable_clusters).tolist() if fleet.state(c) == state]
+        lost = [c for c in np.flatnonzero(concerned & ~fleet.usable_clusters).tolist() if fleet.state(c) == state]
         if lost:
             found.append(Reason(code=code, clusters=len(lost), samples=[fleet.names[c] for c in lost[:3]], by="merger"))
-    for number, have in short.items():
-        app, wanted = record.apps[number].name, merged.replicas[number]
-        allowed = int(np.count_nonzero(merged.masks[number]))
-        message = f"{allowed} of {known} {'qualifies' if allowed == 1 else 'qualify'}"
+    for number in blocking:
+        have, app, wanted = short[number], record.apps[number].name, merged.replicas[number]
+        allowed, known = int(np.count_nonzero(merged.masks[number])), int(np.count_nonzero(left[number]))
+        where = f"{known} that the placement leaves" if known < np.count_nonzero(fleet.known) else str(known)
+        message = f"{allowed} of {where} {'qualifies' if allowed == 1 else 'qualify'}"
         if have < allowed:
             message += f", {have} with capacity for all its pods"
         found.append(
@@ -310,9 +324,12 @@ def _why_no_choice(
             )
         )
     found += assigner.reasons()
+    names = [record.apps[number].name for number in blocking]
     if not short:
-        found.append(_joint_conflict(record, merged, _binding_rule(merged, room, ranks)))
-    return found
+        joint = _joint_conflict(record, merged, _binding_rule(merged, room, ranks))
+        found.insert(0, joint)
+        names = joint.app.split()
+    return ProposalRefused(order_reasons(found, names), blocking=names)
 
 
 def _joint_conflict(record: Revision, merged: PlacementProblem, code: str) -> Reason:
@@ -324,22 +341,23 @@ def _joint_conflict(record: Revision, merged: PlacementProblem, code: str) -> Re
         return f"{names[app]} ({merged.replicas[app]} of {allowed[app]} clusters)"
 
     parts: list[str] = []
+    involved: set[int] = set()
     if code == "AffinityConflict":
+        involved = {app for pair in merged.apart | merged.together for app in pair}
         for pairs, word in ((merged.apart, "share no cluster"), (merged.together, "run on the same clusters")):
             parts += [f"{may(a)} and {may(b)} must {word}" for a, b in sorted(pairs)]
     elif code == "NotEnoughClusters":
-        parts = [
-            f"the sets of {may(app)} have too few clusters of their own"
-            for app, sets in enumerate(merged.groups)
-            if sets
-        ]
+        involved = {app for app, sets in enumerate(merged.groups) if sets}
+        parts = [f"the sets of {may(app)} have too few clusters of their own" for app in sorted(involved)]
     else:
         for (a, b), where in sorted(merged.conflicts.items(), key=lambda item: item[0]):
             both = merged.masks[a] & merged.masks[b]
             count = f"{np.count_nonzero(where & both)} of the {np.count_nonzero(both)} that both may take"
             parts.append(f"{may(a)} and {may(b)} do not fit together on {count}")
+            involved |= {a, b}
         parts = parts or [f"no choice takes {', '.join(map(may, range(len(names))))} at once"]
-    return Reason(code=code, by="merger", app=" ".join(names), message="; ".join(parts))
+    concerned = " ".join(names[app] for app in sorted(involved)) or " ".join(names)
+    return Reason(code=code, by="merger", app=concerned, message="; ".join(parts))
 
 
 def _binding_rule(merged: PlacementProblem, room: FreeCapacity, ranks: NDArray[np.int64]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -141,19 +141,42 @@ def steady_confinement(
     results: ControllerResults, apps: int, controllers: Mapping[str, Controller]
 ) -> list[bytes | None]:
     """Returns per app, as packed bits, the clusters that all steady controllers allow; None if none of them restricts it."""
-    confinement: list[bytes | None] = []
+    masks = _steady_masks(results, apps, controllers)
+    return [None if mask is None else np.packbits(mask).tobytes() for mask in masks]
+
+
+def _steady_masks(
+    results: ControllerResults, apps: int, controllers: Mapping[str, Controller]
+) -> Sequence[Mask | None]:
     steady = [w for w in results.weighted if (known := controllers.get(w.name)) is not None and known.steady]
+    found: list[Mask | None] = []
     for number in range(apps):
         answers = [app for w in steady if (app := w.answer.apps.get(number)) is not None]
         masks = [app.allowed for app in answers if app.allowed is not None]
-        confinement.append(np.packbits(np.logical_and.reduce(masks)).tobytes() if masks else None)
-    return confinement
+        found.append(np.logical_and.reduce(masks) if masks else None)
+    return found
+
+
+def placement_masks(results: ControllerResults, fleet: Fleet) -> list[Mask]:
+    """Returns per app the clusters that its placement leaves: those that all steady controllers allow. Reasons are about
+    these only."""
+    controllers = {controller.name: controller for controller in results.replies.controllers}
+    masks = _steady_masks(results, len(results.replies.apps), controllers)
+    return [fleet.known if mask is None else fleet.known & _resized(mask, fleet.size) for mask in masks]
+
+
+def _resized(mask: Mask, size: int) -> Mask:
+    """Returns the mask for a fleet that may have grown since: no controller allowed what joined."""
+    return mask if len(mask) == size else np.resize(np.append(mask[:size], np.zeros(size, np.bool_)), size)
 
 
 def collect_reasons(results: ControllerResults, fleet: Fleet) -> list[Reason]:
     """Returns the reasons that controllers gave, with their names and apps and bounded in number, after those for controllers
-    that exclude clusters without a reason."""
+    that exclude clusters without a reason. Only clusters that the app's placement leaves count, except in the reasons of
+    the controllers that exclude the others."""
     found: list[Reason] = []
+    left = dict(zip(results.replies.apps, placement_masks(results, fleet), strict=True))
+    steady = {controller.name for controller in results.replies.controllers if controller.steady}
     for weighted in results.weighted:
         name = weighted.name
         for number, decoded in weighted.answer.apps.items():
@@ -162,6 +185,7 @@ def collect_reasons(results: ControllerResults, fleet: Fleet) -> list[Reason]:
             if decoded.allowed is None or (answer is not None and answer.reasons):
                 continue
             excluded = fleet.usable_clusters[: len(decoded.allowed)] & ~decoded.allowed
+            excluded = excluded if name in steady else excluded & left[app][: len(excluded)]
             if clusters := int(np.count_nonzero(excluded)):
                 message = f"{name} excludes {app} from {clusters} of {len(fleet.ids)} clusters without a reason"
                 found.append(
@@ -176,8 +200,42 @@ def collect_reasons(results: ControllerResults, fleet: Fleet) -> list[Reason]:
                 )
     for name, answered in results.answers.items():
         for app, given in answered.apps.items():
-            found += [
-                msgspec.structs.replace(reason, by=reason.by or name, app=reason.app or app)
-                for reason in given.reasons[:MAX_REASONS]
-            ]
+            for reason in given.reasons[:MAX_REASONS]:
+                named = msgspec.structs.replace(reason, by=reason.by or name, app=reason.app or app)
+                about = named if name in steady or app not in left else _within(named, left[app], fleet)
+                found += [about] if about is not None else []
     return found[: 4 * MAX_REASONS]
+
+
+def _within(reason: Reason, left: Mask, fleet: Fleet) -> Reason | None:
+    """Returns the reason without samples outside `left`; None if it is about such clusters only. Not every controller heeds
+    `explain_within`."""
+    samples = [
+        name for name in reason.samples if (cid := fleet.ids.get(name)) is None or (cid < len(left) and left[cid])
+    ]
+    outside = len(reason.samples) - len(samples)
+    if not outside:
+        return reason
+    if not samples and reason.clusters <= outside:
+        return None
+    clusters = min(reason.clusters - outside, int(np.count_nonzero(left)))
+    return msgspec.structs.replace(reason, samples=samples, clusters=clusters)
+
+
+def order_reasons(reasons: Iterable[Reason], blocking: Sequence[str]) -> list[Reason]:
+    """Sorts the reasons: first those about the apps that block, in their order, and last what a placement leaves out where
+    it leaves enough for the app."""
+    rank = {app: number for number, app in enumerate(blocking)}
+    last = len(rank)
+
+    def key(reason: Reason) -> tuple[int, int]:
+        named = [rank[app] for app in reason.app.split() if app in rank]
+        if reason.code == "NoClusters":
+            return (-1, 0)
+        excludes = reason.code == "PlacementExcludes"
+        if not named:
+            # Reasons about the fleet say more than those about apps that do not block.
+            return (last + (1 if reason.app else 0) + (1 if excludes else 0), 0)
+        return (min(named), 1 if excludes else 0)
+
+    return sorted(reasons, key=key)

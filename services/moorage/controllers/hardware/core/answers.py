@@ -9,6 +9,7 @@ from itertools import combinations, islice
 import msgspec
 import numpy as np
 
+from moorage.candidates import unpack
 from moorage.fit import ConflictCache, FitCache, envelope
 from moorage.sdk import (
     BOUNDLESS,
@@ -90,7 +91,7 @@ class HardwareAnswers:
             fits = fits | held
             reasons: list[Reason] = []
             if ask.explain or not fits.any():
-                reasons = RefusalReasons(fleet, app).reasons(shape_fits, conflict)
+                reasons = RefusalReasons(fleet, app, self._explained(ask, app)).reasons(shape_fits, conflict)
             results[app.name] = allow(fits, levels=levels(fleet, app, shape_fits, fits), reasons=reasons)
             new_fits.append(fits & ~held)  # where it runs already it conflicts with no other app
             warnings += self._unreported_cores(app, fits)
@@ -101,9 +102,16 @@ class HardwareAnswers:
             conflict = self._conflict(a.shapes, b.shapes, both) if a.shapes and b.shapes else None
             if conflict is not None:
                 found.conflicts.append(Conflict(apps=(a.name, b.name), clusters=pack(conflict)))
-                if ask.explain:
-                    found.apps[a.name].reasons.append(conflict_reason(fleet, a, b, conflict))
+                explained = conflict & self._explained(ask, a) & self._explained(ask, b)
+                if ask.explain and explained.any():
+                    found.apps[a.name].reasons.append(conflict_reason(fleet, a, b, explained))
         return found
+
+    def _explained(self, ask: Ask, app: ShapedApp) -> Mask:
+        """Returns the clusters that reasons about the app should count: those that other controllers leave."""
+        within = ask.explain_within.get(app.name)
+        known = self._fleet.known
+        return known if within is None else known & unpack(within, self._fleet.ids, self._fleet.size)
 
     def _uncertain(self, ask: Ask) -> Mask:
         """Returns the clusters that may be too small for all apps together. One check with the envelope of all shapes

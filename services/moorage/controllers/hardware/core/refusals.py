@@ -16,19 +16,21 @@ SAMPLES = 5
 
 
 class RefusalReasons:
-    """The reasons for one app. A cluster that fails for two of its objects is counted for each."""
+    """The reasons for one app, about the clusters `within`. A cluster that fails for two of its objects is counted for
+    each."""
 
-    def __init__(self, fleet: Fleet, app: ShapedApp) -> None:
-        self._fleet, self._app = fleet, app
+    def __init__(self, fleet: Fleet, app: ShapedApp, within: Mask) -> None:
+        self._fleet, self._app, self._within = fleet, app, within
 
     def reasons(self, shape_fits: Sequence[Fit], conflict: Mask | None) -> list[Reason]:
         """`conflict`: clusters where the objects of the app fit each alone but not together."""
         fleet = self._fleet
         reasons = self._unusable()
         for shape, fit in zip(self._app.shapes, shape_fits, strict=True):
-            refused = fleet.usable_clusters & ~fit.fits
+            refused = fleet.usable_clusters & self._within & ~fit.fits
             if refused.any():
                 reasons += [self._of_shape(shape, rejection) for rejection in explain(fleet, shape, refused)]
+        conflict = None if conflict is None else conflict & self._within
         if conflict is not None and conflict.any():
             objects = ", ".join(shape.object for shape in self._app.shapes)
             text, fields = _shortage(fleet, self._app.shapes, conflict)
@@ -39,7 +41,7 @@ class RefusalReasons:
     def _unusable(self) -> list[Reason]:
         """Returns the reasons for clusters that take nothing at the moment."""
         fleet = self._fleet
-        unusable = fleet.known & ~fleet.usable_clusters
+        unusable = fleet.known & self._within & ~fleet.usable_clusters
         if not fleet.known.any():
             return [Reason(code="NoClusters", message="no cluster reports", app=self._app.name)]
         states = {"Stale": np.zeros(fleet.size, np.bool_), "Cordoned": np.zeros(fleet.size, np.bool_)}
