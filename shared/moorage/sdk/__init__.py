@@ -12,7 +12,7 @@ libraries `moorage.model`, `parsing`, `podspec`, `selectors` and `fit`, which ot
 """
 
 from moorage.bus import Settings
-from moorage.candidates import Mask, pack
+from moorage.candidates import Mask, pack, unpack
 from moorage.fleet import BOUNDLESS, Fleet
 from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup, Conflict, Level
 from moorage.model.claims import Decision
@@ -61,4 +61,5 @@ __all__ = [
     "pack",
     "run",
     "run_file",
+    "unpack",
 ]

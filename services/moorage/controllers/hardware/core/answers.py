@@ -9,7 +9,6 @@ from itertools import combinations, islice
 import msgspec
 import numpy as np
 
-from moorage.candidates import unpack
 from moorage.fit import ConflictCache, FitCache, envelope
 from moorage.sdk import (
     BOUNDLESS,
@@ -28,6 +27,7 @@ from moorage.sdk import (
     answer,
     deny,
     pack,
+    unpack,
 )
 
 from .actions import NAME
