@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,17 @@ def test_what_is_generated_is_what_the_command_writes(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in before)
     assert run(["bus", "config", str(tmp_path / "keys"), "lab/edge-1"]) == 0
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before, "keys are kept"
+
+
+def test_every_lock_has_all_packages_of_the_plain_one() -> None:
+    """The image is built from the lock with tracing, the tests run with that of developers."""
+
+    def packages(name: str) -> set[str]:
+        return {line.split(";")[0].strip() for line in (TOP / name).read_text().splitlines()}
+
+    plain = packages("requirements.lock")
+    assert plain <= packages("requirements-traces.lock")
+    assert plain <= packages("requirements-dev.lock")
+    names = {package.partition("==")[0] for package in plain}
+    declared = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split(r"[\[><=;]", one)[0] for one in declared} <= names
