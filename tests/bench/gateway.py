@@ -28,6 +28,7 @@ _NEEDS = f"{_CONSUMERS}/c/resource-requirements"
 _PARENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v2/projects", {"metadata": {"name": "bench"}}),
     ("/v2/projects/bench/composite-apps", {"metadata": {"name": "shop"}, "spec": {"compositeAppVersion": "v1"}}),
+    ("/v2/projects/bench/composite-apps/shop/v1/apps", {"metadata": {"name": "a"}}),
     (_GROUP, {"metadata": {"name": "g"}}),
     (f"{_GROUP}/g/hpa-intents", {"metadata": {"name": "i"}, "spec": {"app": "a"}}),
     (

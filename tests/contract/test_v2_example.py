@@ -444,6 +444,56 @@ def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: Ht
     assert "core-fwall" in answered.body["detail"], "it names what there is instead"
     assert rest.must(200, "GET", path + "/status")["state"] == "Approved"
     assert rest("DELETE", consumers + "/wrong").status == 204
-    rest.must(201, "POST", path + "/hpa-intents", {"metadata": {"name": "odd"}, "spec": {"app": "nothing"}})
-    answered = rest("POST", path + "/instantiate")
-    assert (answered.status, answered.code) == (409, "UnknownApp"), answered
+    odd = {"metadata": {"name": "odd"}, "spec": {"app": "nothing"}}
+    for method, at in (("POST", "/hpa-intents"), ("PUT", "/hpa-intents/analytics-hpa-intent")):
+        answered = rest(method, path + at, {**odd, "metadata": {"name": at.rpartition("/")[2]}})
+        assert (answered.status, answered.code) == (409, "UnknownApp"), answered
+        assert "analytics, fwall" in answered.body["detail"], "it names the apps that there are"
+    assert rest("GET", path + "/hpa-intents/odd").status == 404
+
+
+def test_one_of_a_list_is_asked_for_by_a_parameter(rest: HttpClient) -> None:
+    path = prepare(rest, "asked")
+    describe(rest, path)
+    intents = path + "/hpa-intents"
+    consumers = intents + "/fwall-hpa-intent/hpa-resource-consumers"
+    needs = consumers + "/core-fwall/resource-requirements"
+    for collection, parameter, name in (
+        (intents, "intent", "fwall-hpa-intent"),
+        (consumers, "consumer", "core-fwall"),
+        (needs, "resource", "core-fwall-cpu-requirement"),
+    ):
+        answered = rest("GET", f"{collection}?{parameter}={name}")
+        one = rest("GET", f"{collection}/{name}")
+        assert (answered.status, answered.body) == (200, one.body)
+        assert answered.headers["etag"] == one.headers["etag"]
+        assert rest("GET", f"{collection}?{parameter}=nobody").code == "NotFound"
+        assert len(rest.must(200, "GET", f"{collection}?other={name}")) > 1
+
+
+def test_an_intent_shows_its_consumers_even_if_it_has_none(rest: HttpClient) -> None:
+    path = prepare(rest, "bare")
+    intent = {"metadata": {"name": "h"}, "spec": {"app": "fwall"}}
+    shown = {**intent, "spec": {"app": "fwall", "resourceConsumers": []}}
+    assert rest.must(201, "POST", path + "/hpa-intents", intent) == shown
+    assert rest.must(200, "GET", path + "/hpa-intents/h") == shown
+    assert rest.must(200, "GET", path + "/hpa-intents") == [shown]
+    assert rest.must(200, "PUT", path + "/hpa-intents/h", shown) == shown
+
+
+def test_an_empty_value_of_a_label_survives(rest: HttpClient) -> None:
+    path = prepare(rest, "empty")
+    rest.must(201, "POST", path + "/hpa-intents", {"metadata": {"name": "h"}, "spec": {"app": "fwall"}})
+    consumers = path + "/hpa-intents/h/hpa-resource-consumers"
+    rest.must(201, "POST", consumers, {"metadata": {"name": "c"}, "spec": {"name": "core-fwall"}})
+    needs = consumers + "/c/resource-requirements"
+    resource = {"key": "node-role.kubernetes.io/worker", "value": ""}
+    given = {"metadata": {"name": "n"}, "spec": {"allocatable": False, "mandatory": True, "resource": resource}}
+    assert rest.must(201, "POST", needs, given)["spec"]["resource"] == resource
+    assert rest.must(200, "GET", needs + "/n")["spec"]["resource"] == resource
+    rest.must(200, "PUT", needs + "/n", rest.must(200, "GET", needs + "/n"))
+    rest.must(202, "POST", path + "/approve")
+    rest.must(202, "POST", path + "/instantiate")
+    status = rest.until(path + "/status", lambda s: s["phase"] == "Pending")
+    assert any(r["code"] == "LabelMissing" and r["need"] == resource["key"] for r in status["reasons"]), status
+    rest.must(202, "POST", path + "/terminate")

@@ -34,7 +34,7 @@ def body(kind: ResourceKind, name: str) -> dict[str, Any]:
         "deployment-intent-groups": {"compositeProfile": "p", "version": "r1", "logicalCloud": "lc"},
         "intents": {"intent": {"genericPlacementIntent": "g"}},
         "app-intents": {"app": "a", "intent": {"allOf": [{"clusterProvider": "lab", "cluster": "edge-1"}]}},
-        "hpa-intents": {"app": "a"},
+        "hpa-intents": {"app": "a", "resourceConsumers": []},
         "hpa-resource-consumers": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "container": "c"},
         "resource-requirements": {
             "mandatory": True,
@@ -62,9 +62,16 @@ def url(path: At) -> str:
 
 def make(rest: HttpClient, kind: ResourceKind, parent: At, name: str = "") -> At:
     name = name or name_of(kind)
+    make_app(rest, kind, parent)
     rest.must(201, "POST", url((*parent, kind.segment)), body(kind, name))
     own = (name, "v1.0") if kind is COMPOSITE_APP else (name,)
     return (*parent, kind.segment, *own)
+
+
+def make_app(rest: HttpClient, kind: ResourceKind, parent: At) -> None:
+    """Makes the app that hardware intents below the parent are for."""
+    if kind.segment == "hpa-intents":
+        rest("POST", url((*parent[:5], "apps")), {"metadata": {"name": "a"}})
 
 
 def parent_of(rest: HttpClient, kind: ResourceKind) -> At:
@@ -73,7 +80,9 @@ def parent_of(rest: HttpClient, kind: ResourceKind) -> At:
     if not wanted:
         return ()
     above = next(k for k in KINDS if k.path == wanted)
-    return make(rest, above, parent_of(rest, above))
+    parent = make(rest, above, parent_of(rest, above))
+    make_app(rest, kind, parent)
+    return parent
 
 
 def missing(kind: ResourceKind, parent: At) -> At:

@@ -137,8 +137,8 @@ def test_an_uploaded_chart_is_rendered_without_its_tests(example: Mesh) -> None:
         status = rest.must(200, "GET", f"{group}/status?output=detail")
         (cluster,) = status["apps"][0]["clusters"]
         resources = {f"{r['GVK']['Kind']}/{r['name']}": r for r in cluster["resources"]}
-        assert resources.keys() == {"CustomResourceDefinition/things.example.com", "Deployment/web-nginx"}
-        deployment = resources["Deployment/web-nginx"]["detail"]["spec"]
+        assert resources.keys() == {"CustomResourceDefinition/things.example.com", "Deployment/r-nginx"}
+        deployment = resources["Deployment/r-nginx"]["detail"]["spec"]
         assert deployment["replicas"] == 2
         assert deployment["template"]["spec"]["containers"][0]["image"] == "nginx:1,28"
     finally:

@@ -222,9 +222,9 @@ def tree_of(resources: dict[str, Any]) -> ResourceTree:
         kind = kind_of(path)
         assert kind is not None, path
         whole = {"metadata": {"name": path[-1]}, **body}
-        objects = whole.pop("objects", [])
+        objects, chart = whole.pop("objects", []), whole.pop("chart", "")
         raw = msgspec.Raw(msgspec.json.encode(read(kind, whole).body))
-        tree.put(path, Resource(body=raw, objects=objects), number)
+        tree.put(path, Resource(body=raw, objects=objects, chart=chart), number)
     return tree
 
 
@@ -260,6 +260,38 @@ async def test_resources_are_composed_into_one_document() -> None:
     (shape,) = revision.apps[0].shapes
     assert (shape.object, shape.count, shape.resources) == ("Deployment/web", 2, {"cpu": 500, "pods": 1})
     assert [(r.key, r.values) for r in shape.terms[0]] == [("disk", ("ssd",))]
+
+
+async def test_an_empty_value_of_a_label_is_kept() -> None:
+    spec = {"allocatable": False, "name": "disk", "value": ""}
+    stored = form("resource-requirements", need(**spec))
+    assert stored["spec"]["resource"] == {"key": "disk", "value": ""}
+    assert form("resource-requirements", stored) == stored
+    at = "deployment-intent-groups/g/hpa-intents/h/hpa-resource-consumers/w/resource-requirements/fast"
+    found = await composed({**BASE, at: {"spec": spec}})
+    (shape,) = resolve(validate.application(found.document, GROUP)).apps[0].shapes
+    assert [(r.key, r.values) for r in shape.terms[0]] == [("disk", ("",))]
+
+
+async def test_the_release_of_a_chart_is_the_version_of_the_group() -> None:
+    rendered: list[v2_compose.Chart] = []
+
+    async def render(chart: v2_compose.Chart) -> list[dict[str, Any]]:
+        rendered.append(chart)
+        return [DEPLOYMENT]
+
+    chart = {"apps/web": {"chart": "Y2hhcnQ="}}
+    named = {
+        "deployment-intent-groups/g": {
+            "spec": {"version": "r1", "overrideValues": [{"app": "web", "values": {"a": 1}}]}
+        }
+    }
+    for resources in (BASE | chart | named, BASE | chart):
+        await v2_compose.compose(tree_of(resources), GROUP, render)
+    assert [(c.app, c.release, c.archive, c.overrides) for c in rendered] == [
+        ("web", "r1", b"chart", {"a": 1}),
+        ("web", "web", b"chart", {}),
+    ]
 
 
 async def test_a_map_of_intents_selects_placement_intents() -> None:

@@ -132,7 +132,7 @@ class Amount(Body, kw_only=True):
     limits: int | float | str | None = None
     units: str = ""
     key: str = ""
-    value: str = ""
+    value: str | msgspec.UnsetType = msgspec.UNSET  # the value of a label may be empty
 
 
 class RequirementSpec(msgspec.Struct, rename="camel", kw_only=True):

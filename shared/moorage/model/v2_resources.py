@@ -121,6 +121,7 @@ PROJECT = KINDS[0]
 COMPOSITE_APP = KINDS[1]
 APP = _BY_SHAPE[_shape(tuple((_APP + "/apps/{member}").split("/")))]
 GROUP = _BY_SHAPE[_shape(tuple(_GROUP.split("/")))]
+HPA_INTENT = _BY_SHAPE[_shape(tuple((_GROUP + "/hpa-intents/{intent}").split("/")))]
 CLUSTER = _BY_SHAPE[_shape(tuple(_CLUSTER.split("/")))]
 CHILDREN: dict[Path, tuple[ResourceKind, ...]] = {
     kind.path: tuple(other for other in KINDS if other.parent(other.path) == kind.path) for kind in KINDS

@@ -11,7 +11,7 @@ from aiohttp import MultipartReader, web
 
 from moorage.bus import subjects
 from moorage.model.problems import Problem, Refused, Violation, invalid
-from moorage.model.v2_resources import CLUSTER, Change, Path, ResourceKind
+from moorage.model.v2_resources import CLUSTER, HPA_INTENT, Change, Path, ResourceKind
 from moorage.parsing import yaml_json
 
 from ..audit import request_id
@@ -68,6 +68,8 @@ async def _send_change(request: web.Request, change: Change, status: int) -> web
     await _wait_if_label(gateway, path)
     if len(path) == 7 and status == 201 and path[5] == "deployment-intent-groups":
         await gateway.view.wait_for_group("/".join((path[1], path[3], path[4], path[6])))
+    if len(path) > 7 and path[7] == HPA_INTENT.segment:
+        body = _encode(resources_of(request).with_children(path, reply["body"]))
     response = web.Response(body=body, status=status, content_type=JSON)
     response.headers["ETag"] = f'"{seq}"'
     if status == 201:

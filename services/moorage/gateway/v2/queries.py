@@ -20,6 +20,8 @@ from ..responses import encode, json_response, limit_of, start_of, token_of
 from .resources import ResourceView
 
 RESOURCES = web.AppKey("resources", ResourceView)
+#: Parameters of lists that answer the one resource of that name, as EMCO's do, by the segment of the collection.
+FILTERS = {"hpa-intents": "intent", "hpa-resource-consumers": "consumer", "resource-requirements": "resource"}
 _stored = msgspec.json.Decoder(Resource).decode
 
 
@@ -40,11 +42,15 @@ def path_in(request: web.Request, pattern: Path) -> Path:
 async def get_resource(request: web.Request, kind: ResourceKind) -> web.StreamResponse:
     path = path_in(request, kind.path)
     resources = resources_of(request)
+    if kind.upload and "octet-stream" in request.headers.get("Accept", "") and resources.exists(path):
+        return await _file(request, path)
+    return _found(resources, path)
+
+
+def _found(resources: ResourceView, path: Path) -> web.StreamResponse:
     body = resources.body(path)
     if body is None:
         raise Refused(not_found("/".join(path)))
-    if kind.upload and "octet-stream" in request.headers.get("Accept", ""):
-        return await _file(request, path)
     response = json_response(body)
     seq = resources.seq(path)
     if seq is not None:
@@ -72,6 +78,8 @@ async def list_resources(request: web.Request, kind: ResourceKind) -> web.Stream
     parent = kind.parent(collection)
     if parent and not resources.exists(parent):
         raise Refused(not_found("/".join(parent)))
+    if (parameter := FILTERS.get(kind.segment)) and (name := request.query.get(parameter)) is not None:
+        return _found(resources, (*collection, name))
     paths = resources.members(collection)
     if kind is PROJECT:
         who = caller_of(request)

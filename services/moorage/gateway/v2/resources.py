@@ -25,7 +25,7 @@ class ResourceView:
         """Returns the resource as it is shown, or None."""
         stored = self.tree.get(path)
         if stored is not None:
-            return self._with_children(path, _any(stored.value))
+            return self.with_children(path, _any(stored.value))
         return self._derived(path)
 
     def seq(self, path: Path) -> int | None:
@@ -42,8 +42,8 @@ class ResourceView:
         """Returns the versions of one composite app."""
         return [path for path in self.members(collection) if path[3] == app]
 
-    def _with_children(self, path: Path, body: Any) -> Any:
-        """Adds the consumers to a hardware intent, and the requirements to a consumer."""
+    def with_children(self, path: Path, body: Any) -> Any:
+        """Adds the consumers to a hardware intent, even if there are none, and the requirements to a consumer."""
         if len(path) > 7 and path[7] == "hpa-intents" and len(path) in (9, 11):
             below, name = {
                 9: ("hpa-resource-consumers", "resourceConsumers"),
@@ -51,7 +51,7 @@ class ResourceView:
             }[len(path)]
             spec = dict(body.get("spec") or {})
             children = [self.body(member) for member in self.tree.members((*path, below))]
-            if children:
+            if children or name == "resourceConsumers":
                 spec[name] = children
             return {**body, "spec": spec}
         return body

@@ -73,6 +73,8 @@ def _kind_routes(kind: ResourceKind) -> list[Route]:
             Query("label", "Only the names of clusters with this label."),
             Query("withLabels", "Include the labels of each cluster.", bool),
         )
+    if kind.segment in queries.FILTERS:
+        query = (*_PAGED, Query(queries.FILTERS[kind.segment], "Return the one resource of this name, not a list."))
     key = (Query("key", "Only the value of this key."),) if pairs else ()
     list_reply: Any = list[Any] if kind is CLUSTER else list[body]  # type: ignore[valid-type]
     item_reply: Any = dict[str, Any] if pairs else body

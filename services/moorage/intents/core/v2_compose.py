@@ -19,10 +19,23 @@ from moorage.model.v2_resources import Path, Resource, ResourceTree, group_path
 from .v2_rules import label_of
 from .v2_spelling import plain
 
-Render = Callable[[str, bytes, dict[str, Any], dict[str, Any]], Awaitable[list[dict[str, Any]]]]
+Objects = list[dict[str, Any]]
 _B = TypeVar("_B", bound=msgspec.Struct)
 #: The key of placement intents in the group's map of intents.
 _PLACEMENT = "genericplacementintent"
+
+
+class Chart(NamedTuple):
+    """An app's chart, and how it is rendered. `overrides` win over `values`."""
+
+    app: str
+    release: str
+    archive: bytes
+    values: dict[str, Any]
+    overrides: dict[str, Any]
+
+
+Render = Callable[[Chart], Awaitable[Objects]]
 
 
 class ComposedGroup(NamedTuple):
@@ -89,7 +102,9 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
         )
     apps = []
     for name in parts.apps:
-        app: dict[str, Any] = {"name": name, "manifests": await _manifests(parts, name, values, overrides, render)}
+        given, over = values.get(name, {}), overrides.get(name, {})
+        chart = Chart(name, spec.version or name, b"", given, over)
+        app: dict[str, Any] = {"name": name, "manifests": await _manifests(parts, chart, render)}
         if name in sets:
             app["placement"] = {"sets": sets[name]}
         if name in consumers:
@@ -136,19 +151,14 @@ def _chart(parts: _Parts, app: str) -> str:
     return resource.chart if resource is not None else ""
 
 
-async def _manifests(
-    parts: _Parts,
-    app: str,
-    values: dict[str, dict[str, Any]],
-    overrides: dict[str, dict[str, Any]],
-    render: Render,
-) -> list[dict[str, Any]]:
-    resource = parts.resource((*parts.app_root, "apps", app))
+async def _manifests(parts: _Parts, chart: Chart, render: Render) -> Objects:
+    """Returns the objects of an app: those of its chart, or its plain manifests."""
+    resource = parts.resource((*parts.app_root, "apps", chart.app))
     assert resource is not None
     if resource.chart:
-        return await render(app, base64.b64decode(resource.chart), values.get(app, {}), overrides.get(app, {}))
-    if values.get(app) or overrides.get(app):
-        message = f"app {app} has plain manifests; its values in profiles and in the group have no effect"
+        return await render(chart._replace(archive=base64.b64decode(resource.chart)))
+    if chart.values or chart.overrides:
+        message = f"app {chart.app} has plain manifests; its values in profiles and in the group have no effect"
         parts.warnings.append(Warn(code="ValuesUnused", message=message))
     return resource.objects
 
@@ -197,7 +207,7 @@ def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:
         if resource.units:
             need["units"] = resource.units
     else:
-        need |= {"label": resource.key, "value": resource.value}
+        need |= {"label": resource.key, "value": resource.value or ""}
     return need
 
 

@@ -12,6 +12,7 @@ import msgspec
 from moorage.model.problems import Problem, Refused
 from moorage.podspec import helm
 
+from ..core.v2_compose import Chart, Objects
 from . import uploads
 
 TIMEOUT = 30.0
@@ -33,21 +34,23 @@ def missing() -> Problem | None:
     )
 
 
-async def render(release: str, chart: bytes, values: dict[str, Any], overrides: dict[str, Any]) -> list[dict[str, Any]]:
-    """Renders the manifests of a chart. `values` are those of a profile; `overrides`, those of the group, win over them."""
+async def render(chart: Chart) -> Objects:
+    """Renders the manifests of a chart."""
     if (problem := missing()) is not None:
         raise Refused(msgspec.structs.replace(problem, status=409))
-    options = [option for key, value in overrides.items() for option in _option(key, value)]
+    options = [option for key, value in chart.overrides.items() for option in _option(key, value)]
     with tempfile.TemporaryDirectory(prefix="moorage-chart-") as directory:
         file = Path(directory) / "chart.tgz"
-        file.write_bytes(chart)
+        file.write_bytes(chart.archive)
         try:
-            text = await asyncio.to_thread(helm.template, release, file, values, options=options, timeout=TIMEOUT)
+            text = await asyncio.to_thread(
+                helm.template, chart.release, file, chart.values, options=options, timeout=TIMEOUT
+            )
         except helm.HelmFailed as error:
-            raise _failed(release, str(error).replace(f"{directory}/", "")[-_SHOWN:]) from None
+            raise _failed(chart.app, str(error).replace(f"{directory}/", "")[-_SHOWN:]) from None
     if len(text) > MAX_OUTPUT:
-        raise _failed(release, f"the chart renders to more than {MAX_OUTPUT} bytes")
-    return uploads.manifests(text, f"apps/{release}")
+        raise _failed(chart.app, f"the chart renders to more than {MAX_OUTPUT} bytes")
+    return uploads.manifests(text, f"apps/{chart.app}")
 
 
 def _option(key: str, value: Any) -> tuple[str, str]:
@@ -58,7 +61,5 @@ def _option(key: str, value: Any) -> tuple[str, str]:
     return "--set", f"{key}=" + text.replace("\\", "\\\\").replace(",", "\\,")
 
 
-def _failed(release: str, detail: str) -> Refused:
-    return Refused(
-        Problem(title="Chart not rendered", status=409, code="ChartFailed", detail=f"app {release}: {detail}")
-    )
+def _failed(app: str, detail: str) -> Refused:
+    return Refused(Problem(title="Chart not rendered", status=409, code="ChartFailed", detail=f"app {app}: {detail}"))

@@ -17,6 +17,7 @@ from moorage.model.v2_resources import (
     APP,
     COMPOSITE_APP,
     GROUP,
+    HPA_INTENT,
     PROJECT,
     Change,
     Changed,
@@ -65,6 +66,7 @@ class ResourceStore:
         if parent:
             await self._check_parent(kind, parent)
         self._check_container(kind, path, body.body)
+        await self._check_app(kind, path, body.body)
         if kind is GROUP and self._is_elsewhere(path):
             raise Refused(_already_exists(path))
         self._creating[parent] += 1
@@ -92,6 +94,24 @@ class ResourceStore:
         if not _consumer.decode(consumer.value.body).spec.container:
             message = "an allocatable resource belongs to a container, and the consumer names none"
             raise Refused(invalid([Violation(path="spec.allocatable", code="NoContainer", message=message)]))
+
+    async def _check_app(self, kind: ResourceKind, path: Path, body: Any) -> None:
+        """Refuses a hardware intent for an app that the composite app does not have."""
+        if kind is not HPA_INTENT:
+            return
+        apps = (*path[:5], APP.segment)
+        try:
+            await self._check_exists((*apps, body.spec.app))
+        except Refused as refusal:
+            if refusal.problem.status != 404:
+                raise
+            known = ", ".join(member[-1] for member in self.tree.members(apps)) or "none"
+            message = f"the composite app has no app {body.spec.app!r}; it has {known}"
+            error = Violation(path="spec.app", code="UnknownApp", message=message)
+            detail = f"{error.path}: {message}"
+            raise Refused(
+                Problem(title="Unknown app", status=409, code="UnknownApp", detail=detail, errors=[error])
+            ) from None
 
     async def _write_new(self, path: Path, value: Resource, *, again: bool) -> int:
         try:
@@ -132,6 +152,7 @@ class ResourceStore:
         for _ in range(ATTEMPTS):
             stored, seq = await self._current(path)
             if not (change.again and resource_values.is_same(stored, value)):
+                await self._check_app(kind, path, body.body)
                 _check_match(path, change.if_match, seq)
                 self._check_childless(path)
                 replaced = _replaced(kind, body, value, stored, has_file=bool(change.file))
