@@ -20,11 +20,12 @@ from moorage.ledger import newest_snapshot
 from moorage.merger import snapshots, wait_loop
 from moorage.merger.concurrency import SLOTS
 from moorage.merger.worker import start
+from moorage.model.attempts import ClaimView
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.desired import ClaimsRemoved
 from moorage.model.groups import Decide, Stored, Withdraw
-from moorage.model.shapes import Intent, Shape, ShapedApp
+from moorage.model.shapes import EXCLUSIVE, Intent, OptionalNeed, Shape, ShapedApp
 from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.invariants import counting_pods, read_log
 from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
@@ -242,6 +243,43 @@ async def test_who_allows_less_without_a_word_is_named(site: Opener) -> None:
         await s.decide(revision("shop"))
         pending = await s.attempt("shop", "Pending")
         assert ("ControllerExcludes", "mine", 3) in {(r.code, r.by, r.clusters) for r in pending.reasons}
+
+
+async def test_weights_decide_and_grants_are_told(site: Opener) -> None:
+    """10 beats 9 of 19. Where an app grows, a need that its pods had stays granted only if the new ones have it, too."""
+
+    def clusters() -> Clusters:
+        return {
+            "lab/nine": [node(cpu="64", resources={"example.com/nine": "2"})],
+            "lab/ten": [node(cpu="6", resources={"example.com/ten": "2"})],
+        }
+
+    def app(count: int) -> ShapedApp:
+        wishes = [
+            OptionalNeed(consumer="c", name=f"example.com/{n}", weight=w, resources={f"example.com/{n}": 1})
+            for n, w in (("ten", 10), ("nine", 9))
+        ]
+        return ShapedApp(name="a", shapes=[shape(1000, count, optional=wishes)])
+
+    def grants(claim: Claim | ClaimView) -> list[tuple[str, str, bool]]:
+        return [(g.consumer, g.need, g.granted) for g in claim.optional]
+
+    async with site(clusters) as s:
+        for number, (count, granted) in enumerate([(1, True), (2, True), (3, False)], start=1):
+            await s.decide(revision("shop", app(count), number=number))
+            await until(lambda number=number: any(a.revision == number for a in s.attempts("shop")))  # type: ignore[misc]
+            (claim,) = s.ledger.standing[group("shop")].claims
+            assert claim.cluster == "lab/ten"
+            assert grants(claim) == [("c", "example.com/ten", granted), ("c", "example.com/nine", False)]
+            told = await s.attempt("shop", "Placed")
+            assert grants(told.apps["a"].claims[0])[1:] == grants(claim)[1:]
+
+
+async def test_exclusive_cores_go_to_clusters_that_report_them(site: Opener) -> None:
+    async with site(lambda: {"lab/a": [node(cpu="64")], "lab/z": [node(cpu="8", exclusive=4)]}) as s:
+        cores = Shape(key="x", object="Deployment/x", resources={"cpu": 2000, EXCLUSIVE: 2, "pods": 1})
+        would = await s.simulate(revision("shop", ShapedApp(name="a", shapes=[cores])))
+        assert would.apps["a"].clusters == ["lab/z"]
 
 
 async def test_reasons_are_about_clusters_that_the_placement_leaves(site: Opener) -> None:

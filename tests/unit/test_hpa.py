@@ -55,7 +55,7 @@ def test_sets_scores_and_conflicts() -> None:
     opinion = read(answer, fleet)
     scores = opinion.apps[0].scores
     assert scores is not None
-    assert scores.tolist() == [1, 4 / 15, 4 / 15, 0, 0], "4 of 13, rounded down to fifteenths"
+    assert scores.tolist() == [1, 4 / 13, 4 / 13, 0, 0]
     assert {pair: fleet.clusters.named(where) for pair, where in opinion.conflicts.items()} == {(0, 1): ["lab/tight"]}
     assert answer.epoch == str(fleet.epoch)
     assert not answer.warnings
@@ -70,7 +70,59 @@ def test_a_device_that_two_objects_want_counts_once() -> None:
     apps = [shape(f"Deployment/{name}", resources={"cpu": 1000}, optional=wish) for name in "wv"]
     scores = read(HardwareAnswers(fleet).answer(ask_for({"a": apps})), fleet).apps[0].scores
     assert scores is not None
-    assert scores.tolist() == [7 / 15, 1]
+    assert scores.tolist() == [1 / 2, 1]
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=20),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_weights_decide_exactly(weights: list[int], offered: list[set[int]]) -> None:
+    """A cluster scores the weight that it meets by the weight asked. More than sixteen values are rounded in order."""
+    fleet = fleet_of(
+        {
+            f"lab/{i}": [node(cpu="64", resources={f"example.com/r{r}": "1" for r in has})]
+            for i, has in enumerate(offered)
+        }
+    )
+    wishes = [
+        OptionalNeed(consumer="c", name=f"r{r}", weight=weight, resources={f"example.com/r{r}": 1})
+        for r, weight in enumerate(weights)
+    ]
+    app = shape("Deployment/a", resources={"cpu": 1000}, optional=wishes)
+    answer = HardwareAnswers(fleet).answer(ask_for({"a": [app]}))
+    found = read(answer, fleet).apps[0].scores
+    scores = [0.0] * fleet.size if found is None else found.tolist()
+    met = [sum(weights[r] for r in has if r < len(weights)) for has in offered]
+    if len(set(met) - {0}) <= 16:
+        assert scores == [weight / sum(weights) for weight in met]
+    else:
+        assert len(set(scores) - {0.0}) <= 16
+        by_weight = sorted(zip(met, scores, strict=True))
+        assert [score for _, score in by_weight] == sorted(scores), "the order is kept"
+
+
+def test_clusters_that_report_exclusive_cores_outrank_those_that_report_nothing() -> None:
+    fleet = fleet_of(
+        {
+            "lab/silent": [node(cpu="64", resources={GPU: "1"})],
+            "lab/static": [node(cpu="8", exclusive=4)],
+            "lab/both": [node(cpu="8", exclusive=4, resources={GPU: "1"})],
+        }
+    )
+    wish = [OptionalNeed(consumer="c", name=GPU, weight=10, resources={GPU: 1})]
+    hpa = HardwareAnswers(fleet)
+    for optional, expected in (([], [0, 1, 1]), (wish, [1 / 3, 2 / 3, 1])):
+        app = shape(resources={"cpu": 2000, EXCLUSIVE: 2}, optional=optional)
+        scores = read(hpa.answer(ask_for({"a": [app]})), fleet).apps[0].scores
+        assert scores is not None and scores.tolist() == expected
+    asked_optionally = [OptionalNeed(consumer="c", name="cpu", weight=1, resources={"cpu": 1000, EXCLUSIVE: 1})]
+    app = shape(resources={"cpu": 1000}, optional=asked_optionally)
+    scores = read(hpa.answer(ask_for({"a": [app]})), fleet).apps[0].scores
+    assert scores is not None and scores.tolist() == [1 / 3, 1, 1]
+    app = shape(resources={"cpu": 1000})
+    assert read(hpa.answer(ask_for({"a": [app]})), fleet).apps[0].scores is None
 
 
 def test_where_apps_run_already_nothing_stands_between_them_whoever_asked_before() -> None:

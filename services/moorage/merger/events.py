@@ -37,7 +37,8 @@ def placed(decision: Decision, seq: int) -> Attempt:
             seen.add((app, cluster))
             apps[app].clusters.append(cluster)
         if claim.object:
-            view = ClaimView(cluster=cluster, object=claim.object, slots=slot_views(claim.slots))
+            slots = slot_views(claim.slots)
+            view = ClaimView(cluster=cluster, object=claim.object, slots=slots, optional=claim.optional)
             apps[app].claims.append(view)
     return Attempt(
         group=decision.group,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from .base import Model
 from .candidates import Asked
-from .claims import Slot
+from .claims import OptionalGrant, Slot
 from .groups import Phase, State
 from .reasons import Reason, Warn
 
@@ -28,6 +28,7 @@ class ClaimView(Model, kw_only=True):
     cluster: str
     object: str
     slots: list[SlotView]
+    optional: list[OptionalGrant] = []
 
 
 class AppView(Model, kw_only=True):

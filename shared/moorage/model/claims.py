@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .base import Message, Model
+from .base import Message, Model, Value
 from .candidates import Asked
 from .reasons import Warn
 
@@ -30,6 +30,14 @@ class Slot(Model, kw_only=True):
     numa: int | None = None
 
 
+class OptionalGrant(Value, kw_only=True, frozen=True):
+    """Says whether all pods of a claim have an optional need."""
+
+    consumer: str
+    need: str
+    granted: bool
+
+
 class Claim(Model, kw_only=True):
     """The slots of one object of an app on one cluster."""
 
@@ -43,6 +51,7 @@ class Claim(Model, kw_only=True):
     cluster: str = ""
     within: str = ""
     replaces: str = ""
+    optional: list[OptionalGrant] = []
 
 
 class LedgerEntry(Model, tag_field="kind", kw_only=True):

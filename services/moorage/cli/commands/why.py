@@ -76,6 +76,20 @@ def _app_lines(name: str, app: dict[str, Any]) -> Iterable[str]:
     for claim in app.get("claims", []):
         slots = ", ".join(s["node"] + (f" x{s['count']}" if s.get("count", 1) > 1 else "") for s in claim["slots"])
         yield f"    {claim['object']} on {claim['cluster']}: {slots or '-'}"
+    yield from _optional_lines(app)
+
+
+def _optional_lines(app: dict[str, Any]) -> Iterable[str]:
+    """Yields a line per optional need: the clusters where it is granted, and those where it is not."""
+    clusters: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
+    for claim in app.get("claims", []):
+        for grant in claim.get("optional", []):
+            granted, missing = clusters.setdefault((claim["object"], grant["consumer"], grant["need"]), ([], []))
+            (granted if grant["granted"] else missing).append(claim["cluster"])
+    for (owner, consumer, need), (granted, missing) in clusters.items():
+        parts = [f"granted on {', '.join(granted)}"] if granted else []
+        parts += [f"not granted on {', '.join(missing)}"] if missing else []
+        yield f"    optional {need} of {consumer or owner}: {'; '.join(parts)}"
 
 
 def reason_lines(reasons: Iterable[dict[str, Any]]) -> Iterable[str]:

@@ -137,7 +137,9 @@ def apps_of(known: Known) -> dict[str, AppView]:
             view.clusters = [*view.clusters, claim.cluster]
         if not claim.object:
             continue  # an app without pods claims nothing
-        shown = ClaimView(cluster=claim.cluster, object=claim.object, slots=slot_views(claim.slots))
+        shown = ClaimView(
+            cluster=claim.cluster, object=claim.object, slots=slot_views(claim.slots), optional=claim.optional
+        )
         view.claims = [*view.claims, shown]
     for name, score in decision.scores.items():
         if name in views:

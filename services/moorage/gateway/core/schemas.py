@@ -11,7 +11,7 @@ from moorage.model.attempts import Why
 from moorage.model.auth import Role
 from moorage.model.base import Model
 from moorage.model.candidates import Conflict
-from moorage.model.claims import IntentRef
+from moorage.model.claims import IntentRef, OptionalGrant
 from moorage.model.controllers import Policy
 from moorage.model.documents import Application, IntentDocument
 from moorage.model.groups import Phase, State
@@ -110,6 +110,7 @@ class ClaimItem(Model, kw_only=True):
     app: str = ""
     object: str = ""
     cluster: str = ""
+    optional: list[OptionalGrant] = []
 
 
 class DecisionItem(Model, kw_only=True):

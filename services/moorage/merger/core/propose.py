@@ -13,7 +13,7 @@ from moorage.candidates import Choice, FailedPlacement, FreeCapacity, Mask, Plac
 from moorage.fit import PackingSolutions, Shortage, Unassigned, assign, largest_shortage, unsupported_reason
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger, existing_placement, kept_slots
-from moorage.model.claims import Claim, Decision, IntentRef, Slot, claim_id
+from moorage.model.claims import Claim, Decision, IntentRef, OptionalGrant, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import EXCLUSIVE, Shape
@@ -69,13 +69,23 @@ def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
     return FreeCapacity(free, allocatable, needs)
 
 
+@dataclass(slots=True)
+class _AssignedShape:
+    """The slots of one shape on one cluster, and whether all its pods have each of its optional needs."""
+
+    app: int
+    shape: Shape
+    slots: list[Slot]
+    optional: list[OptionalGrant]
+
+
 class _Assigner:
     """Assigns slots exactly to apps that share a cluster. Each combination is tried once."""
 
     def __init__(self, record: Revision, fleet: Fleet, ledger: Ledger, solutions: PackingSolutions | None) -> None:
         self.record, self.fleet, self.ledger, self.solutions = record, fleet, ledger, solutions
         self.has_claims = ledger.has_active_claims(record.group)
-        self.assigned: dict[tuple[int, frozenset[int]], list[tuple[int, Shape, list[Slot]]]] = {}
+        self.assigned: dict[tuple[int, frozenset[int]], list[_AssignedShape]] = {}
         self.failures: dict[FailedPlacement, tuple[Unassigned, str]] = {}
 
     def fits(self, cid: int, apps: frozenset[int]) -> bool:
@@ -84,7 +94,7 @@ class _Assigner:
         if key in self.assigned:
             return True
         cluster = self.fleet.names[cid]
-        asked: list[tuple[int, Shape, list[Slot]]] = []
+        asked: list[_AssignedShape] = []
         kept: list[Slot]
         shapes: list[Shape] = []
         indexes: list[int] = []  # of `shapes` in `asked`
@@ -94,23 +104,42 @@ class _Assigner:
                 kept, missing = [], shape.count
                 if self.has_claims:
                     kept, missing = kept_slots(self.record.group, app.name, shape, cluster, self.ledger)
-                asked.append((number, shape, kept))
+                asked.append(_AssignedShape(number, shape, kept, self._kept_grants(app.name, shape, cluster)))
                 if missing or (shape.per_node and not kept):
                     shapes.append(shape if missing == shape.count else msgspec.structs.replace(shape, count=missing))
                     indexes.append(len(asked) - 1)
         if shapes:
             found = assign(self.fleet, self.fleet.rows_of(cid), shapes, solutions=self.solutions)
             if isinstance(found, Unassigned):
-                number, shape, _ = asked[indexes[found.shape]]
+                number, shape = asked[indexes[found.shape]].app, asked[indexes[found.shape]].shape
                 alone = found.code not in ("PackingFails", "SearchBound")
                 failed = frozenset((number,)) if alone else apps
                 self.failures[cid, failed] = (found, shape.object)
                 return False
-            for index, slots in zip(indexes, found.slots, strict=True):
-                number, shape, kept = asked[index]
-                asked[index] = (number, shape, [*kept, *slots])
+            for index, slots, met in zip(indexes, found.slots, found.met, strict=True):
+                entry = asked[index]
+                # A need that only some of the pods have is granted to none: they share one template.
+                had = [not entry.slots or grant.granted for grant in entry.optional]
+                entry.optional = [
+                    OptionalGrant(consumer=o.consumer, need=o.name, granted=i in met and had[i])
+                    for i, o in enumerate(entry.shape.optional)
+                ]
+                entry.slots = [*entry.slots, *slots]
         self.assigned[key] = asked
         return True
+
+    def _kept_grants(self, app: str, shape: Shape, cluster: str) -> list[OptionalGrant]:
+        """Returns the optional needs that the object's claim has already; all missing where there is no claim."""
+        if not shape.optional:
+            return []
+        active = self.ledger.claims.get(claim_id(self.record.group, app, shape.object, cluster, shape.template))
+        claim = None if active is None else active.claim
+        recorded = {} if claim is None else {(g.consumer, g.need): g.granted for g in claim.optional}
+        held = [] if claim is None or claim.optional else _grants_in(claim.slots, shape)
+        return [
+            OptionalGrant(consumer=o.consumer, need=o.name, granted=recorded.get((o.consumer, o.name), i in held))
+            for i, o in enumerate(shape.optional)
+        ]
 
     def _scarcest(self, cid: int, apps: frozenset[int]) -> Shortage | None:
         here = np.zeros(self.fleet.size, np.bool_)
@@ -151,6 +180,23 @@ class _Assigner:
                 known.message = f"{app} needs {known.needed} {known.need} in one cluster, which has {known.free} free"
                 known.message += scarce.caveat
         return list(merged.values())
+
+
+def _grants_in(slots: Sequence[Slot], shape: Shape) -> list[int]:
+    """Returns the optional needs that these slots have room for, the heaviest first. Claims of earlier versions do not
+    record them; labels cannot be read from slots."""
+    extra = {
+        r: min(slot.resources.get(r, 0) for slot in slots) - shape.resources.get(r, 0)
+        for r in {r for slot in slots for r in slot.resources}
+    }
+    found = []
+    for i in sorted(range(len(shape.optional)), key=lambda i: -shape.optional[i].weight):
+        needs = shape.optional[i].resources
+        if needs and all(extra.get(r, 0) >= amount for r, amount in needs.items()):
+            found.append(i)
+            for r, amount in needs.items():
+                extra[r] -= amount
+    return found
 
 
 def propose(
@@ -229,18 +275,19 @@ def _decision(
     claims: list[Claim] = []
     for cid, apps in places:
         cluster = fleet.names[cid]
-        for number, shape, slots in assigner.assigned[cid, apps]:
-            name = record.apps[number].name
+        for assigned in assigner.assigned[cid, apps]:
+            name, shape = record.apps[assigned.app].name, assigned.shape
             claims.append(
                 Claim(
                     id=claim_id(record.group, name, shape.object, cluster, shape.template),
                     decision=ident,
                     intent=intent,
                     tenant=record.tenant,
-                    slots=slots,
+                    slots=assigned.slots,
                     app=name,
                     object=shape.object,
                     cluster=cluster,
+                    optional=assigned.optional,
                 )
             )
         # Apps without pods take no room, but the log must name their clusters.

@@ -92,7 +92,9 @@ class HardwareAnswers:
             reasons: list[Reason] = []
             if ask.explain or not fits.any():
                 reasons = RefusalReasons(fleet, app, self._explained(ask, app)).reasons(shape_fits, conflict)
-            results[app.name] = allow(fits, levels=levels(fleet, app, shape_fits, fits), reasons=reasons)
+            silent = self._fits.get(_UNREPORTED_CORES).fits if _exclusive_objects(app) else None
+            scores = levels(fleet, app, shape_fits, fits, silent)
+            results[app.name] = allow(fits, levels=scores, reasons=reasons)
             new_fits.append(fits & ~held)  # where it runs already it conflicts with no other app
             warnings += self._unreported_cores(app, fits)
         found = answer(results, ask, fleet, NAME)
@@ -146,11 +148,7 @@ class HardwareAnswers:
 
     def _unreported_cores(self, app: ShapedApp, fits: Mask) -> Iterable[Warn]:
         """Warns of clusters that do not report whether whole cores are exclusive. They are not refused."""
-        objects = [
-            shape.object
-            for shape in app.shapes
-            if any(EXCLUSIVE in needs for needs in (shape.resources, *(o.resources for o in shape.optional)))
-        ]
+        objects = _exclusive_objects(app)
         count = int(np.count_nonzero(self._fits.get(_UNREPORTED_CORES).fits & fits)) if objects else 0
         if count:
             text = f"{count} clusters that have room for {app.name} report no CPU manager"
@@ -158,3 +156,12 @@ class HardwareAnswers:
                 code="ExclusiveCoresUnknown",
                 message=f"{text}; the whole cores of {', '.join(objects)} may not be exclusive there",
             )
+
+
+def _exclusive_objects(app: ShapedApp) -> list[str]:
+    """Returns the objects that ask for exclusive cores."""
+    return [
+        shape.object
+        for shape in app.shapes
+        if any(EXCLUSIVE in needs for needs in (shape.resources, *(o.resources for o in shape.optional)))
+    ]

@@ -10,30 +10,49 @@ from numpy.typing import NDArray
 from moorage.fit import Fit
 from moorage.sdk import EXCLUSIVE, Fleet, Mask, OptionalNeed, Shape, ShapedApp
 
-#: Scores are fifteenths, rounded down, so that an answer has at most 16 levels.
-LEVELS = 15
+#: An answer has at most this many levels. Scores are exact up to that, beyond it fifteenths, rounded down.
+LEVELS = 16
 
 
-def levels(fleet: Fleet, app: ShapedApp, shape_fits: Sequence[Fit], allowed: Mask) -> list[tuple[float, Mask]]:
-    """Returns the scores above 0 with the allowed clusters that have them. `shape_fits` has one fit per shape."""
+def levels(
+    fleet: Fleet, app: ShapedApp, shape_fits: Sequence[Fit], allowed: Mask, silent: Mask | None = None
+) -> list[tuple[float, Mask]]:
+    """Returns the scores above 0 with the allowed clusters that have them. `shape_fits` has one fit per shape. The clusters
+    `silent` score below all others: they do not report what the app asks for."""
+    met, weight = _met_weight(fleet, app, shape_fits, allowed)
+    if silent is not None and (silent & allowed).any() and (allowed & ~silent).any():
+        reports = (allowed & ~silent).astype(np.int64)
+        met, weight = (met + 2 * weight * reports, 3 * weight) if weight else (reports, 1)
+    return _levels_of(met, weight) if weight else []
+
+
+def _met_weight(
+    fleet: Fleet, app: ShapedApp, shape_fits: Sequence[Fit], allowed: Mask
+) -> tuple[NDArray[np.int64], int]:
+    """Returns the weight of the optional needs that each cluster meets, 0 where it is not allowed, and that of all."""
     optionals = [
         (shape, optional, met)
         for shape, fit in zip(app.shapes, shape_fits, strict=True)
         for optional, met in zip(shape.optional, fit.met, strict=True)
     ]
     weight = sum(optional.weight for _, optional, _ in optionals)
-    if not weight or not allowed.any():
-        return []
-    if len(optionals) == 1:  # met or not: there is nothing to add up
-        level = optionals[0][2] & allowed
-        return [(1.0, level)] if level.any() else []
     met_weight = np.zeros(len(allowed), np.int64)
+    if not weight or not allowed.any():
+        return met_weight, weight
     remaining = _Remaining(fleet, app) if len(app.shapes) > 1 else None
     for shape, optional, met in sorted(optionals, key=lambda entry: -entry[1].weight):
         met_weight += optional.weight * (met if remaining is None else remaining.take(shape, optional, met))
-    steps = np.where(allowed, LEVELS * met_weight // weight, 0)
-    present = np.flatnonzero(np.bincount(steps, minlength=LEVELS + 1)).tolist()
-    return [(step / LEVELS, steps == step) for step in present if step]
+    met_weight[~allowed] = 0
+    return met_weight, weight
+
+
+def _levels_of(met: NDArray[np.int64], total: int) -> list[tuple[float, Mask]]:
+    """Returns the scores met ÷ total with their clusters."""
+    values = np.unique(met[met > 0])
+    if values.size > LEVELS:
+        met, total = (LEVELS - 1) * met // total, LEVELS - 1
+        values = np.unique(met[met > 0])
+    return [(value / total, met == value) for value in values.tolist()]
 
 
 class _Remaining:
