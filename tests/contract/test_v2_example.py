@@ -452,6 +452,35 @@ def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: Ht
     assert rest("GET", path + "/hpa-intents/odd").status == 404
 
 
+def test_a_logical_cloud_is_a_boundary(rest: HttpClient) -> None:
+    path = prepare(rest, "bounded")
+    cloud = "/projects/bounded/logical-clouds"
+    group = {"metadata": {"name": path.rpartition("/")[2]}, "spec": {"version": "r1", "logicalCloud": "east"}}
+    rest.must(200, "PUT", path, group)
+    describe(rest, path)
+    rest.must(202, "POST", path + "/approve")
+    answered = rest("POST", path + "/instantiate")
+    assert (answered.status, answered.code) == (409, "UnknownCloud"), answered
+    rest.must(201, "POST", cloud, {"metadata": {"name": "east"}, "spec": {"level": "1", "namespace": "east-ns"}})
+    assert rest("POST", path + "/instantiate").code == "NoClusters"
+
+    def refer(provider: str, cluster: str) -> None:
+        spec = {"clusterProvider": provider, "cluster": cluster}
+        rest.must(201, "POST", cloud + "/east/cluster-references", {"metadata": {"name": cluster}, "spec": spec})
+
+    refer("lab", "edge-2")  # the second best for one app; nothing there fits the other
+    rest.must(202, "POST", path + "/instantiate")
+    assert all(not app["clusters"] for app in phase_of(rest, path, "Pending")["apps"])
+    refer("telco", "pop-1")
+    rest.must(202, "POST", path + "/update")
+    status = phase_of(rest, path, "Running")
+    placed = {app["name"]: [c["cluster"] for c in app["clusters"]] for app in status["apps"]}
+    assert placed == {"fwall": ["edge-2"], "analytics": ["pop-1"]}
+    _, object_there = applied(rest, path, "StatefulSet", "core-fwall")
+    assert object_there["metadata"]["namespace"] == "east-ns"
+    end(rest, path)
+
+
 def test_one_of_a_list_is_asked_for_by_a_parameter(rest: HttpClient) -> None:
     path = prepare(rest, "asked")
     describe(rest, path)

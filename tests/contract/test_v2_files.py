@@ -84,6 +84,15 @@ spec:
 ---
 version: emco/v2
 resourceContext:
+  anchor: projects/{{.ProjectName}}/logical-clouds/{{.AdminCloud}}/cluster-references
+metadata:
+  name: two
+spec:
+  clusterProvider: {{.ClusterProvider}}
+  cluster: edge-2
+---
+version: emco/v2
+resourceContext:
   anchor: projects/{{.ProjectName}}/logical-clouds/{{.AdminCloud}}/instantiate
 """
 DEPLOYMENT = """

@@ -121,6 +121,10 @@ def group(rest: HttpClient, *verbs: str, parent: At | None = None) -> At:
     path = make(rest, kind, parent or parent_of(rest, kind))
     if parent is None:
         rest.must(201, "POST", url((*path[:5], "apps")), APP)
+        clouds = (*path[:2], "logical-clouds")
+        rest.must(201, "POST", url(clouds), {"metadata": {"name": "lc"}})  # as its body says
+        reference = {"metadata": {"name": "r"}, "spec": {"clusterProvider": "lab", "cluster": "edge-1"}}
+        rest.must(201, "POST", url((*clouds, "lc", "cluster-references")), reference)
     for verb in verbs:
         rest.must(202, "POST", url((*path, verb)))
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -213,12 +214,20 @@ DEPLOYMENT: dict[str, Any] = {
 }
 
 
+CLOUD: dict[str, Any] = {
+    "../../../logical-clouds/lc": {"spec": {"level": "1", "namespace": "ns1"}},
+    "../../../logical-clouds/lc/cluster-references/one": {"spec": {"clusterProvider": "lab", "cluster": "b"}},
+    "../../../logical-clouds/lc/cluster-references/two": {"spec": {"provider": "lab", "cluster-name": "a"}},
+}
+IN_CLOUD: dict[str, Any] = {"deployment-intent-groups/g": {"spec": {"logicalCloud": "lc"}}}
+
+
 def tree_of(resources: dict[str, Any]) -> ResourceTree:
     """`resources`: bodies by path below the composite app."""
     tree = ResourceTree()
     root = "projects/p/composite-apps/ca/v1.0"
     for number, (below, body) in enumerate(resources.items(), 1):
-        path: Path = tuple(f"{root}/{below}".split("/"))
+        path: Path = tuple(os.path.normpath(f"{root}/{below}").split("/"))
         kind = kind_of(path)
         assert kind is not None, path
         whole = {"metadata": {"name": path[-1]}, **body}
@@ -292,6 +301,55 @@ async def test_the_release_of_a_chart_is_the_version_of_the_group() -> None:
         ("web", "r1", b"chart", {"a": 1}),
         ("web", "web", b"chart", {}),
     ]
+
+
+async def test_a_logical_cloud_bounds_its_groups() -> None:
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "r"}}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "own"}}
+    objects = {"apps/web": {"objects": [DEPLOYMENT, role, service]}}
+    placement = {
+        "deployment-intent-groups/g/generic-placement-intents/p": {},
+        "deployment-intent-groups/g/generic-placement-intents/p/app-intents/x": {
+            "spec": {"app": "web", "intent": {"allOf": [{"clusterProvider": "lab", "clusterLabel": "east"}]}}
+        },
+    }
+    within = {"anyOf": [{"cluster": "lab/a"}, {"cluster": "lab/b"}]}
+    (app,) = (await composed(BASE | IN_CLOUD | CLOUD | objects)).document["spec"]["apps"]
+    assert app["placement"] == {"allOf": [within]}
+    assert [m["metadata"].get("namespace") for m in app["manifests"]] == ["ns1", None, "own"]
+    assert "namespace" not in DEPLOYMENT["metadata"]
+    (app,) = (await composed(BASE | IN_CLOUD | CLOUD | placement)).document["spec"]["apps"]
+    assert app["placement"]["allOf"] == [within]
+    assert [s["count"] for s in app["placement"]["sets"]] == [0]
+
+
+async def test_a_cloud_of_many_clusters_is_a_valid_placement() -> None:
+    many = {
+        f"../../../logical-clouds/lc/cluster-references/c{n}": {"spec": {"clusterProvider": "lab", "cluster": f"c{n}"}}
+        for n in range(450)
+    }
+    found = await composed(BASE | IN_CLOUD | CLOUD | many)
+    validate.application(found.document, GROUP)
+    assert str(found.document["spec"]["apps"][0]["placement"]).count("lab/") == 452
+
+
+@pytest.mark.parametrize(
+    ("clouds", "path", "code"),
+    [
+        ({}, "spec.logicalCloud", "UnknownCloud"),
+        ({"../../../logical-clouds/lc": {}}, "spec.logicalCloud", "NoClusters"),
+        (
+            CLOUD | {"../../../logical-clouds/lc": {"spec": {"nameSpace": "-"}}},
+            "logical-clouds/lc: spec.namespace",
+            "InvalidName",
+        ),
+    ],
+)
+async def test_a_cloud_that_bounds_nothing_is_refused(clouds: dict[str, Any], path: str, code: str) -> None:
+    with pytest.raises(Refused) as refused:
+        await composed(BASE | IN_CLOUD | clouds)
+    assert refused.value.problem.status == 409
+    assert [(v.path, v.code) for v in refused.value.problem.errors] == [(path, code)]
 
 
 async def test_a_map_of_intents_selects_placement_intents() -> None:

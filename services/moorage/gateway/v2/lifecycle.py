@@ -224,7 +224,7 @@ async def _detail(gateway: Gateway, known: Known) -> dict[tuple[str, str], list[
 
 
 async def act_on_cloud(request: web.Request) -> web.StreamResponse:
-    """Accepts an operation on a logical cloud. Logical clouds are only stored, so there is nothing to do."""
+    """Accepts an operation on a logical cloud. Groups read it when they begin, so there is nothing to do."""
     path = _cloud(request)
     prefix = "/v2" if request.path.startswith("/v2/") else ""
     url = f"{prefix}/{'/'.join(path)}/status"

@@ -193,7 +193,7 @@ def table() -> tuple[Route, ...]:
                 "POST",
                 f"{cloud}/{verb}",
                 lifecycle.act_on_cloud,
-                "Accept the operation; logical clouds need none.",
+                "Accept the operation; logical clouds need none, because groups read them when they begin.",
                 any_object,
                 202,
             )._replace(refusals=(404,), tag=_CLOUD.segment)

@@ -22,6 +22,7 @@ LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 #: Resources of containers that have no domain in their names; `hugepages-` is followed by a size.
 _STANDARD = ("cpu", "memory", "ephemeral-storage")
 REQUESTABLE = f"{', '.join(_STANDARD)}, hugepages-SIZE, or DOMAIN/NAME like nvidia.com/gpu"
+NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def is_requestable(resource: str) -> bool:

@@ -16,6 +16,7 @@ from moorage.model.problems import Problem, Refused, Violation
 from moorage.model.reasons import Warn
 from moorage.model.v2_resources import Path, Resource, ResourceTree, group_path
 
+from .v2_clouds import read_boundary
 from .v2_rules import label_of
 from .v2_spelling import plain
 
@@ -30,6 +31,7 @@ class Chart(NamedTuple):
 
     app: str
     release: str
+    namespace: str
     archive: bytes
     values: dict[str, Any]
     overrides: dict[str, Any]
@@ -89,6 +91,7 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
         if parts.is_app(override.app, f"spec.overrideValues[{i}].app"):
             overrides.setdefault(override.app, {}).update(override.values)
     values = _values(parts, spec.composite_profile)
+    boundary = read_boundary(tree, group.project, spec.logical_cloud, parts.errors)
     if parts.errors:
         first = parts.errors[0]
         raise Refused(
@@ -103,10 +106,11 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
     apps = []
     for name in parts.apps:
         given, over = values.get(name, {}), overrides.get(name, {})
-        chart = Chart(name, spec.version or name, b"", given, over)
-        app: dict[str, Any] = {"name": name, "manifests": await _manifests(parts, chart, render)}
-        if name in sets:
-            app["placement"] = {"sets": sets[name]}
+        chart = Chart(name, spec.version or name, boundary.namespace, b"", given, over)
+        objects = boundary.place(await _manifests(parts, chart, render))
+        app: dict[str, Any] = {"name": name, "manifests": objects}
+        if placement := boundary.bound({"sets": sets[name]} if name in sets else {}):
+            app["placement"] = placement
         if name in consumers:
             app["consumers"] = consumers[name]
         apps.append(app)

@@ -39,6 +39,8 @@ async def render(chart: Chart) -> Objects:
     if (problem := missing()) is not None:
         raise Refused(msgspec.structs.replace(problem, status=409))
     options = [option for key, value in chart.overrides.items() for option in _option(key, value)]
+    if chart.namespace:
+        options += ["--namespace", chart.namespace]
     with tempfile.TemporaryDirectory(prefix="moorage-chart-") as directory:
         file = Path(directory) / "chart.tgz"
         file.write_bytes(chart.archive)
