@@ -24,7 +24,7 @@ from moorage.model.attempts import ClaimView
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.desired import ClaimsRemoved
-from moorage.model.groups import Decide, Stored, Withdraw
+from moorage.model.groups import Decide, Revision, Stored, Withdraw
 from moorage.model.shapes import EXCLUSIVE, Intent, OptionalNeed, Shape, ShapedApp
 from moorage_testkit.fleets import node, writer_of
 from moorage_testkit.invariants import counting_pods, read_log
@@ -273,6 +273,43 @@ async def test_weights_decide_and_grants_are_told(site: Opener) -> None:
             assert grants(claim) == [("c", "example.com/ten", granted), ("c", "example.com/nine", False)]
             told = await s.attempt("shop", "Placed")
             assert grants(told.apps["a"].claims[0])[1:] == grants(claim)[1:]
+
+
+async def test_every_selected_cluster_takes_the_app_or_none(site: Opener) -> None:
+    """Unless a part will do."""
+
+    def clusters() -> Clusters:
+        return {f"lab/c-{i}": [node(cpu="2" if i == 2 else "4")] for i in range(4)}
+
+    async with site(clusters) as s:
+        _, fleet = await s.connect("labels")
+
+        async def labels(incoming: Incoming) -> Answer:
+            return select_clusters(msgspec.json.decode(incoming.data, type=Ask), fleet)
+
+        await s.controller("labels", labels, policy="required", steady=True)
+        s.report("lab/c-3", lambda w, cid: w.set_state(cid, CORDONED))
+
+        def asks(cpu: int, *, partial: bool = False, number: int = 1) -> Revision:
+            found = {"count": 0, "partial": partial, "allOf": [{"provider": "lab"}]}
+            spec = msgspec.Raw(msgspec.json.encode({"group": "g", "app": "a", "sets": [found]}))
+            app = ShapedApp(name="a", replicas=0, shapes=[shape(cpu, template=str(cpu))])
+            record = revision("shop", app, number=number)
+            record.intents = [Intent(kind="PlacementIntent", name="p", spec=spec)]
+            return record
+
+        await s.decide(asks(3000))
+        (reason,) = [r for r in (await s.attempt("shop", "Pending")).reasons if r.code == "NotEnoughClusters"]
+        assert (reason.needed, reason.free, reason.samples) == ("4", "2", ["lab/c-2", "lab/c-3"])
+        assert reason.message.endswith("every one must take it, and lab/c-2, lab/c-3 cannot")
+        would = await s.simulate(asks(3000, partial=True))
+        assert would.apps["a"].clusters == ["lab/c-0", "lab/c-1"]
+        (warning,) = would.warnings
+        assert (warning.code, warning.message.partition(" cannot")[0]) == ("ClustersLeftOut", "lab/c-2, lab/c-3")
+        s.report("lab/c-3", lambda w, cid: w.set_state(cid, 0))
+        await s.decide(asks(1000, number=2))
+        placed = await s.attempt("shop", "Placed")
+        assert sorted(placed.apps["a"].clusters) == [f"lab/c-{i}" for i in range(4)] and not placed.warnings
 
 
 async def test_exclusive_cores_go_to_clusters_that_report_them(site: Opener) -> None:

@@ -77,14 +77,22 @@ def test_counted_groups_are_filtered_by_other_controllers() -> None:
     assert chosen(got)[0] == [1, 2, 3]
 
 
-def test_count_zero_takes_every_allowed_cluster_of_the_group() -> None:
+def test_count_zero_takes_every_cluster_of_the_group() -> None:
     got = merged(
         answer_of("labels", (0, "allow", some(0, 1, 2, 3))),
         answer_of("hpa", (None, "deny", some(3))),
         replicas=(0, 1, 1),
     )
-    assert got.replicas[0] == 3
-    assert got.left_out == {0: 1}
+    assert got.replicas[0] == 4 and not got.left_out
+    assert members_of(got.every[0]) == [0, 1, 2, 3] and members_of(got.masks[0]) == [0, 1, 2]
+
+
+def test_a_partial_group_takes_every_allowed_cluster() -> None:
+    labels = answer_of("labels", (0, "allow", some(0, 1, 2, 3)))
+    labels.answer.apps[0].groups[0] = labels.answer.apps[0].groups[0]._replace(partial=True)
+    got = merged(labels, answer_of("hpa", (None, "deny", some(3))), replicas=(0, 1, 1))
+    assert got.replicas[0] == 3 and not got.every
+    assert members_of(got.left_out[0]) == [3]
     assert chosen(got)[0] == [0, 1, 2]
 
 

@@ -105,3 +105,13 @@ def test_every_one_of_them_does_not_ask_again_for_those_that_are_taken_anyway(fl
         answer = decide(ask({"sets": sets}), fleet)
         found = decode_answer(answer, ["x"], fleet.ids, fleet.size).apps[0].groups
         assert [sorted(fleet.clusters.named(g.mask)) for g in found] == groups
+
+
+def test_a_part_of_one_set_never_takes_what_another_set_takes_whole(fleet: Fleet) -> None:
+    part: dict[str, Any] = {"count": 0, "partial": True, "anyOf": [{"label": {"region": "eu"}}, {"cluster": "lab/b"}]}
+    eu: dict[str, Any] = {"count": 0, "allOf": [{"label": {"region": "eu"}}]}
+    for sets in ([part, eu], [eu, part]):
+        answer = decide(ask({"sets": sets}), fleet)
+        found = decode_answer(answer, ["x"], fleet.ids, fleet.size).apps[0].groups
+        by_kind = {g.partial: sorted(fleet.clusters.named(g.mask)) for g in found}
+        assert by_kind == {False: ["far/c", "lab/a"], True: ["lab/b"]}

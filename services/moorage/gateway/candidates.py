@@ -90,7 +90,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
         elif reply.error:
             item["error"] = reply.error
         items.append(item)
-    merged = merge([app.replicas for app in revision.apps], fleet.usable_clusters, answers)
+    merged = merge([app.replicas for app in revision.apps], fleet.usable_clusters, answers, fleet.known)
     sets = await asyncio.to_thread(disjoint_sets, merged) if fleet.size > 10_000 else disjoint_sets(merged)
     return {
         "group": revision.group,

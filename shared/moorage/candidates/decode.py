@@ -22,6 +22,7 @@ MAX_PAIRS = 4096
 class CountedGroup(NamedTuple):
     wanted: int  # 0: every cluster of the group
     mask: Mask
+    partial: bool = False  # with 0: those of them that can take the app
 
 
 class DecodedAppAnswer(NamedTuple):
@@ -108,7 +109,7 @@ class _Decoder:
             elif group.count < 0:
                 raise ValueError(f"a group of {group.count} clusters")
             else:
-                counted.append(CountedGroup(group.count, mask))
+                counted.append(CountedGroup(group.count, mask, group.partial))
         if counted:
             in_any_group = np.logical_or.reduce([group.mask for group in counted])
             allowed = in_any_group if allowed is None else allowed & in_any_group

@@ -49,11 +49,24 @@ class PlacementProblem:
     scored: dict[int, float] = field(
         default_factory=dict
     )  # per app with scores: the share of all weight that scored it
-    left_out: dict[int, int] = field(default_factory=dict)  # per app that wants every cluster: how many others deny
+    every: dict[int, Mask] = field(default_factory=dict)  # per app: clusters of which each must take it
+    left_out: dict[int, Mask] = field(default_factory=dict)  # per app: clusters that a partial set selects in vain
+    partial: set[int] = field(default_factory=set)  # apps with one partial set and no other
+
+    def leave_out(self, app: int, cluster: int) -> None:
+        """Removes a cluster from the partial set of the app."""
+        if self.masks[app][cluster] and self.replicas[app] > 1:
+            self.masks[app][cluster] = False
+            self.replicas[app] -= 1
+            self.left_out[app][cluster] = True
 
 
-def merge(replicas: Sequence[int], base: Mask, answers: Sequence[WeightedAnswer]) -> PlacementProblem:
-    """Merges answers for apps with these replicas; `base` are the clusters that are usable at all."""
+def merge(
+    replicas: Sequence[int], base: Mask, answers: Sequence[WeightedAnswer], known: Mask | None = None
+) -> PlacementProblem:
+    """Merges answers for apps with these replicas; `base` are the clusters that are usable at all, `known` those that
+    exist."""
+    known = base if known is None else known
     total = sum(answer.weight for answer in answers) or 1.0
     problem = PlacementProblem(replicas=list(replicas), masks=[], scores=[], groups=[])
     for app in range(len(replicas)):
@@ -64,7 +77,7 @@ def merge(replicas: Sequence[int], base: Mask, answers: Sequence[WeightedAnswer]
                 mask &= answer.allowed
         problem.masks.append(mask)
         _merge_scores(problem, app, app_answers, total)
-        _merge_counts(problem, app, app_answers, base)
+        _merge_counts(problem, app, app_answers, known)
     for source in answers:
         _merge_pairs(problem, source, total)
     problem.conflicts = {
@@ -89,7 +102,7 @@ def _merge_scores(problem: PlacementProblem, app: int, answers: _AppAnswers, tot
     problem.scores.append(scores)
 
 
-def _merge_counts(problem: PlacementProblem, app: int, answers: _AppAnswers, base: Mask) -> None:
+def _merge_counts(problem: PlacementProblem, app: int, answers: _AppAnswers, known: Mask) -> None:
     """Appends the app's counted groups, and sets its replicas to the count that all sources agree on."""
     mask, replicas = problem.masks[app], problem.replicas[app]
     counts: dict[str, int] = {}
@@ -101,21 +114,25 @@ def _merge_counts(problem: PlacementProblem, app: int, answers: _AppAnswers, bas
         for group in answer.groups:
             allowed = group.mask & mask
             count = group.wanted
-            if count == 0:  # every cluster of the group that the other controllers allow, but at least one
-                count = max(1, int(np.count_nonzero(allowed)))
-                missing = int(np.count_nonzero(group.mask & base)) - int(np.count_nonzero(allowed))
-                if missing:
-                    problem.left_out[app] = problem.left_out.get(app, 0) + missing
+            if count == 0:
+                selected, by_app = group.mask & known, problem.left_out if group.partial else problem.every
+                vain = selected & ~allowed if group.partial else selected
+                by_app[app] = by_app[app] | vain if app in by_app else vain
+                count = max(1, int(np.count_nonzero(allowed if group.partial else selected)))
             counted.append(CountedGroup(count, allowed))
         counts[source.name] = sum(group.wanted for group in counted)
         # A single group binds by its number alone: its clusters are in the mask already.
         if len(counted) > 1:
             groups.append(counted)
+        elif answer.groups[0].partial:
+            problem.partial.add(app)
     if counts and replicas:  # 0 replicas: as many as are selected
         counts[APPLICATION] = replicas
     if len(set(counts.values())) > 1:
         problem.count_mismatches.append(CountMismatch(app, counts))
     problem.replicas[app] = next(iter(counts.values()), replicas)
+    if groups or len(counts) > 1:
+        problem.partial.discard(app)
     problem.groups.append(groups)
 
 

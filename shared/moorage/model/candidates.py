@@ -34,11 +34,13 @@ class Ask(Message, kw_only=True):
 
 
 class CandidateGroup(Model, kw_only=True):
-    """`count` of these clusters; 0 means all of them. Usually there is one group with the app's count."""
+    """`count` of these clusters; 0 means every one, or with `partial` those that can take the app. Usually there is one
+    group with the app's count."""
 
     mode: Literal["allow", "deny"]
     clusters: WireSet = []
     count: int | None = None  # None: the app's own count
+    partial: bool = False
 
 
 class Level(Model, kw_only=True):

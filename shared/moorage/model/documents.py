@@ -61,9 +61,10 @@ class Term(Strict, kw_only=True):
 
 
 class PlacementSet(Strict, kw_only=True):
-    """`count` of the clusters that the terms select; 0 means all of them."""
+    """`count` of the clusters that the terms select; 0 means every one, or with `partial` those that can take the app."""
 
     count: int = 1
+    partial: bool = False
     all_of: list[Term] = []
     any_of: list[Term] = []
 

@@ -29,6 +29,7 @@ class Allowed:
     count: int | None = None
     levels: Sequence[tuple[float, Clusters]] = ()
     reasons: Sequence[Reason] = ()
+    partial: bool = False
 
 
 def allow(
@@ -37,9 +38,11 @@ def allow(
     count: int | None = None,
     levels: Sequence[tuple[float, Clusters]] = (),
     reasons: Sequence[Reason] = (),
+    partial: bool = False,
 ) -> Allowed:
-    """Allows these clusters only. `levels` are at most 16 scores from 0 to 1 with the clusters that have them."""
-    return Allowed(clusters, True, count, levels, reasons)
+    """Allows these clusters only; with `count=0` the app runs on every one of them, or with `partial` on those that can take
+    it. `levels` are at most 16 scores from 0 to 1 with the clusters that have them."""
+    return Allowed(clusters, True, count, levels, reasons, partial)
 
 
 def deny(
@@ -73,7 +76,9 @@ def _app_answer(result: Allowed, fleet: Fleet, by: str) -> AppAnswer:
         known = np.count_nonzero(fleet.known)
         if allowed and 2 * count > known:  # naming the excluded clusters is shorter
             clusters, allowed = fleet.known & ~clusters, False
-    group = CandidateGroup(mode="allow" if allowed else "deny", clusters=_wire(clusters), count=result.count)
+    group = CandidateGroup(
+        mode="allow" if allowed else "deny", clusters=_wire(clusters), count=result.count, partial=result.partial
+    )
     levels = [Level(value=value, clusters=_wire(members)) for value, members in result.levels]
     for reason in result.reasons:
         reason.by = reason.by or by

@@ -127,6 +127,8 @@ def _sets(sets: list[PlacementSet], path: str, report: Report) -> None:
         at = f"{path}[{i}]"
         if not 0 <= placement_set.count <= MAX_CLUSTERS:
             report(f"{at}.count", "OutOfRange", f"must be 0 (all clusters that the terms select) to {MAX_CLUSTERS}")
+        if placement_set.partial and placement_set.count:
+            report(f"{at}.partial", "Contradiction", "allows a part of all clusters; it needs count: 0")
         _terms(placement_set.all_of, f"{at}.allOf", report)
         _terms(placement_set.any_of, f"{at}.anyOf", report)
 

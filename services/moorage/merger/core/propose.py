@@ -23,6 +23,8 @@ from .responses import ControllerResults, order_reasons, placement_masks
 
 #: Choices of clusters that are tried with an exact assignment. Each failure costs about as much as a decision.
 TRIES = 32
+#: Clusters that a reason names.
+SAMPLES = 5
 
 
 @dataclass(slots=True)
@@ -226,7 +228,7 @@ def propose(
         return ProposalRefused(invalid, final=True)
     if results.missing:
         return ProposalRefused(list(results.missing))
-    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, results.weighted)
+    merged = merge([app.replicas for app in record.apps], fleet.usable_clusters, results.weighted, fleet.known)
     if merged.count_mismatches:
         return ProposalRefused(
             [_replicas_conflict(record, mismatch.app, mismatch.counts) for mismatch in merged.count_mismatches],
@@ -251,6 +253,9 @@ def propose(
         fitting = [assigner.fits(cid, apps) for cid, apps in places]
         if all(fitting):
             return _decision(record, merged, chosen, places, assigner, fleet, results, decision)
+        for cid, apps in assigner.failures:
+            for app in apps & merged.partial if len(apps) == 1 else ():
+                merged.leave_out(app, cid)
     else:
         bound = Reason(code="SearchBound", by="merger", message=f"{TRIES} choices did not fit together")
         return ProposalRefused([bound, *assigner.reasons()], blocking=assigner.failed_apps())
@@ -305,9 +310,10 @@ def _decision(
             if not app.shapes
         ]
     warnings = list(dict.fromkeys([*record.warnings, *results.warnings]))
-    for number, count in merged.left_out.items():
-        text = f"{record.apps[number].name}: {count} of the clusters that should all take it are excluded by other controllers"
-        warnings.append(Warn(code="ClustersLeftOut", message=text))
+    for number, mask in merged.left_out.items():
+        if mask.any():
+            text = f"{_listed(fleet, mask)} cannot take {record.apps[number].name}, which its placement asks of all"
+            warnings.append(Warn(code="ClustersLeftOut", message=text))
     apps_by_name = [app.name for app in record.apps]
     return Decision(
         id=ident,
@@ -359,11 +365,20 @@ def _why_no_choice(
         message = f"{allowed} of {where} {'qualifies' if allowed == 1 else 'qualify'}"
         if have < allowed:
             message += f", {have} with capacity for all its pods"
+        samples: list[str] = []
+        if number in merged.every:
+            lacking = merged.every[number] & ~merged.masks[number]
+            for cid, apps in assigner.failures:
+                lacking[cid] |= apps == {number} and merged.every[number][cid]
+            samples = fleet.clusters.named(lacking, SAMPLES)
+            if samples:
+                message += f"; every one must take it, and {_listed(fleet, lacking)} cannot"
         found.append(
             Reason(
                 code="NotEnoughClusters",
                 app=app,
                 clusters=known - have,
+                samples=samples,
                 needed=str(wanted),
                 free=str(have),
                 by="merger",
@@ -377,6 +392,12 @@ def _why_no_choice(
         found.insert(0, joint)
         names = joint.app.split()
     return ProposalRefused(order_reasons(found, names), blocking=names)
+
+
+def _listed(fleet: Fleet, mask: Mask) -> str:
+    names = fleet.clusters.named(mask, SAMPLES)
+    more = int(np.count_nonzero(mask)) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _joint_conflict(record: Revision, merged: PlacementProblem, code: str) -> Reason:

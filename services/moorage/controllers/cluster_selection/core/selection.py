@@ -67,17 +67,21 @@ def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[Plac
     union = np.zeros(fleet.size, np.bool_)
     masks = [select_clusters(one.all_of, one.any_of, fleet) & within for one in sets]
     # A set whose count is all of its clusters takes them, so a set of count 0 (every cluster) need not ask for them again.
-    taken = np.zeros(fleet.size, np.bool_)
+    taken, every = np.zeros(fleet.size, np.bool_), np.zeros(fleet.size, np.bool_)
     for one, mask in zip(sets, masks, strict=True):
+        if not (one.count or one.partial):
+            every |= mask
         if one.count and np.count_nonzero(mask) == one.count:
             taken |= mask
     for one, mask in zip(sets, masks, strict=True):
         union |= mask
         if one.count == 0 and mask.any():
-            mask, taken = mask & ~taken, taken | mask
+            # What must take the app is never left to a set that allows a part.
+            left = mask & ~taken & ~every if one.partial else mask & ~taken
+            mask, taken = left, taken | left
             if not mask.any():
                 continue
-        found.groups.append(CandidateGroup(mode="allow", clusters=pack(mask), count=one.count))
+        found.groups.append(CandidateGroup(mode="allow", clusters=pack(mask), count=one.count, partial=one.partial))
         have = int(np.count_nonzero(mask))
         if have < max(1, one.count):
             found.reasons.append(
