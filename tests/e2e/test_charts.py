@@ -146,6 +146,92 @@ def test_an_uploaded_chart_is_rendered_without_its_tests(example: Mesh) -> None:
         rest.until(f"{group}/status", lambda status: status["phase"] == "Terminated")
 
 
+GROUP = "projects/{{.Project}}/composite-apps/web/v1/deployment-intent-groups"
+DOCUMENTS: list[tuple[str, str]] = [
+    ("projects", "metadata: {name: {{.Project}}}"),
+    ("projects/{{.Project}}/logical-clouds", 'metadata: {name: {{.Cloud}}}\nspec: {level: "0"}'),
+    (
+        "projects/{{.Project}}/logical-clouds/{{.Cloud}}/cluster-references",
+        "metadata: {name: one}\nspec: {clusterProvider: lab, cluster: edge-2}",
+    ),
+    ("projects/{{.Project}}/composite-apps", "metadata: {name: web}\nspec: {compositeAppVersion: v1}"),
+    ("projects/{{.Project}}/composite-apps/web/v1/apps", "metadata: {name: web}\nfile:\n  {{.Chart}}"),
+    (
+        GROUP,
+        (
+            "metadata: {name: g}\n"
+            "spec: {version: r1, logicalCloud: {{.Cloud}}, overrideValues: [{app: web, values: {cpu: 250m}}]}"
+        ),
+    ),
+    (
+        f"{GROUP}/g/intents",
+        (
+            "metadata: {name: map}\n"
+            "spec: {intent: {genericPlacementIntent: gpi, hpa-placement-controller-1: some, ovnaction: other}}"
+        ),
+    ),
+    (f"{GROUP}/g/generic-placement-intents", "metadata: {name: gpi}"),
+    (
+        f"{GROUP}/g/generic-placement-intents/gpi/app-intents",
+        (
+            "metadata: {name: web}\n"
+            "spec: {app: web, intent: {anyOf: [{clusterProvider: lab, clusterLabel: region=eu}, "
+            "{clusterProvider: lab, clusterLabel: nowhere}]}}"
+        ),
+    ),
+    (f"{GROUP}/g/hpa-intents", "metadata: {name: hpa}\nspec: {app: web}"),
+    (
+        f"{GROUP}/g/hpa-intents/hpa/hpa-resource-consumers",
+        "metadata: {name: c}\nspec: {apiVersion: v19, kind: Deployment, replicas: 2, name: r1-nginx, container: c}",
+    ),
+    (
+        f"{GROUP}/g/hpa-intents/hpa/hpa-resource-consumers/c/resource-requirements",
+        (
+            "metadata: {name: cpu}\n"
+            'spec: {allocatable: true, mandatory: true, weight: 1, resource: {"name": "cpu", "requests": 1, "limits": 1}}'
+        ),
+    ),
+    (f"{GROUP}/g/approve", ""),
+    (f"{GROUP}/g/instantiate", ""),
+]
+
+
+@pytest.mark.usefixtures("path")
+def test_a_file_of_emco_names_objects_as_its_releases_do(example: Mesh, tmp_path: Path) -> None:
+    (tmp_path / "web.tgz").write_bytes(archive())
+    (tmp_path / "values.yaml").write_text("Project: emco-charts\nCloud: default\nChart: web.tgz\n")
+    file = tmp_path / "group.yaml"
+    file.write_text(
+        "".join(f"---\nversion: emco/v2\nresourceContext:\n  anchor: {anchor}\n{body}\n" for anchor, body in DOCUMENTS)
+    )
+
+    def run(verb: str) -> str:
+        done = example.run(verb, "-f", str(file), "-v", str(tmp_path / "values.yaml"))
+        assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+        return str(done.stdout.decode())
+
+    assert run("apply").splitlines()[-1].endswith("/instantiate instantiated")
+    group = "/projects/emco-charts/composite-apps/web/v1/deployment-intent-groups/g"
+    rest = HttpClient(example)
+    try:
+        rest.until(f"{group}/status", lambda status: status["phase"] == "Running")
+        status = rest.must(200, "GET", f"{group}/status?output=detail")
+        (cluster,) = status["apps"][0]["clusters"]
+        assert cluster["cluster"] == "edge-2", "its logical cloud has no other"
+        resources = {r["name"]: r for r in cluster["resources"]}
+        spec = resources["r1-nginx"]["detail"]["spec"]
+        assert spec["replicas"] == 2
+        assert spec["template"]["spec"]["containers"][0]["resources"] == {
+            "requests": {"cpu": "1"},
+            "limits": {"cpu": "1"},
+        }
+        assert [w["code"] for w in status["warnings"]].count("ApiVersionDiffers") == 1
+        assert all(line.endswith(" unchanged") or "web.tgz" in line for line in run("apply").splitlines()[:-2])
+    finally:
+        run("delete")
+    assert rest("GET", "/projects/emco-charts").status == 404
+
+
 def test_elsewhere_it_is_refused(example: Mesh) -> None:
     """The gateway reads nobody's files."""
     body = yaml.safe_load(DOCUMENT.replace("VALUES", "{}"))

@@ -132,6 +132,85 @@ def test_every_spelling_of_a_consumer_is_stored_in_one_form(spec: dict[str, Any]
     assert form("hpa-resource-consumers", need(**spec))["spec"] == CONSUMER
 
 
+@pytest.mark.parametrize(
+    ("segment", "spec", "violations"),
+    [
+        (
+            "hpa-resource-consumers",
+            {"consumer": {"api-version": 3, "kind": "Job", "container-name": ["c"], "replicas": -1}},
+            {
+                "spec.consumer.api-version": "WrongType",
+                "spec.consumer.container-name": "WrongType",
+                "spec.consumer.replicas": "OutOfRange",
+                "spec.consumer.name": "Required",
+            },
+        ),
+        (
+            "hpa-resource-consumers",
+            {"containerName": ["c"]},
+            {"spec.containerName": "WrongType", "spec.name": "Required"},
+        ),
+        (
+            "hpa-resource-consumers",
+            {"name": "a", "container": "c", "Consumer": {"container-name": "d"}},
+            {"spec.container": "Contradiction"},
+        ),
+        (
+            "resource-requirements",
+            {"Name": "cpu", "Requests": "x", "Weight": 99},
+            {"spec.Requests": "InvalidQuantity", "spec.Weight": "OutOfRange"},
+        ),
+        (
+            "resource-requirements",
+            {"Resource": {"Name": "cpu", "Limits": "x"}},
+            {"spec.Resource.Limits": "InvalidQuantity"},
+        ),
+        ("resource-requirements", {"allocatable": False, "name": "-", "value": "v"}, {"spec.name": "InvalidLabel"}),
+        ("resource-requirements", {"name": "foo", "requests": 1}, {"spec.name": "InvalidName"}),
+        ("hpa-intents", {"app-name": "-"}, {"spec.app-name": "InvalidName"}),
+        ("composite-apps", {"version": "-"}, {"spec.version": "InvalidName"}),
+        (
+            "app-intents",
+            {"app-name": "a", "intent": {"allOf": [{"provider-name": "lab", "cluster-label-name": "-"}]}},
+            {"spec.intent.allOf[0].cluster-label-name": "InvalidLabel"},
+        ),
+        (
+            "deployment-intent-groups",
+            {"override-values": [{"app-name": "-"}], "logical-cloud": 7.5},
+            {"spec.override-values[0].app-name": "InvalidName"},
+        ),
+    ],
+)
+def test_errors_name_the_path_that_was_written(segment: str, spec: dict[str, Any], violations: dict[str, str]) -> None:
+    found = wrong(segment, need(**spec))
+    assert {path: code for path, code in found.items() if path in violations} == violations
+    assert found.keys() <= violations.keys() | {"spec.logical-cloud"}
+
+
+async def test_errors_of_a_composed_group_name_its_resources() -> None:
+    consumer = "deployment-intent-groups/g/hpa-intents/h/hpa-resource-consumers/w"
+    wrong_needs = {
+        consumer: {"spec": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "gone"}},
+        f"{consumer}/resource-requirements/again": {"spec": {"name": "cpu", "requests": 1}},
+    }
+    found = await composed(BASE | wrong_needs)
+    with pytest.raises(Refused) as refused:
+        validate.application(found.document, GROUP)
+    problem = found.written.problem(refused.value.problem)
+    at = "hpa-intents/h/hpa-resource-consumers/w"
+    assert {v.path: v.code for v in problem.errors} == {
+        f"{at}: spec.container": "Required",
+        f"{at}/resource-requirements/cpu": "Duplicate",
+    }
+    assert problem.detail.startswith(f"{problem.errors[0].path}: ")
+    found = await composed(BASE | {consumer: {"spec": {"name": "gone", "container": "c"}}})
+    with pytest.raises(Refused) as refused:
+        resolve(validate.application(found.document, GROUP))
+    problem = found.written.problem(refused.value.problem)
+    assert [v.path for v in problem.errors] == [f"{at}: spec"]
+    assert problem.detail.startswith(f"{at}: spec: consumer 'w'")
+
+
 def test_two_names_for_one_field_must_agree() -> None:
     assert form("hpa-intents", need(app="a", appName="a"))["spec"] == {"app": "a"}
     assert wrong("hpa-intents", need(**{"app": "a", "app-name": "b"})) == {"spec.app-name": "Contradiction"}

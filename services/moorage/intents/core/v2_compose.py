@@ -19,6 +19,7 @@ from moorage.model.v2_resources import Path, Resource, ResourceTree, group_path
 from .v2_clouds import read_boundary
 from .v2_rules import label_of
 from .v2_spelling import plain
+from .written_paths import WrittenPaths
 
 Objects = list[dict[str, Any]]
 _B = TypeVar("_B", bound=msgspec.Struct)
@@ -41,8 +42,11 @@ Render = Callable[[Chart], Awaitable[Objects]]
 
 
 class ComposedGroup(NamedTuple):
+    """`written`: the resources, by the paths of the document that was made of them."""
+
     document: dict[str, Any]
     warnings: tuple[Warn, ...]
+    written: WrittenPaths
 
 
 class _Parts:
@@ -103,8 +107,12 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
                 errors=parts.errors,
             )
         )
-    apps = []
+    apps: list[dict[str, Any]] = []
+    written = WrittenPaths()
     for name in parts.apps:
+        at = f"spec.apps[{len(apps)}]"
+        written.add(at, f"apps/{name}")
+        written.add(f"{at}.manifests", f"apps/{name}: spec.manifests")
         given, over = values.get(name, {}), overrides.get(name, {})
         chart = Chart(name, spec.version or name, boundary.namespace, b"", given, over)
         objects = boundary.place(await _manifests(parts, chart, render))
@@ -112,7 +120,9 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
         if placement := boundary.bound({"sets": sets[name]} if name in sets else {}):
             app["placement"] = placement
         if name in consumers:
-            app["consumers"] = consumers[name]
+            app["consumers"] = [consumer.document for consumer in consumers[name]]
+            for i, consumer in enumerate(consumers[name]):
+                consumer.note(f"{at}.consumers[{i}]", written)
         apps.append(app)
     document = {
         "apiVersion": API_VERSION,
@@ -120,7 +130,7 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
         "metadata": {"name": group.app, "project": group.project},
         "spec": {"apps": apps},
     }
-    return ComposedGroup(document, tuple(parts.warnings))
+    return ComposedGroup(document, tuple(parts.warnings), written)
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
@@ -170,8 +180,31 @@ async def _manifests(parts: _Parts, chart: Chart, render: Render) -> Objects:
 # --- hardware --------------------------------------------------------------------------------------------------------
 
 
-def _consumers(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
-    consumers: dict[str, list[dict[str, Any]]] = {}
+class _ComposedConsumer(NamedTuple):
+    document: dict[str, Any]
+    resource: str  # its path below the group
+
+    def note(self, at: str, written: WrittenPaths) -> None:
+        """Notes the resources of the consumer and its needs. `at` is the path of the consumer in the document."""
+        written.add(at, self.resource)
+        written.add(f"{at}.object", f"{self.resource}: spec")
+        for field in ("container", "replicas"):
+            written.add(f"{at}.{field}", f"{self.resource}: spec.{field}")
+        for i, need in enumerate(self.document["needs"]):
+            resource = f"{self.resource}/resource-requirements/{need['name']}"
+            written.add(f"{at}.needs[{i}]", resource)
+            for field, name in _WRITTEN_AS.items():
+                written.add(f"{at}.needs[{i}].{field}", f"{resource}: spec.{name}")
+
+
+#: Fields of needs, as requirements have them.
+_WRITTEN_AS = {"mandatory": "mandatory", "weight": "weight", "resource": "resource.name", "label": "resource.key"} | {
+    field: f"resource.{field}" for field in ("requests", "limits", "units", "value")
+}
+
+
+def _consumers(parts: _Parts) -> dict[str, list[_ComposedConsumer]]:
+    consumers: dict[str, list[_ComposedConsumer]] = {}
     root = (*parts.root, "hpa-intents")
     for intent, body in parts.each(root, v2_bodies.OfApp):
         if not parts.is_app(body.spec.app, f"hpa-intents/{intent}: spec.app"):
@@ -191,7 +224,8 @@ def _consumers(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
                 document["container"] = spec.container
             if spec.replicas is not None:
                 document["replicas"] = spec.replicas
-            consumers.setdefault(body.spec.app, []).append(document)
+            resource = f"hpa-intents/{intent}/hpa-resource-consumers/{name}"
+            consumers.setdefault(body.spec.app, []).append(_ComposedConsumer(document, resource))
     return consumers
 
 

@@ -15,8 +15,9 @@ from moorage.model.v2_resources import COMPOSITE_APP, ResourceKind
 from . import lenient_decode, v2_rules
 from .field_rules import check_name
 from .v2_requirements import requirement
-from .v2_spelling import plain, spelled
+from .v2_spelling import fields_of, plain, spelled
 from .violations import reporter
+from .written_paths import WrittenPaths
 
 
 class NormalizedBody(NamedTuple):
@@ -25,6 +26,7 @@ class NormalizedBody(NamedTuple):
     body: msgspec.Struct
     names: tuple[str, ...]
     warnings: tuple[Warn, ...]
+    written: WrittenPaths
 
 
 def read(kind: ResourceKind, data: Any) -> NormalizedBody:
@@ -34,9 +36,11 @@ def read(kind: ResourceKind, data: Any) -> NormalizedBody:
     if not isinstance(data, dict):
         raise Refused(invalid([Violation(path="", code="WrongType", message="the body must be an object")]))
     violations: list[Violation] = []
-    body = _body(kind, spelled(data, kind.body, "", violations), violations)
+    written = WrittenPaths()
+    body = _body(kind, spelled(data, kind.body, "", violations, written), violations, written)
     names = _names(kind, body, violations)
     v2_rules.body(body, reporter(violations))
+    violations = written.violations(violations)
     errors = [violation for violation in violations if violation.code != "UnknownField"]
     if errors:
         first: dict[str, Violation] = {}  # by path: the others at a place follow from it
@@ -44,14 +48,16 @@ def read(kind: ResourceKind, data: Any) -> NormalizedBody:
             first.setdefault(error.path, error)
         raise Refused(invalid(list(first.values())))
     warnings = tuple(Warn(code=v.code, message=f"{v.path}: {v.message}") for v in violations)
-    return NormalizedBody(body, names, warnings)
+    return NormalizedBody(body, names, warnings, written)
 
 
-def _body(kind: ResourceKind, data: dict[str, Any], violations: list[Violation]) -> msgspec.Struct:
+def _body(
+    kind: ResourceKind, data: dict[str, Any], violations: list[Violation], written: WrittenPaths
+) -> msgspec.Struct:
     if kind.body is v2_bodies.Requirement:
-        return requirement(data, violations)
+        return requirement(data, violations, written)
     if kind.body is v2_bodies.Consumer:
-        data = _flat_consumer(data, violations)
+        data = _flat_consumer(data, violations, written)
     return lenient_decode.struct(data, kind.body, "", violations)
 
 
@@ -69,20 +75,26 @@ def _names(kind: ResourceKind, body: Any, violations: list[Violation]) -> tuple[
     return (body.metadata.name,)
 
 
-def _flat_consumer(data: dict[str, Any], violations: list[Violation]) -> dict[str, Any]:
+def _flat_consumer(data: dict[str, Any], violations: list[Violation], written: WrittenPaths) -> dict[str, Any]:
     """Accepts `spec.consumer.{apiVersion, kind, name, container-name}` as well as `spec.{…, container}`."""
     spec = data.get("spec")
     if not isinstance(spec, dict):
         return data
-    spec = {("consumer" if plain(str(k)) == "consumer" else k): v for k, v in spec.items()}
-    inner = spec.pop("consumer", None)
-    flat = spelled(spec, v2_bodies.ConsumerSpec, "spec", violations)
+    key = next((k for k in spec if plain(str(k)) == "consumer"), "consumer")
+    inner = spec.get(key)
+    spec = {k: v for k, v in spec.items() if k != key}
+    flat = spelled(spec, v2_bodies.ConsumerSpec, "spec", violations, written)
     if inner is None:
         return {**data, "spec": flat}
     if not isinstance(inner, dict):
-        violations.append(Violation(path="spec.consumer", code="WrongType", message="must be an object"))
+        violations.append(Violation(path=f"spec.{key}", code="WrongType", message="must be an object"))
         return {**data, "spec": flat}
-    nested = spelled(inner, v2_bodies.ConsumerSpec, "spec.consumer", violations)
+    at = f"{written.of('spec')}.{key}"
+    inside = WrittenPaths()
+    nested = spelled(inner, v2_bodies.ConsumerSpec, "", violations, inside)
+    for field in fields_of(v2_bodies.ConsumerSpec)[0]:
+        if field not in flat:
+            written.add(f"spec.{field}", f"{at}.{inside.of(field)}")
     for name in flat.keys() & nested.keys():
         if flat[name] != nested[name]:
             message = "is given twice, with and without consumer, and differs"

@@ -15,6 +15,7 @@ from . import lenient_decode
 from .consumer_rules import check_need
 from .v2_spelling import fields_of, plain, spelled
 from .violations import Report, reporter
+from .written_paths import WrittenPaths
 
 _AMOUNT_FIELDS, _LABEL_FIELDS = ("requests", "limits", "units"), ("key", "value")
 
@@ -39,19 +40,19 @@ class _Resource(v2_bodies.Body, kw_only=True):
     value: str | bool | int | float | None = None
 
 
-def requirement(data: dict[str, Any], violations: list[Violation]) -> v2_bodies.Requirement:
+def requirement(data: dict[str, Any], violations: list[Violation], written: WrittenPaths) -> v2_bodies.Requirement:
     body = lenient_decode.struct(data, _Body, "", violations)
     given = body.spec if isinstance(data.get("spec"), dict) else {}
-    top, flat, nested = _split(given, violations)
+    top, flat, nested = _split(given, violations, written)
     spec = lenient_decode.struct(top, _Spec, "spec", violations)
     if nested is None:
         at, source = "spec", flat
     else:
         at = "spec.resource"
         if flat:
-            message = f"repeats what spec.{min(flat)} says; keep only one of the two"
+            message = f"repeats what {written.of(f'spec.{min(flat)}')} says; keep only one of the two"
             violations.append(Violation(path=at, code="Contradiction", message=message))
-        source = spelled(nested, _Resource, at, violations)
+        source = spelled(nested, _Resource, at, violations, written)
     before = len(violations)
     resource = lenient_decode.struct(source, _Resource, at, violations)
     amount = _amount(spec, resource, at, reporter(violations), is_readable=len(violations) == before)
@@ -66,7 +67,9 @@ def requirement(data: dict[str, Any], violations: list[Violation]) -> v2_bodies.
     )
 
 
-def _split(spec: dict[str, Any], violations: list[Violation]) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def _split(
+    spec: dict[str, Any], violations: list[Violation], written: WrittenPaths
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """The fields of the requirement, those of the resource that stand beside them (the older shape), and `resource`."""
     top_names, resource_names = fields_of(_Spec)[1], fields_of(_Resource)[1]
     top: dict[str, Any] = {}
@@ -74,10 +77,12 @@ def _split(spec: dict[str, Any], violations: list[Violation]) -> tuple[dict[str,
     nested: Any = None
     for key, value in spec.items():
         word = plain(str(key))
+        if name := top_names.get(word) or resource_names.get(word) or ("resource" if word == "resource" else ""):
+            written.add(f"spec.{name}", f"{written.of('spec')}.{key}")
         if word in top_names:
-            top[top_names[word]] = value
+            top[name] = value
         elif word in resource_names:
-            flat[resource_names[word]] = value
+            flat[name] = value
         elif word == "resource":
             nested = value
         else:
@@ -132,13 +137,15 @@ def _label(resource: _Resource, at: str, report: Report, *, check: bool) -> v2_b
         report(f"{at}.value", "Required", "is required: the value of the node label")
     value = "" if resource.value is None else label_text(resource.value)
     if key and check:
-        _check(Need(label=key, value=value), at, report)
+        _check(Need(label=key, value=value), at, report, label_field="key" if resource.key else "name")
     return v2_bodies.Amount(key=key, value=value)
 
 
-def _check(need: Need, at: str, report: Report) -> None:
+def _check(need: Need, at: str, report: Report, label_field: str = "key") -> None:
     def renamed(path: str, code: str, message: str) -> None:
-        report(path.replace(f"{at}.label", f"{at}.key").replace(f"{at}.resource", f"{at}.name"), code, message)
+        report(
+            path.replace(f"{at}.label", f"{at}.{label_field}").replace(f"{at}.resource", f"{at}.name"), code, message
+        )
 
     check_need(need, at, renamed)
 

@@ -10,6 +10,8 @@ import msgspec
 from moorage.model import v2_bodies
 from moorage.model.problems import Violation
 
+from .written_paths import WrittenPaths
+
 #: Other names of fields, by the type that has them. Case, dashes and underscores never matter.
 _ALIASES: dict[type[msgspec.Struct], dict[str, str]] = {
     v2_bodies.CompositeAppSpec: {"version": "compositeAppVersion"},
@@ -54,8 +56,15 @@ def fields_of(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], dict[str, str
     return fields, {plain(name): name for name in fields} | _ALIASES.get(kind, {})
 
 
-def spelled(data: Any, kind: type[msgspec.Struct], path: str, violations: list[Violation]) -> Any:
-    """Renames all keys of `data` to the field names of `kind`, also in nested objects."""
+def spelled(
+    data: Any,
+    kind: type[msgspec.Struct],
+    path: str,
+    violations: list[Violation],
+    written: WrittenPaths,
+) -> Any:
+    """Renames all keys of `data` to the field names of `kind`, also in nested objects, and notes in `written` where they
+    were. `path` is that of the stored fields."""
     if not isinstance(data, dict):
         return data
     fields, names = fields_of(kind)
@@ -63,7 +72,8 @@ def spelled(data: Any, kind: type[msgspec.Struct], path: str, violations: list[V
     spellings: dict[str, str] = {}
     for key, value in data.items():
         name: str = key if key in fields else names.get(plain(str(key)), str(key))
-        at = f"{path}.{key}" if path else str(key)
+        stored = f"{path}.{name}" if path else name
+        at = f"{written.of(path)}.{key}" if path else str(key)
         if name not in fields and plain(str(key)) in _READ_ONLY:
             continue
         if name in result:
@@ -72,14 +82,16 @@ def spelled(data: Any, kind: type[msgspec.Struct], path: str, violations: list[V
                 violations.append(Violation(path=at, code="Contradiction", message=message[:300]))
             continue
         spellings[name] = str(key)
-        result[name] = _nested(value, fields[name], at, violations) if name in fields else value
+        if at != stored:
+            written.add(stored, at)
+        result[name] = _nested(value, fields[name], stored, violations, written) if name in fields else value
     return result
 
 
-def _nested(value: Any, kind: Any, path: str, violations: list[Violation]) -> Any:
+def _nested(value: Any, kind: Any, path: str, violations: list[Violation], written: WrittenPaths) -> Any:
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return value if kind in _READ_ELSEWHERE else spelled(value, kind, path, violations)
+        return value if kind in _READ_ELSEWHERE else spelled(value, kind, path, violations, written)
     args = getattr(kind, "__args__", ())
     if isinstance(value, list) and args and isinstance(args[0], type) and issubclass(args[0], msgspec.Struct):
-        return [spelled(item, args[0], f"{path}[{i}]", violations) for i, item in enumerate(value)]
+        return [spelled(item, args[0], f"{path}[{i}]", violations, written) for i, item in enumerate(value)]
     return value

@@ -16,6 +16,7 @@ from moorage.model.v2_resources import Changed, Path, group_name, group_path
 from ..cache import CachedGroup
 from ..core import transitions, v2_compose, validate
 from ..core.transitions import Transition
+from ..core.v2_compose import ComposedGroup
 from ..core.validate import Accepted
 from ..store import Done, GroupStore, application_of, record_of
 from . import charts
@@ -177,7 +178,13 @@ class Lifecycle:
         if not self.is_described(step.group):
             raise Refused(not_found(f"group {step.group}"))
         composed = await v2_compose.compose(self.resources.tree, group, charts.render)
-        application = _accepted(composed.document, group)
+        try:
+            return await self._apply_composed(step, composed, succeeds)
+        except Refused as refusal:
+            raise Refused(composed.written.problem(refusal.problem)) from None
+
+    async def _apply_composed(self, step: StepRequest, composed: ComposedGroup, succeeds: str) -> Done:
+        application = _accepted(composed.document, GroupName.parse(step.group))
 
         async def plan(_known: CachedGroup | None, entry: Entry | None) -> Transition:
             record = await self._record(step.group, entry)

@@ -283,7 +283,7 @@ def _check_names(kind: ResourceKind, path: Path, body: NormalizedBody) -> None:
     else:
         field = "clusterLabel" if kind.body is v2_bodies.ClusterLabel else "metadata.name"
         message = f"is {names[-1]!r}, but the path says {path[-1]!r}"
-    raise Refused(invalid([Violation(path=field, code="NameMismatch", message=message)]))
+    raise Refused(invalid([Violation(path=body.written.of(field), code="NameMismatch", message=message)]))
 
 
 def _check_match(path: Path, if_match: int | None, seq: int) -> None:
