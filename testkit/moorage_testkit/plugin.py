@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 from urllib.parse import ParseResult
 
 import pytest
@@ -20,6 +22,24 @@ def pytest_configure() -> None:
     # Where no loop was ever set, pytest-asyncio makes one only to remember it, and nobody closes it.
     asyncio.set_event_loop(None)
     _close_replaced_connections()
+    _close_connections_with_their_loop()
+
+
+def _close_connections_with_their_loop() -> None:
+    """Makes an event loop close the connections that are still open when it is closed.
+
+    A client that is cancelled while it connects leaves its connection open, and the garbage collector would report that in
+    whatever test runs by then."""
+    close = BaseSelectorEventLoop.close
+
+    def closing(loop: Any) -> None:
+        if not loop.is_closed() and not loop.is_running():
+            for transport in list(loop._transports.values()):
+                transport.abort()
+                loop.run_until_complete(asyncio.sleep(0))
+        close(loop)
+
+    BaseSelectorEventLoop.close = closing  # type: ignore[assignment, method-assign]
 
 
 def _close_replaced_connections() -> None:

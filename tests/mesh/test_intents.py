@@ -254,7 +254,9 @@ async def test_an_intent_that_cannot_be_joined_is_not_stored(mesh: Mesh) -> None
     documents = mesh.bus.bucket("moorage-documents")
     assert await documents.get("HpaIntent.default.wrong") is None
     document = application("other")
-    document["spec"]["apps"][0]["consumers"] = [{"object": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web"}}]
+    document["spec"]["apps"][0]["consumers"] = [
+        {"object": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web"}}
+    ]
     refused = await mesh.apply(document)
     assert (refused["problem"]["status"], refused["problem"]["code"]) == (409, "ConsumerMatchesNothing")
     assert "Deployment/web (apps/v1)" in refused["problem"]["detail"]
