@@ -11,6 +11,7 @@ from moorage.model.v2_resources import KINDS
 from moorage_testkit.http_client import HttpClient, Response
 
 from .test_v2_routes import body, make, name_of, parent_of, url
+from .test_v2_table import make_cloud
 
 GROUP = next(k for k in KINDS if k.segment == "deployment-intent-groups")
 INTENT = next(k for k in KINDS if k.segment == "hpa-intents")
@@ -125,6 +126,7 @@ def test_steps_of_one_group_follow_each_other(rest: HttpClient) -> None:
         "spec": {"manifests": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}]},
     }
     rest.must(201, "POST", url((*group[:5], "apps")), app)
+    make_cloud(rest, group)
     answers = at_once(*[lambda: rest("POST", url((*group, "approve")))] * 5)
     assert {(a.status, a.body["state"]) for a in answers} == {(202, "Approved")}
     assert sum(a.body["outcome"] == "approved" for a in answers) == 1

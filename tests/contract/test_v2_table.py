@@ -115,16 +115,21 @@ def one_of(rest: HttpClient, kind: ResourceKind) -> At:
     return make(rest, kind, parent_of(rest, kind))
 
 
+def make_cloud(rest: HttpClient, group: At) -> None:
+    """Makes the logical cloud that the body of a group names."""
+    clouds = (*group[:2], "logical-clouds")
+    rest.must(201, "POST", url(clouds), {"metadata": {"name": "lc"}})
+    reference = {"metadata": {"name": "r"}, "spec": {"clusterProvider": "lab", "cluster": "edge-1"}}
+    rest.must(201, "POST", url((*clouds, "lc", "cluster-references")), reference)
+
+
 def group(rest: HttpClient, *verbs: str, parent: At | None = None) -> At:
     """A group of one app without pods that went these steps."""
     kind = next(k for k in KINDS if k.segment == "deployment-intent-groups")
     path = make(rest, kind, parent or parent_of(rest, kind))
     if parent is None:
         rest.must(201, "POST", url((*path[:5], "apps")), APP)
-        clouds = (*path[:2], "logical-clouds")
-        rest.must(201, "POST", url(clouds), {"metadata": {"name": "lc"}})  # as its body says
-        reference = {"metadata": {"name": "r"}, "spec": {"clusterProvider": "lab", "cluster": "edge-1"}}
-        rest.must(201, "POST", url((*clouds, "lc", "cluster-references")), reference)
+        make_cloud(rest, path)
     for verb in verbs:
         rest.must(202, "POST", url((*path, verb)))
     return path
