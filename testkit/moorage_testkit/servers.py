@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,28 @@ from moorage.bus import Settings
 from moorage.mesh.discovery import installed
 from moorage.mesh.permissions import for_user
 
+#: Ports below those that the kernel gives to connections, a block for each process of a parallel test run.
+_FIRST_PORT, _PORTS_PER_PROCESS = 10_000, 1_400
+
+
+def _candidate_ports() -> Iterator[int]:
+    """Yields the ports of this process's block over and over, from a random one on, so that runs rarely meet."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw15").removeprefix("gw")) % 16
+    start = random.randrange(_PORTS_PER_PROCESS)
+    for offset in itertools.count(start):
+        yield _FIRST_PORT + process * _PORTS_PER_PROCESS + offset % _PORTS_PER_PROCESS
+
+
+_ports = _candidate_ports()
+
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+    """Returns a port on which nobody listens. A port that the kernel chooses could be chosen again before it is used."""
+    for port in _ports:
+        with socket.socket() as candidate, contextlib.suppress(OSError):
+            candidate.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("ports never end")
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 10) -> None:

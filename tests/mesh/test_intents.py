@@ -449,20 +449,22 @@ async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -
     program += f"asyncio.run(main(Settings({settings.nats_url!r}, {settings.nats_seed!r}), mesh=installed()))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
     acknowledged: set[int] = set()
+    in_flight = asyncio.Semaphore(32)  # fewer than there are, so that a fast store is killed before it has written all
 
     async def insist(number: int) -> None:
         """As clients do: until there is an answer, which repeating cannot spoil."""
         while True:
-            with contextlib.suppress(NoAnswer):
-                data = msgspec.json.encode(application(f"shop-{number}"))
-                answer = msgspec.json.decode(await mesh.bus.request(subjects.INTENTS_APPLY, data, timeout=1))
-                if (answer.get("problem") or {}).get("status") == 503:
-                    continue  # so many repeat themselves that it is busy
-                assert answer.get("accepted") and answer["revision"] == 1, answer
-                acknowledged.add(number)
-                if len(acknowledged) == 20:
-                    process.kill()
-                return
+            async with in_flight:
+                with contextlib.suppress(NoAnswer):
+                    data = msgspec.json.encode(application(f"shop-{number}"))
+                    answer = msgspec.json.decode(await mesh.bus.request(subjects.INTENTS_APPLY, data, timeout=1))
+                    if (answer.get("problem") or {}).get("status") == 503:
+                        continue  # so many repeat themselves that it is busy
+                    assert answer.get("accepted") and answer["revision"] == 1, answer
+                    acknowledged.add(number)
+                    if len(acknowledged) == 20:
+                        process.kill()
+                    return
             await asyncio.sleep(0.05)
 
     clients = [asyncio.create_task(insist(n)) for n in range(300)]
