@@ -51,7 +51,7 @@ class ManagedObject:
         self.live = live
 
     def compare_now(self, interval: float) -> bool:
-        """Whether it must be compared with the server again; if so, it counts as compared."""
+        """Returns whether a comparison with the server is due, and if so counts it as done."""
         if _now() - self._compared_at < interval:
             return False
         self._compared_at = _now()

@@ -76,7 +76,7 @@ class DynamicProgram:
                 choices = [_Transition(bits, value, rows) for rows in self.demand.row_choices(apps, cluster)]
                 if choices:
                     transitions.setdefault(cluster, []).extend(choices)
-        # Where it makes no difference, the first app gets the first cluster.
+        # Among equal choices the first app gets the first cluster.
         for options in transitions.values():
             options.sort(key=lambda t: [not t.bits >> a & 1 for a in range(self.objective.apps)])
         return transitions

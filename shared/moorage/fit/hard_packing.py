@@ -85,7 +85,7 @@ def _holds(problem: PackingProblem, packed: Packed) -> bool:
 def greedy_passes(pods: _Pods) -> Placement | None:
     """Runs twenty greedy passes side by side: five orders of the pods times four rules for the node."""
     need, free = pods.need, pods.free
-    demand = need.sum(axis=0) / np.maximum(free.sum(axis=0), EPSILON)  # above 0.9 a resource is scarce
+    demand = need.sum(axis=0) / np.maximum(free.sum(axis=0), EPSILON)  # scarce resources weigh more
     sizes = (need.max(axis=1), need.sum(axis=1), need @ demand, (need**2).sum(axis=1), need.prod(axis=1))
     orders = np.array([np.argsort(-size, kind="stable") for size in sizes]).repeat(4, axis=0)
     rule = np.tile(np.arange(4), len(sizes))[:, None]

@@ -76,7 +76,7 @@ def _counted(ask: Ask, fleet: Fleet, app: str, within: Mask, sets: Sequence[Plac
     for one, mask in zip(sets, masks, strict=True):
         union |= mask
         if one.count == 0 and mask.any():
-            # What must take the app is never left to a set that allows a part.
+            # A partial set must not relax a cluster that another set requires.
             left = mask & ~taken & ~every if one.partial else mask & ~taken
             mask, taken = left, taken | left
             if not mask.any():
