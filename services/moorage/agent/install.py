@@ -1,5 +1,5 @@
-"""Installs the agent in a cluster and removes it again, with an administrator's rights. Before it is removed, everything that
-it created for apps is."""
+"""Installs the agent in a cluster and removes it again, with an administrator's rights. Before it is removed, everything
+that it created for apps is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ from typing import Any
 import msgspec
 
 from moorage.bus import Bus, Settings, new_id
-from moorage.kube import Api, ApiDiscovery, ApiError, ApiResource, LeaderElector, Term, Unreachable, apply, apply_order
-from moorage.model.desired import Confirm, DesiredApp
+from moorage.kube import (
+    Api,
+    ApiDiscovery,
+    ApiError,
+    ApiResource,
+    LeaderElector,
+    LeaderTerm,
+    Unreachable,
+    apply,
+    apply_order,
+)
+from moorage.model.desired_state import DesiredApp
+from moorage.model.status import Confirm
 
 from .app_reconciler import AppReconciler
 from .app_records import AppRecord, AppRecords
@@ -64,12 +75,12 @@ async def token(api: Api, seconds: int = 3600) -> str:
 
 
 async def undo(api: Api, say: Say, within: float) -> str:
-    """Stops the agent, removes what it created for apps and releases the fields it owns. Returns the session that it reported
-    with last."""
+    """Stops the agent, removes what it created for apps and releases the fields it owns. Returns the session that it
+    reported with last."""
     await _remove(api, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{NAME}")
     session: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def lead(term: Term) -> None:
+    async def lead(term: LeaderTerm) -> None:
         await _remove_apps(api, term, say)
         session.set_result(term.previous_annotations.get(SESSION, ""))
         await asyncio.Event().wait()
@@ -90,7 +101,7 @@ async def undo(api: Api, say: Say, within: float) -> str:
     return session.result() if session.done() else ""
 
 
-async def _remove_apps(api: Api, term: Term, say: Say) -> None:
+async def _remove_apps(api: Api, term: LeaderTerm, say: Say) -> None:
     records = AppRecords(api, NAMESPACE, term)
     apps: dict[str, AppReconciler] = {}
     async with asyncio.TaskGroup() as group:
@@ -127,13 +138,14 @@ async def _remove_apps(api: Api, term: Term, say: Say) -> None:
 
 
 def _ignore(_confirm: Confirm) -> None:
-    """Confirms nothing: the patcher is told by inventory that the cluster has left."""
+    """Confirms nothing: the patcher learns from inventory that the cluster has left."""
 
 
 async def dismantle(api: Api, objects: list[Object], say: Say) -> None:
     """Removes what `join` applied, in reverse order; what is inside the namespace goes with it."""
     kinds = ApiDiscovery(api)
-    # In equal order the last one goes first: an aggregated ClusterRole would be written again when its parts go.
+    # In equal order the last one goes first: Kubernetes writes an aggregated ClusterRole again, even one that is gone, when
+    # it sees its parts go before it.
     order = sorted(range(len(objects)), key=lambda i: (apply_order(objects[i]["kind"]), i), reverse=True)
     for obj in (objects[i] for i in order):
         kind = await kinds.find(obj["apiVersion"], obj["kind"])
@@ -143,15 +155,16 @@ async def dismantle(api: Api, objects: list[Object], say: Say) -> None:
 
 
 async def _remove(api: Api, path: str) -> None:
+    """Deletes an object at once and its dependents later. In the foreground the garbage collector would choose the order."""
     try:
-        await api.call("DELETE", path, body=b'{"propagationPolicy":"Foreground"}')
+        await api.call("DELETE", path, body=b'{"propagationPolicy":"Background"}')
     except ApiError as error:
         if error.code not in (404, 409):
             raise
 
 
 async def say_goodbye(settings: Settings, cluster: str, session: str) -> None:
-    """Tells inventory to forget the cluster, as an administrator, because the agent is gone."""
+    """Requests that inventory forgets the cluster, as an administrator, because the agent is gone."""
     bus = await Bus.connect(settings, worker="admin")
     try:
         await leave(bus, cluster, session)
