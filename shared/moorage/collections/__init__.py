@@ -1,4 +1,4 @@
-"""Containers with a bounded size."""
+"""Containers: with a bounded size, and for rows of arrays."""
 
 from __future__ import annotations
 

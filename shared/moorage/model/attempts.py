@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from .base import Model
 from .candidates import Asked
-from .claims import OptionalGrant, Slot
+from .claims import OptionalGrant
 from .groups import Phase, State
 from .reasons import Reason, Warn
 
 
 class SlotView(Model, kw_only=True):
+    """Pods on a node. `parts`: what each takes of parts of the node, as canonical quantities by class."""
+
     node: str
     count: int = 1
-
-
-def slot_views(slots: Iterable[Slot]) -> list[SlotView]:
-    """Adds up slots by node: a claim that grew has separate slots for the added pods."""
-    counts: dict[str, int] = {}
-    for slot in slots:
-        counts[slot.node] = counts.get(slot.node, 0) + slot.count
-    return [SlotView(node=node, count=count) for node, count in counts.items()]
+    parts: dict[str, dict[str, str]] = {}
 
 
 class ClaimView(Model, kw_only=True):
@@ -38,9 +31,36 @@ class AppView(Model, kw_only=True):
     claims: list[ClaimView] = []
 
 
+class FunnelStep(Model, kw_only=True):
+    """One requirement of an app: the clusters that it excludes of those that the steps before left, and how many are left.
+    `code` and the other fields are those of the reason, where the controller gave one."""
+
+    name: str
+    excluded: int
+    left: int
+    samples: list[str] = []
+    by: str = ""
+    code: str = ""
+    consumer: str = ""
+    need: str = ""
+    needed: str = ""
+    free: str = ""
+    message: str = ""
+
+
+class Funnel(Model, kw_only=True):
+    """How the requirements of an app that is not placed narrow the fleet down, step by step. `needs` is the number of clusters
+    that the app needs."""
+
+    clusters: int
+    needs: int
+    steps: list[FunnelStep] = []
+
+
 class Why(Model, kw_only=True):
     """The state of one group. `pending_revision` and `pending_phase` belong to a newer revision that is not decided or does
-    not fit; so do the reasons then. All else belongs to the current revision."""
+    not fit; so do the reasons, `blocking` and `funnel` then. All else belongs to the current revision. `blocking`: the apps
+    that cannot be placed, the one that lacks most first."""
 
     group: str
     revision: int
@@ -52,6 +72,8 @@ class Why(Model, kw_only=True):
     controllers: list[Asked] = []
     reasons: list[Reason] = []
     warnings: list[Warn] = []
+    blocking: list[str] = []
+    funnel: dict[str, Funnel] = {}
     pending_revision: int | None = None
     pending_phase: Phase | None = None
 
@@ -69,4 +91,6 @@ class Attempt(Model, kw_only=True):
     controllers: list[Asked] = []
     reasons: list[Reason] = []
     warnings: list[Warn] = []
+    blocking: list[str] = []  # the apps that cannot be placed, the one that lacks most first
+    funnel: dict[str, Funnel] = {}  # by app; empty if it is placed
     simulated: bool = False

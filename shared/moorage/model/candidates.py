@@ -7,6 +7,7 @@ from typing import Literal
 from .base import Message, Model, Value
 from .reasons import Reason, Warn
 from .shapes import Intent, ShapedApp
+from .slots import OptionalGrant, Slot
 
 
 class PackedSet(Value, kw_only=True, frozen=True):
@@ -20,7 +21,19 @@ class PackedSet(Value, kw_only=True, frozen=True):
 WireSet = list[str] | PackedSet
 
 
+class OwnClaim(Model, kw_only=True):
+    """A claim that the group has on a cluster already."""
+
+    id: str
+    object: str
+    slots: list[Slot]
+    optional: list[OptionalGrant] = []
+
+
 class Ask(Message, kw_only=True):
+    """`own`: app → cluster → the claims that the app has there, per object the oldest first. Their room counts as free for
+    it."""
+
     group: str
     revision: int
     budget_ms: float
@@ -31,6 +44,7 @@ class Ask(Message, kw_only=True):
     explain: bool = False  # reasons are wanted: something was refused, or a user asks why
     explain_within: dict[str, PackedSet] = {}  # app → clusters that reasons should be about; absent: all clusters
     held: dict[str, list[str]] = {}  # app → clusters where it runs already, unchanged, and so has its capacity
+    own: dict[str, dict[str, list[OwnClaim]]] = {}
 
 
 class CandidateGroup(Model, kw_only=True):
@@ -52,6 +66,7 @@ class AppAnswer(Model, kw_only=True):
     groups: list[CandidateGroup] = []  # empty: deny nothing
     levels: list[Level] = []  # clusters in none score 0
     reasons: list[Reason] = []
+    excluded: dict[int, WireSet] = {}  # index of a reason → the clusters that it is about, where reasons are wanted
 
 
 class Conflict(Model, kw_only=True):

@@ -7,9 +7,30 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .base import Message, Model, Value
+from .allocations import ConsumerWrite, InventoryRecord
+from .base import Message, Model
 from .candidates import Asked
 from .reasons import Warn
+from .shapes import PodRule
+from .slots import OptionalGrant, Slot
+
+__all__ = [
+    "Allocation",
+    "Claim",
+    "Commit",
+    "Decision",
+    "Entry",
+    "IntentRef",
+    "LedgerEntry",
+    "OptionalGrant",
+    "Reassignment",
+    "Release",
+    "Settlement",
+    "Slot",
+    "Withdrawal",
+    "claim_id",
+    "decision_document",
+]
 
 
 class IntentRef(Model, kw_only=True):
@@ -18,28 +39,11 @@ class IntentRef(Model, kw_only=True):
     revision: int
 
 
-class Slot(Model, kw_only=True):
-    """Places for `count` equal pods on one node. `host` is the node's hostname label where that differs from its name."""
-
-    node: str = ""
-    host: str = ""
-    count: int = 1
-    resources: dict[str, int] = {}
-    providers: dict[str, dict[str, int]] = {}
-    devices: list[dict[str, Any]] = []
-    numa: int | None = None
-
-
-class OptionalGrant(Value, kw_only=True, frozen=True):
-    """Says whether all pods of a claim have an optional need."""
-
-    consumer: str
-    need: str
-    granted: bool
-
-
 class Claim(Model, kw_only=True):
-    """The slots of one object of an app on one cluster."""
+    """The slots of one object of an app on one cluster. `replaces`: the object's claim there before, which it takes over.
+    `required_nodes`: the nodes to which required node affinity confines the pods, each with its hostname label where that
+    differs; empty: the pods only prefer the nodes of their slots. `refused_by`: nodes that did not admit pods of it, each with
+    the words of its kubelet; a settlement confined the pods to others then."""
 
     id: str
     decision: str
@@ -52,10 +56,14 @@ class Claim(Model, kw_only=True):
     within: str = ""
     replaces: str = ""
     optional: list[OptionalGrant] = []
+    rules: list[PodRule] = []  # of the shape, about pods of the same group
+    marks: list[str] = []
+    required_nodes: dict[str, str] = {}
+    refused_by: dict[str, str] = {}
 
 
 class LedgerEntry(Model, tag_field="kind", kw_only=True):
-    """One entry of the decision log. Entries are told apart by the field `kind`."""
+    """One entry of the decision log. The field `kind` distinguishes entries."""
 
 
 class Decision(LedgerEntry, tag="decision", kw_only=True):
@@ -71,6 +79,7 @@ class Decision(LedgerEntry, tag="decision", kw_only=True):
     controllers: list[Asked] = []
     warnings: list[Warn] = []
     traceparent: str = ""  # the patcher continues this trace
+    based_on: int = 0  # the last commit that was folded when the hint or the record was received; 0: not known
 
 
 class Withdrawal(LedgerEntry, tag="withdrawal", kw_only=True):
@@ -79,6 +88,7 @@ class Withdrawal(LedgerEntry, tag="withdrawal", kw_only=True):
     group: str
     revision: int
     traceparent: str = ""  # the patcher continues this trace
+    based_on: int = 0  # as in a decision
 
 
 class Release(LedgerEntry, tag="release", kw_only=True):
@@ -88,13 +98,54 @@ class Release(LedgerEntry, tag="release", kw_only=True):
 
 
 class Reassignment(LedgerEntry, tag="reassign", kw_only=True):
-    """Replaces the slots of a claim whose pods run on other nodes than claimed (`Displaced`)."""
+    """Replaces the slots of a claim whose pods run on other nodes than claimed. Only read: settlements do it now."""
 
     claim: str
     slots: list[Slot]
 
 
-Entry = Decision | Withdrawal | Release | Reassignment
+class Shortfall(Model, kw_only=True):
+    """The scarcest resource of a pod that fits on no node of its cluster, and the most that one of its nodes has free. `refused`:
+    the words of a node that did not admit it, if that is why."""
+
+    resource: str
+    needed: int
+    free: int
+    refused: str = ""
+
+
+class Settlement(LedgerEntry, tag="settlement", kw_only=True):
+    """Moves slots of claims on one cluster: to their pods where these run elsewhere, and to other nodes where pods that
+    nobody expected took the room. `ended`: decisions that did not run yet and whose pods do not fit there any more; they are
+    taken back. `restored`: those from before them that stand again. `displaced`: all groups with slots that fit nowhere on
+    the cluster while their decision stands. `epoch`: of the rows that it was computed from. `confined`: claims whose pods a node
+    refused, each with these nodes and their words; the pods run on the nodes of their slots only from then on."""
+
+    cluster: str
+    epoch: str
+    slots: dict[str, list[Slot]] = {}
+    ended: list[str] = []
+    restored: list[str] = []
+    displaced: dict[str, Shortfall] = {}
+    confined: dict[str, dict[str, str]] = {}
+
+
+class Allocation(LedgerEntry, tag="allocation", kw_only=True):
+    """Changes what consumers of the Placement interface hold. It takes effect whole or not at all: the generation of each
+    consumer must stand, and no placement worker with a newer lease may have written.
+
+    `inventories`: the exchange of inventories together with it, by provider; its records follow. `recorded`: exchanges up to
+    this sequence are in the records. `forgotten`: providers that are deleted, whose writes need not be counted."""
+
+    id: str
+    generation: int
+    writes: list[ConsumerWrite] = []
+    inventories: dict[str, dict[str, InventoryRecord]] = {}
+    recorded: int = 0
+    forgotten: list[str] = []
+
+
+Entry = Decision | Withdrawal | Release | Reassignment | Settlement | Allocation
 _Kind = TypeVar("_Kind", bound=LedgerEntry)
 
 
@@ -102,6 +153,7 @@ class Commit(Message, kw_only=True):
     """One message of the decision log. A missing acknowledgement is resolved by looking for its unique `id` in the log."""
 
     by: str = ""
+    at: float = 0.0  # the committer's time, in seconds since 1970
     entries: list[Entry] = []
 
     def entries_of(self, kind: type[_Kind]) -> list[_Kind]:
@@ -109,9 +161,10 @@ class Commit(Message, kw_only=True):
 
 
 def decision_document(decision: Decision) -> dict[str, Any]:
-    """Returns a decision as REST and action controllers see it: without the field that tells entries of the log apart."""
+    """Returns a decision as REST and action controllers see it: without the fields that only the log needs."""
     document: dict[str, Any] = msgspec.to_builtins(decision)
     del document["kind"]
+    document.pop("basedOn", None)
     return document
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,7 +29,8 @@ class ObjectRef(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fie
 
 
 class Need(Strict, kw_only=True):
-    """A need for a resource (with requests, limits or both) or for a node label with a value."""
+    """A need for a resource (with requests, limits or both) or for a node label with a value. All needs of a `group` are met
+    by one part of the node."""
 
     resource: str = ""
     requests: int | float | str | None = None
@@ -40,6 +41,27 @@ class Need(Strict, kw_only=True):
     mandatory: bool | None = None
     weight: int | None = None
     name: str = ""
+    group: str = ""
+
+
+class GroupConditions(Strict, kw_only=True):
+    """Conditions on the part that meets a group: traits and aggregates as `T`, `!T` or `in:A,B`."""
+
+    required: list[str] = []
+    member_of: list[str] = []
+    in_tree: str = ""
+
+
+class Topology(Strict, kw_only=True):
+    """Where in a node the parts of a pod's groups are, relative to each other."""
+
+    groups: dict[str, GroupConditions] = {}
+    same_subtree: list[list[str]] = []
+    isolate: list[str] = []
+    group_policy: str = ""
+    root_required: list[str] = []
+    root_member_of: list[str] = []
+    zone: str = ""
 
 
 class Consumer(Strict, kw_only=True):
@@ -48,6 +70,7 @@ class Consumer(Strict, kw_only=True):
     container: str = ""
     replicas: int | None = None
     needs: list[Need] = []
+    topology: Topology | None = None
 
 
 class Term(Strict, kw_only=True):
@@ -83,6 +106,7 @@ class App(Strict, kw_only=True):
     manifests: list[dict[str, Any]] | dict[str, Any] = []
     placement: Placement | None = None
     consumers: list[Consumer] = []
+    steering: Literal["preferred", "required"] = "preferred"
 
 
 class AffinityRule(Strict, kw_only=True):
@@ -109,6 +133,10 @@ class HpaIntentSpec(Strict, kw_only=True):
     consumers: list[Consumer] = []
 
 
+class TopologyIntentSpec(HpaIntentSpec, kw_only=True):
+    """Consumers as in an HpaIntent, from whoever knows the inside of the machines."""
+
+
 class PlacementIntentSpec(Strict, kw_only=True):
     """A filter (`allOf`, `anyOf`) or several sets with counts, for one app of a group."""
 
@@ -125,7 +153,7 @@ class AffinityIntentSpec(Strict, kw_only=True):
 
 
 class IntentDocument(Strict, kw_only=True):
-    """A standalone intent (`HpaIntent`, `PlacementIntent`, `AffinityIntent`, or a registered kind), for `spec.group`."""
+    """A standalone intent (`HpaIntent`, `TopologyIntent`, `PlacementIntent`, `AffinityIntent`, or a registered kind), for `spec.group`."""
 
     kind: str
     metadata: Metadata

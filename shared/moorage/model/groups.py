@@ -67,8 +67,15 @@ class Stored(Message, kw_only=True):
     """Intent store → all mergers: the record announced by the `Decide` with this id is durable."""
 
 
+class EndedGroups(Message, kw_only=True):
+    """Intent store → one merger: deleted groups. The answer has those of them that the decision log still knows."""
+
+    groups: list[str] = []
+
+
 class Withdraw(Message, kw_only=True):
-    """Intent store → mergers: `revision` and all earlier ones end."""
+    """Intent store → mergers: `revision` and all earlier ones end. `created`: of the group's record."""
 
     group: str
     revision: int
+    created: str = ""

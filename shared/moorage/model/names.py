@@ -7,18 +7,27 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_PLAIN = re.compile(r"[A-Za-z0-9_-]*").fullmatch
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,126}[A-Za-z0-9])?", re.ASCII)
 
 
-@lru_cache(65536)
 def token(name: str) -> str:
     """Encodes a name as one token (`v1.0` → `v1=2E0`), so that no name can match the subjects of another one."""
+    return name if _PLAIN(name) else _escaped(name)
+
+
+@lru_cache(4096)
+def _escaped(name: str) -> str:
     return _UNSAFE.sub(lambda m: b"=%02X" % m[0][0], name.encode()).decode()
 
 
-@lru_cache(65536)
 def untoken(part: str) -> str:
+    return _unescaped(part) if "=" in part or not part.isascii() else part
+
+
+@lru_cache(4096)
+def _unescaped(part: str) -> str:
     raw = _ESCAPE.sub(lambda m: chr(int(m[1], 16)), part)
     return raw.encode("latin-1").decode("utf-8", "replace")
 
@@ -49,7 +58,7 @@ class GroupName(NamedTuple):
 
     @property
     def tokens(self) -> str:
-        """The four subject tokens of this group."""
+        """Returns the four subject tokens of this group."""
         return ".".join(token(p) for p in self)
 
     @classmethod

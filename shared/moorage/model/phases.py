@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .attempts import Attempt
-from .desired import GroupStatus
 from .groups import Phase, State
+from .status import GroupStatus
 
 ENDED: tuple[State, ...] = ("Terminated", "TerminateStopped")
 

@@ -111,6 +111,14 @@ def wrong_state(detail: str) -> Problem:
     return Problem(title="Wrong state", status=409, code="WrongState", detail=detail)
 
 
+def still_reports(cluster: str) -> str:
+    """Returns why a cluster cannot be deleted, and how to take it out of the fleet."""
+    return (
+        f"{cluster} still reports, so it is not lost; `moorage cluster drain {cluster}` moves its groups, then stop its agent "
+        "(`moorage cluster leave`) or its simulator (remove it from the fleet file)"
+    )
+
+
 def conflict(detail: str) -> Problem:
     return Problem(title="Conflict", status=409, code="Conflict", detail=detail)
 

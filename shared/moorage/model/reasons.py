@@ -7,9 +7,22 @@ from .base import Model, Value
 CODES: dict[str, str] = {
     "ResourceShort": "No node of these clusters has enough of a resource free for one pod.",
     "CapacityShort": "Single pods fit, but these clusters do not have enough capacity for all pods of one object.",
+    "PartMissing": "No node of these clusters has a part with the classes and traits of a group.",
+    "PartShort": "No node of these clusters has parts with enough free for a group, or they serve fewer pods than there are.",
+    "ZoneShort": "No zone of a node of these clusters has enough free for all that a pod needs of one zone.",
+    "RelationFails": "Parts for each group are there, but not under the relation between them.",
+    "HostPortTaken": "No node of these clusters has a host port free that a pod needs.",
+    "SurgeShort": "An update starts pods beside older ones (maxSurge), none may be missing meanwhile, and these clusters lack room.",
+    "SurgeLeftOut": "There is no room for pods that a rollout may start beside older ones; it goes on with some pods missing.",
     "LabelMissing": "No node of these clusters has a required label.",
     "NodesUnusable": "Every suitable node is not ready, is cordoned or has a taint that is not tolerated.",
+    "PartGone": "A claimed part of a node is not reported any more. The claim stays, and counts again when the part is back.",
+    "ChosenByKubelet": "Claims name parts of nodes, but the kubelet chooses those that a pod gets.",
     "PackingFails": "Each object fits alone, but all pods of the group together cannot be assigned to nodes there.",
+    "PodAntiAffinity": "Required pod anti-affinity leaves fewer places than an object has pods.",
+    "PodAffinity": "Required pod affinity leaves fewer places than an object has pods.",
+    "TopologySpread": "Topology spread constraints leave fewer places than an object has pods.",
+    "PodRulesFail": "All pods have room there, but not under their rules about each other: anti-affinity, affinity, spread.",
     "SearchBound": "The search for an assignment reached its limit; an assignment may exist.",
     "NotEnoughClusters": "Fewer clusters qualify than the app needs.",
     "ReplicasConflict": "Two answers, or an answer and the document, request different numbers of clusters for one app.",
@@ -26,12 +39,16 @@ CODES: dict[str, str] = {
     "ConsumerAmbiguous": "A consumer names an object without its kind, and several objects have that name.",
     "ApiVersionDiffers": "A consumer names an object with another apiVersion than the manifests; it is used all the same.",
     "PatchConflict": "Two contributions set one field to different values.",
+    "PatchTooLarge": "The contributions of all action controllers together exceed the size limit.",
+    "UnreportedPods": "A rule of a pod concerns pods of others, which nobody reports; Kubernetes may refuse nodes.",
     "Unsupported": "No controller of this mesh can decide this kind of need.",
     "ExclusiveCoresUnknown": "The nodes do not report their CPU manager; cores may not be exclusive there.",
+    "OptionalNotCombined": "The app has more optional needs than are combined; the lighter ones are granted where room is left.",
     "NotGuaranteed": "Another container of the pod breaks the Guaranteed class, so cores will not be exclusive.",
     "DecisionTooLarge": "The decision exceeds the size limit of a commit.",
     "RemovalUnconfirmed": "The cluster has not confirmed the removal; until then its claims count.",
-    "Displaced": "Pods run on other nodes than claimed; the claim was assigned again.",
+    "Displaced": "Other pods took the room of pods that are still to start. What did not run yet is placed again.",
+    "NodeRefused": "The kubelet of a node did not admit a pod. No pod of the object goes there until the node changes.",
     "ApplyFailed": "The cluster refused an object.",
     "NoClusters": "No cluster of the fleet reports.",
     "Overtaken": "Other groups took the capacity each time it was found, until time was up; it is retried at once.",
@@ -41,7 +58,7 @@ CODES: dict[str, str] = {
 
 class Reason(Model, kw_only=True):
     """One reason. `clusters` is the number of clusters that it holds for, `samples` names a few of them. Quantities are
-    canonical strings."""
+    canonical strings. `group` is the suffix of a group of parts, `relation` one that excludes the clusters."""
 
     code: str
     message: str = ""
@@ -54,6 +71,8 @@ class Reason(Model, kw_only=True):
     free: str = ""
     by: str = ""
     cluster: str = ""
+    group: str = ""
+    relation: str = ""
 
     def __post_init__(self) -> None:
         if self.code not in CODES:

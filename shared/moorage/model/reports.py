@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .base import Message, Model, Value
+from .part_reports import DeviceReport, ProviderReport, TopologyManager, ZoneReport
 
 #: A part of a report stays well below 512 kB.
 PART_BYTES = 400_000
@@ -23,6 +24,10 @@ class CpuManager(Value, kw_only=True, frozen=True):
 
 
 class NodeReport(Model, kw_only=True):
+    """A node. In a delta, `zones`, `providers` and `topology_manager` that are absent are as before. `in_use` has what
+    the pods of the node use of its parts, by the part's id without the node's name (`numa-0`, `numa-0/card-1`) and class.
+    `counted`: the uids of those pods, of the ones listed one by one, that `in_use` includes."""
+
     name: str
     uid: str = ""
     labels: dict[str, str] = {}
@@ -34,11 +39,16 @@ class NodeReport(Model, kw_only=True):
     allocatable: dict[str, str] = {}
     requested: dict[str, str] = {}
     pod_count: int = 0
+    host_ports: list[str] = []  # used by its pods: 8080/TCP, or 10.0.0.1:53/UDP for a single IP
     cpu_manager: CpuManager | None = None
-    zones: list[dict[str, Any]] = []
-    providers: list[dict[str, Any]] = []
-    devices: list[dict[str, Any]] = []
+    zones: list[ZoneReport] | None = None
+    providers: list[ProviderReport] | None = None
+    devices: list[DeviceReport] = []
+    topology_manager: TopologyManager | None = None
+    in_use: dict[str, dict[str, str]] = {}
+    counted: list[str] = []
     machines: list[dict[str, Any]] = []
+    created: str = ""  # RFC 3339
 
 
 class ContainerReport(Model, kw_only=True):
@@ -53,10 +63,15 @@ class PodReport(Model, kw_only=True):
     name: str
     node: str = ""
     phase: str = "Pending"
+    reason: str = ""  # of a failed pod
+    message: str = ""  # of a failed pod
     deleting: bool = False
     labels: dict[str, str] = {}
     requests: dict[str, str] = {}
     claim: str = ""
+    parts: dict[
+        str, dict[str, str]
+    ] = {}  # what it uses of parts, where its source knows; its node's `in_use` includes it
     containers: list[ContainerReport] = []
 
 

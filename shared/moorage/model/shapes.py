@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import msgspec
 
 from .base import Model, Value
+from .part_requests import PartGroup, PodContainer, Relation
 
 #: A resource of nodes with a static CPU manager: whole cores that can be exclusive. Nodes of clusters that report no CPU
 #: manager count as having any number, with a warning.
@@ -30,22 +32,42 @@ class Toleration(Value, kw_only=True, frozen=True):
 
 
 class OptionalNeed(Value, kw_only=True, frozen=True):
-    """A need that excludes no cluster. A cluster where all `count` pods can have it scores its weight."""
+    """A need that excludes no cluster. A cluster where all `count` pods can have it scores its weight. `part_resources` are
+    amounts that the group with the suffix `group` takes in addition where it is granted."""
 
     consumer: str
     name: str
     weight: int = 1
     resources: dict[str, int] = {}
     label: tuple[str, str] | None = None
+    group: str = ""
+    part_resources: dict[str, int] = {}
 
 
 class NeedRef(Value, kw_only=True, frozen=True):
-    """A need of a consumer, for explanations only. Without a `consumer` it is what the manifest itself requests."""
+    """A need of a consumer, for explanations only. Without a `consumer` it is what the manifest itself requests. `group` is the
+    suffix of its group of parts."""
 
     consumer: str
     name: str
     amount: int = 0
     label: tuple[str, str] | None = None
+    group: str = ""
+
+
+class PodRule(Value, kw_only=True, frozen=True):
+    """A required rule of a pod about others of its group: `apart` from them, `near` to one of them, or `spread` evenly, over
+    the domains that nodes with equal values of the label `key` are. `pods` names a selector of the group; empty: it selects
+    no pod of the group, and the nodes only need the label."""
+
+    kind: Literal["apart", "near", "spread"]
+    key: str
+    pods: str = ""
+    shared: bool = False  # the selector selects pods of other objects, too
+    max_skew: int = 1
+    min_domains: int = 1
+    honor_affinity: bool = True  # only nodes that the pod's own node affinity selects count
+    honor_taints: bool = False  # only nodes whose taints it tolerates count
 
 
 class Shape(Model, kw_only=True):
@@ -63,11 +85,23 @@ class Shape(Model, kw_only=True):
     optional: list[OptionalNeed] = []
     needs: list[NeedRef] = []
     template: str = ""  # hash of the resolved pod template before claims
-    surge: int = 0
+    surge: int = 0  # pods that a rollout may run beyond `count`; on every node if `per_node`
+    unavailable: int = 0  # pods that may be missing during a rollout
+    rules: list[PodRule] = []
+    marks: list[str] = []  # the selectors of the group's rules that select these pods
+    guaranteed: bool = False  # the pod has the QoS class Guaranteed; known only where `containers` are
+    containers: list[PodContainer] = []  # given for pods that a kubelet may align with the zones of a node
     # Not supported yet: `fit` refuses non-empty values.
+    groups: list[PartGroup] = []
+    relations: list[Relation] = []
     devices: list[Any] = []
-    request_groups: list[Any] = []
     machine: str = ""
+
+
+def on_nodes(shape: Shape, operator: Literal["In", "NotIn"], nodes: Iterable[str]) -> Shape:
+    """Returns the shape for these nodes only, or for all but these."""
+    named = Requirement(key="metadata.name", operator=operator, values=tuple(sorted(nodes)))
+    return msgspec.structs.replace(shape, terms=[[*term, named] for term in shape.terms or [[]]])
 
 
 def _no_shapes() -> list[Shape]:
@@ -75,11 +109,13 @@ def _no_shapes() -> list[Shape]:
 
 
 class ShapedApp(Model, kw_only=True):
-    """An app as controllers are asked about it. All fields are encoded, for controllers that do not know the defaults."""
+    """An app as controllers are asked about it. All fields that they need are encoded, for controllers that do not know the
+    defaults. `steering`: whether the pods prefer the nodes of their slots or may run nowhere else."""
 
     name: str
     replicas: int = msgspec.field(default_factory=lambda: 1)
     shapes: list[Shape] = msgspec.field(default_factory=_no_shapes)
+    steering: Literal["preferred", "required"] = "preferred"
 
 
 class Intent(Model, kw_only=True):

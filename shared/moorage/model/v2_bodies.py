@@ -111,12 +111,33 @@ class AppIntent(Body, kw_only=True):
     spec: AppIntentSpec
 
 
+class GroupConditions(Body, kw_only=True):
+    """Conditions on the part that meets a group: traits and aggregates as `T`, `!T` or `in:A,B`."""
+
+    required: list[str] = []
+    member_of: list[str] = []
+    in_tree: str = ""
+
+
+class Topology(Body, kw_only=True):
+    """Where in a node the parts of a pod's groups are, with the same fields as in documents."""
+
+    groups: dict[str, GroupConditions] = {}
+    same_subtree: list[list[str]] = []
+    isolate: list[str] = []
+    group_policy: str = ""
+    root_required: list[str] = []
+    root_member_of: list[str] = []
+    zone: str = ""
+
+
 class ConsumerSpec(Body, kw_only=True):
     api_version: str = ""
     kind: str = ""
     name: str
     container: str = ""
     replicas: int | None = None
+    topology: Topology | None = None
 
 
 class Consumer(Body, kw_only=True):
@@ -131,6 +152,7 @@ class Amount(Body, kw_only=True):
     requests: int | float | str | None = None
     limits: int | float | str | None = None
     units: str = ""
+    group: str = ""  # the suffix of the group of parts that a resource is for
     key: str = ""
     value: str | msgspec.UnsetType = msgspec.UNSET  # the value of a label may be empty
 

@@ -11,6 +11,8 @@ from .quantities import (
     format_amount,
     parse_amount,
     parse_nanos,
+    readable_amount,
+    readable_quantity,
 )
 
 __all__ = [
@@ -21,4 +23,6 @@ __all__ = [
     "need_amount",
     "parse_amount",
     "parse_nanos",
+    "readable_amount",
+    "readable_quantity",
 ]

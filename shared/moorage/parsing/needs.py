@@ -14,10 +14,11 @@ _BYTE_UNITS = {"B": 10**9} | {name: parse_nanos("1" + name) for name in _KUBERNE
 _BYTE_UNITS |= {name + "B": factor for name, factor in list(_BYTE_UNITS.items()) if name != "B"}
 _BYTE_UNITS["KB"] = _BYTE_UNITS["kB"]
 _BYTES = ("memory", "ephemeral-storage", "hugepages-")
+_QUANTITY_TYPES = (str, int, float)
 
 
 def _number(resource: str, value: str | float) -> tuple[str, bool]:
-    """The value as text, and whether it is a number without a suffix."""
+    """Returns the value as text, and whether it is a number without a suffix."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{resource}: {value!r} is not a quantity; write a finite number")
     text = value.strip() if isinstance(value, str) else repr(value)
@@ -25,7 +26,7 @@ def _number(resource: str, value: str | float) -> tuple[str, bool]:
 
 
 def _factor(resource: str, text: str, units: str) -> int:
-    """The number of nano units in one of `units`."""
+    """Returns the number of nano units in one of `units`."""
     if resource == "cpu":
         known, names = _CPU_UNITS, "cores or m"
     elif resource.startswith(_BYTES):
@@ -42,7 +43,7 @@ def need_amount(resource: str, value: str | float, units: str = "") -> int:
     write instead."""
     if not resource:
         raise ValueError("name the resource, like cpu, memory or nvidia.com/gpu")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, _QUANTITY_TYPES):
         raise ValueError(f"{resource}: {value!r} is not a quantity; write a number or text like 500m or 1Gi")  # noqa: TRY004
     return _need_amount(resource, value, units)
 

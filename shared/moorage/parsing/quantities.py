@@ -118,3 +118,30 @@ def format_amount(resource: str, value: int) -> str:
     if value % 1024 or resource == "cpu":
         return _decimal(nano)
     return min(_binary(nano), _decimal(nano), key=len)
+
+
+#: Resources that are counted in bytes.
+_BYTES = ("memory", "ephemeral-storage", "storage", "hugepages-")
+
+
+def readable_amount(resource: str, value: int) -> str:
+    """Formats an amount for people: `2`, `1.5` or `500m` of CPU, `700Gi` of memory, rounded. Not exact."""
+    if resource == "cpu":
+        return f"{value / 1000:.10g}" if value % 1000 == 0 or abs(value) > 1000 else f"{value}m"
+    if not resource.startswith(_BYTES):
+        return str(value)
+    unit, factor = "", 1
+    for suffix, size in _BINARY.items():
+        if abs(value) < size:
+            break
+        unit, factor = suffix, size
+    number = value / factor
+    return f"{round(number, 1):g}{unit}" if abs(number) >= 10 else f"{number:.3g}{unit}"
+
+
+def readable_quantity(resource: str, text: str) -> str:
+    """Formats a quantity for people; text that is no quantity is returned as it is."""
+    try:
+        return readable_amount(resource, parse_amount(resource, text, False))
+    except ValueError:
+        return text

@@ -113,7 +113,8 @@ def _find_secrets(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def loggable_excerpt(data: bytes, length: int = 2048) -> str:
-    """The beginning of a message that could not be decoded, for operators. A message that may hold a secret is withheld."""
+    """Returns the beginning of a message that could not be decoded, for operators. A message that may hold a secret is
+    withheld."""
     text = data.decode("utf-8", "replace")
     if any(marker in text for marker in _SECRET_MARKERS):
         return f"{len(data)} bytes that may hold secrets are not kept"

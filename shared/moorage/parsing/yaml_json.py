@@ -113,7 +113,7 @@ def parse_yaml(text: bytes | str, max_bytes: int = MAX_BYTES) -> list[Any]:
 
 
 def too_large(size: int, max_bytes: int) -> Refused:
-    """The refusal of a document of `size` bytes."""
+    """Returns the refusal of a document of `size` bytes."""
     return _refusal("TooLarge", f"the document has {size} bytes; at most {max_bytes} are allowed", 413)
 
 

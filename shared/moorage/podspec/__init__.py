@@ -3,6 +3,16 @@ changed in place, because thousands of clusters may share one object."""
 
 from __future__ import annotations
 
+from .host_ports import (
+    HostPort,
+    host_port,
+    is_host_port,
+    node_amount,
+    parse_host_port,
+    port_amounts,
+    port_text,
+    ports_in,
+)
 from .json_patch import PointerError, diff, format_pointer, list_index, parse_pointer, with_value, with_values
 from .requests import (
     ContainerResources,
@@ -21,6 +31,7 @@ __all__ = [
     "REPLICATED",
     "WORKLOADS",
     "ContainerResources",
+    "HostPort",
     "PointerError",
     "container_resources",
     "containers",
@@ -28,13 +39,20 @@ __all__ = [
     "exclusive_cores",
     "find",
     "format_pointer",
+    "host_port",
     "is_guaranteed",
+    "is_host_port",
     "list_index",
     "named",
+    "node_amount",
     "object_key",
+    "parse_host_port",
     "parse_pointer",
     "pod_requests",
     "pod_spec",
+    "port_amounts",
+    "port_text",
+    "ports_in",
     "template",
     "template_path",
     "while_resized",

@@ -3,7 +3,7 @@ with the input: the patcher makes objects for thousands of clusters from the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -85,26 +85,25 @@ def with_values(node: dict[str, Any], settings: Sequence[tuple[Sequence[str], An
 
 def diff(before: Any, after: Any) -> list[Operation]:
     """Returns an RFC 6902 patch from `before` to `after`. Identical objects are skipped without comparing their content."""
-    patch: list[Operation] = []
-    if before is not after:
-        _compare(before, after, "", patch)
-    return patch
+    return [] if before is after else list(_operations(before, after, ""))
 
 
-def _compare(before: Any, after: Any, path: str, patch: list[Operation]) -> None:
+def _operations(before: Any, after: Any, path: str) -> Iterator[Operation]:
     if isinstance(before, dict) and isinstance(after, dict):
-        patch += [{"op": "remove", "path": f"{path}/{escape(key)}"} for key in before if key not in after]
+        for key in before:
+            if key not in after:
+                yield {"op": "remove", "path": f"{path}/{escape(key)}"}
         for key, value in after.items():
             if key not in before:
-                patch.append({"op": "add", "path": f"{path}/{escape(key)}", "value": value})
+                yield {"op": "add", "path": f"{path}/{escape(key)}", "value": value}
             elif before[key] is not value:
-                _compare(before[key], value, f"{path}/{escape(key)}", patch)
+                yield from _operations(before[key], value, f"{path}/{escape(key)}")
     elif isinstance(before, list) and isinstance(after, list) and len(before) <= len(after):
         for index, value in enumerate(after):
             if index >= len(before):
-                patch.append({"op": "add", "path": f"{path}/{index}", "value": value})
+                yield {"op": "add", "path": f"{path}/{index}", "value": value}
             elif before[index] is not value:
-                _compare(before[index], value, f"{path}/{index}", patch)
+                yield from _operations(before[index], value, f"{path}/{index}")
     # True equals 1 in Python and nowhere else.
     elif before != after or type(before) is not type(after) or isinstance(before, list):
-        patch.append({"op": "replace", "path": path, "value": after})
+        yield {"op": "replace", "path": path, "value": after}

@@ -51,8 +51,7 @@ def pod_requests(
     for resource, amount in of_pod.items():
         # A valid pod requests at least as much as its containers; needs and a resize may raise them above it.
         total[resource] = max(amount, total.get(resource, 0))
-    _add(total, overhead)
-    return total
+    return _sum(total, overhead)
 
 
 def is_guaranteed(container: ContainerResources) -> bool:
@@ -62,7 +61,7 @@ def is_guaranteed(container: ContainerResources) -> bool:
 
 
 def whole_cores(container: ContainerResources) -> int:
-    """The cores a container requests; 0 where they include a part of a core."""
+    """Returns the cores a container requests; 0 where they include a part of a core."""
     cores, part = divmod(container.requests.get("cpu", 0), 1000)
     return 0 if part else cores
 
@@ -73,26 +72,29 @@ def exclusive_cores(containers: Iterable[ContainerResources]) -> int:
 
 
 def _peak(containers: Iterable[ContainerResources]) -> dict[str, int]:
-    """The most that is requested at one time: by all containers that run together, or by an init container and the sidecars
-    started before it."""
-    total: dict[str, int] = {}
+    """Returns the most that is requested at one time: by all containers that run together, or by an init container and
+    the sidecars started before it."""
+    running: list[Amounts] = []
     sidecars: dict[str, int] = {}
     starting: dict[str, int] = {}
     for container in containers:
         if not container.init:
-            _add(total, container.requests)
+            running.append(container.requests)
             continue
         for resource, amount in container.requests.items():
             with_sidecars = sidecars.get(resource, 0) + amount
             if container.sidecar:
                 sidecars[resource] = with_sidecars
             starting[resource] = max(with_sidecars, starting.get(resource, 0))
-    _add(total, sidecars)
+    total = _sum(*running, sidecars)
     for resource, amount in starting.items():
         total[resource] = max(amount, total.get(resource, 0))
     return total
 
 
-def _add(total: dict[str, int], amounts: Amounts) -> None:
-    for resource, amount in amounts.items():
-        total[resource] = total.get(resource, 0) + amount
+def _sum(*parts: Amounts) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for amounts in parts:
+        for resource, amount in amounts.items():
+            total[resource] = total.get(resource, 0) + amount
+    return total

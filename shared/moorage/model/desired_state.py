@@ -1,4 +1,4 @@
-"""Desired state of clusters, contributions to it, and the status that agents confirm."""
+"""Desired state of clusters: contributions to it, the versions that agents fetch, and the record of it per group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Literal
 import msgspec
 
 from .base import Message, Model
-from .groups import Phase
 from .problems import Problem
 from .reasons import Reason, Warn
 from .shapes import ShapedApp
@@ -81,25 +80,6 @@ class DesiredReply(Model, kw_only=True):
     generation: int = 0
 
 
-class ObjectStatus(Model, kw_only=True):
-    object: str
-    state: Literal["Ready", "Progressing", "Failed", "Removed"]
-    message: str = ""
-    ready: int = 0
-    wanted: int = 0
-
-
-class Confirm(Message, kw_only=True):
-    """Agent → patcher: the result of applying one version."""
-
-    group: str
-    app: str
-    version: int
-    removed: bool = False
-    objects: list[ObjectStatus] = []
-    as_of: float = 0
-
-
 class DesiredRecord(Model, kw_only=True):
     """A value of the bucket `moorage-desired`, one per group: what cannot be computed again from the log and the documents.
     `nodes`: the nodes that each claim's pods prefer. They are kept while the claim is the same, so that neither a later
@@ -116,54 +96,6 @@ class DesiredRecord(Model, kw_only=True):
     reasons: list[Reason] = []
     warnings: list[Warn] = []
     traceparent: str = ""
-
-
-class AppStatus(Model, kw_only=True):
-    """The last confirmation of one app by the agent of one cluster."""
-
-    app: str
-    cluster: str
-    version: int = 0
-    removed: bool = False
-    objects: list[ObjectStatus] = []
-    as_of: float = 0
-
-
-class GroupStatus(Model, kw_only=True):
-    """A value of the bucket `moorage-status`, one per group. `reached`: this decision ran in full at least once, so objects
-    that are not ready now are degraded rather than progressing."""
-
-    group: str
-    revision: int
-    phase: Phase
-    decision: str = ""
-    version: int = 0
-    reached: bool = False
-    apps: list[AppStatus] = []
-    reasons: list[Reason] = []
-    warnings: list[Warn] = []
-    told: str = ""  # id of the event about this phase
-    generation: int = 0  # of the patcher that wrote it
-
-
-class PhaseChange(Model, kw_only=True):
-    """Data of the patcher's events on `moorage.events.decisions.<phase>.<group>`."""
-
-    group: str
-    revision: int
-    phase: Phase
-    decision: str = ""
-    reasons: list[Reason] = []
-
-
-class ClaimsRemoved(Message, kw_only=True):
-    """Patcher → the merger that writes releases: the agent confirmed that it removed these claims' pods. `gone`: the whole
-    cluster has left the fleet after its objects were removed."""
-
-    claims: list[str]
-    cluster: str
-    as_of: float = 0
-    gone: bool = False
 
 
 class DiffAsk(Message, kw_only=True, forbid_unknown_fields=True):

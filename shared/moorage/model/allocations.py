@@ -1,0 +1,44 @@
+"""Consumers of the Placement interface, what they hold, and the inventories of made providers."""
+
+from __future__ import annotations
+
+from .base import Value
+
+MAX_INT = 0x7FFFFFFF
+
+
+class InventoryRecord(Value, kw_only=True, frozen=True):
+    """An amount of one class that a provider offers. `updated` is the time of its last write."""
+
+    total: int
+    reserved: int = 0
+    min_unit: int = 1
+    max_unit: int = MAX_INT
+    step_size: int = 1
+    allocation_ratio: float = 1.0
+    updated: float = 0
+
+    @property
+    def capacity(self) -> int:
+        return int((self.total - self.reserved) * self.allocation_ratio)
+
+
+class Consumer(Value, kw_only=True, frozen=True):
+    """A consumer and all that it holds: amounts by provider and class. `generation` grows with each of its writes."""
+
+    uuid: str
+    project: str
+    user: str
+    type: str | None = None
+    generation: int
+    allocations: dict[str, dict[str, int]] = {}
+    updated: float = 0
+
+
+class ConsumerWrite(Value, kw_only=True, frozen=True):
+    """Replaces what a consumer holds. `expected` is the generation that must stand, None for a new consumer; the generation of
+    the providers in `named` grows."""
+
+    consumer: Consumer
+    expected: int | None = None
+    named: tuple[str, ...] = ()

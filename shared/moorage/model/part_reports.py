@@ -1,0 +1,88 @@
+"""What sources report of the inside of a node: zones, providers and devices, each with what it can give."""
+
+from __future__ import annotations
+
+from .base import Value
+
+
+class InventoryReport(Value, kw_only=True, frozen=True):
+    """An amount of one class. `total` and `reserved` are quantities; `max_unit` 0 is no limit."""
+
+    total: str = "0"
+    reserved: str = "0"
+    min_unit: int = 1
+    max_unit: int = 0
+    step_size: int = 1
+    allocation_ratio: float = 1.0
+
+
+class ZoneReserve(Value, kw_only=True, frozen=True):
+    cpus: int | str = ""
+    memory: str = ""
+
+
+class ZoneReport(Value, kw_only=True, frozen=True):
+    """A NUMA zone, or another part of a machine that its kubelet knows. The part is NODE/ID; of a number N it is NODE/numa-N.
+    `cpus` is a list like `0-9,20-29`, or their number; it and `memory` are short for inventories, of which `reserved` is not
+    for pods."""
+
+    id: int | str = ""
+    kind: str = "zone"
+    parent: int | str = ""  # another zone; empty: the node
+    inventories: dict[str, str | InventoryReport] = {}
+    cpus: int | str = ""
+    memory: str = ""
+    reserved: ZoneReserve | None = None
+    distances: dict[str, int] = {}  # by the other zone's id
+    roles: list[str] = []
+    traits: list[str] = []
+    aggregates: list[str] = []
+
+
+#: A typed value. A version is ordered by the rules of versions, not of text.
+class Version(Value, kw_only=True, frozen=True):
+    version: str
+
+
+PropertyValue = bool | int | float | str | Version
+
+
+class ProviderReport(Value, kw_only=True, frozen=True):
+    """A part with inventories of its own, for example a card or one of its functions. The part is NODE/ID."""
+
+    id: str = ""
+    kind: str = "provider"
+    parent: int | str = ""  # a zone or another provider; empty: the node
+    inventories: dict[str, str | InventoryReport] = {}
+    traits: list[str] = []
+    aggregates: list[str] = []
+    properties: dict[str, PropertyValue] = {}
+    healthy: bool = True
+
+
+class DeviceTaint(Value, kw_only=True, frozen=True):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+    time_added: str = ""
+
+
+class DeviceReport(Value, kw_only=True, frozen=True):
+    """A device that a DRA driver or a node agent offers. `shared`: other nodes can use it, too, under the same id."""
+
+    id: str = ""
+    driver: str = ""
+    pool: str = ""
+    name: str = ""
+    attributes: dict[str, PropertyValue] = {}
+    capacity: dict[str, str] = {}
+    taints: list[DeviceTaint] = []
+    shared: bool = False
+
+
+class TopologyManager(Value, kw_only=True, frozen=True):
+    """How a kubelet aligns what containers get: `policy` none, best-effort, restricted or single-numa-node, for each container
+    or for the whole pod (`scope`)."""
+
+    policy: str = "none"
+    scope: str = "container"

@@ -1,0 +1,72 @@
+"""What a pod asks of the parts of its node: groups of amounts, relations between them, and what each container requests."""
+
+from __future__ import annotations
+
+from .base import Value
+
+#: The suffix of the group of all that is asked of parts without naming a group.
+NAMELESS = ""
+
+
+class PartGroup(Value, kw_only=True, frozen=True):
+    """Amounts that one part gives to one pod, and conditions that this part meets. The group without a suffix is spread: each
+    of its classes may come from another part of the tree.
+
+    `required` and `member_of` are conjunctions of alternatives: one name of each entry must be there. Classes and traits have
+    the names of `moorage.model.part_names`; amounts of Kubernetes resources are in the units of `Shape.resources`, which
+    includes them."""
+
+    suffix: str = NAMELESS
+    resources: dict[str, int] = {}
+    required: tuple[tuple[str, ...], ...] = ()
+    forbidden: tuple[str, ...] = ()
+    member_of: tuple[tuple[str, ...], ...] = ()
+    not_member_of: tuple[str, ...] = ()
+    in_tree: str = ""  # a part, usually the node, whose tree it must be
+    count: int = 1  # so many such parts; each gives `resources`
+    optional: bool = (
+        False  # asked for only where an optional need of the group is granted, else left out of all relations
+    )
+
+
+class SameSubtree(Value, kw_only=True, frozen=True, tag="sameSubtree"):
+    """One of the parts of `groups` is an ancestor of, or is, all of them. No part of `apart` is an ancestor or descendant of
+    that one, or the same."""
+
+    groups: tuple[str, ...]
+    apart: tuple[str, ...] = ()
+
+
+class Isolated(Value, kw_only=True, frozen=True, tag="isolated"):
+    """The part of each of `groups` meets no other group that has a suffix."""
+
+    groups: tuple[str, ...]
+
+
+class OneZone(Value, kw_only=True, frozen=True, tag="oneZone"):
+    """All resources of the pod that the zones of its node report come from one zone. A node without zones has none that could
+    give them. If it is not `required`, such nodes are only preferred."""
+
+    required: bool = True
+
+
+class RootConditions(Value, kw_only=True, frozen=True, tag="root"):
+    """Traits and aggregates of the node itself. `required` and `member_of` are conjunctions of alternatives."""
+
+    required: tuple[tuple[str, ...], ...] = ()
+    forbidden: tuple[str, ...] = ()
+    member_of: tuple[tuple[str, ...], ...] = ()
+    not_member_of: tuple[str, ...] = ()
+
+
+Relation = SameSubtree | Isolated | OneZone | RootConditions
+
+
+class PodContainer(Value, kw_only=True, frozen=True):
+    """What one container requests. Init containers run one after the other before the rest starts, in the order of the list;
+    sidecars are init containers that keep running."""
+
+    name: str
+    init: bool = False
+    sidecar: bool = False
+    requests: dict[str, int] = {}

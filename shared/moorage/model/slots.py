@@ -1,0 +1,119 @@
+"""Slots: the places of pods on nodes, and the optional needs that these have there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from .base import Model, Value
+
+#: Amounts by part and class, of one pod.
+PartAmounts = dict[str, dict[str, int]]
+#: The same in a form that can be counted.
+PodParts = tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+_OF = "\x1f"  # stands in no name of a resource
+
+
+class DeviceGrant(Value, kw_only=True, frozen=True):
+    """An amount of a part that serves a need of one pod."""
+
+    part: str = ""
+    need: str = ""
+    name: str = msgspec.field(default="", name="class")
+    amount: int = 0
+
+
+class Slot(Model, kw_only=True):
+    """Places for `count` equal pods on one node. `host` is the node's hostname label where that differs from its name.
+    `parts`: what one pod takes of parts of the node; pods with other parts are another slot. `aligned`: which of that the
+    kubelet takes from zones, so that what they report in use includes it at some time. `instances`: the parts of each
+    pod where they are told apart. `surge`: for pods beyond the object's number, which a rollout starts before it ends older
+    ones; it counts only while an older claim of the object does."""
+
+    node: str = ""
+    host: str = ""
+    count: int = 1
+    resources: dict[str, int] = {}
+    parts: PartAmounts = {}
+    aligned: PartAmounts = {}
+    instances: list[str] = []
+    devices: list[DeviceGrant] = []
+    surge: bool = False
+
+
+def resource_of_part(part: str, name: str) -> str:
+    """Returns the name of a part's class among the amounts of a node, which are by resource."""
+    return f"{name}{_OF}{part}"
+
+
+def part_and_class(resource: str) -> tuple[str, str] | None:
+    """Returns the part and the class that this name stands for; None if it is a resource of nodes."""
+    name, of, part = resource.partition(_OF)
+    return (part, name) if of else None
+
+
+def taken_by(slot: Slot) -> dict[str, int]:
+    """Returns what one pod of the slot takes of its node and of the node's parts."""
+    if not slot.parts:
+        return slot.resources
+    return slot.resources | part_resources(slot.parts)
+
+
+def pod_parts(parts: PartAmounts) -> PodParts:
+    """Returns what one pod takes of parts as a value that can be counted."""
+    return tuple(sorted((part, tuple(sorted(amounts.items()))) for part, amounts in parts.items()))
+
+
+def part_resources(parts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Returns amounts of parts by the names that they have among the amounts of a node."""
+    return {
+        resource_of_part(part, name): amount
+        for part, amounts in parts.items()
+        for name, amount in amounts.items()
+        if amount
+    }
+
+
+def resized(slot: Slot, count: int, *, surge: bool | None = None) -> Slot:
+    """Returns the slot for so many of its pods."""
+    kept = slot.surge if surge is None else surge
+    if slot.count == count and slot.surge == kept:
+        return slot
+    return msgspec.structs.replace(slot, count=count, surge=kept, instances=slot.instances[:count])
+
+
+def moved(slot: Slot, node: str, host: str, count: int = 1) -> Slot:
+    """Returns a slot for such pods on a node. What is inside another node stays behind: nothing there is known yet."""
+    if node == slot.node:
+        return msgspec.structs.replace(slot, host=host, count=count, instances=slot.instances[:count])
+    return msgspec.structs.replace(
+        slot, node=node, host=host, count=count, parts={}, aligned={}, instances=[], devices=[]
+    )
+
+
+class PodPlace(NamedTuple):
+    """`parts` and `aligned` of a slot, of one pod."""
+
+    parts: PartAmounts
+    aligned: PartAmounts
+
+
+def with_parts(slot: Slot, found: Iterable[PodPlace]) -> list[Slot]:
+    """Returns the slot split into runs of pods with equal parts. `found` has those of each pod."""
+    runs: list[Slot] = []
+    for parts, aligned in found:
+        if runs and runs[-1].parts == parts and runs[-1].aligned == aligned:
+            runs[-1].count += 1
+        else:
+            runs.append(msgspec.structs.replace(slot, count=1, parts=parts, aligned=aligned))
+    return runs
+
+
+class OptionalGrant(Value, kw_only=True, frozen=True):
+    """Whether all pods of a claim have an optional need."""
+
+    consumer: str
+    need: str
+    granted: bool

@@ -1,0 +1,24 @@
+"""The inside of machines: trees of parts as columns, and the ways in which they meet a request."""
+
+from .candidates import Candidate, candidates, candidates_in_steps
+from .forest import SHARES, Forest, Inventory, Part
+from .pod_request import needs_one_zone, pod_request
+from .request import NAMELESS, Group, Request, SameSubtree
+from .solver import Budget
+
+__all__ = [
+    "NAMELESS",
+    "SHARES",
+    "Budget",
+    "Candidate",
+    "Forest",
+    "Group",
+    "Inventory",
+    "Part",
+    "Request",
+    "SameSubtree",
+    "candidates",
+    "candidates_in_steps",
+    "needs_one_zone",
+    "pod_request",
+]

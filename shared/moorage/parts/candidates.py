@@ -1,0 +1,335 @@
+"""Lists the ways in which trees can meet a request.
+
+Conditions are evaluated for all parts at once. Trees that may have candidates are then solved one by one, and only as many as asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .forest import Forest
+from .request import INTERNAL, NAMELESS, Group, Request
+from .solver import Budget, Problem, Slot, Subtree, assignments_in_steps
+
+Rows = NDArray[np.int64]
+
+
+class Candidate(NamedTuple):
+    """Amounts by part (row) and class, and the parts that meet each group."""
+
+    anchor: int
+    allocations: dict[int, dict[str, int]]
+    mappings: dict[str, tuple[int, ...]]
+
+
+class _Choice(NamedTuple):
+    """The parts of all trees that can meet a group, or give one class of the nameless group."""
+
+    suffix: str
+    resources: Mapping[str, int]
+    rows: Rows  # ascending
+    shared: tuple[int, ...]  # those of them that serve other trees
+
+
+def candidates(
+    forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
+) -> Iterator[Candidate]:
+    """Yields candidates, one from each tree in turn, until all were seen or the budget is spent.
+
+    `start`, from 0 to 1, tells with which of the trees to begin."""
+    steps = candidates_in_steps(forest, request, budget, one_part_a_tree, start)
+    return (found for found in steps if found is not None)
+
+
+def candidates_in_steps(
+    forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
+) -> Iterator[Candidate | None]:
+    """Yields candidates, and None now and then: its caller may do something else in between, but not write to the forest."""
+    serving = forest.sharing_with()
+    choices = _choices(forest, request, serving)
+    if choices is None:
+        return
+    anchors = _anchors(forest, request, choices, serving)
+    if not len(anchors):
+        return
+    anchors = np.roll(anchors, -int(start * len(anchors)))
+    solver = _Solver(forest, request, choices, serving, anchors, budget)
+    seen: set[tuple[object, ...]] = set()
+    trees: Iterable[Iterator[Candidate | None]] = map(solver.of_tree, range(len(anchors)))  # made when their turn comes
+    while True:
+        again: list[Iterator[Candidate | None]] = []
+        for tree in trees:
+            for found in tree:
+                if found is None:
+                    yield None
+                    continue
+                if one_part_a_tree and _twice_in_a_tree(forest, found):
+                    continue
+                if not serving or solver.is_new(found, seen):
+                    yield found
+                    again.append(tree)
+                    break
+            else:
+                yield None
+            if budget.spent:
+                return
+        if not again:
+            return
+        trees = again
+
+
+def _choices(forest: Forest, request: Request, serving: Mapping[int, set[int]]) -> list[_Choice] | None:
+    found: list[_Choice] = []
+    for suffix, group in request.groups.items():
+        if suffix != NAMELESS:
+            parts = {NAMELESS: group.resources}
+        elif group.resources:
+            parts = {name: {name: amount} for name, amount in group.resources.items()}
+        else:
+            continue  # it only limits the trees
+        tree = _root_of(forest, group.in_tree)
+        for resources in parts.values():
+            rows = _rows_with(forest, resources)
+            rows = rows[_conditions(forest, group, rows, spread=suffix == NAMELESS)]
+            if tree is not None:
+                rows = rows[forest.root[rows] == tree]
+            if not len(rows):
+                return None
+            shared: tuple[int, ...] = ()
+            if serving and not (suffix == NAMELESS and tree is not None):
+                shared = tuple(row for row in rows.tolist() if row in serving)
+                if suffix == NAMELESS and group.member_of:
+                    shared = tuple(row for row in shared if _is_member(forest, group, row))
+            found.append(_Choice(suffix, resources, rows, shared))
+    return found
+
+
+def _root_of(forest: Forest, part: str | None) -> int | None:
+    if part is None:
+        return None
+    row = forest.rows.get(part)
+    return int(forest.root[row]) if row is not None else -2  # no tree
+
+
+def _rows_with(forest: Forest, resources: Mapping[str, int]) -> Rows:
+    """Returns the rows that have room for all amounts."""
+    mask: NDArray[np.bool_] | None = None
+    for name, amount in resources.items():
+        columns = forest.classes.get(name)
+        if columns is None:
+            return np.empty(0, np.int64)
+        rows = columns.with_room(amount)
+        if mask is not None:
+            rows = rows[mask[rows]]
+        mask = np.zeros(forest.n, np.bool_)
+        mask[rows] = True
+    if mask is None:
+        mask = forest.root[: forest.n] >= 0
+    return np.flatnonzero(mask).astype(np.int64)
+
+
+def _conditions(forest: Forest, group: Group, rows: Rows, spread: bool) -> NDArray[np.bool_]:
+    """Tells which rows meet the group's traits and aggregates. Required traits of a group that is spread are met together."""
+    ok = np.ones(len(rows), np.bool_)
+    required = () if spread else group.required
+    if required or group.forbidden:
+        fits = forest.traits.where(
+            ("traits", required, group.forbidden),
+            lambda traits: all(any_of & traits for any_of in required) and not group.forbidden & traits,
+        )
+        ok &= fits[forest.trait_set[rows]]
+    if group.member_of:
+        member = _members(forest, group.member_of)
+        found = member[forest.aggregate_set[rows]]
+        if spread:
+            found = found | member[forest.aggregate_set[forest.root[rows]]]
+        ok &= found
+    if group.not_member_of:
+        bad = _members(forest, (group.not_member_of,))
+        ok &= ~bad[forest.aggregate_set[rows]]
+        if spread:
+            ok &= ~bad[forest.aggregate_set[forest.root[rows]]]
+    return ok
+
+
+def _members(forest: Forest, member_of: tuple[frozenset[str], ...]) -> NDArray[np.bool_]:
+    return forest.aggregates.where(("in", member_of), lambda names: all(any_of & names for any_of in member_of))
+
+
+def _is_member(forest: Forest, group: Group, row: int) -> bool:
+    return bool(_members(forest, group.member_of)[forest.aggregate_set[row]])
+
+
+def _anchors(forest: Forest, request: Request, choices: list[_Choice], serving: Mapping[int, set[int]]) -> Rows:
+    """Returns the roots of the trees where each choice has a part at least."""
+    n = forest.n
+    mask = forest.root[:n] == np.arange(n)
+    if request.root_required or request.root_forbidden:
+        fits = forest.traits.where(
+            ("traits", request.root_required, request.root_forbidden),
+            lambda traits: all(s & traits for s in request.root_required) and not request.root_forbidden & traits,
+        )
+        mask &= fits[forest.trait_set[:n]]
+    if request.root_member_of:
+        mask &= _members(forest, request.root_member_of)[forest.aggregate_set[:n]]
+    if request.root_not_member_of:
+        mask &= ~_members(forest, (request.root_not_member_of,))[forest.aggregate_set[:n]]
+    nameless = request.groups.get(NAMELESS)
+    if nameless is not None and nameless.not_member_of:
+        mask &= ~_members(forest, (nameless.not_member_of,))[forest.aggregate_set[:n]]
+    for choice in choices:
+        here = np.zeros(n, np.bool_)
+        here[forest.root[choice.rows]] = True
+        for row in choice.shared:
+            here[list(serving[row])] = True
+        mask &= here
+    if nameless is not None and not nameless.resources:
+        mask &= _meets_in_one_part(forest, nameless)
+    return np.flatnonzero(mask)
+
+
+def _meets_in_one_part(forest: Forest, group: Group) -> NDArray[np.bool_]:
+    """Marks the roots of trees with a part that meets all conditions of a group without resources."""
+    rows = _rows_with(forest, {})
+    rows = rows[_conditions(forest, group, rows, spread=False)]
+    if (tree := _root_of(forest, group.in_tree)) is not None:
+        rows = rows[forest.root[rows] == tree]
+    mask = np.zeros(forest.n, np.bool_)
+    mask[forest.root[rows]] = True
+    return mask
+
+
+class _Solver:
+    """Makes the problem of one tree and translates its assignments."""
+
+    def __init__(
+        self,
+        forest: Forest,
+        request: Request,
+        choices: list[_Choice],
+        serving: Mapping[int, set[int]],
+        anchors: Rows,
+        budget: Budget,
+    ) -> None:
+        self._forest = forest
+        self._request = request
+        self._choices = choices
+        self._serving = serving
+        self._budget = budget
+        self.anchors = anchors.tolist()
+        leaves = forest.leave[anchors]
+        self._runs = [
+            (choice.rows.searchsorted(anchors).tolist(), choice.rows.searchsorted(leaves).tolist())
+            for choice in choices
+        ]
+        asked: dict[str, int] = {}
+        for choice in choices:
+            for name in choice.resources:
+                asked[name] = asked.get(name, 0) + 1
+        self._contended = {name for name, times in asked.items() if times > 1}
+        number = {c.suffix: i for i, c in enumerate(choices) if c.suffix != NAMELESS}
+        self._subtrees = tuple(
+            Subtree(tuple(sorted(number[s] for s in r.together)), tuple(sorted(number[s] for s in r.apart)))
+            for r in request.same_subtree
+            if len(r.together) > 1 or r.apart
+        )
+        nameless = request.groups.get(NAMELESS)
+        self._together = nameless.required if nameless is not None and nameless.resources else ()
+        self._witness = nameless if nameless is not None and not nameless.resources else None
+
+    def of_tree(self, index: int) -> Iterator[Candidate | None]:
+        anchor = self.anchors[index]
+        forest = self._forest
+        cells: dict[tuple[int, str], int] = {}
+        room: list[int] = []
+        leave: dict[int, int] = {}
+        slots: list[Slot] = []
+        for choice, (starts, ends) in zip(self._choices, self._runs, strict=True):
+            rows = choice.rows[starts[index] : ends[index]].tolist()
+            if choice.shared:
+                there = [r for r in choice.shared if r not in rows and anchor in self._serving[r]]
+                rows = sorted(rows + there)
+            takes: list[tuple[tuple[int, int], ...]] = []
+            contended = [(name, amount) for name, amount in choice.resources.items() if name in self._contended]
+            if contended:
+                for row in rows:
+                    needs: list[tuple[int, int]] = []
+                    for name, amount in contended:
+                        cell = cells.get((row, name))
+                        if cell is None:
+                            cell = cells[row, name] = len(room)
+                            room.append(forest.room(row, name))
+                        needs.append((cell, amount))
+                    takes.append(tuple(needs))
+            covers: list[int] = []
+            if self._together and choice.suffix == NAMELESS:
+                sets = forest.traits.sets
+                for row in rows:
+                    traits = sets[forest.trait_set[row]]
+                    covers.append(sum(1 << b for b, any_of in enumerate(self._together) if any_of & traits))
+            if self._subtrees:
+                for row in rows:
+                    leave[row] = int(forest.leave[row])
+            single = choice.suffix != NAMELESS and not choice.suffix.startswith(INTERNAL)
+            slots.append(Slot(rows, takes, covers, single and choice.suffix in self._request.isolated, single))
+        if self._contended and not self._has_enough(slots, cells, room):
+            return
+        problem = Problem(slots, room, leave, self._subtrees, (1 << len(self._together)) - 1)
+        for found in assignments_in_steps(problem, self._budget):
+            yield None if found is None else self._candidate(anchor, found)
+
+    def _has_enough(self, slots: list[Slot], cells: Mapping[tuple[int, str], int], room: list[int]) -> bool:
+        """Compares, for each class that several choices ask, what is asked with what the tree has. A necessary condition."""
+        have: dict[str, int] = {}
+        for (_, name), cell in cells.items():
+            have[name] = have.get(name, 0) + max(room[cell], 0)
+        need: dict[str, int] = {}
+        for choice in self._choices:
+            for name, amount in choice.resources.items():
+                need[name] = need.get(name, 0) + amount
+        return all(need[name] <= total for name, total in have.items())
+
+    def _candidate(self, anchor: int, found: list[int]) -> Candidate:
+        allocations: dict[int, dict[str, int]] = {}
+        mappings: dict[str, tuple[int, ...]] = {}
+        for choice, row in zip(self._choices, found, strict=True):
+            if choice.resources:
+                amounts = allocations.setdefault(row, {})
+                for name, amount in choice.resources.items():
+                    amounts[name] = amounts.get(name, 0) + amount
+            if choice.suffix == NAMELESS:
+                known = mappings.get(NAMELESS, ())
+                if row not in known:
+                    mappings[NAMELESS] = tuple(sorted((*known, row)))
+            else:
+                mappings[choice.suffix] = (row,)
+        if self._witness is not None:
+            mappings[NAMELESS] = (self._first_witness(anchor),)
+        return Candidate(anchor, allocations, mappings)
+
+    def _first_witness(self, anchor: int) -> int:
+        assert self._witness is not None
+        rows = np.arange(anchor, int(self._forest.leave[anchor]), dtype=np.int64)
+        return int(rows[_conditions(self._forest, self._witness, rows, spread=False)][0])
+
+    def is_new(self, found: Candidate, seen: set[tuple[object, ...]]) -> bool:
+        """Tells whether no other tree gave the same. Only a candidate with a part that serves other trees can be equal to another."""
+        if not any(row in self._serving for rows in found.mappings.values() for row in rows):
+            return True
+        key = (
+            tuple(sorted((row, *sorted(amounts.items())) for row, amounts in found.allocations.items())),
+            tuple(sorted(found.mappings.items())),
+        )
+        if key in seen:
+            return False
+        seen.add(key)
+        return True
+
+
+def _twice_in_a_tree(forest: Forest, found: Candidate) -> bool:
+    roots = [int(forest.root[row]) for row in found.allocations]
+    return len(set(roots)) < len(roots)

@@ -1,0 +1,372 @@
+"""Makes parts of what is reported of the inside of a node. What makes no sense is dropped with its descendants, and told.
+
+Equal insides have equal bytes. A layout has the parts that these describe, with ids without the node's name, so that all nodes
+of a kind share one.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from moorage.model.base import Value
+from moorage.model.part_names import HW_NUMA_ROOT, KUBERNETES_RESOURCES, is_class, short_name
+from moorage.model.part_reports import (
+    InventoryReport,
+    PropertyValue,
+    ProviderReport,
+    TopologyManager,
+    ZoneReport,
+    ZoneReserve,
+)
+from moorage.parsing import CAPACITY_MAX, parse_amount
+
+from .forest import UNLIMITED, Inventory
+
+MAX_PARTS = 4096
+MAX_DEPTH = 32
+#: The part that offers, tied to no zone, what zones report.
+ANY = "any"
+#: Kinds of parts that are not named by their source.
+NODE, ZONE = "node", "zone"
+_MAX_ID = 512
+
+
+class Inside(Value, kw_only=True, frozen=True):
+    """What is reported of the inside of a node. `node` has the node's own amounts of Kubernetes resources that parts have, too."""
+
+    zones: list[ZoneReport] = []
+    providers: list[ProviderReport] = []
+    topology_manager: TopologyManager | None = None
+    cpu_manager: str = ""  # the policy; empty: not reported
+    node: dict[str, int] = {}
+
+
+class InnerPart(NamedTuple):
+    """A part of a layout. `parent` is its parent's position; the node, at position 0, has none."""
+
+    path: str  # its id after the node's name: "" or "/numa-0/card-1"
+    parent: int = -1
+    kind: str = NODE
+    traits: frozenset[str] = frozenset()
+    aggregates: frozenset[str] = frozenset()
+    properties: frozenset[tuple[str, PropertyValue]] = frozenset()
+    healthy: bool = True
+    inventories: Mapping[str, Inventory] = {}
+    consumes: Mapping[
+        str, tuple[int, ...]
+    ] = {}  # by class, the ancestors of which it takes as much; 0: the node's columns
+
+
+class Entry(NamedTuple):
+    """An inventory of a layout."""
+
+    part: int
+    resource: str
+
+
+class Dropped(NamedTuple):
+    """A part, or several, that were reported and make no sense."""
+
+    id: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"part {self.id[:80]!r}: {self.why}"
+
+
+class Layout(NamedTuple):
+    """The parts of a node in preorder, and their inventories in the order of parts and classes."""
+
+    source: bytes
+    inside: Inside
+    parts: tuple[InnerPart, ...]
+    entries: tuple[Entry, ...]
+    at: Mapping[str, int]  # path → position
+    entry_at: Mapping[tuple[str, str], int]  # path and class → position among the entries
+    dropped: tuple[Dropped, ...]
+
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(Inside)
+
+
+def encode(inside: Inside) -> bytes:
+    """Returns the bytes of what is inside a node; none if there is nothing."""
+    return _encoder.encode(inside) if inside.zones or inside.providers else b""
+
+
+def decode(source: bytes) -> Inside:
+    return _decoder.decode(source) if source else Inside()
+
+
+@lru_cache(1024)
+def layout_of(source: bytes) -> Layout:
+    """Returns the layout that the bytes describe. Raises `msgspec.DecodeError` for bytes that are not from `encode`."""
+    inside = decode(source)
+    builder = _Builder(inside)
+    parts = tuple(builder.parts()) if source else ()
+    entries = tuple(Entry(i, name) for i, part in enumerate(parts) for name in sorted(part.inventories))
+    return Layout(
+        source,
+        inside,
+        parts,
+        entries,
+        {part.path: i for i, part in enumerate(parts)},
+        {(parts[i].path, name): n for n, (i, name) in enumerate(entries)},
+        tuple(builder.dropped),
+    )
+
+
+def part_id(node: str, path: str) -> str:
+    """Returns the id, unique in its cluster, of a part of a node."""
+    return node + path
+
+
+def provider_uuid(cluster: str, ident: str) -> str:
+    """Returns the uuid of a part of a cluster, PROVIDER/NAME, as the placement interface names it."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"moorage:part/{cluster}/{ident}"))
+
+
+def zone_id(given: int | str) -> str:
+    return f"numa-{given}" if isinstance(given, int) else given
+
+
+def classes_in(inside: Inside) -> set[str]:
+    """Returns the Kubernetes resources of which parts have amounts, by their names."""
+    found: set[str] = set()
+    reported = [part.inventories for part in inside.zones] + [part.inventories for part in inside.providers]
+    found.update(_class_of(name)[0] for inventories in reported for name in inventories)
+    if any(zone.cpus != "" for zone in inside.zones):
+        found.add("cpu")
+    if any(zone.memory for zone in inside.zones):
+        found.add("memory")
+    return {name for name in found if not is_class(name)}
+
+
+def class_amount(name: str, text: str, up: bool = False) -> tuple[str, int]:
+    """Returns class and amount as they are kept: Kubernetes resources in their units, all else in whole ones."""
+    resource, units = _class_of(name)
+    return resource, min(parse_amount(resource if units == 1 else "", text, up) * units, CAPACITY_MAX)
+
+
+def _class_of(name: str) -> tuple[str, int]:
+    found = KUBERNETES_RESOURCES.get(name)
+    return (short_name(name), 1) if found is None else (found.name, found.units)
+
+
+class _Found(NamedTuple):
+    """A part as reported, before its place in the tree is known."""
+
+    parent: str
+    kind: str
+    traits: frozenset[str]
+    aggregates: frozenset[str]
+    properties: frozenset[tuple[str, PropertyValue]]
+    healthy: bool
+    inventories: dict[str, Inventory]
+
+
+class _Builder:
+    def __init__(self, inside: Inside) -> None:
+        self.dropped: list[Dropped] = []
+        self._inside = inside
+        self._found: dict[str, _Found] = {}
+
+    def parts(self) -> Iterator[InnerPart]:
+        for zone in self._inside.zones:
+            self._zone(zone)
+        self._tie_to_none()
+        for provider in self._inside.providers:
+            self._add(
+                provider.id,
+                str(zone_id(provider.parent)),
+                provider.kind,
+                provider.traits,
+                provider.aggregates,
+                provider.inventories,
+                provider.properties,
+                provider.healthy,
+            )
+        ordered = self._in_preorder()
+        at = {"": 0} | {ident: i for i, ident in enumerate(ordered, 1)}
+        yield InnerPart("")
+        for ident in ordered:
+            found = self._found[ident]
+            yield InnerPart(
+                f"/{ident}",
+                at[found.parent],
+                found.kind,
+                found.traits,
+                found.aggregates,
+                found.properties,
+                found.healthy,
+                found.inventories,
+                {name: above for name in found.inventories if (above := tuple(self._sources(found, name, at)))},
+            )
+
+    def _zone(self, zone: ZoneReport) -> None:
+        ident = zone_id(zone.id)
+        if ident == ANY:
+            self._drop(ident, "this id is for what is tied to no zone")
+            return
+        given: dict[str, str | InventoryReport] = dict(zone.inventories)
+        reserved = zone.reserved or ZoneReserve()
+        try:
+            if zone.cpus != "":
+                number, kept = cpu_count(zone.cpus), cpu_count(reserved.cpus)
+                given.setdefault("cpu", InventoryReport(total=str(number), reserved=str(kept)))
+            if zone.memory:
+                given.setdefault("memory", InventoryReport(total=zone.memory, reserved=reserved.memory or "0"))
+        except ValueError as error:
+            self._drop(ident, f"cpus: {error}")
+            return
+        traits = [*zone.traits, HW_NUMA_ROOT] if zone.kind == ZONE else zone.traits
+        self._add(ident, str(zone_id(zone.parent)), zone.kind, traits, zone.aggregates, given)
+
+    def _tie_to_none(self) -> None:
+        """Adds the part that offers what zones report, tied to none of them."""
+        node = self._inside.node
+        reported = {name for found in self._found.values() for name in found.inventories if name in node}
+        if reported:
+            inventories = {name: Inventory(node[name], max_unit=CAPACITY_MAX) for name in sorted(reported)}
+            nothing: frozenset[str] = frozenset()
+            self._found[ANY] = _Found("", ANY, nothing, nothing, frozenset(), True, inventories)
+
+    def _add(
+        self,
+        ident: str,
+        parent: str,
+        kind: str,
+        traits: Iterable[str],
+        aggregates: Iterable[str],
+        inventories: Mapping[str, str | InventoryReport],
+        properties: Mapping[str, PropertyValue] | None = None,
+        healthy: bool = True,
+    ) -> None:
+        if not ident or len(ident) > _MAX_ID or "\0" in ident or ident.startswith("/"):
+            self._drop(ident, "this is no id of a part")
+            return
+        if ident in self._found:
+            self._drop(ident, "another part has this id")
+            return
+        kept: dict[str, Inventory] = {}
+        for name, given in inventories.items():
+            try:
+                resource, inventory = _inventory(name, given)
+            except ValueError as error:
+                self._drop(ident, f"{name}: {error}")
+                return
+            kept[resource] = inventory
+        self._found[ident] = _Found(
+            parent,
+            kind,
+            frozenset(map(short_name, traits)),
+            frozenset(aggregates),
+            frozenset((properties or {}).items()),
+            healthy,
+            kept,
+        )
+
+    def _drop(self, ident: str, why: str) -> None:
+        self.dropped.append(Dropped(ident, why))
+
+    def _in_preorder(self) -> list[str]:
+        """Returns the ids of the parts that hang on the node, and drops the others."""
+        children: dict[str, list[str]] = {}
+        for ident, found in self._found.items():
+            children.setdefault(found.parent, []).append(ident)
+        ordered: list[str] = []
+        reached: set[str] = set()
+        open_parts = [(ident, 1) for ident in reversed(children.get("", []))]
+        while open_parts:
+            ident, depth = open_parts.pop()
+            reached.add(ident)
+            if depth > MAX_DEPTH:
+                self._drop(ident, f"it is deeper than {MAX_DEPTH} parts")
+                reached.update(_below(ident, children))
+                continue
+            ordered.append(ident)
+            open_parts.extend((child, depth + 1) for child in reversed(children.get(ident, [])))
+        for ident, found in self._found.items():
+            if ident not in reached and found.parent not in self._found:
+                self._drop(ident, f"its parent {found.parent[:80]!r} is unknown or was dropped")
+                reached.update(_below(ident, children), (ident,))
+        cycle = [ident for ident in self._found if ident not in reached]
+        if cycle:
+            self._drop(cycle[0], "its parents form a cycle")
+        if len(ordered) >= MAX_PARTS:
+            self._drop(ordered[MAX_PARTS - 1], f"it and what follows are more than {MAX_PARTS} parts of a node")
+            del ordered[MAX_PARTS - 1 :]
+        return ordered
+
+    def _sources(self, found: _Found, resource: str, at: Mapping[str, int]) -> Iterator[int]:
+        """Yields the ancestors that have the same Kubernetes resource: one unit of the part is one of theirs."""
+        if is_class(resource):
+            return
+        above = found.parent
+        while above:
+            if resource in self._found[above].inventories:
+                yield at[above]
+            above = self._found[above].parent
+        if resource in self._inside.node:
+            yield 0
+
+
+def _below(ident: str, children: Mapping[str, list[str]]) -> Iterator[str]:
+    open_parts = list(children.get(ident, []))
+    while open_parts:
+        found = open_parts.pop()
+        yield found
+        open_parts.extend(children.get(found, []))
+
+
+def _inventory(name: str, given: str | InventoryReport) -> tuple[str, Inventory]:
+    if isinstance(given, str):
+        resource, total = class_amount(name, given)
+        if total < 0:
+            raise ValueError(f"{given!r} is negative")
+        return resource, Inventory(total, max_unit=CAPACITY_MAX)
+    resource, total = class_amount(name, given.total)
+    _, reserved = class_amount(name, given.reserved, up=True)
+    units = _class_of(name)[1] if name in KUBERNETES_RESOURCES else 1000 if name == "cpu" else 1
+    if total < 0 or reserved < 0:
+        raise ValueError("an amount is negative")
+    if reserved > total:
+        raise ValueError(f"more is reserved than {given.total}")
+    if given.min_unit < 1 or given.step_size < 1 or not 0 <= given.max_unit <= UNLIMITED:
+        raise ValueError("minUnit and stepSize are at least 1, maxUnit 0 or more")
+    if given.max_unit and given.max_unit < given.min_unit:
+        raise ValueError("maxUnit is less than minUnit")
+    ratio = given.allocation_ratio
+    if not (math.isfinite(ratio) and 0 < ratio <= 1e6):
+        raise ValueError(f"{ratio} is no allocation ratio")
+    if (total - reserved) * ratio > CAPACITY_MAX:
+        raise ValueError("the amount is too large")
+    # Limits of units that are not given must not get in the way of thousandths.
+    least = given.min_unit * units if given.min_unit > 1 else 1
+    step = given.step_size * units if given.step_size > 1 else 1
+    most = given.max_unit * units if given.max_unit else CAPACITY_MAX
+    return resource, Inventory(total, reserved, least, most, step, ratio)
+
+
+def cpu_count(given: int | str) -> int:
+    """Returns the number of CPUs of a number, or of a list like `0-3,8`."""
+    if isinstance(given, int):
+        if not 0 <= given <= 1 << 20:
+            raise ValueError(f"{given} is no number of CPUs")
+        return given
+    count = 0
+    for run in given.split(",") if given else ():
+        first, dash, last = run.strip().partition("-")
+        if not (first.isdecimal() and len(first) < 8 and (not dash or (last.isdecimal() and len(last) < 8))):
+            raise ValueError(f"{given[:80]!r} is no list of CPUs")
+        count += int(last or first) - int(first) + 1
+        if int(last or first) < int(first):
+            raise ValueError(f"{given[:80]!r} is no list of CPUs")
+    return count

@@ -1,0 +1,353 @@
+"""Finds parts of one node for all pods that it is to take, jointly.
+
+Pods are placed one after the other, each by the solver with what the others leave. States that failed are remembered in a form
+in which equal subtrees are interchangeable, so that equal pods and equal parts cost no factorial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from moorage.model.part_names import HW_NUMA_ROOT
+
+from .forest import Inventory
+from .request import INTERNAL, NAMELESS, Group, Request
+from .solver import Budget, Problem, Slot, Subtree, assignments
+
+Amounts = Mapping[str, Mapping[str, int]]  # by part and class
+_PLAIN = Inventory(0, max_unit=1 << 62)
+
+
+class NodePart(NamedTuple):
+    """A part with what is free of it. `units`: the limits of classes that cannot be given in any amount. `consumes`: by class,
+    the ancestors (by number) of which it takes as much."""
+
+    id: str
+    parent: int = -1  # its number; -1: a root
+    traits: frozenset[str] = frozenset()
+    aggregates: frozenset[str] = frozenset()
+    free: Mapping[str, int] = {}
+    units: Mapping[str, Inventory] = {}
+    consumes: Mapping[str, tuple[int, ...]] = {}
+    usable: bool = True
+
+
+class NodeTree:
+    """The parts of one node in preorder, the node itself first."""
+
+    def __init__(self, parts: Sequence[NodePart]) -> None:
+        self.parts = parts
+        self.number = {part.id: i for i, part in enumerate(parts)}
+        self.leave = list(range(1, len(parts) + 1))
+        self.children: list[list[int]] = [[] for _ in parts]
+        for i in range(len(parts) - 1, -1, -1):
+            parent = parts[i].parent
+            if parent >= 0:
+                self.leave[parent] = max(self.leave[parent], self.leave[i])
+                self.children[parent].append(i)
+        self.cells: dict[tuple[int, str], int] = {}
+        self.room: list[int] = []
+        for i, part in enumerate(parts):
+            for name, free in part.free.items():
+                self.cells[i, name] = len(self.room)
+                self.room.append(free)
+        self.zones = [i for i, part in enumerate(parts) if HW_NUMA_ROOT in part.traits and part.usable]
+        in_zone = [False] * len(parts)
+        for zone in self.zones:
+            in_zone[zone : self.leave[zone]] = [True] * (self.leave[zone] - zone)
+        #: What zones and the parts below them offer.
+        self.zone_classes = frozenset(
+            name for i, part in enumerate(parts) if in_zone[i] and part.usable for name in part.free
+        )
+        self._problems: dict[int, tuple[Request, _PodProblem | None]] = {}
+
+    @property
+    def key(self) -> object:
+        """Equal for trees that give the same answers, but for the names of their parts."""
+        return tuple(
+            (
+                part.parent,
+                part.traits,
+                part.aggregates,
+                tuple(sorted(part.free.items())),
+                tuple(sorted(part.units.items())),
+                part.usable,
+                tuple(sorted(part.consumes.items())),
+            )
+            for part in self.parts
+        )
+
+    def problem(self, pod: Request) -> _PodProblem | None:
+        """Returns the choices of parts that a pod has here; None if it has none for a group."""
+        known = self._problems.get(id(pod))
+        if known is None:
+            known = self._problems[id(pod)] = (
+                pod,
+                _pod_problem(self, pod),
+            )  # kept with the pod, so that its id stays its own
+        return known[1]
+
+
+@dataclass(slots=True)
+class _PodProblem:
+    """One pod's problem but for the amounts free. `own_room`: cells for what one pod may take of a part at most."""
+
+    slots: list[Slot]
+    resources: list[Mapping[str, int]]  # per slot
+    subtrees: list[Subtree]
+    leave: dict[int, int]
+    conditions: int
+    own_room: list[int]
+    total: dict[str, int] = field(default_factory=dict)
+
+
+def assign_on_node(tree: NodeTree, pods: Sequence[tuple[Request, int]], budget: Budget) -> list[list[Amounts]] | None:
+    """Returns the parts of each pod (by kind of pod, in the order of `pods`), or None as the proof that they do not fit
+    together. If the budget is used up it returns None, and `budget.spent` is set."""
+    asked = [(kind, pod, count) for kind, (pod, count) in enumerate(pods) if count]
+    problems: list[tuple[int, _PodProblem]] = []
+    for kind, pod, count in asked:
+        problem = tree.problem(pod)
+        if problem is None:
+            return None
+        problems += [(kind, problem)] * count
+    if not _has_enough(tree, problems):
+        return None
+    problems.sort(key=lambda item: -len(item[1].slots))
+    found = _Joint(tree, [problem for _, problem in problems], budget).run()
+    if found is None:
+        return None
+    result: list[list[Amounts]] = [[] for _ in pods]
+    for (kind, problem), choice in zip(problems, found, strict=True):
+        result[kind].append(_amounts(tree, problem, choice))
+    for kind_amounts in result:
+        kind_amounts.sort(key=lambda amounts: [tree.number[part] for part in amounts])
+    return result
+
+
+def _has_enough(tree: NodeTree, problems: Sequence[tuple[int, _PodProblem]]) -> bool:
+    """Compares what is asked with what all parts have. A necessary condition."""
+    need: dict[str, int] = {}
+    for _, problem in problems:
+        for name, amount in problem.total.items():
+            need[name] = need.get(name, 0) + amount
+    have: dict[str, int] = {}
+    for (_, name), cell in tree.cells.items():
+        have[name] = have.get(name, 0) + max(0, tree.room[cell])
+    return all(have.get(name, 0) >= amount for name, amount in need.items())
+
+
+def _amounts(tree: NodeTree, problem: _PodProblem, choice: Sequence[int]) -> dict[str, dict[str, int]]:
+    amounts: dict[int, dict[str, int]] = {}
+    for part, resources in zip(choice, problem.resources, strict=True):
+        if resources:
+            here = amounts.setdefault(part, {})
+            for name, amount in resources.items():
+                here[name] = here.get(name, 0) + amount
+    return {tree.parts[part].id: amounts[part] for part in sorted(amounts)}
+
+
+class _Joint:
+    def __init__(self, tree: NodeTree, problems: Sequence[_PodProblem], budget: Budget) -> None:
+        self._tree, self._problems, self._budget = tree, problems, budget
+        self._failed: set[object] = set()
+        kinds: dict[object, int] = {}
+        # A part is interchangeable with another only if the same slots may take it.
+        offered: list[list[object]] = [[] for _ in tree.parts]
+        for problem in {id(p): p for p in problems}.values():
+            for s, slot in enumerate(problem.slots):
+                for k, part in enumerate(slot.parts):
+                    covers = slot.covers[k] if slot.covers else 0
+                    offered[part].append((id(problem), s, covers))
+        self._kinds = [
+            kinds.setdefault((tuple(offered[i]), tuple(sorted(part.units.items())), _sources(tree, i)), len(kinds))
+            for i, part in enumerate(tree.parts)
+        ]
+        self._cells: list[list[tuple[str, int]]] = [[] for _ in tree.parts]
+        for (i, name), cell in tree.cells.items():
+            self._cells[i].append((name, cell))
+
+    def run(self) -> list[list[int]] | None:
+        """Searches depth first, without recursion: a node may take hundreds of pods."""
+        count = len(self._problems)
+        if not count:
+            return []
+        rooms = [list(self._tree.room)]
+        open_choices: list[Iterator[list[int]]] = [self._choices(0, rooms[0])]
+        chosen: list[list[int]] = []
+        while open_choices:
+            at = len(open_choices) - 1
+            choice = next(open_choices[-1], None)
+            if self._budget.left <= 0:
+                self._budget.spent = True
+                return None
+            if choice is None:
+                open_choices.pop()
+                self._failed.add(self._state(at, rooms.pop()))
+                if chosen:
+                    chosen.pop()
+                continue
+            room = self._after(at, rooms[-1], choice)
+            if at + 1 == count:
+                return [*chosen, choice]
+            if self._failed and self._state(at + 1, room) in self._failed:
+                self._budget.left -= 1
+                continue
+            chosen.append(choice)
+            rooms.append(room)
+            open_choices.append(self._choices(at + 1, room))
+        return None
+
+    def _choices(self, at: int, room: Sequence[int]) -> Iterator[list[int]]:
+        problem = self._problems[at]
+        if not problem.slots:
+            return iter([[]])
+        return assignments(
+            Problem(problem.slots, [*room, *problem.own_room], problem.leave, problem.subtrees, problem.conditions),
+            self._budget,
+        )
+
+    def _after(self, at: int, room: Sequence[int], choice: Sequence[int]) -> list[int]:
+        left = list(room)
+        for slot, part in zip(self._problems[at].slots, choice, strict=True):
+            for cell, amount in slot.takes[slot.parts.index(part)]:
+                if cell < len(left):
+                    left[cell] -= amount
+        return left
+
+    def _state(self, at: int, room: Sequence[int]) -> object:
+        """Names a state. Trees that differ by the order of equal subtrees have one name."""
+        parts, children = self._tree.parts, self._tree.children
+        forms: list[object] = [None] * len(parts)
+        roots: list[object] = []
+        for i in range(len(parts) - 1, -1, -1):
+            below = sorted((forms[child] for child in children[i]), key=repr)
+            forms[i] = (self._kinds[i], tuple((name, room[cell]) for name, cell in self._cells[i]), tuple(below))
+            if parts[i].parent < 0:
+                roots.append(forms[i])
+        return at, id(self._problems[at]), tuple(sorted(roots, key=repr))
+
+
+def _sources(tree: NodeTree, i: int) -> object:
+    """Names the ancestors of which a part takes: by how far above it they are."""
+    consumes = tree.parts[i].consumes
+    if not consumes:
+        return ()
+    above: list[int] = []
+    while i >= 0:
+        above.append(i)
+        i = tree.parts[i].parent
+    return tuple(sorted((name, tuple(above.index(a) for a in found)) for name, found in consumes.items()))
+
+
+def _pod_problem(tree: NodeTree, pod: Request) -> _PodProblem | None:
+    made = _Maker(tree, pod)
+    return made.problem if made.make() else None
+
+
+class _Maker:
+    """Makes the choices of one pod on one tree."""
+
+    def __init__(self, tree: NodeTree, pod: Request) -> None:
+        self._tree, self._pod = tree, pod
+        self._own: dict[tuple[int, str], int] = {}
+        self._bits: tuple[frozenset[str], ...] = ()
+        self.problem = _PodProblem([], [], [], dict(enumerate(tree.leave)), 0, [])
+
+    def make(self) -> bool:
+        request, tree = self._pod, self._tree
+        root = tree.parts[0]
+        if not _fits_traits(root.traits, request.root_required, request.root_forbidden):
+            return False
+        if not all(any_of & root.aggregates for any_of in request.root_member_of):
+            return False
+        if request.root_not_member_of & root.aggregates:
+            return False
+        number: dict[str, int] = {}
+        for suffix, group in request.groups.items():
+            if suffix != NAMELESS:
+                number[suffix] = len(self.problem.slots)
+                asked = [group.resources]
+            elif group.resources:
+                self._bits = group.required
+                asked = [{name: amount} for name, amount in group.resources.items()]
+            else:
+                if not any(self._meets(i, group, spread=False) for i in range(len(tree.parts))):
+                    return False
+                continue
+            for resources in asked:
+                if not self._add(suffix, group, resources):
+                    return False
+        self.problem.conditions = (1 << len(self._bits)) - 1
+        for relation in request.same_subtree:
+            if len(relation.together) > 1 or relation.apart:
+                together = tuple(sorted(number[s] for s in relation.together))
+                self.problem.subtrees.append(Subtree(together, tuple(sorted(number[s] for s in relation.apart))))
+        return True
+
+    def _add(self, suffix: str, group: Group, resources: Mapping[str, int]) -> bool:
+        tree, spread = self._tree, suffix == NAMELESS
+        parts = [i for i in range(len(tree.parts)) if self._meets(i, group, spread) and self._offers(i, resources)]
+        single = not spread and not suffix.startswith(INTERNAL)
+        self._put(parts, resources, single=single, isolated=single and suffix in self._pod.isolated)
+        if spread and self._bits:
+            slot = self.problem.slots[-1]
+            covers = [
+                sum(1 << b for b, any_of in enumerate(self._bits) if any_of & tree.parts[i].traits) for i in parts
+            ]
+            self.problem.slots[-1] = slot._replace(covers=covers)
+        return bool(parts)
+
+    def _put(self, parts: Sequence[int], resources: Mapping[str, int], *, single: bool, isolated: bool) -> None:
+        takes = [tuple(self._takes(i, resources)) for i in parts]
+        self.problem.slots.append(Slot(parts, takes, (), isolated, single))
+        self.problem.resources.append(resources)
+        for name, amount in resources.items():
+            self.problem.total[name] = self.problem.total.get(name, 0) + amount
+
+    def _takes(self, part: int, resources: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+        tree = self._tree
+        for name, amount in resources.items():
+            yield tree.cells[part, name], amount
+            most = tree.parts[part].units.get(name, _PLAIN).max_unit
+            if most < tree.room[tree.cells[part, name]]:
+                own = self._own.get((part, name))
+                if own is None:
+                    own = self._own[part, name] = len(tree.room) + len(self.problem.own_room)
+                    self.problem.own_room.append(most)
+                yield own, amount
+            for ancestor in tree.parts[part].consumes.get(name, ()):
+                cell = tree.cells.get((ancestor, name))
+                if cell is not None:
+                    yield cell, amount
+
+    def _offers(self, i: int, resources: Mapping[str, int]) -> bool:
+        part = self._tree.parts[i]
+        for name, amount in resources.items():
+            units = part.units.get(name, _PLAIN)
+            if part.free.get(name, -1) < amount or not units.min_unit <= amount <= units.max_unit:
+                return False
+            if amount % units.step_size:
+                return False
+        return part.usable
+
+    def _meets(self, i: int, group: Group, spread: bool) -> bool:
+        part, root = self._tree.parts[i], self._tree.parts[0]
+        if group.in_tree is not None and group.in_tree not in self._tree.number:
+            return False
+        if not _fits_traits(part.traits, () if spread else group.required, group.forbidden):
+            return False
+        around = part.aggregates | root.aggregates if spread else part.aggregates
+        if spread:
+            member = all(any_of & part.aggregates for any_of in group.member_of) or all(
+                any_of & root.aggregates for any_of in group.member_of
+            )
+        else:
+            member = all(any_of & part.aggregates for any_of in group.member_of)
+        return member and not group.not_member_of & around
+
+
+def _fits_traits(traits: frozenset[str], required: tuple[frozenset[str], ...], forbidden: frozenset[str]) -> bool:
+    return all(any_of & traits for any_of in required) and not forbidden & traits

@@ -1,0 +1,312 @@
+"""Assigns parts to slots: lists every assignment that has room and keeps the relations, lazily and in a fixed order.
+
+The search is depth-first over the slots. States that cannot be completed are remembered in a form in which
+interchangeable parts are equal, so that a request without a solution does not cost a factorial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: Steps without a solution after which states that failed are remembered. Most requests need fewer in all.
+PATIENCE = 64
+#: Steps between two pauses.
+PAUSE = 256
+
+
+class Slot(NamedTuple):
+    """A choice of one part. `takes` has, for each part of `parts`, the amounts taken of cells; `covers` has the bits of the
+    collective conditions that each part meets."""
+
+    parts: Sequence[int]  # ascending
+    takes: Sequence[tuple[tuple[int, int], ...]] = ()
+    covers: Sequence[int] = ()
+    apart_from_others: bool = False  # its part serves no other slot that is `single`
+    single: bool = True
+
+
+class Subtree(NamedTuple):
+    """Slots whose parts have one of them as their common ancestor, and slots whose parts are not on a line with it."""
+
+    together: tuple[int, ...]
+    apart: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Problem:
+    slots: Sequence[Slot]
+    room: list[int]  # by cell
+    leave: dict[int, int]  # part → end of its interval
+    subtrees: Sequence[Subtree] = ()
+    conditions: int = 0  # all bits of the collective conditions
+
+
+class Budget:
+    """The steps that a search may take. `spent` tells that it ended before it had seen everything."""
+
+    __slots__ = ("left", "spent")
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+        self.spent = False
+
+
+def assignments(problem: Problem, budget: Budget) -> Iterator[list[int]]:
+    """Yields the part of each slot, for every assignment, until the budget is spent."""
+    return (found for found in assignments_in_steps(problem, budget) if found is not None)
+
+
+def assignments_in_steps(problem: Problem, budget: Budget) -> Iterator[list[int] | None]:
+    """Yields assignments, and None now and then: its caller may do something else in between."""
+    if not all(slot.parts for slot in problem.slots):
+        return
+    domains = [list(range(len(slot.parts))) for slot in problem.slots]
+    yield from _rooted(problem, 0, domains, [], budget)
+
+
+def _rooted(
+    problem: Problem, relation: int, domains: list[list[int]], tops: list[tuple[tuple[int, ...], int]], budget: Budget
+) -> Iterator[list[int] | None]:
+    """Fixes the common ancestor of one relation after the other; each choice of ancestors has assignments of its own."""
+    if relation == len(problem.subtrees):
+        if _may_fit(problem, domains):
+            yield from _Search(problem, domains, tops, budget).run()
+        return
+    found = problem.subtrees[relation]
+    slots = problem.slots
+    candidates = sorted({slots[s].parts[k] for s in found.together for k in domains[s]})
+    for top in candidates:
+        if budget.left <= 0:
+            return
+        budget.left -= 1
+        if not budget.left % PAUSE:
+            yield None
+        leave = problem.leave[top]
+        narrowed = list(domains)
+        for s in found.together:
+            narrowed[s] = [k for k in domains[s] if top <= slots[s].parts[k] < leave]
+        for s in found.apart:
+            narrowed[s] = [
+                k
+                for k in domains[s]
+                if not (top <= slots[s].parts[k] < leave or slots[s].parts[k] <= top < problem.leave[slots[s].parts[k]])
+            ]
+        if all(narrowed):
+            yield from _rooted(problem, relation + 1, narrowed, [*tops, (found.together, top)], budget)
+
+
+def _may_fit(problem: Problem, domains: list[list[int]]) -> bool:
+    """Tells whether the slots that must be apart can have different parts. A necessary condition only."""
+    lonely = [s for s, slot in enumerate(problem.slots) if slot.apart_from_others]
+    if len(lonely) < 2:
+        return True
+    taken: dict[int, int] = {}
+    return all(_augment(problem, domains, s, taken, set()) for s in sorted(lonely, key=lambda s: len(domains[s])))
+
+
+def _augment(problem: Problem, domains: list[list[int]], slot: int, taken: dict[int, int], seen: set[int]) -> bool:
+    for k in domains[slot]:
+        part = problem.slots[slot].parts[k]
+        if part in seen:
+            continue
+        seen.add(part)
+        if part not in taken or _augment(problem, domains, taken[part], taken, seen):
+            taken[part] = slot
+            return True
+    return False
+
+
+class _Search:
+    """A depth-first search over the slots, those with the fewest parts first.
+
+    `hits` counts, for each relation, its slots whose part is the fixed ancestor: the last slot must take it if no other did.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        domains: Sequence[Sequence[int]],
+        tops: Sequence[tuple[tuple[int, ...], int]],
+        budget: Budget,
+    ) -> None:
+        slots = problem.slots
+        self._problem = problem
+        self._budget = budget
+        self._order = sorted(range(len(slots)), key=lambda s: len(domains[s]))
+        self._parts = [[slots[s].parts[k] for k in domains[s]] for s in self._order]
+        self._takes = [[slots[s].takes[k] for k in domains[s]] if slots[s].takes else None for s in self._order]
+        self._covers = [[slots[s].covers[k] for k in domains[s]] if slots[s].covers else None for s in self._order]
+        self._single = [slots[s].single for s in self._order]
+        self._lonely = [slots[s].apart_from_others for s in self._order]
+        self._any_lonely = any(self._lonely)
+        self._tops = [top for _, top in tops]
+        self._relations: list[list[int]] = [[] for _ in slots]
+        self._last: list[list[int]] = [[] for _ in slots]
+        place = {s: i for i, s in enumerate(self._order)}
+        for r, (together, _) in enumerate(tops):
+            positions = sorted(place[s] for s in together)
+            self._last[positions[-1]].append(r)
+            for i in positions:
+                self._relations[i].append(r)
+        self._coverable = self._coverable_from()
+        self.room = list(problem.room)
+        self.hits = [0] * len(tops)
+        self.users: dict[int, int] = {}  # single slots at a part
+        self.owners: set[int] = set()  # parts of slots that are apart from others
+        self.covered = [0] * (len(slots) + 1)
+        self._pick = [-1] * len(slots)
+
+    def _coverable_from(self) -> list[int]:
+        """Returns the collective conditions that the slots from each place on may meet."""
+        found = [0] * (len(self._order) + 1)
+        for i in range(len(self._order) - 1, -1, -1):
+            found[i] = found[i + 1]
+            for bits in self._covers[i] or ():
+                found[i] |= bits
+        return found
+
+    def run(self) -> Iterator[list[int] | None]:
+        count = len(self._order)
+        states = _States(self._problem, self._order, self._parts, self._takes, set(self._tops))
+        keys: list[object] = [None] * count
+        found_before = [0] * count
+        found = quiet = i = 0
+        while i >= 0:
+            self._budget.left -= 1
+            if self._budget.left <= 0:
+                self._budget.spent = True
+                return
+            if not self._budget.left % PAUSE:
+                yield None
+            quiet += 1
+            if not self._take_next(i):
+                if keys[i] is not None and found == found_before[i]:
+                    states.fail(keys[i])
+                i = self._step_back(i)
+                continue
+            if i + 1 == count:
+                yield self._assignment()
+                found += 1
+                quiet = 0
+                self._give_back(i)
+                continue
+            i += 1
+            self._pick[i] = -1
+            found_before[i] = found
+            keys[i] = states.key(i, self) if quiet > PATIENCE else None
+            if keys[i] is not None and states.failed(keys[i]):
+                keys[i] = None
+                i = self._step_back(i)
+
+    def _assignment(self) -> list[int]:
+        answer = [0] * len(self._order)
+        for at, slot in enumerate(self._order):
+            answer[slot] = self._parts[at][self._pick[at]]
+        return answer
+
+    def _take_next(self, i: int) -> bool:
+        """Gives slot i the next part that is allowed. Returns False if there is none."""
+        options = self._parts[i]
+        forced = [self._tops[r] for r in self._last[i] if not self.hits[r]]
+        for k in range(self._pick[i] + 1, len(options)):
+            part = options[k]
+            if any(part != top for top in forced) or (self._any_lonely and self._collides(i, part)):
+                continue
+            if self._has_room(i, k) and self._covers_enough(i, k):
+                self._pick[i] = k
+                self._count(i, 1)
+                return True
+        return False
+
+    def _collides(self, i: int, part: int) -> bool:
+        return self._single[i] and (part in self.owners or (self._lonely[i] and self.users.get(part, 0) > 0))
+
+    def _has_room(self, i: int, k: int) -> bool:
+        needs = self._takes[i]
+        return needs is None or all(self.room[cell] >= amount for cell, amount in needs[k])
+
+    def _covers_enough(self, i: int, k: int) -> bool:
+        if not self._problem.conditions:
+            return True
+        covers = self._covers[i]
+        bits = self.covered[i] | (covers[k] if covers is not None else 0)
+        self.covered[i + 1] = bits
+        return bits | self._coverable[i + 1] == self._problem.conditions
+
+    def _count(self, i: int, sign: int) -> None:
+        k = self._pick[i]
+        part, needs = self._parts[i][k], self._takes[i]
+        if needs is not None:
+            for cell, amount in needs[k]:
+                self.room[cell] -= sign * amount
+        for r in self._relations[i]:
+            if part == self._tops[r]:
+                self.hits[r] += sign
+        if self._any_lonely and self._single[i]:
+            self.users[part] = self.users.get(part, 0) + sign
+            if self._lonely[i]:
+                (self.owners.add if sign > 0 else self.owners.discard)(part)
+
+    def _give_back(self, i: int) -> None:
+        self._count(i, -1)
+
+    def _step_back(self, i: int) -> int:
+        """Returns to the slot before, whose part is given back."""
+        if i > 0:
+            self._give_back(i - 1)
+        return i - 1
+
+
+class _States:
+    """Names states of the search so that states which differ by interchangeable parts only have one name."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        order: Sequence[int],
+        parts: Sequence[Sequence[int]],
+        takes: Sequence[Sequence[tuple[tuple[int, int], ...]] | None],
+        tops: set[int],
+    ) -> None:
+        self._failed: set[object] = set()
+        users_of_cell: dict[int, set[int]] = {}
+        offered: dict[int, list[tuple[int, tuple[tuple[int, int], ...], int]]] = {}
+        for i, options in enumerate(parts):
+            needs = takes[i]
+            bits = problem.slots[order[i]].covers
+            for k, part in enumerate(options):
+                need = needs[k] if needs is not None else ()
+                offered.setdefault(part, []).append((i, need, bits[k] if bits else 0))
+                for cell, _ in need:
+                    users_of_cell.setdefault(cell, set()).add(part)
+        self._common = sorted(cell for cell, users in users_of_cell.items() if len(users) > 1)
+        common = set(self._common)
+        self._own: dict[int, tuple[int, ...]] = {}
+        self._kind: dict[int, int] = {}
+        kinds: dict[object, int] = {}
+        for part, uses in offered.items():
+            own = tuple(sorted({cell for _, need, _ in uses for cell, _ in need if cell not in common}))
+            number = {cell: n for n, cell in enumerate(own)}
+            signature = tuple(
+                (i, bits, tuple((number.get(cell, -1 - cell), amount) for cell, amount in need))
+                for i, need, bits in uses
+            )
+            self._own[part] = own
+            self._kind[part] = kinds.setdefault((signature, part if part in tops else None), len(kinds))
+
+    def key(self, i: int, search: _Search) -> object:
+        room = search.room
+        profiles = sorted(
+            (kind, search.users.get(part, 0) > 0, part in search.owners, tuple(room[cell] for cell in self._own[part]))
+            for part, kind in self._kind.items()
+        )
+        common = tuple(room[cell] for cell in self._common)
+        return i, tuple(profiles), common, search.covered[i], tuple(hits > 0 for hits in search.hits)
+
+    def failed(self, key: object) -> bool:
+        return key in self._failed
+
+    def fail(self, key: object) -> None:
+        self._failed.add(key)

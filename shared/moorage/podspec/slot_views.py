@@ -1,0 +1,29 @@
+"""Shows slots to people and programs: by node and parts, with amounts as canonical quantities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from moorage.model.attempts import SlotView
+from moorage.model.slots import Slot
+from moorage.parsing import format_amount
+
+
+def slot_views(slots: Iterable[Slot]) -> list[SlotView]:
+    """Adds up slots by node and equal parts: a claim that grew has separate slots for the added pods. Those for a surge, which
+    only count during a rollout, are left out."""
+    found: dict[tuple[str, str], SlotView] = {}
+    for slot in slots:
+        if not slot.surge:
+            parts = readable_parts(slot.parts)
+            view = found.setdefault((slot.node, str(parts)), SlotView(node=slot.node, count=0, parts=parts))
+            view.count += slot.count
+    return list(found.values())
+
+
+def readable_parts(parts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, str]]:
+    """Returns amounts of parts as canonical quantities."""
+    return {
+        part: {name: format_amount(name, amount) for name, amount in sorted(amounts.items())}
+        for part, amounts in sorted(parts.items())
+    }
