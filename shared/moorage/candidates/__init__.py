@@ -3,26 +3,41 @@ masks of clusters."""
 
 from __future__ import annotations
 
-from .choice import Choice, FailedPlacement, FreeCapacity, NoChoice, choose
+from .choice import (
+    Choice,
+    ChoiceBasis,
+    FailedPlacement,
+    FreeCapacity,
+    NoChoice,
+    OwnRoom,
+    ValueParts,
+    basis_of,
+    choose,
+    value_parts,
+)
 from .cluster_sets import LEVELS, Mask, Scores, decode_set, pack, pack_levels, unpack, unpack_levels
-from .decode import AffinityRule, CountedGroup, DecodedAnswer, DecodedAppAnswer, decode_answer
+from .decode import CountedGroup, DecodedAnswer, DecodedAppAnswer, DecodedRule, decode_answer
 from .merge import CountMismatch, PlacementProblem, WeightedAnswer, disjoint_sets, merge
 
 __all__ = [
     "LEVELS",
-    "AffinityRule",
     "Choice",
+    "ChoiceBasis",
     "CountMismatch",
     "CountedGroup",
     "DecodedAnswer",
     "DecodedAppAnswer",
+    "DecodedRule",
     "FailedPlacement",
     "FreeCapacity",
     "Mask",
     "NoChoice",
+    "OwnRoom",
     "PlacementProblem",
     "Scores",
+    "ValueParts",
     "WeightedAnswer",
+    "basis_of",
     "choose",
     "decode_answer",
     "decode_set",
@@ -32,4 +47,5 @@ __all__ = [
     "pack_levels",
     "unpack",
     "unpack_levels",
+    "value_parts",
 ]

@@ -45,7 +45,7 @@ class BranchAndBound:
         self._heap: list[_Node] = [(-self.bound_after[0], (), -1, 0, ())]
 
     def _partners(self) -> dict[int, list[int]]:
-        """Per app, the apps before it that must be on each of its clusters."""
+        """Returns per app the apps before it that must be on each of its clusters."""
         partners: dict[int, list[int]] = {}
         for app in dict.fromkeys(self.app_at):
             pairs = [pair for pair in self.problem.together if app in pair]
@@ -53,7 +53,7 @@ class BranchAndBound:
         return partners
 
     def _bounds(self) -> tuple[list[int], list[int]]:
-        """Per depth, where the app's replicas end, and an upper bound of all apps that begin there or later."""
+        """Returns per depth where the app's replicas end, and an upper bound of all apps that begin there or later."""
         total = len(self.app_at)
         app_end, bound = [0] * (total + 1), [0] * (total + 1)
         for depth in range(total - 1, -1, -1):
@@ -66,7 +66,7 @@ class BranchAndBound:
         return app_end, bound
 
     def value(self, cluster: int, bits: int) -> int:
-        """The value of a cluster for a set of apps."""
+        """Returns the value of a cluster for a set of apps."""
         if not bits:
             return 0
         key = (cluster, bits)
@@ -120,7 +120,7 @@ class BranchAndBound:
         return len(positions)
 
     def _may_join(self, app: int, bits: int) -> bool:
-        """Whether the app may be on a cluster with this set of apps."""
+        """Returns whether the app may be on a cluster with this set of apps."""
         return not any((a == app and bits >> b & 1) or (b == app and bits >> a & 1) for a, b in self.problem.apart)
 
     def _choice(self, clusters: tuple[int, ...]) -> list[list[int]]:
@@ -146,7 +146,7 @@ class BranchAndBound:
         return chosen
 
     def _greedy_order(self, app: int, placed: list[int], bits_at: dict[int, int]) -> list[int]:
-        """The clusters that the app may still take, the largest gain first."""
+        """Returns the clusters that the app may still take, the largest gain first."""
         partners = [b for b in placed if (min(app, b), max(app, b)) in self.problem.together]
         options = []
         for at, cluster in enumerate(self.ranked[app]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,34 @@ from .feasibility import ClusterClasses
 from .local_search import improve
 from .lp_relaxation import Undecided
 from .merge import PlacementProblem
-from .objective import INFEASIBLE, MAX_APPS, FailedPlacement, FreeCapacity, Objective, Pools
+from .objective import (
+    INFEASIBLE,
+    MAX_APPS,
+    SCORE_BIT,
+    SCORE_STEPS,
+    SHARE_STEPS,
+    STAY_BIT,
+    FailedPlacement,
+    FreeCapacity,
+    Objective,
+    OwnRoom,
+    Pools,
+    Values,
+    best_clusters,
+)
 
-__all__ = ["Choice", "FailedPlacement", "FreeCapacity", "NoChoice", "choose"]
+__all__ = [
+    "Choice",
+    "ChoiceBasis",
+    "FailedPlacement",
+    "FreeCapacity",
+    "NoChoice",
+    "OwnRoom",
+    "ValueParts",
+    "basis_of",
+    "choose",
+    "value_parts",
+]
 
 #: Branch and bound is used up to this many replicas of all apps together; beyond, a heuristic choice is taken.
 MAX_SEARCH_DEPTH = 64
@@ -42,9 +68,13 @@ _Clusters = list[list[int]]
 
 @dataclass(slots=True)
 class Choice:
+    """`objective` and `pools` are what it was chosen by; see `basis_of`."""
+
     clusters: list[list[int]]  # per app, best first
     scores: list[float]  # per app, the mean over its clusters
     proven: bool = True  # no better one exists
+    objective: Objective | None = field(default=None, repr=False, compare=False)
+    pools: Pools = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -62,15 +92,15 @@ def choose(
     name_ranks: NDArray[np.int64],
     *,
     current: Sequence[Mask | None] | None = None,
-    unchanged: Sequence[Mask | None] | None = None,
+    own: Sequence[OwnRoom] | None = None,
     failed: Iterable[FailedPlacement] = (),
     steps: int = MAX_STEPS,
 ) -> Choice | NoChoice:
     """Chooses clusters. `name_ranks` orders clusters by name; `current`: per app, the clusters where it runs already, which
-    are preferred; `unchanged`: those of them where it needs no new capacity; `failed`: placements that failed the joint
+    are preferred; `own`: the room that it has where it runs; `failed`: placements that failed the joint
     fit."""
     apps = len(problem.masks)
-    objective = Objective(problem, capacity, name_ranks, current or [None] * apps, unchanged or [None] * apps, failed)
+    objective = Objective(problem, capacity, name_ranks, current or [None] * apps, own or [{}] * apps, failed)
     if problem.count_mismatches:
         return NoChoice()
     chosen = objective.independent_optimum()
@@ -81,9 +111,49 @@ def choose(
             return NoChoice(short=short)
     may_gain = problem.together or any(b > 0 for b in problem.bonus.values())
     if chosen is not None and not may_gain and _disjoint(chosen):
-        return _choice(problem, chosen, proven=True)
+        choice = _choice(problem, chosen, proven=True)
+        choice.objective = objective
+        return choice
     pools = objective.candidate_pools()
-    return (_choose_jointly if apps <= MAX_APPS else _choose_bounded)(objective, pools, steps)
+    found = (_choose_jointly if apps <= MAX_APPS else _choose_bounded)(objective, pools, steps)
+    if isinstance(found, Choice):
+        found.objective, found.pools = objective, pools
+    return found
+
+
+class ChoiceBasis(NamedTuple):
+    """What a choice was made by: per app, the values of all clusters; the pools; and the ranks of the names."""
+
+    values: list[Values]
+    pools: Pools
+    name_ranks: NDArray[np.int64]
+
+    def ranked(self, app: int, count: int) -> NDArray[np.intp]:
+        """Returns the app's best clusters, best first."""
+        return best_clusters(self.values[app], count, self.name_ranks)
+
+
+def basis_of(choice: Choice) -> ChoiceBasis:
+    """Returns what `choose` made the choice by. It does not change later."""
+    objective = choice.objective
+    assert objective is not None, "only `choose` makes choices"
+    values = [objective.values(1 << app) for app in range(objective.apps)]
+    return ChoiceBasis(values, choice.pools, objective.name_ranks)
+
+
+class ValueParts(NamedTuple):
+    """The parts of a cluster's value for one app: whether the app runs there already, its score, and the tie value, which is
+    the smallest share of a resource that stays free."""
+
+    stays: bool
+    score: float
+    tie: float
+
+
+def value_parts(value: int) -> ValueParts:
+    stays, rest = divmod(value, 1 << STAY_BIT)
+    score, tie = divmod(rest, 1 << SCORE_BIT)
+    return ValueParts(stays > 0, round(score / SCORE_STEPS, 6), round(tie / SHARE_STEPS, 6))
 
 
 def _choose_jointly(objective: Objective, pools: Pools, steps: int) -> Choice | NoChoice:

@@ -31,7 +31,7 @@ class DecodedAppAnswer(NamedTuple):
     scores: Scores | None
 
 
-class AffinityRule(NamedTuple):
+class DecodedRule(NamedTuple):
     """A rule for a pair of apps, the lower number first: apart or together on every cluster."""
 
     apps: tuple[int, int]
@@ -42,7 +42,7 @@ class AffinityRule(NamedTuple):
 class DecodedAnswer(NamedTuple):
     apps: dict[int, DecodedAppAnswer]
     conflicts: dict[tuple[int, int], Mask]
-    rules: list[AffinityRule]
+    rules: list[DecodedRule]
     unknown: int  # cluster names and ids that this process does not know
 
 
@@ -56,7 +56,7 @@ def decode_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], s
     for conflict in answer.conflicts:
         pair, mask = decoder.conflict(conflict)
         conflicts[pair] = conflicts[pair] | mask if pair in conflicts else mask
-    rules: dict[AffinityRule, None] = {}
+    rules: dict[DecodedRule, None] = {}
     for rule in answer.rules:
         decoder.number(rule.app)
         if rule.mode == "allow":  # may share clusters with these apps only: apart from all others
@@ -64,7 +64,7 @@ def decode_answer(answer: Answer, apps: Sequence[str], ids: Mapping[str, int], s
         else:
             others = [name for name in rule.apps if name != rule.app]
         for other in others:
-            rules[AffinityRule(decoder.pair(rule.app, other), rule.mode != "with", rule.mandatory)] = None
+            rules[DecodedRule(decoder.pair(rule.app, other), rule.mode != "with", rule.mandatory)] = None
     return DecodedAnswer(app_answers, conflicts, list(rules), decoder.unknown)
 
 

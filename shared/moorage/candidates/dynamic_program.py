@@ -40,7 +40,7 @@ class DynamicProgram:
         return [a for a in range(self.objective.apps) if bits >> a & 1]
 
     def _count(self, bits: int, clusters: NDArray[np.intp]) -> int:
-        """The number of transitions of these clusters with the set of apps."""
+        """Returns the number of transitions of these clusters with the set of apps."""
         counted = [groups for app in self._apps(bits) for groups in self.objective.problem.groups[app]]
         if not counted:
             return int(clusters.size)
@@ -67,7 +67,7 @@ class DynamicProgram:
         return self._backtrack(order, taken, transitions)
 
     def _transitions(self) -> dict[int, list[_Transition]]:
-        """Per cluster, every set of apps that it may take and the rows in which it counts."""
+        """Returns per cluster every set of apps that it may take and the rows in which it counts."""
         transitions: dict[int, list[_Transition]] = {}
         for bits, clusters in self.pools.items():
             apps = self._apps(bits)
@@ -98,7 +98,8 @@ class DynamicProgram:
 
 
 def _advance(reached: Values, options: list[_Transition], shift: int) -> tuple[Values, NDArray[np.uint16]]:
-    """The best value of each state after one more cluster, and the number (from 1) of the transition taken; 0: none."""
+    """Returns the best value of each state after one more cluster, and the number (from 1) of the transition taken; 0:
+    none."""
     after = reached.copy()
     taken = np.zeros(reached.shape, dtype=np.uint8 if len(options) < 256 else np.uint16)
     for number in range(len(options), 0, -1):

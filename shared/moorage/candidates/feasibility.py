@@ -52,7 +52,7 @@ class ClusterClasses:
         )
 
     def _allowed(self, demand: Demand, members: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The sets that each pooled cluster may take (set by cluster)."""
+        """Returns the sets that each pooled cluster may take (set by cluster)."""
         pool = self.pool
         values = (self.objective.values(bits)[pool] > INFEASIBLE for bits in self.sets[1:])
         allowed = np.array([np.ones(pool.size, dtype=np.bool_), *values])

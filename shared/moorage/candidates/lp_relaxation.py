@@ -21,7 +21,7 @@ Number = TypeVar("Number", np.float64, np.int64)
 #: Amounts closer to an integer than this are integral.
 TOLERANCE = 1e-6
 _EPSILON = 1e-9
-#: The basis is inverted anew after this many pivots.
+#: The basis is inverted again after this many pivots.
 _REFACTOR_EVERY = 64
 #: After this many pivots without progress, columns enter at random, so that the method does not cycle.
 _STALLED = 30
@@ -84,7 +84,7 @@ class _Basis:
         self.level = self._inverse @ self.rhs
 
     def infeasibility(self) -> float:
-        """The sum of the artificial columns; zero for a solution."""
+        """Returns the sum of the artificial columns; zero for a solution."""
         return float(self._cost @ self.level)
 
     def duals(self) -> Floats:
@@ -116,7 +116,7 @@ class _Basis:
         return True
 
     def assignments(self) -> list[Assignment]:
-        """The columns in use, artificial ones left out."""
+        """Returns the columns in use, artificial ones left out."""
         return [
             Assignment(*column, amount)
             for column, amount in zip(self.columns, self.level.tolist(), strict=True)
@@ -158,7 +158,7 @@ class LpRelaxation:
         return basis.assignments()
 
     def _entering(self, gains: Floats, at_random: bool) -> tuple[int, int]:
-        """The part and set of the column with the largest gain, or of a random one with any gain."""
+        """Returns the part and set of the column with the largest gain, or of a random one with any gain."""
         at = int(gains.argmax())
         if at_random:
             improving = np.flatnonzero(gains > _EPSILON)
@@ -167,7 +167,7 @@ class LpRelaxation:
         return part, set_number
 
     def _priced(self, problem: Subproblem, duals: NDArray[Number]) -> NDArray[Number]:
-        """The dual value of each set in each part, with every app in the best of its rows there."""
+        """Returns the dual value of each set in each part, with every app in the best of its rows there."""
         apps: list[NDArray[Number]] = []
         lowest = duals.min(initial=0)
         for controllers in self.rows:
@@ -182,7 +182,7 @@ class LpRelaxation:
         return np.stack(apps, axis=1) @ self.members.astype(duals.dtype)
 
     def _column(self, problem: Subproblem, part: int, set_number: int, duals: Floats) -> _Column:
-        """The column of a part and a set with the best rows by these duals."""
+        """Returns the column of a part and a set with the best rows by these duals."""
         cluster_class = int(problem.class_of[part])
         rows = [
             max((r for r in rows if self.eligible[r, cluster_class]), key=lambda r: float(duals[r]))
@@ -193,7 +193,7 @@ class LpRelaxation:
         return _Column(part, set_number, rows)
 
     def _proves_infeasible(self, problem: Subproblem, duals: Floats) -> bool:
-        """Whether these duals, rounded to integers, prove that all parts together reach less than the demand."""
+        """Returns whether these duals, rounded to integers, prove that all parts together reach less than the demand."""
         rounded = np.rint(duals * _DUAL_SCALE).astype(np.int64)
         most = np.where(problem.allowed, self._priced(problem, rounded), INFEASIBLE).max(axis=1)
         return int(rounded @ problem.demand) > int(most @ problem.counts)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 
 from .cluster_sets import Mask, Scores
 from .decode import CountedGroup, DecodedAnswer, DecodedAppAnswer
+
+#: Two apps, the lower number first.
+Pair = tuple[int, int]
 
 #: Names the application among the sources of an app's count.
 APPLICATION = "the application"
@@ -53,12 +57,37 @@ class PlacementProblem:
     left_out: dict[int, Mask] = field(default_factory=dict)  # per app: clusters that a partial set selects in vain
     partial: set[int] = field(default_factory=set)  # apps with one partial set and no other
 
-    def leave_out(self, app: int, cluster: int) -> None:
-        """Removes a cluster from the partial set of the app."""
-        if self.masks[app][cluster] and self.replicas[app] > 1:
-            self.masks[app][cluster] = False
-            self.replicas[app] -= 1
-            self.left_out[app][cluster] = True
+    def leave_out(self, app: int, cluster: int) -> bool:
+        """Removes a cluster from the partial set of the app, but not its last one. Returns whether it did."""
+        if not self.masks[app][cluster] or self.replicas[app] <= 1:
+            return False
+        self.masks[app][cluster] = False
+        self.replicas[app] -= 1
+        self.left_out[app][cluster] = True
+        return True
+
+    def only(self, apps: Sequence[int]) -> PlacementProblem:
+        """Returns the problem of some of the apps, as if they were alone."""
+        number = {app: at for at, app in enumerate(apps)}
+
+        def of_pairs(pairs: Iterable[Pair]) -> dict[Pair, Pair]:
+            return {(a, b): (number[a], number[b]) for a, b in pairs if a in number and b in number}
+
+        return PlacementProblem(
+            replicas=[self.replicas[app] for app in apps],
+            masks=[self.masks[app] for app in apps],
+            scores=[self.scores[app] for app in apps],
+            groups=[self.groups[app] for app in apps],
+            conflicts={new: self.conflicts[pair] for pair, new in of_pairs(self.conflicts).items()},
+            apart=set(of_pairs(self.apart).values()),
+            together=set(of_pairs(self.together).values()),
+            bonus={new: self.bonus[pair] for pair, new in of_pairs(self.bonus).items()},
+        )
+
+    def excludes(self, apps: Collection[int], cluster: int) -> bool:
+        """Returns whether two of the apps may not share the cluster."""
+        pairs = list(combinations(sorted(apps), 2))
+        return any(pair in self.apart or (pair in self.conflicts and self.conflicts[pair][cluster]) for pair in pairs)
 
 
 def merge(

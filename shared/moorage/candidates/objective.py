@@ -6,7 +6,7 @@ cluster outside them could be exchanged for one of them that is free. A set of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -24,13 +24,16 @@ Pools = dict[int, NDArray[np.intp]]
 INFEASIBLE = -(1 << 62)
 _NO_CLUSTERS = np.zeros(0, dtype=np.intp)
 # Bit positions of stay above score above free share, far enough apart that sums of 8 apps never carry over.
-_STAY = 56
-_SCORE = 25
-_SCORE_STEPS = float(1 << 24)
-_SHARE_STEPS = float(1 << 20)
+STAY_BIT = 56
+SCORE_BIT = 25
+SCORE_STEPS = float(1 << 24)
+SHARE_STEPS = float(1 << 20)
 
 #: Up to this many apps every set of apps is considered; of more, only pairs.
 MAX_APPS = 8
+
+#: What an app has on clusters already, by resource as in `FreeCapacity`.
+OwnRoom = Mapping[int, NDArray[np.float64]]
 
 #: A cluster and the apps that did not fit there together.
 FailedPlacement = tuple[int, frozenset[int]]
@@ -47,7 +50,7 @@ class FreeCapacity:
 
 class Objective:
     """Values by stay, then score, then the share of resources left free. `current`: clusters where an app runs already;
-    `unchanged`: those of them where it needs no new capacity; `failed`: placements that failed the joint fit."""
+    `own`: the room that it has where it runs; `failed`: placements that failed the joint fit."""
 
     def __init__(
         self,
@@ -55,35 +58,36 @@ class Objective:
         capacity: FreeCapacity,
         name_ranks: NDArray[np.int64],
         current: Sequence[Mask | None],
-        unchanged: Sequence[Mask | None],
+        own: Sequence[OwnRoom],
         failed: Iterable[FailedPlacement],
     ) -> None:
         self.problem, self.capacity, self.name_ranks = problem, capacity, name_ranks
-        self.current, self.unchanged = current, unchanged
+        self.current, self.own = current, own
         self.apps = len(problem.masks)
         self.size = name_ranks.size
         self.failed: dict[int, list[frozenset[int]]] = {}
         for cluster, apps in failed:
             self.failed.setdefault(cluster, []).append(apps)
-        self.bonus = {pair: round(b * _SCORE_STEPS) << _SCORE for pair, b in problem.bonus.items()}
+        self.bonus = {pair: round(b * SCORE_STEPS) << SCORE_BIT for pair, b in problem.bonus.items()}
         self._values: dict[int, Values] = {}
         self._has_needs = [bool(needs.any()) for needs in capacity.needs]
         self._separate: list[Values] = [self._separate_values(app) for app in range(self.apps)]
 
     def _separate_values(self, app: int) -> Values:
-        """Stay and score of one app on every cluster: the part of the value that other apps do not change."""
+        """Returns the value of one app on every cluster by stay and score: the part of the value that other apps do not
+        change."""
         scores = self.problem.scores[app]
         if scores is None:
             values: Values = np.zeros(self.size, dtype=np.int64)
         else:
-            values = np.rint(scores * _SCORE_STEPS).astype(np.int64) << _SCORE
+            values = np.rint(scores * SCORE_STEPS).astype(np.int64) << SCORE_BIT
         current = self.current[app]
         if current is not None:
-            values += current.astype(np.int64) << _STAY
+            values += current.astype(np.int64) << STAY_BIT
         return values
 
     def is_allowed(self, apps: tuple[int, ...]) -> bool:
-        """Whether a cluster may take exactly these apps of the group."""
+        """Returns whether a cluster may take exactly these apps of the group."""
         members = set(apps)
         if any(a in members and b in members for a, b in self.problem.apart):
             return False
@@ -96,7 +100,7 @@ class Objective:
         return True
 
     def values(self, bits: int) -> Values:
-        """The value of every cluster for the set of apps; INFEASIBLE where it is forbidden or proven not to fit."""
+        """Returns the value of every cluster for the set of apps; INFEASIBLE where it is forbidden or proven not to fit."""
         known = self._values.get(bits)
         if known is not None:
             return known
@@ -111,7 +115,7 @@ class Objective:
             feasible = feasible & (share >= 0)
             # Counted once per app that has needs, because an app without any is equally well off anywhere.
             weight = sum(map(self._has_needs.__getitem__, apps))
-            value = value + np.rint(np.minimum(share, 1.0) * _SHARE_STEPS).astype(np.int64) * weight
+            value = value + np.rint(np.minimum(share, 1.0) * SHARE_STEPS).astype(np.int64) * weight
         result: Values = np.where(feasible, value, INFEASIBLE)
         if self.failed:
             members = frozenset(apps)
@@ -122,7 +126,7 @@ class Objective:
         return result
 
     def _shared_feasibility(self, apps: tuple[int, ...]) -> Mask:
-        """Clusters that all of these apps may take, and where no two of them are in conflict."""
+        """Returns the clusters that all of these apps may take, and where no two of them are in conflict."""
         masks = self.problem.masks
         feasible = masks[apps[0]]
         for app in apps[1:]:
@@ -134,50 +138,34 @@ class Objective:
         return feasible
 
     def _free_share(self, apps: tuple[int, ...]) -> NDArray[np.float64] | None:
-        """The smallest share of allocatable, over the requested resources, that stays free; negative: proven not to fit."""
+        """Returns the smallest share of allocatable, over the requested resources, that stays free; negative: proven not
+        to fit."""
         needs, free, allocatable = self.capacity.needs, self.capacity.free, self.capacity.allocatable
         total: NDArray[np.float64] = needs[apps[0]] if len(apps) == 1 else needs[list(apps)].sum(axis=0)
         requested = total.nonzero()[0]
         if not requested.size:
             return None
         need = total[requested, None]
-        running = [a for a in apps if self.unchanged[a] is not None]
+        running = [a for a in apps if self.own[a]]
         if not running:
             # Where nothing is allocatable nothing is free: dividing by 1 makes the share as bad as it gets.
             return ((free[requested] - need) / np.maximum(allocatable[requested], 1.0)).min(axis=0)  # type: ignore[no-any-return]
-        # An app that already runs there unchanged needs no new capacity.
+        # What an app has where it runs already it need not find.
         need = np.repeat(need, self.size, axis=1)
         for a in running:
-            need -= needs[a][requested, None] * self.unchanged[a]
+            for cluster, amounts in self.own[a].items():
+                need[:, cluster] -= np.minimum(needs[a], amounts)[requested]
         share = (free[requested] - need) / np.maximum(allocatable[requested], 1.0)
         return np.where(need > 0, share, np.maximum(share, 0.0)).min(axis=0)  # type: ignore[no-any-return]
 
     def best_clusters(self, values: Values, count: int) -> NDArray[np.intp]:
-        """The `count` best clusters, best first, ties by name."""
-        if count == 1 and values.size:  # most apps go to one cluster
-            top = values.max()
-            ties = (values == top).nonzero()[0] if top > INFEASIBLE else _NO_CLUSTERS
-            return ties[self.name_ranks[ties].argmin()][None] if ties.size > 1 else ties
-        feasible = (values > INFEASIBLE).nonzero()[0]
-        if feasible.size > count:
-            feasible_values = values[feasible]
-            kth = np.partition(feasible_values, feasible.size - count)[feasible.size - count]
-            above, ties = feasible[feasible_values > kth], feasible[feasible_values == kth]
-            missing = count - above.size
-            if ties.size > missing:
-                ties = ties[np.argpartition(self.name_ranks[ties], missing - 1)[:missing]]
-            feasible = np.concatenate((above, ties))
-        return self._sorted(feasible, values)
-
-    def _sorted(self, clusters: NDArray[np.intp], values: Values) -> NDArray[np.intp]:
-        """The clusters by value, ties by name."""
-        if clusters.size < 2:
-            return clusters
-        return clusters[np.lexsort((self.name_ranks[clusters], -values[clusters]))]
+        """Returns the `count` best clusters, best first, ties by name."""
+        return best_clusters(values, count, self.name_ranks)
 
     def independent_optimum(self) -> list[list[int]] | None:
-        """Each app's best clusters without regard to the others: an upper bound, and the optimum where they do not meet.
-        Greedy is optimal for the groups of one controller, because systems of distinct representatives are a matroid."""
+        """Returns each app's best clusters without regard to the others: an upper bound, and the optimum where they do
+        not meet. Greedy is optimal for the groups of one controller, because systems of distinct representatives are a
+        matroid."""
         chosen: list[list[int]] = []
         for app, replicas in enumerate(self.problem.replicas):
             values = self.values(1 << app)
@@ -194,15 +182,15 @@ class Objective:
         return chosen
 
     def _best_in_groups(self, values: Values, quotas: QuotaMatcher, count: int) -> list[int]:
-        """The best clusters, added one by one as far as the quotas accept them."""
+        """Returns the best clusters, added one by one as far as the quotas accept them."""
         chosen: list[int] = []
-        for cluster in self._sorted(np.flatnonzero(values > INFEASIBLE), values).tolist():
+        for cluster in _sorted(np.flatnonzero(values > INFEASIBLE), values, self.name_ranks).tolist():
             if len(chosen) < count and quotas.try_add(cluster):
                 chosen.append(cluster)
         return chosen
 
     def by_value(self, chosen: list[list[int]]) -> list[list[int]]:
-        """Each app's clusters, best first."""
+        """Returns each app's clusters, best first."""
         ordered: list[list[int]] = []
         for app, clusters in enumerate(chosen):
             values = self.values(1 << app)
@@ -241,6 +229,31 @@ class Objective:
         return [code == i for i in range(int(code.max(initial=-1)) + 1)]
 
 
+def best_clusters(values: Values, count: int, name_ranks: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Returns the `count` best clusters, best first, ties by name."""
+    if count == 1 and values.size:  # most apps go to one cluster
+        top = values.max()
+        ties = (values == top).nonzero()[0] if top > INFEASIBLE else _NO_CLUSTERS
+        return ties[name_ranks[ties].argmin()][None] if ties.size > 1 else ties
+    feasible = (values > INFEASIBLE).nonzero()[0]
+    if feasible.size > count:
+        feasible_values = values[feasible]
+        kth = np.partition(feasible_values, feasible.size - count)[feasible.size - count]
+        above, ties = feasible[feasible_values > kth], feasible[feasible_values == kth]
+        missing = count - above.size
+        if ties.size > missing:
+            ties = ties[np.argpartition(name_ranks[ties], missing - 1)[:missing]]
+        feasible = np.concatenate((above, ties))
+    return _sorted(feasible, values, name_ranks)
+
+
+def _sorted(clusters: NDArray[np.intp], values: Values, name_ranks: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Returns the clusters by value, ties by name."""
+    if clusters.size < 2:
+        return clusters
+    return clusters[np.lexsort((name_ranks[clusters], -values[clusters]))]
+
+
 def pooled_clusters(pools: Pools) -> NDArray[np.intp]:
-    """All clusters of the pools, each once."""
+    """Returns all clusters of the pools, each once."""
     return np.unique(np.concatenate(list(pools.values()))) if pools else _NO_CLUSTERS

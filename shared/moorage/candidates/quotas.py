@@ -35,7 +35,7 @@ class Demand:
         return mask is None or bool(mask[cluster])
 
     def row_choices(self, apps: Iterable[int], cluster: int) -> list[tuple[int, ...]]:
-        """Every combination of rows in which the cluster can count for these apps."""
+        """Returns every combination of rows in which the cluster can count for these apps."""
         controllers = (rows for app in apps for rows in self.rows[app])
         return list(product(*([row for row in rows if self.accepts(row, cluster)] for rows in controllers)))
 
@@ -74,6 +74,6 @@ class QuotaMatcher:
 
 
 def satisfiable(groups: list[list[CountedGroup]], clusters: Iterable[int]) -> bool:
-    """Whether all these clusters can be matched together."""
+    """Returns whether all these clusters can be matched together."""
     matcher = QuotaMatcher(groups)
     return all(matcher.try_add(cluster) for cluster in clusters)

@@ -3,16 +3,19 @@ columns of nodes, and the only code that packs."""
 
 from __future__ import annotations
 
-from .assign import Assigned, Unassigned, assign, still_fits
-from .cluster_fit import Fit, unsupported_reason
+from .assign import Assigned, Unassigned, assign, keeps_rules, still_fits
+from .cluster_fit import MAX_COMBINED, Fit, by_weight, unsupported_reason
+from .combinations import combinations, grants_of, needs_by_weight
 from .conflicts import ConflictCache, conflicts, envelope
 from .explain import Rejection, Shortage, explain, largest_shortage
 from .fit_cache import FitCache
+from .inside import asks_parts, without_parts
 from .node_filter import any_with_label
 from .packing import PackingSolutions
 from .protocols import Ids, Mask, NamedRows, Rows
 
 __all__ = [
+    "MAX_COMBINED",
     "Assigned",
     "ConflictCache",
     "Fit",
@@ -26,11 +29,18 @@ __all__ = [
     "Shortage",
     "Unassigned",
     "any_with_label",
+    "asks_parts",
     "assign",
+    "by_weight",
+    "combinations",
     "conflicts",
     "envelope",
     "explain",
+    "grants_of",
+    "keeps_rules",
     "largest_shortage",
+    "needs_by_weight",
     "still_fits",
     "unsupported_reason",
+    "without_parts",
 ]

@@ -1,23 +1,36 @@
 """Assigns all pods of all apps to the nodes of one cluster jointly: the exact answer behind every claim.
 
 An assignment always fits. The search is complete for up to 8 pods on 16 nodes and bounded beyond; then solutions that were
-found elsewhere are used. Optional needs are granted the heaviest first, to all pods of an object, and only while everything still fits.
+found elsewhere are used. Optional needs are granted to all pods of an object or to none: the six heaviest in the best
+combination that fits, the others the heaviest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moorage.model.claims import Slot
 from moorage.model.shapes import Shape
+from moorage.model.slots import with_parts
+from moorage.podspec import is_host_port, port_text
 
+from .budget import BudgetExceeded
 from .cluster_fit import add_optional, unsupported_reason
+from .combinations import Need, combinations, needs_by_weight
+from .inner_rows import InnerGroups, InnerNodes
+from .inside import asks_parts
 from .node_filter import eligible, other_host, selected_by_terms, with_label
-from .packing import BudgetExceeded, Packed, PackingProblem, PackingSolutions, capacity, pack
+from .packing import Packed, PackingProblem, PackingSolutions, capacity, pack
+from .pod_rules import ExclusiveNodes, PodRules, compile_rules
 from .protocols import Amounts, Ids, Mask, Rows
+from .rule_limits import rule_limits
+from .rule_packing import pack_with_rules
 
 MAX_STEPS = 20_000
 
@@ -32,7 +45,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Unassigned:
-    """Says why there is no assignment: a reason code and the shape that fails, with the amounts where one resource is
+    """The reason why there is no assignment: a code and the shape that fails, with the amounts where one resource is
     short (`best`: the most that a node has free; for CapacityShort, the pods that fit)."""
 
     code: str
@@ -46,7 +59,14 @@ class Unassigned:
 class _ClusterNodes:
     """The nodes of one cluster as small matrices, with the shapes to place on them."""
 
-    def __init__(self, rows: Rows, where: Ids, shapes: Sequence[Shape]) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        where: Ids,
+        shapes: Sequence[Shape],
+        taken: Mapping[int, Mapping[str, int]],
+        kept: Sequence[Sequence[Slot]] | None = None,
+    ) -> None:
         self.rows, self.where, self.shapes = rows, where, shapes
         names = {r: None for shape in shapes for r, need in shape.resources.items() if need > 0}
         names.update({r: None for s in shapes for o in s.optional for r, need in o.resources.items() if need > 0})
@@ -54,15 +74,30 @@ class _ClusterNodes:
         columns = (rows.free(resource) for resource in self.resources)
         zeros = np.zeros(len(where), np.int64)
         self.free: Amounts = np.array([zeros if free is None else free[where] for free in columns], np.int64).T
+        for row, amounts in taken.items():
+            at = np.flatnonzero(where == row)
+            for column, resource in enumerate(self.resources):
+                self.free[at, column] -= amounts.get(resource, 0)
         self.feasible = [eligible(rows, shape, where) for shape in shapes]
+        self.rules: PodRules | None = None
+        self.exclusive: list[ExclusiveNodes] = []
+        if any(shape.rules for shape in shapes):
+            groups = [number for number, shape in enumerate(shapes) if not shape.per_node and shape.count > 0]
+            fixed = _pods_of(kept, rows, where) if kept else np.zeros((len(shapes), len(where)), np.int64)
+            self.rules, self.exclusive = compile_rules(rows, where, shapes, fixed, groups)
+            self.free = np.column_stack([self.free, *(exclusive.free for exclusive in self.exclusive)])
+        self.inner: InnerNodes | None = None
+        if any(asks_parts(shape, rows) for shape in shapes):
+            self.inner = InnerNodes(rows, where, shapes, taken)
 
-    def need(self, shape: Shape, granted: Iterable[int]) -> list[int]:
-        """The amount of each resource that one pod takes with these optional needs granted."""
-        requests = pod_requests(shape, granted)
-        return [requests.get(r, 0) for r in self.resources]
+    def need(self, number: int, granted: Iterable[int]) -> list[int]:
+        """Returns the amount of each resource that one pod takes with these optional needs granted."""
+        requests = pod_requests(self.shapes[number], granted)
+        exclusive = [int(rule.needs[number]) for rule in self.exclusive]
+        return [requests.get(r, 0) for r in self.resources] + exclusive
 
     def feasible_with(self, number: int, granted: Iterable[int]) -> Mask:
-        """Nodes that pass the shape's filters and carry the labels of its granted optional needs."""
+        """Returns the nodes that pass the shape's filters and carry the labels of its granted optional needs."""
         mask = self.feasible[number]
         for i in granted:
             labelled = with_label(self.rows, self.shapes[number].optional[i].label, self.where)
@@ -80,7 +115,7 @@ class _ClusterNodes:
         for number, shape in enumerate(self.shapes):
             if shape.per_node:
                 # A pod per matching node leaves no choice, so these are placed before all others.
-                feasible, need = self.feasible[number], np.array(self.need(shape, granted[number]), np.int64)
+                feasible, need = self.feasible[number], np.array(self.need(number, granted[number]), np.int64)
                 free[feasible] -= need
                 if not feasible.any() or not self.feasible_with(number, granted[number])[feasible].all():
                     return number
@@ -89,27 +124,52 @@ class _ClusterNodes:
                 packed[number] = feasible
             elif shape.count > 0:
                 groups.append(number)
+        if self.inner is not None and packed.any():
+            short = self._without_parts(packed, granted)
+            if short is not None:
+                return short
         if not groups:
-            return packed
+            return packed if self.rules is None or self.rules.holds(packed) else self._first_with_rules()
         problem = PackingProblem(
             free=free,
-            needs=np.array([self.need(self.shapes[g], granted[g]) for g in groups], np.int64),
+            needs=np.array([self.need(g, granted[g]) for g in groups], np.int64),
             counts=[self.shapes[g].count for g in groups],
             feasible=np.array([self.feasible_with(g, granted[g]) for g in groups]),
+            rules=self.rules.after(packed) if self.rules is not None else None,
+            inner=InnerGroups(self.inner, groups, packed.copy(), granted) if self.inner is not None else None,
         )
-        result = pack(problem, steps, solutions)
+        result = (pack if problem.rules is None else pack_with_rules)(problem, steps, solutions)
         if isinstance(result, int):
             return groups[result]
         packed[groups] = result
-        return packed
+        return packed if self.rules is None or self.rules.holds(packed) else self._first_with_rules()
+
+    def _without_parts(self, packed: Packed, granted: Sequence[Sequence[int]]) -> int | None:
+        """Returns a shape with a pod on every node for which a node has no parts; None if all have them."""
+        assert self.inner is not None
+        for at in np.flatnonzero(packed.any(axis=0)).tolist():
+            if not self.inner.holds(at, packed[:, at].tolist(), granted):
+                return next(n for n, shape in enumerate(self.shapes) if packed[n, at] and asks_parts(shape, self.rows))
+        return None
+
+    def _first_with_rules(self) -> int:
+        return next(number for number, shape in enumerate(self.shapes) if shape.rules)
 
     def failure(self, joint: Unassigned) -> Unassigned:
         """Returns the first shape that fails even alone; else `joint`, the failure of all shapes together."""
         alone = (self.single_shape_failure(number) for number in range(len(self.shapes)))
-        return next((failure for failure in alone if failure is not None), joint)
+        found = next((failure for failure in alone if failure is not None), joint)
+        if found.code == "PackingFails" and self.rules is not None:
+            without = copy.copy(self)
+            without.rules, without.exclusive = None, []
+            without.free = self.free[:, : len(self.resources)]
+            with contextlib.suppress(BudgetExceeded):
+                if not isinstance(without.pack([()] * len(self.shapes), 0), int):
+                    return dataclasses.replace(found, code="PodRulesFail", shape=self._first_with_rules())
+        return found
 
     def single_shape_failure(self, number: int) -> Unassigned | None:
-        """Says why the shape does not fit with the cluster to itself; None if it does."""
+        """Returns why the shape does not fit with the cluster to itself; None if it does."""
         shape, feasible = self.shapes[number], self.feasible[number]
         if not shape.count and not shape.per_node:
             return None
@@ -117,18 +177,61 @@ class _ClusterNodes:
             selected = selected_by_terms(self.rows, shape.terms, self.where)
             missing = selected is not None and not selected.any()
             return Unassigned("LabelMissing" if missing else "NodesUnusable", number)
-        need, free = np.array(self.need(shape, ()), np.int64), self.free[feasible]
+        width = len(self.resources)
+        need, free = np.array(self.need(number, ()), np.int64)[:width], self.free[feasible, :width]
         # The smallest node decides for a pod that runs on every node, the largest for any other.
         have = free.min(axis=0) if shape.per_node else free.max(axis=0)
         for column, resource in enumerate(self.resources):
+            if need[column] > max(0, have[column]) and is_host_port(resource):
+                return Unassigned("HostPortTaken", number, port_text(resource), shape.count, 0)
             if need[column] > max(0, have[column]):
                 return Unassigned("ResourceShort", number, resource, int(need[column]), int(have[column]))
-        if shape.per_node:
-            return None
-        pods = int(capacity(self.free, need, feasible, shape.count).sum())
-        if not pods:
+        pods = capacity(self.free[:, :width], need, feasible, 1 if shape.per_node else shape.count)
+        if self.inner is not None and asks_parts(shape, self.rows):
+            short = self._short_inside(number, pods)
+            if short is not None:
+                return short
+        count, total = (int(feasible.sum()) if shape.per_node else shape.count), int(pods.sum())
+        if not total:
             return Unassigned("ResourceShort", number, message="no node has enough of all resources at once")
-        return Unassigned("CapacityShort", number, "", shape.count, pods) if pods < shape.count else None
+        if total < count:
+            return Unassigned("CapacityShort", number, "", count, total)
+        return self._broken_rule(number, pods, count) if shape.rules else None
+
+    def _short_inside(self, number: int, pods: Amounts) -> Unassigned | None:
+        """Says that the parts of the nodes serve too few pods of the shape; None if they serve all."""
+        assert self.inner is not None
+        shape, nothing = self.shapes[number], [0] * len(self.shapes)
+        none_granted: list[list[int]] = [[] for _ in self.shapes]
+        held = 0
+        for at in np.flatnonzero(pods).tolist():
+            try:
+                held += self.inner.most(at, nothing, number, int(pods[at]), none_granted)
+            except BudgetExceeded:
+                return Unassigned("SearchBound", number)
+        count = int(np.count_nonzero(self.feasible[number])) if shape.per_node else shape.count
+        if held >= count or int(pods.sum()) < count:
+            return None
+        message = f"parts of the nodes serve {held} of the {count} pods"
+        return Unassigned("PartShort", number, "", count, held, message)
+
+    def holds_alone(self, number: int, granted: Sequence[int]) -> bool:
+        """Returns whether the pods of one shape have room for these optional needs with the cluster to themselves."""
+        shape, width = self.shapes[number], len(self.resources)
+        feasible = self.feasible_with(number, granted)
+        if shape.per_node:
+            return bool(feasible[self.feasible[number]].all())
+        need = np.array(self.need(number, granted), np.int64)[:width]
+        return int(capacity(self.free[:, :width], need, feasible, shape.count).sum()) >= shape.count
+
+    def _broken_rule(self, number: int, pods: Amounts, count: int) -> Unassigned | None:
+        """Says which rule of the shape's pods about each other leaves too few places."""
+        cluster = int(self.rows.cluster[self.where[0]])
+        for code, limit in rule_limits(self.rows, self.shapes[number], self.where, pods):
+            if limit[cluster] < count:
+                message = f"room for at most {limit[cluster]} of the {count} pods"
+                return Unassigned(code, number, "", count, int(limit[cluster]), message)
+        return None
 
     def assignment(self, packed: Packed, granted: Sequence[Sequence[int]]) -> Assigned:
         """Turns packed pods into slots that name their nodes."""
@@ -139,8 +242,42 @@ class _ClusterNodes:
             numbers.tolist(), self.where[nodes].tolist(), packed[numbers, nodes].tolist(), strict=True
         ):
             name, host = self.rows.node_name(row), other_host(self.rows, row)
-            slots[number].append(Slot(node=name, host=host, count=count, resources=dict(requests[number])))
+            slot = Slot(node=name, host=host, count=count, resources=dict(requests[number]))
+            slots[number] += [slot] if self.inner is None else self._runs(slot, number, row, packed, granted)
         return Assigned(slots, [sorted(g) for g in granted])
+
+    def _runs(self, slot: Slot, number: int, row: int, packed: Packed, granted: Sequence[Sequence[int]]) -> list[Slot]:
+        """Splits a slot by the parts of its pods."""
+        assert self.inner is not None
+        at = int(np.flatnonzero(self.where == row)[0])
+        found = self.inner.assign(at, packed[:, at].tolist(), granted)
+        assert found is not None  # the packing asked the same
+        return with_parts(slot, found[number])
+
+
+def _pods_of(slots_by_shape: Sequence[Sequence[Slot]], rows: Rows, where: Ids) -> Packed:
+    """Returns the pods of slots per shape and node. Slots on nodes that are gone are left out."""
+    pods = np.zeros((len(slots_by_shape), len(where)), np.int64)
+    names = {rows.node_name(row): at for at, row in enumerate(where.tolist())}
+    for number, slots in enumerate(slots_by_shape):
+        for slot in slots:
+            if (at := names.get(slot.node)) is not None:
+                pods[number, at] += slot.count
+    return pods
+
+
+def keeps_rules(
+    rows: Rows,
+    where: Ids,
+    shapes: Sequence[Shape],
+    kept: Sequence[Sequence[Slot]],
+    new: Sequence[Sequence[Slot]],
+) -> bool:
+    """Returns whether new slots keep the rules of pods about each other, beside those that stay."""
+    if not any(shape.rules for shape in shapes):
+        return True
+    rules, _ = compile_rules(rows, where, shapes, _pods_of(kept, rows, where), [], as_resources=False)
+    return rules.holds(_pods_of(new, rows, where))
 
 
 def pod_requests(shape: Shape, granted: Iterable[int]) -> dict[str, int]:
@@ -156,20 +293,22 @@ def assign(
     where: Ids,
     shapes: Sequence[Shape],
     *,
+    kept: Sequence[Sequence[Slot]] | None = None,
     steps: int = MAX_STEPS,
     solutions: PackingSolutions | None = None,
+    taken: Mapping[int, Mapping[str, int]] | None = None,
 ) -> Assigned | Unassigned:
-    """Assigns all pods of `shapes` to the rows `where` of one cluster. `solutions` has the answers to hard problems, and
-    learns which ones are missing."""
+    """Assigns all pods of `shapes` to the rows `where` of one cluster. `kept` has the slots that pods of each shape have
+    there already, for the rules of pods about each other. `solutions` has the answers to hard problems, and learns which
+    ones are missing. `taken`: by row, what is not free any more."""
     for number, shape in enumerate(shapes):
         reason = unsupported_reason(shape)
         if reason:
             return Unassigned("Unsupported", number, message=reason)
-    cluster = _ClusterNodes(rows, where, shapes)
-    options = [(-o.weight, number, i) for number, s in enumerate(shapes) for i, o in enumerate(s.optional)]
-    options.sort()
+    cluster = _ClusterNodes(rows, where, shapes, taken or {}, kept)
     granted: list[list[int]] = [[] for _ in shapes]
-    if options:
+    order = needs_by_weight(shapes)
+    if order:
         everything = [list(range(len(s.optional))) for s in shapes]
         all_granted = _try_pack(cluster, everything, 0)
         if all_granted is not None:
@@ -181,12 +320,45 @@ def assign(
         return cluster.failure(Unassigned("SearchBound", 0, message=gave_up))
     if isinstance(packed, int):
         return cluster.failure(Unassigned("PackingFails", packed))
-    for _, number, i in options:
-        extended = [[*g, i] if n == number else g for n, g in enumerate(granted)]
-        repacked = _try_pack(cluster, extended, steps)
-        if repacked is not None:
-            packed, granted = repacked, extended
+    if order:
+        packed, granted = _best_grants(cluster, packed, order, steps)
     return cluster.assignment(packed, granted)
+
+
+def _best_grants(
+    cluster: _ClusterNodes, packed: Packed, order: Sequence[Need], steps: int
+) -> tuple[Packed, list[list[int]]]:
+    """Grants the heaviest combination that fits, then other needs, the heaviest first. `packed`: with mandatory needs only."""
+    shapes = cluster.shapes
+
+    def by_shape(needs: Collection[Need]) -> list[list[int]]:
+        return [[i for n, i in needs if n == number] for number in range(len(shapes))]
+
+    alone: dict[tuple[int, tuple[int, ...]], bool] = {}
+
+    def may_hold(granted: Sequence[Sequence[int]]) -> bool:
+        """Returns whether each shape fits alone, which is much faster to tell."""
+        for key in ((number, tuple(needs)) for number, needs in enumerate(granted) if needs):
+            if key not in alone:
+                alone[key] = cluster.holds_alone(*key)
+            if not alone[key]:
+                return False
+        return True
+
+    chosen: tuple[Need, ...] = ()
+    for needs in combinations(shapes)[:-1]:
+        if not may_hold(by_shape(needs)):
+            continue
+        found = _try_pack(cluster, by_shape(needs), steps)
+        if found is not None:
+            packed, chosen = found, needs
+            break
+    for need in order:
+        if need not in chosen and may_hold(by_shape([*chosen, need])):
+            found = _try_pack(cluster, by_shape([*chosen, need]), steps)
+            if found is not None:
+                packed, chosen = found, (*chosen, need)
+    return packed, by_shape(chosen)
 
 
 def _try_pack(cluster: _ClusterNodes, granted: Sequence[Sequence[int]], steps: int) -> Packed | None:

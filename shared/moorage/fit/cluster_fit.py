@@ -1,32 +1,37 @@
 """Computes which clusters hold all pods of one shape.
 
-Counting is exact for one shape alone: its pods are equal, so they fit if the pods that each node holds add up to them.
+Counting is exact for one shape alone: its pods are equal, so they fit if the pods that each node holds add up to them. So
+are its own rules about its pods, one by one; several together are only necessary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moorage.model.shapes import OptionalNeed, Shape
 
+from .inner_rows import InnerCounts
+from .inside import Asked, asks_parts
 from .node_filter import admitted, eligible, with_capacity, with_label
 from .protocols import Ids, Mask, Rows, Where
+from .rule_limits import own_rules, within_rules
 
-#: At most this many optional needs of a shape, the heaviest, are combined; each lighter one is checked by itself.
-_MAX_COMBINED = 6
+#: At most this many optional needs, the heaviest, are granted in the best combination. Lighter ones are granted the heaviest
+#: first, and count for a score only where all heavier ones are granted.
+MAX_COMBINED = 6
 #: The rows of up to this many clusters are looked up one by one; of more, one pass over the table finds them.
 _MAX_LOOKUPS = 64
+_inner = InnerCounts()
 
 
 def unsupported_reason(shape: Shape) -> str | None:
-    """Says why this version cannot place the shape; None if it can."""
+    """Returns why this version cannot place the shape; None if it can."""
     for name, requested in (
         ("devices", shape.devices),
-        ("request groups", shape.request_groups),
         ("a machine", shape.machine),
     ):
         if requested:
@@ -35,15 +40,24 @@ def unsupported_reason(shape: Shape) -> str | None:
 
 
 class Fit(NamedTuple):
-    """`fits`: clusters that hold all `count` pods. `met`: per optional need, those that hold them with this need and the
-    heavier ones that are met there. Read-only."""
+    """`fits`: clusters that hold all `count` pods. `grants`: per cluster, bit n is set where they have room with the subset n of
+    the heaviest optional needs granted; bit 0 of a subset is the heaviest need. `further`: per cluster, how many lighter
+    needs it can be granted beside all of these. Read-only.
+
+    What is added to a cluster adds subsets and removes none."""
 
     fits: Mask
-    met: list[Mask]
+    grants: NDArray[np.uint64]
+    further: NDArray[np.uint8]
+
+    def granted(self, subset: int, further: int = 0) -> Mask:
+        """Returns the clusters that can be granted this subset, and so many further needs."""
+        mask: Mask = (self.grants >> np.uint64(subset)) & np.uint64(1) > 0
+        return mask & (self.further >= further) if further else mask
 
 
 def add_optional(resources: Mapping[str, int], optional: OptionalNeed) -> dict[str, int]:
-    """The amounts of one pod with the optional need granted."""
+    """Returns the amounts of one pod with the optional need granted."""
     total = dict(resources)
     for resource, amount in optional.resources.items():
         total[resource] = total.get(resource, 0) + amount
@@ -51,7 +65,7 @@ def add_optional(resources: Mapping[str, int], optional: OptionalNeed) -> dict[s
 
 
 def pods_per_row(rows: Rows, resources: Mapping[str, int], count: int, ids: Ids) -> NDArray[np.int64]:
-    """How many such pods each of these rows holds, at most `count`."""
+    """Returns how many such pods each of these rows holds, at most `count`."""
     pods = np.full(len(ids), count, np.int64)
     for resource, need in resources.items():
         if need > 0:
@@ -74,7 +88,7 @@ def _rows_per_cluster(rows: Rows, mask: Mask, where: Where) -> NDArray[np.intp]:
 
 
 def _clusters_with_any(rows: Rows, mask: Mask, where: Where) -> Mask:
-    """Clusters with any row of `where` in `mask`."""
+    """Returns the clusters with any row of `where` in `mask`."""
     clusters_mask = np.zeros(rows.size, np.bool_)
     if not isinstance(where, slice):
         clusters_mask[rows.cluster[where[mask]]] = True
@@ -86,7 +100,7 @@ def _clusters_with_any(rows: Rows, mask: Mask, where: Where) -> Mask:
 
 
 def _clusters_holding(rows: Rows, resources: Mapping[str, int], count: int, mask: Mask, where: Where) -> Mask:
-    """Clusters where `count` such pods fit on the rows in `mask`, each of which holds at least one."""
+    """Returns the clusters where `count` such pods fit on the rows in `mask`, each of which holds at least one."""
     if count <= 1:
         return _clusters_with_any(rows, mask, where)
     pods = _rows_per_cluster(rows, mask, where)
@@ -103,79 +117,138 @@ def _counted_fit(rows: Rows, shape: Shape, where: Where) -> Fit:
     usable = rows.usable[: rows.n][where]
     if not shape.count:  # scaled to zero: every cluster with a usable node fits
         fits = _clusters_with_any(rows, usable, where)
-        return Fit(fits, [fits for _ in shape.optional])
+        combined = min(len(shape.optional), MAX_COMBINED)
+        further = fits.astype(np.uint8) * (len(shape.optional) - combined)
+        return Fit(fits, np.where(fits, _every_subset(combined), np.uint64(0)), further.astype(np.uint8))
     mask = admitted(rows, shape, with_capacity(rows, shape.resources, usable, where), where)
 
-    def holds(resources: Mapping[str, int], candidates: Mask) -> Mask:
-        return _clusters_holding(rows, resources, shape.count, candidates, where)
+    inside = asks_parts(shape, rows)
+    ids = np.arange(rows.n)[where] if own_rules(shape) or inside else None
 
-    fits = holds(shape.resources, mask)
-    return Fit(fits, _optional_fit(rows, shape, where, mask, fits, holds))
+    def holds(branch: _Branch) -> Mask:
+        if ids is None:
+            return _clusters_holding(rows, branch.resources, shape.count, branch.mask, where)
+        pods = np.where(branch.mask, pods_per_row(rows, branch.resources, shape.count, ids), 0)
+        if inside:
+            pods = pods_inside(rows, shape, branch.granted, ids, pods)
+        holding = pods > 0  # holes have no cluster
+        fits: Mask = np.bincount(rows.cluster[ids[holding]], pods[holding], minlength=rows.size) >= shape.count
+        if own_rules(shape):
+            fits &= within_rules(rows, shape, ids, pods, shape.count)
+        return fits
+
+    nowhere = np.zeros(rows.size, np.bool_)
+    fits = holds(_Branch(shape.resources, mask, nowhere))
+    return _optional_fit(rows, shape, where, mask, fits, holds)
 
 
 class _Branch(NamedTuple):
-    """Clusters that can be granted the same optional needs, the amounts of one pod with them, and the rows that hold one."""
+    """Clusters that can be granted some optional needs, the amounts of one pod with them, and the rows that hold one."""
 
     resources: Mapping[str, int]
     mask: Mask
     clusters: Mask
+    granted: tuple[int, ...] = ()
+
+
+def pods_inside(
+    rows: Rows, shape: Shape, granted: Sequence[int], ids: Ids, pods: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Returns how many of these pods each row holds inside, too."""
+    holding = np.flatnonzero(pods)
+    most = pods.copy()
+    asked = Asked(shape, granted)
+    most[holding] = np.minimum(pods[holding], _inner.pods(rows, asked, ids[holding], max(1, shape.count)))
+    return most
+
+
+def by_weight(shape: Shape) -> list[int]:
+    """Returns the indexes of the optional needs, the heaviest first."""
+    return sorted(range(len(shape.optional)), key=lambda i: -shape.optional[i].weight)
 
 
 def _optional_fit(
-    rows: Rows, shape: Shape, where: Where, mask: Mask, fits: Mask, holds: Callable[[Mapping[str, int], Mask], Mask]
-) -> list[Mask]:
-    """Clusters that meet each optional need, granted as the assignment does: the heaviest first, to all pods, and each
-    grant leaves less for the next. `mask`: rows that hold a pod; `holds` returns the clusters whose rows hold all pods."""
-    met = [fits] * len(shape.optional)
-    mandatory = _Branch(shape.resources, mask, fits)
-    branches = [mandatory]
-    for rank, i in enumerate(sorted(range(len(met)), key=lambda i: -shape.optional[i].weight)):
+    rows: Rows, shape: Shape, where: Where, mask: Mask, fits: Mask, holds: Callable[[_Branch], Mask]
+) -> Fit:
+    """Returns which combinations of optional needs the clusters can be granted. `mask`: rows that hold a pod; `holds` returns
+    the clusters whose rows hold all pods."""
+    grants, further = fits.astype(np.uint64), np.zeros(rows.size, np.uint8)
+    if not shape.optional:
+        return Fit(fits, grants, further)
+    order = by_weight(shape)
+    combined = order[:MAX_COMBINED]
+
+    def extend(branch: _Branch, i: int) -> _Branch:
         optional = shape.optional[i]
         labelled = with_label(rows, optional.label, where)
-        met[i] = np.zeros(rows.size, np.bool_)
-        split = []
-        for branch in branches if rank < _MAX_COMBINED else [mandatory]:
-            candidates = branch.mask if labelled is None else branch.mask & labelled
-            resources = add_optional(branch.resources, optional)
-            increased = {resource: resources[resource] for resource in optional.resources}
-            candidates = with_capacity(rows, increased, candidates, where)
-            granted = holds(resources, candidates) & branch.clusters
-            met[i] |= granted
-            split += [_Branch(resources, candidates, granted), branch._replace(clusters=branch.clusters & ~granted)]
-        branches = [branch for branch in split if branch.clusters.any()]
-    return met
+        candidates = branch.mask if labelled is None else branch.mask & labelled
+        resources = add_optional(branch.resources, optional)
+        increased = {resource: resources[resource] for resource in optional.resources}
+        candidates = with_capacity(rows, increased, candidates, where)
+        wider = _Branch(resources, candidates, branch.clusters, (*branch.granted, i))
+        return wider._replace(clusters=branch.clusters & holds(wider)) if branch.clusters.any() else wider
+
+    def search(branch: _Branch, subset: int, first: int) -> None:
+        for rank in range(first, len(combined)):
+            wider, bit = extend(branch, combined[rank]), subset | 1 << rank
+            if wider.clusters.any():
+                grants[wider.clusters] |= np.uint64(1 << bit)
+                search(wider, bit, rank + 1)
+
+    mandatory = everything = _Branch(shape.resources, mask, fits)
+    for i in combined:
+        everything = extend(everything, i)
+    grants[everything.clusters] = _every_subset(len(combined))
+    # Most clusters are granted everything; the others are searched.
+    rest = fits & ~everything.clusters
+    if rest.any():
+        search(mandatory._replace(clusters=rest), 0, 0)
+    for i in order[MAX_COMBINED:]:
+        everything = extend(everything, i)
+        further += everything.clusters
+    return Fit(fits, grants, further)
+
+
+def _every_subset(needs: int) -> np.uint64:
+    return np.uint64((1 << (1 << needs)) - 1)
 
 
 def _per_node_fit(rows: Rows, shape: Shape, where: Where) -> Fit:
-    """The fit of one pod on every matching node: each of them must hold it, and there must be at least one."""
+    """Returns the fit of one pod on every matching node: each of them must hold it, and there must be at least one."""
     matching = eligible(rows, shape, where)
     ids = np.flatnonzero(matching)
     if not isinstance(where, slice):
         ids = where[ids]
     clusters = rows.cluster[ids]
 
-    def holds_all(_: Mapping[str, int], candidates: Mask) -> Mask:
+    def holds_all(branch: _Branch) -> Mask:
         fits = np.zeros(rows.size, np.bool_)
         fits[clusters] = True
-        fits[clusters[~candidates]] = False
+        fits[clusters[~branch.mask]] = False
+        if asks_parts(shape, rows):
+            pods = pods_inside(rows, shape, branch.granted, ids, branch.mask.astype(np.int64))
+            fits[clusters[pods == 0]] = False
         return fits
 
     mask = with_capacity(rows, shape.resources, np.ones(len(ids), np.bool_), ids)
-    fits = holds_all(shape.resources, mask)
-    return Fit(fits, _optional_fit(rows, shape, ids, mask, fits, holds_all))
+    fits = holds_all(_Branch(shape.resources, mask, np.zeros(rows.size, np.bool_)))
+    if own_rules(shape):
+        wanted = np.bincount(clusters, minlength=rows.size)
+        fits &= within_rules(rows, shape, np.arange(rows.n)[where], matching.astype(np.int64), wanted)
+    return _optional_fit(rows, shape, ids, mask, fits, holds_all)
 
 
 def compute_fit(rows: Rows, shape: Shape, where: Where | None = None) -> Fit:
     """Computes the fit of a shape over all rows or over `where`, the rows of some clusters."""
     if unsupported_reason(shape):
         empty = np.zeros(rows.size, np.bool_)
-        return Fit(empty, [empty for _ in shape.optional])
+        return Fit(empty, np.zeros(rows.size, np.uint64), np.zeros(rows.size, np.uint8))
     compute = _per_node_fit if shape.per_node else _counted_fit
     return compute(rows, shape, slice(0, rows.n) if where is None else where)
 
 
 def rows_of_clusters(rows: Rows, clusters: NDArray[np.integer]) -> Ids:
-    """The rows of these clusters."""
+    """Returns the rows of these clusters."""
     if len(clusters) <= _MAX_LOOKUPS:
         parts = [rows.rows_of(int(cluster)) for cluster in clusters]
         return np.concatenate(parts) if parts else np.empty(0, np.intp)
@@ -185,21 +258,26 @@ def rows_of_clusters(rows: Rows, clusters: NDArray[np.integer]) -> Ids:
 
 
 def changed_clusters(rows: Rows, since: int) -> NDArray[np.int32] | None:
-    """Clusters that changed after `since`; None: so many that recomputing everything is cheaper."""
+    """Returns the clusters that changed after `since`; None: so many that recomputing everything is cheaper."""
     changed = rows.changed_since(since)
     return None if changed is None or len(changed) > rows.size // 4 + 1 else changed
 
 
-def _resized(mask: Mask, size: int) -> Mask:
-    """A copy of the mask for `size` clusters; new clusters are False."""
-    resized = np.zeros(size, np.bool_)
-    resized[: min(size, len(mask))] = mask[:size]
+_Column = TypeVar("_Column", bound=np.generic)
+
+
+def _resized(column: NDArray[_Column], size: int) -> NDArray[_Column]:
+    """Returns a copy of the column for `size` clusters; new clusters are False or 0."""
+    resized = np.zeros(size, column.dtype)
+    resized[: min(size, len(column))] = column[:size]
     return resized
 
 
-def merge_changed(old: Mask, part: Mask, clusters: NDArray[np.integer]) -> Mask:
-    """The old mask with the values of `part` at these clusters; read-only."""
-    mask = _resized(old, len(part))
-    mask[clusters] = part[clusters]
-    mask.setflags(write=False)
-    return mask
+def merge_changed(old: NDArray[_Column], part: NDArray[_Column], clusters: NDArray[np.integer]) -> NDArray[_Column]:
+    """Returns the old column with the values of `part` at these clusters; read-only. The same array, if none differs."""
+    if len(old) == len(part) and (old[clusters] == part[clusters]).all():
+        return old
+    column = _resized(old, len(part))
+    column[clusters] = part[clusters]
+    column.setflags(write=False)
+    return column

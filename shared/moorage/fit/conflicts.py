@@ -72,7 +72,7 @@ class _JointDemand:
         return over
 
     def _pods(self, needs: dict[str, int], able: Mask, count: int) -> Amounts:
-        """How many pods with these needs each row holds, at most `count`."""
+        """Returns how many pods with these needs each row holds, at most `count`."""
         pods = np.where(able, count, 0).astype(np.int64)
         for resource, need in needs.items():
             if need > 0:
@@ -80,14 +80,15 @@ class _JointDemand:
         return np.maximum(pods, 0, out=pods)
 
     def certainly_fit(self) -> Mask:
-        """Sufficient test: clusters that hold all pods even if each needed the largest amount of every resource."""
+        """Returns, by a sufficient test, the clusters that hold all pods even if each needed the largest amount of every
+        resource."""
         needs = {r: max(self.shapes[g].resources.get(r, 0) for g in self.groups) for r in self.resources}
         able = np.logical_and.reduce([self.feasible[g] for g in self.groups])
         return self.per_cluster(self._pods(needs, able, self.total)) >= self.total
 
     def cannot_fit(self) -> Mask:
-        """Necessary test: clusters where the sum of a resource is below the demand, or that do not hold all pods even if
-        each needed the smallest amount of every resource."""
+        """Returns, by a necessary test, the clusters where the sum of a resource is below the demand, or that do not hold
+        all pods even if each needed the smallest amount of every resource."""
         feasible = np.logical_or.reduce([self.feasible[g] for g in self.groups])
         demands = [(self.shapes[g].resources, self.shapes[g].count) for g in self.groups]
         short = np.zeros(self.size, np.bool_)
@@ -102,8 +103,8 @@ class _JointDemand:
         return short | (self.per_cluster(self._pods(smallest, feasible, self.total)) < self.total)
 
     def fit_greedily(self) -> Mask:
-        """Clusters where one best-fit-decreasing pass places all pods. All clusters are packed at once: rows are sorted by
-        cluster, and running sums start again at each cluster."""
+        """Returns the clusters where one best-fit-decreasing pass places all pods. All clusters are packed at once: rows
+        are sorted by cluster, and running sums start again at each cluster."""
         placed = np.ones(self.size, np.bool_)
         largest = {resource: max(1, int(free.max(initial=1))) for resource, free in self.free.items()}
         shares = {
@@ -163,7 +164,7 @@ def envelope(shapes: Sequence[Shape]) -> Shape | None:
     together. None where one shape cannot express that. Its needs are rounded up, so that new shapes mostly share an
     envelope whose fit is cached."""
     pods = [shape for shape in shapes if shape.per_node or shape.count]
-    if any(shape.per_node or unsupported_reason(shape) for shape in pods) or not pods:
+    if any(shape.per_node or shape.rules or unsupported_reason(shape) for shape in pods) or not pods:
         return None
     alternatives = [{tuple(term) for term in shape.terms} for shape in pods if shape.terms]
     distinct = list({frozenset(terms): terms for terms in alternatives}.values())
@@ -194,7 +195,7 @@ def _rounded(need: int) -> int:
 
 
 def _without_optional(shape: Shape) -> Shape:
-    """The shape with its mandatory needs only: an optional need never causes a conflict."""
+    """Returns the shape with its mandatory needs only: an optional need never causes a conflict."""
     return msgspec.structs.replace(shape, optional=[]) if shape.optional else shape
 
 

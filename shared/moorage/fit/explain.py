@@ -10,10 +10,13 @@ import numpy as np
 
 from moorage.model.shapes import Requirement, Shape
 from moorage.parsing import format_amount
+from moorage.podspec import is_host_port, node_amount, port_text
 
-from .cluster_fit import pods_per_row, rows_of_clusters, unsupported_reason
-from .node_filter import matching_labels, selected_by_terms, tolerated_rows
+from .cluster_fit import pods_inside, pods_per_row, rows_of_clusters, unsupported_reason
+from .inside import asks_parts
+from .node_filter import matching_labels, selected_by_terms, tolerated_rows, with_rule_labels
 from .protocols import Amounts, Ids, Mask, Rows
+from .rule_limits import own_rules, rule_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class _Unexplained:
         self.ids: Ids = np.flatnonzero((at >= 0) & self.clusters[at])
 
     def clusters_of(self, ids: Ids) -> Mask:
-        """Clusters that have any of these rows."""
+        """Returns the clusters that have any of these rows."""
         mask = np.zeros(self.rows.size, np.bool_)
         mask[self.rows.cluster[ids]] = True
         return mask
@@ -64,14 +67,16 @@ class _Unexplained:
 
 
 class Shortage(NamedTuple):
+    """For host ports the amounts count pods, and the nodes where the port is free."""
+
     resource: str
     needed: int
     free: int
 
     def reason_fields(self) -> dict[str, str]:
-        """The shortage as fields of a reason."""
+        """Returns the shortage as fields of a reason."""
         return {
-            "need": self.resource,
+            "need": port_text(self.resource) if is_host_port(self.resource) else self.resource,
             "needed": format_amount(self.resource, self.needed),
             "free": format_amount(self.resource, self.free),
         }
@@ -95,7 +100,9 @@ def largest_shortage(rows: Rows, shapes: Iterable[Shape], clusters: Mask) -> Sho
     for resource, needed in demand.items():
         free = rows.free(resource)
         if needed > 0 and free is not None and len(ids):
-            sums = np.bincount(rows.cluster[ids], np.maximum(free[ids], 0), minlength=rows.size)
+            unit = node_amount(resource) if is_host_port(resource) else 1
+            needed = -(-needed // unit)
+            sums = np.bincount(rows.cluster[ids], np.maximum(free[ids], 0) // unit, minlength=rows.size)
             shortages.append(Shortage(resource, needed, int(sums[clusters].max())))
     return max(shortages, key=lambda shortage: shortage.needed / max(shortage.free, 1), default=None)
 
@@ -114,11 +121,15 @@ def explain(rows: Rows, shape: Shape, clusters: Mask) -> list[Rejection]:
     ]
     if not shape.per_node:
         rejections += _capacity_short(rows, shape, unexplained)
+    if own_rules(shape):
+        rejections += _rules_short(rows, shape, unexplained)
+    if asks_parts(shape, rows):
+        rejections.append(_parts_short(rows, shape, unexplained))
     return [rejection for rejection in rejections if rejection.clusters.any()]
 
 
 def _missing_labels(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list[Rejection]:
-    """Clusters where no node carries the labels, whatever else rejects its nodes."""
+    """Returns the clusters where no node carries the labels, whatever else rejects its nodes."""
     rejections = []
     if len(shape.terms) == 1:  # with a single term each requirement can be blamed by itself
         for requirement in shape.terms[0]:
@@ -137,6 +148,13 @@ def _missing_labels(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list
         rejections.append(Rejection("LabelMissing", lacking, label=label, message="no node carries all of these"))
         mask = selected_by_terms(rows, shape.terms, unexplained.ids)
         unexplained.ids = unexplained.ids if mask is None else unexplained.ids[mask]
+    mask = with_rule_labels(rows, shape, unexplained.ids)
+    if mask is not None:
+        unexplained.ids = unexplained.ids[mask]
+        label = ", ".join(dict.fromkeys(rule.key for rule in shape.rules if rule.kind != "apart"))
+        message = "no node carries all labels that affinity and spread go by"
+        lacking = unexplained.settle(~unexplained.clusters_of(unexplained.ids))
+        rejections.append(Rejection("LabelMissing", lacking, label=label, message=message))
     return rejections
 
 
@@ -152,8 +170,8 @@ def _largest_free(rows: Rows, free: Amounts, ids: Ids, clusters: Mask) -> int:
 
 
 def _resources_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list[Rejection]:
-    """Clusters where no node has enough of one resource; then those where no node has enough of all at once. A pod for
-    every node is rejected by any node that has too little."""
+    """Returns the clusters where no node has enough of one resource; then those where no node has enough of all at once.
+    A pod for every node is rejected by any node that has too little."""
     rejections = []
     needs = {r: need for r, need in shape.resources.items() if need > 0}
     for resource, need in needs.items():
@@ -162,6 +180,9 @@ def _resources_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> lis
         ids, enough = unexplained.ids, free[unexplained.ids] >= need
         short = unexplained.clusters_of(ids[~enough]) if shape.per_node else ~unexplained.clusters_of(ids[enough])
         settled = unexplained.clusters & short
+        if is_host_port(resource):
+            rejections.append(Rejection("HostPortTaken", unexplained.settle(short), resource, shape.count, 0))
+            continue
         rejecting = ids[~enough] if shape.per_node else ids
         best = _largest_free(rows, free, rejecting, settled)
         rejections.append(Rejection("ResourceShort", unexplained.settle(short), resource, need, best))
@@ -180,3 +201,31 @@ def _capacity_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list
     np.add.at(pods, rows.cluster[unexplained.ids], pods_per_row(rows, shape.resources, shape.count, unexplained.ids))
     short = unexplained.settle(pods < shape.count)
     return [Rejection("CapacityShort", short, needed=shape.count, best=int(pods[short].max(initial=0)))]
+
+
+def _parts_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> Rejection:
+    """Returns the clusters where parts of the nodes serve too few pods."""
+    pods = np.zeros(rows.size, np.int64)
+    count = 1 if shape.per_node else shape.count
+    outside = pods_per_row(rows, shape.resources, count, unexplained.ids)
+    np.add.at(pods, rows.cluster[unexplained.ids], pods_inside(rows, shape, (), unexplained.ids, outside))
+    wanted = np.bincount(rows.cluster[unexplained.ids], minlength=rows.size) if shape.per_node else shape.count
+    short = unexplained.settle(pods < wanted)
+    best = int(pods[short].max(initial=0))
+    needed = shape.count if isinstance(wanted, int) else int(wanted[short].max(initial=0))
+    return Rejection("PartShort", short, needed=needed, best=best, message="parts of the nodes serve too few pods")
+
+
+def _rules_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list[Rejection]:
+    """Clusters where the object's rules about its own pods leave too few places."""
+    ids = rows_of_clusters(rows, np.flatnonzero(unexplained.clusters))
+    held = np.zeros(rows.n, np.int64)
+    count = 1 if shape.per_node else shape.count
+    held[unexplained.ids] = pods_per_row(rows, shape.resources, count, unexplained.ids)
+    wanted = np.bincount(rows.cluster[ids], held[ids], minlength=rows.size) if shape.per_node else shape.count
+    rejections = []
+    for code, limit in rule_limits(rows, shape, ids, held[ids]):
+        short = unexplained.settle(limit < wanted)
+        needed = shape.count if isinstance(wanted, int) else int(wanted[short].max(initial=0))
+        rejections.append(Rejection(code, short, needed=needed, best=int(limit[short].max(initial=0))))
+    return rejections

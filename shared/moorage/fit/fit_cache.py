@@ -38,7 +38,7 @@ class FitCache:
         return self._changes[2:]
 
     def get(self, shape: Shape) -> Fit:
-        """The fit of the shape on the rows as they are now; its masks are read-only."""
+        """Returns the fit of the shape on the rows as they are now; its masks are read-only."""
         rows, tick = self._rows, self._rows.tick
         cached = self._entries.use(shape.key)
         if cached is not None and cached.tick == tick and len(cached.fit.fits) == rows.size:
@@ -46,13 +46,15 @@ class FitCache:
         changed, ids = (None, None) if cached is None else self._changed(cached.tick)
         if cached is None or changed is None:
             fit = compute_fit(rows, shape)
-            for mask in (fit.fits, *fit.met):
-                mask.setflags(write=False)
+            for column in fit:
+                column.setflags(write=False)
         else:
             part = compute_fit(rows, shape, ids)
+            old = cached.fit
             fit = Fit(
-                merge_changed(cached.fit.fits, part.fits, changed),
-                [merge_changed(old, new, changed) for old, new in zip(cached.fit.met, part.met, strict=True)],
+                merge_changed(old.fits, part.fits, changed),
+                merge_changed(old.grants, part.grants, changed),
+                merge_changed(old.further, part.further, changed),
             )
         self._entries[shape.key] = _Cached(tick, fit)
         return fit

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moorage.model.shapes import Requirement, Shape, Toleration
 from moorage.selectors import LabelIndex, TaintIndex, requirement_matches
@@ -31,6 +32,7 @@ _selectors: WeakKeyDictionary[Rows, _Selectors] = WeakKeyDictionary()
 
 
 def _selectors_of(rows: Rows) -> _Selectors:
+    rows = getattr(rows, "fleet", rows)  # rows with other amounts free have the labels and taints of their fleet
     found = _selectors.get(rows)
     if found is None:
         found = _selectors[rows] = _Selectors()
@@ -42,7 +44,7 @@ def _ids(rows: Rows, where: Where) -> Ids:
 
 
 def _match_node_name(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
-    """Per row, whether the node's own name meets the requirement."""
+    """Returns per row whether the node's own name meets the requirement."""
     if len(ids) > _MAX_COMPARED and requirement.operator in ("In", "NotIn") and isinstance(rows, NamedRows):
         found = [rows.rows_named(name) for name in requirement.values]
         mask = np.isin(ids, np.concatenate(found)) if found else np.zeros(len(ids), np.bool_)
@@ -51,8 +53,8 @@ def _match_node_name(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
 
 
 def _match_hostname(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
-    """Per row, whether its hostname label meets the requirement. The label is a flag where it equals the node's name and
-    an entry of the label set elsewhere."""
+    """Returns per row whether its hostname label meets the requirement. The label is a flag where it equals the node's
+    name and an entry of the label set elsewhere."""
     flagged = rows.host_label[ids]
     mask = _selectors_of(rows).labels.mask(rows.label_sets, (requirement,))[rows.labelset[ids]]
     mask[flagged] = _match_node_name(rows, requirement, ids[flagged])
@@ -60,7 +62,7 @@ def _match_hostname(rows: Rows, requirement: Requirement, ids: Ids) -> Mask:
 
 
 def matching_labels(rows: Rows, term: Sequence[Requirement], where: Where) -> Mask | None:
-    """Per row of `where`, whether all requirements hold; None: on every row."""
+    """Returns per row of `where` whether all requirements hold; None: on every row."""
     plain = tuple(r for r in term if r.key not in (HOSTNAME, _NAME))
     mask: Mask | None = None
     if plain or not term:
@@ -77,8 +79,31 @@ def matching_labels(rows: Rows, term: Sequence[Requirement], where: Where) -> Ma
     return mask
 
 
+def label_numbers(rows: Rows, key: str, ids: Ids) -> NDArray[np.intp]:
+    """Per row of `ids`, a number for the value of this label; -1: the node lacks it."""
+    numbers = _selectors_of(rows).labels.values(rows.label_sets, key)[rows.labelset[ids]].astype(np.intp)
+    if key != HOSTNAME:
+        return numbers
+    flagged = rows.host_label[ids]
+    if flagged.all() or not (numbers[~flagged] >= 0).any():
+        numbers[flagged] = np.arange(np.count_nonzero(flagged))
+        return numbers
+    # A node may have another node's name for its hostname.
+    names = [
+        rows.node_name(row) if own else other_host(rows, row) for row, own in zip(ids.tolist(), flagged, strict=True)
+    ]
+    known = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
+    return np.array([known.get(name, -1) for name in names], np.intp)
+
+
+def with_rule_labels(rows: Rows, shape: Shape, where: Where) -> Mask | None:
+    """Per row of `where`, whether it has the labels by which the shape's affinity and spread rules go; None: no such rules."""
+    term = tuple(Requirement(key=rule.key, operator="Exists") for rule in shape.rules if rule.kind != "apart")
+    return matching_labels(rows, term, where) if term else None
+
+
 def selected_by_terms(rows: Rows, terms: Iterable[Sequence[Requirement]], where: Where) -> Mask | None:
-    """Per row of `where`, whether any term holds; None: on every row (also when there are no terms)."""
+    """Returns per row of `where` whether any term holds; None: on every row (also when there are no terms)."""
     selected: Mask | None = None
     for term in terms:
         mask = matching_labels(rows, term, where)
@@ -89,7 +114,7 @@ def selected_by_terms(rows: Rows, terms: Iterable[Sequence[Requirement]], where:
 
 
 def tolerated_rows(rows: Rows, tolerations: Sequence[Toleration], where: Where) -> Mask | None:
-    """Per row of `where`, whether the pod tolerates its taints; None: on every row."""
+    """Returns per row of `where` whether the pod tolerates its taints; None: on every row."""
     if len(rows.taint_sets) <= 1:  # the first set is that of nodes without taints
         return None
     by_set = _selectors_of(rows).taints.mask(rows.taint_sets, tuple(tolerations))
@@ -97,44 +122,50 @@ def tolerated_rows(rows: Rows, tolerations: Sequence[Toleration], where: Where) 
 
 
 def with_label(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:
-    """Per row of `where`, whether it has this label; None: every row has it, or no label is required."""
+    """Returns per row of `where` whether it has this label; None: every row has it, or no label is required."""
     return None if label is None else matching_labels(rows, equals_all((label,)), where)
 
 
 def any_with_label(rows: Rows, label: tuple[str, str], where: Ids) -> bool:
-    """Whether any row of `where` has this label."""
+    """Returns whether any row of `where` has this label."""
     mask = with_label(rows, label, where)
     return bool(len(where)) if mask is None else bool(mask.any())
 
 
 def other_host(rows: Rows, row: int) -> str:
-    """The hostname label of a node where it differs from the node's name; else empty."""
+    """Returns the hostname label of a node where it differs from the node's name; else empty."""
     return "" if rows.host_label[row] else rows.label_sets[rows.labelset[row]].get(HOSTNAME, "")
 
 
 def admitted(rows: Rows, shape: Shape, mask: Mask, where: Where) -> Mask:
-    """The rows of `mask` (over `where`) that pass the shape's terms and tolerations."""
+    """Returns the rows of `mask` (over `where`) that pass the shape's terms and tolerations."""
     if shape.terms:  # evaluated for the rows in `mask` only, because node names are compared one by one
         at = mask.nonzero()[0]
         selected = selected_by_terms(rows, shape.terms, at if isinstance(where, slice) else where[at])
         if selected is not None:
             mask = mask.copy()
             mask[at[~selected]] = False
-    tolerated = tolerated_rows(rows, shape.tolerations, where)
-    return mask if tolerated is None else mask & tolerated
+    for passed in (tolerated_rows(rows, shape.tolerations, where), with_rule_labels(rows, shape, where)):
+        if passed is not None:
+            mask = mask & passed
+    return mask
 
 
 def eligible(rows: Rows, shape: Shape, where: Where) -> Mask:
-    """Per row of `where`, whether it passes all filters of the shape but resources."""
+    """Returns per row of `where` whether it passes all filters of the shape but resources."""
     mask: Mask = rows.usable[: rows.n][where]
-    for passed in (selected_by_terms(rows, shape.terms, where), tolerated_rows(rows, shape.tolerations, where)):
+    for passed in (
+        selected_by_terms(rows, shape.terms, where),
+        tolerated_rows(rows, shape.tolerations, where),
+        with_rule_labels(rows, shape, where),
+    ):
         if passed is not None:
             mask = mask & passed
     return mask
 
 
 def with_capacity(rows: Rows, resources: Mapping[str, int], mask: Mask, where: Where) -> Mask:
-    """The rows of `mask` (over `where`) with that much of every resource free."""
+    """Returns the rows of `mask` (over `where`) with that much of every resource free."""
     for resource, need in resources.items():
         if need > 0:
             free = rows.free(resource)

@@ -7,13 +7,17 @@ states per node, so it is complete there; beyond, `steps` bounds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import add, ge
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .budget import Budget, BudgetExceeded
+from .inner_rows import InnerGroups
+from .pod_rules import PodRules
 from .protocols import Amounts, Mask
 
 #: Up to this many pods and nodes the search is complete whatever the bound.
@@ -24,39 +28,26 @@ Packed = NDArray[np.int64]
 Vector = tuple[int, ...]
 
 
-class BudgetExceeded(Exception):
-    """Raised when the search is cut off by its budget; a packing may still exist. `seconds`: how long a solver with a time
-    limit tried."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
-
-
-class Budget:
-    """The steps left to a search."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def spend(self, steps: int) -> None:
-        self.left -= steps
-        if self.left < 0:
-            raise BudgetExceeded
-
-
 class PackingProblem(NamedTuple):
     free: Amounts  # node by resource
     needs: Amounts  # group by resource, of one pod
     counts: list[int]
     feasible: NDArray[np.bool_]  # group by node: passes all filters but resources
+    rules: PodRules | None = None
+    inner: InnerGroups | None = None  # what nodes hold inside; None: that does not matter
+
+    @property
+    def key(self) -> ProblemKey:
+        """Equal for equal problems."""
+        where = self.feasible.tobytes() + (b"" if self.rules is None else self.rules.key)
+        return self.free.tobytes(), self.needs.tobytes(), tuple(self.counts), where
 
 
 ProblemKey = tuple[bytes, bytes, tuple[int, ...], bytes]
 
 
 class PackingSolutions:
-    """Answers to problems that are too hard to be solved at once. Whoever decides asks for them here, gets BudgetExceeded,
+    """Answers to problems that are too hard to be solved at once. A decision looks for them here, gets BudgetExceeded,
     has the `unsolved` ones solved elsewhere, and decides again."""
 
     def __init__(self) -> None:
@@ -65,7 +56,7 @@ class PackingSolutions:
 
     def get(self, problem: PackingProblem) -> Packed | None:
         """Returns the packing, or None as the proof that there is none. Raises BudgetExceeded if neither is known."""
-        key = (problem.free.tobytes(), problem.needs.tobytes(), tuple(problem.counts), problem.feasible.tobytes())
+        key = problem.key
         if key not in self.solved:
             self.unsolved[key] = problem
             raise BudgetExceeded
@@ -76,7 +67,7 @@ class PackingSolutions:
 
 
 def capacity(free: Amounts, need: Amounts, able: Mask, count: int) -> NDArray[np.int64]:
-    """Pods of one group that each node holds, at most `count`."""
+    """Returns the pods of one group that each node holds, at most `count`."""
     needed = need > 0
     pods = np.full(len(free), count, np.int64)
     if needed.any():
@@ -85,12 +76,12 @@ def capacity(free: Amounts, need: Amounts, able: Mask, count: int) -> NDArray[np
 
 
 def resource_weights(problem: PackingProblem) -> NDArray[np.float64]:
-    """The weight of one unit of each resource: its share of the largest free amount."""
+    """Returns the weight of one unit of each resource: its share of the largest free amount."""
     weights: NDArray[np.float64] = 1.0 / problem.free.max(axis=0, initial=1)
     return weights
 
 
-def _group_orders(problem: PackingProblem, weights: NDArray[np.float64]) -> Iterator[list[int]]:
+def group_orders(problem: PackingProblem, weights: NDArray[np.float64]) -> Iterator[list[int]]:
     """Yields the orders to try: largest share of a node first; then fewest feasible nodes first."""
     groups = range(len(problem.counts))
     if len(groups) == 1:
@@ -135,10 +126,38 @@ def greedy(problem: PackingProblem, order: Sequence[int], weight: NDArray[np.flo
     return packed
 
 
+def greedy_inside(problem: PackingProblem, order: Sequence[int], weight: NDArray[np.float64]) -> Packed | int:
+    """Packs like `greedy`, and asks each node what it holds inside."""
+    inner = problem.inner
+    assert inner is not None
+    free = problem.free.copy()
+    packed = np.zeros((len(problem.counts), len(free)), np.int64)
+    for group in order:
+        count, need = problem.counts[group], problem.needs[group]
+        pods = capacity(free, need, problem.feasible[group], count)
+        nodes = np.flatnonzero(pods)
+        nodes = nodes[np.argsort((free[nodes] * weight)[:, need > 0].sum(axis=1), kind="stable")]
+        for node in nodes.tolist():
+            placed = inner.most(node, packed[:, node].tolist(), group, min(count, int(pods[node])))
+            packed[group, node] = placed
+            free[node] -= placed * need
+            count -= placed
+            if not count:
+                break
+        if count:
+            return group
+    return packed
+
+
 def _maximal_choices(
-    free: Vector, groups: Sequence[tuple[int, Vector, int]], width: int, budget: Budget
+    free: Vector,
+    groups: Sequence[tuple[int, Vector, int]],
+    width: int,
+    budget: Budget,
+    most_inside: Callable[[Sequence[int], int, int], int] | None = None,
 ) -> list[Vector]:
-    """All maximal vectors of pods per group that one node holds. `groups`: (number, need of a pod, most pods)."""
+    """Returns all maximal vectors of pods per group that one node holds. `groups`: (number, need of a pod, most pods).
+    `most_inside` says how many pods of a group, up to a limit, it holds inside beside others."""
     found: list[Vector] = []
     taken = [0] * width
 
@@ -147,6 +166,8 @@ def _maximal_choices(
         for resource, amount in enumerate(need):
             if amount:
                 most = min(most, left[resource] // amount)
+        if most_inside is not None:
+            most = most_inside(taken, group, most)
         last = at == len(groups) - 1
         for pods in (most,) if last else range(most, -1, -1):
             taken[group] = pods
@@ -161,7 +182,7 @@ def _maximal_choices(
 
 
 def _undominated(vectors: list[Vector], budget: Budget) -> list[Vector]:
-    """The vectors that no other one equals or exceeds in every component."""
+    """Returns the vectors that no other one equals or exceeds in every component."""
     kept: list[Vector] = []
     for vector in sorted(set(vectors), key=sum, reverse=True):
         budget.spend(1 + len(kept) // 8)
@@ -177,36 +198,50 @@ class _SearchNode(NamedTuple):
 
 
 def _enumeration_size(alone: Vector) -> int:
-    """An upper bound on the ways to fill a node: all groups but the most numerous vary."""
+    """Returns an upper bound on the ways to fill a node: all groups but the most numerous vary."""
     leaves = 1
     for pods in sorted(alone)[:-1]:
         leaves *= pods + 1
     return leaves
 
 
-def _search_nodes(problem: PackingProblem, steps: int) -> tuple[list[_SearchNode], Budget]:
-    """The nodes that hold any pod, those with the fewest choices first. Equal nodes share their choices."""
+def _most_alone(problem: PackingProblem) -> Amounts:
+    """Returns the pods per group and node that fit there, each group alone."""
     most = np.array(
         [
             capacity(problem.free, n, a, c)
             for n, a, c in zip(problem.needs, problem.feasible, problem.counts, strict=True)
         ]
     )
+    inner = problem.inner
+    if inner is not None:
+        nothing = [0] * len(problem.counts)
+        for group, node in zip(*map(np.ndarray.tolist, most.nonzero()), strict=True):
+            most[group, node] = inner.most(node, nothing, group, int(most[group, node]))
+    return most
+
+
+def _search_nodes(problem: PackingProblem, most: Amounts, steps: int) -> tuple[list[_SearchNode], Budget]:
+    """Returns the nodes that hold any pod, those with the fewest choices first. Equal nodes share their choices. `most`: pods
+    per group and node, each group alone."""
+    inner = problem.inner
     numbers = np.flatnonzero(most.any(axis=0))
     small = sum(problem.counts) <= EXACT_PODS and len(numbers) <= EXACT_NODES
     budget = Budget(1 << 62 if small else steps)
     needs = [tuple(int(amount) for amount in need) for need in problem.needs]
-    shared: dict[tuple[Vector, Vector], list[Vector]] = {}
+    shared: dict[tuple[Vector, Vector, int], list[Vector]] = {}
     nodes = []
     for number in numbers:
         alone = tuple(int(pods) for pods in most[:, number])
         free = tuple(int(amount) for amount in problem.free[number])
-        choices = shared.get((free, alone))
+        key = free, alone, 0 if inner is None else inner.state(int(number))
+        choices = shared.get(key)
         if choices is None:
             budget.spend(_enumeration_size(alone))  # spent before the work, so that a huge enumeration never starts
             groups = [(g, needs[g], pods) for g, pods in enumerate(alone) if pods]
             groups.sort(key=lambda item: item[2])
-            choices = shared[(free, alone)] = _maximal_choices(free, groups, len(alone), budget)
+            inside = None if inner is None else partial(inner.most, int(number))
+            choices = shared[key] = _maximal_choices(free, groups, len(alone), budget, inside)
         nodes.append(_SearchNode(int(number), alone, choices))
     nodes.sort(key=lambda node: len(node.choices))
     return nodes, budget
@@ -215,13 +250,14 @@ def _search_nodes(problem: PackingProblem, steps: int) -> tuple[list[_SearchNode
 def search(problem: PackingProblem, steps: int) -> Packed | None:
     """Returns a packing, or None as the proof that there is none. Raises BudgetExceeded where `steps` decide neither."""
     total = tuple(problem.counts)
-    nodes, budget = _search_nodes(problem, steps)
+    most = _most_alone(problem)
+    if (most.sum(axis=1) < problem.counts).any():
+        return None  # a group does not even fit alone
+    nodes, budget = _search_nodes(problem, most, steps)
     required = [total]  # pods that must be placed before the remaining nodes, which hold no more than the rest
     for node in reversed(nodes):
         required.append(tuple(max(0, r - c) for r, c in zip(required[-1], node.capacity, strict=True)))
     required.reverse()
-    if any(required[0]):
-        return None
     levels: list[dict[Vector, Vector]] = [{(0,) * len(total): ()}]  # per node: state -> the state before it
     for node, minimum in zip(nodes, required[1:], strict=True):
         reached: dict[Vector, Vector] = {}
@@ -241,7 +277,7 @@ def search(problem: PackingProblem, steps: int) -> Packed | None:
 def _backtrack(
     levels: list[dict[Vector, Vector]], nodes: list[_SearchNode], total: Vector, problem: PackingProblem
 ) -> Packed:
-    """The packing of the path from the initial state to `total`."""
+    """Returns the packing of the path from the initial state to `total`."""
     packed = np.zeros((len(total), len(problem.free)), np.int64)
     state = total
     for at in range(len(levels) - 1, 0, -1):
@@ -256,15 +292,17 @@ def pack(problem: PackingProblem, steps: int, solutions: PackingSolutions | None
     `solutions` are asked where the search exceeds its steps."""
     failed = -1
     weights = resource_weights(problem)
-    for order in _group_orders(problem, weights):
-        packed = greedy(problem, order, weights)
+    for order in group_orders(problem, weights):
+        packed = (greedy if problem.inner is None else greedy_inside)(problem, order, weights)
         if not isinstance(packed, int):
             return packed
+        if packed == order[0] and problem.inner is None:
+            return packed  # it had all nodes to itself
         failed = packed
     try:
         packing = search(problem, steps)
     except BudgetExceeded:
-        if solutions is None:
+        if solutions is None or problem.inner is not None:
             raise
         packing = solutions.get(problem)
     return failed if packing is None else packing

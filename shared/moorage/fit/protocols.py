@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moorage.model.reports import Taint
+from moorage.model.slots import PodParts
+from moorage.parts.inside import Layout
 
 Mask = NDArray[np.bool_]
 Ids = NDArray[np.intp]
 Amounts = NDArray[np.int64]
 Where = slice | Ids
+
+
+class PartEntries(Protocol):
+    """Columns with one entry per part that has a class. `row` is the part's row; -1: an empty entry."""
+
+    @property
+    def n(self) -> int: ...
+
+    row: NDArray[np.int64]
+    capacity: NDArray[np.int64]
+    used: NDArray[np.int64]
+    claimed: NDArray[np.int64]
+
+    def positions(self, cluster: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the entries of rows of a cluster that all have the class."""
+        ...
+
+
+class LayoutTable(Protocol):
+    @property
+    def found(self) -> Sequence[Layout]: ...
+
+
+class PartTable(Protocol):
+    """Columns with one entry per part, those of a node in preorder. `node`: its node's row; -1: an empty row."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def classes(self) -> Mapping[str, PartEntries]: ...
+    @property
+    def layouts(self) -> LayoutTable: ...
+
+    node: NDArray[np.int64]
+    parent: NDArray[np.int64]  # -1: none
+
+    def rows_of(self, cluster: int) -> slice: ...
 
 
 class Rows(Protocol):
@@ -28,7 +68,15 @@ class Rows(Protocol):
     label_sets: list[dict[str, str]]  # append only within a generation
     taint_sets: list[tuple[Taint, ...]]
     host_label: Mask  # kubernetes.io/hostname is the node's own name, and not in label_sets
+    layout: NDArray[np.int32] | None  # number of what is inside; 0: nothing. None: no node has parts
     tick: int  # grows with every change
+    #: Cluster → node whose kubelet aligns pods → the pods that may still arrive there, by what their slots take of its parts.
+    open_pods: dict[int, dict[str, Mapping[PodParts, int]]]
+
+    @property
+    def parts(self) -> PartTable: ...
+
+    def row_of(self, cid: int, node: str) -> int | None: ...
 
     def free(self, resource: str) -> Amounts | None:
         """Allocatable - requested - claimed per row; None: no node ever had the resource."""
@@ -41,11 +89,12 @@ class Rows(Protocol):
     def rows_of(self, cluster: int) -> Ids: ...
 
     def blocks(self) -> tuple[Ids, Ids]:
-        """The clusters that have rows, in row order, and the first row of each: the rows of a cluster are contiguous."""
+        """Returns the clusters that have rows, in row order, and the first row of each: the rows of a cluster are
+        contiguous."""
         ...
 
     def changed_since(self, tick: int) -> NDArray[np.int32] | None:
-        """Clusters changed after `tick`; None: that is too long ago, and every cluster may have changed."""
+        """Returns the clusters changed after `tick`; None: that is too long ago, and every cluster may have changed."""
         ...
 
 

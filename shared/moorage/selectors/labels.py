@@ -30,7 +30,7 @@ def _parse_integer(text: str) -> int | None:
 
 
 def requirement_matches(requirement: Requirement, value: str | None) -> bool:
-    """Whether a label's value (None: there is no such label) meets the requirement."""
+    """Returns whether a label's value (None: there is no such label) meets the requirement."""
     operator = requirement.operator
     if operator == "In":
         return value is not None and value in requirement.values
@@ -49,12 +49,12 @@ def requirement_matches(requirement: Requirement, value: str | None) -> bool:
 
 
 def term_matches(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
-    """Whether all requirements hold; an empty term matches nothing."""
+    """Returns whether all requirements hold; an empty term matches nothing."""
     return bool(requirements) and all(requirement_matches(r, labels.get(r.key)) for r in requirements)
 
 
 def selector_matches(terms: Terms, labels: Mapping[str, str]) -> bool:
-    """Whether any of the terms matches; without terms everything does."""
+    """Returns whether any of the terms matches; without terms everything does."""
     return not terms or any(term_matches(term, labels) for term in terms)
 
 
@@ -107,18 +107,27 @@ class LabelIndex:
         self._sets, self._seen = sets, len(sets)
         self._last = sets[-1] if sets else None
 
+    def values(self, sets: Sequence[Mapping[str, str]], key: str) -> NDArray[np.int32]:
+        """Per label set, a number for the value of this label; -1: the set lacks it. Read-only."""
+        self._sync(sets)
+        return self._column(sets, key).codes
+
+    def _column(self, sets: Sequence[Mapping[str, str]], key: str) -> _Column:
+        column = self._columns.get(key)
+        if column is None:
+            column = self._columns[key] = _Column(key)
+        column.extend(sets)
+        return column
+
     def mask(self, sets: Sequence[Mapping[str, str]], term: tuple[Requirement, ...]) -> NDArray[np.bool_]:
-        """Per label set, whether all requirements of `term` hold. Read-only."""
+        """Returns per label set whether all requirements of `term` hold. Read-only."""
         self._sync(sets)
         cached = self._masks.get(term)
         if cached is not None:
             return cached
         mask = np.full(len(sets), bool(term))
         for requirement in term:
-            column = self._columns.get(requirement.key)
-            if column is None:
-                column = self._columns[requirement.key] = _Column(requirement.key)
-            column.extend(sets)
+            column = self._column(sets, requirement.key)
             # The entry for a missing key is last, so that the number -1 indexes it.
             table = np.array([requirement_matches(requirement, v) for v in (*column.values, None)])
             mask &= table[column.codes]
@@ -128,5 +137,5 @@ class LabelIndex:
 
 @lru_cache(4096)
 def equals_all(items: tuple[tuple[str, str], ...]) -> tuple[Requirement, ...]:
-    """The requirements that each of these labels has this value."""
+    """Returns the requirements that each of these labels has this value."""
     return tuple(Requirement(key=key, operator="In", values=(value,)) for key, value in items)

@@ -31,7 +31,7 @@ class ClusterView(Protocol):
 
 
 def _select_term(term: Term, view: ClusterView) -> Mask:
-    """The clusters for which all given fields hold; a term without fields selects nothing."""
+    """Returns the clusters for which all given fields hold; a term without fields selects nothing."""
     masks: list[Mask] = []
     if term.label or term.provider:
         masks.append(view.clusters.where(label=term.label or None, provider=term.provider or None))
@@ -50,7 +50,8 @@ def _select_term(term: Term, view: ClusterView) -> Mask:
 
 
 def select_clusters(all_of: Sequence[Term], any_of: Sequence[Term], view: ClusterView) -> Mask:
-    """The clusters that match all of `all_of` and, if given, any of `any_of`; every cluster where neither is given."""
+    """Returns the clusters that match all of `all_of` and, if given, any of `any_of`; every cluster where neither is
+    given."""
     mask = np.ones(view.size, np.bool_)
     for term in all_of:
         mask &= _select_term(term, view)

@@ -25,7 +25,7 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def tolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> bool:
-    """Whether every taint that repels pods is tolerated; PreferNoSchedule never repels."""
+    """Returns whether every taint that repels pods is tolerated; PreferNoSchedule never repels."""
     return all(
         taint.effect not in _REPELLING or any(_tolerates(toleration, taint) for toleration in tolerations)
         for taint in taints
@@ -42,7 +42,7 @@ class TaintIndex:
         self._masks: dict[tuple[Toleration, ...], NDArray[np.bool_]] = {}
 
     def mask(self, sets: Sequence[tuple[Taint, ...]], tolerations: tuple[Toleration, ...]) -> NDArray[np.bool_]:
-        """Per taint set, whether a pod with these tolerations may go there. Read-only."""
+        """Returns per taint set whether a pod with these tolerations may go there. Read-only."""
         seen = self._seen
         replaced = sets is not self._sets or len(sets) < seen or (seen and sets[seen - 1] is not self._last)
         if replaced or len(self._masks) > _MAX_CACHED:

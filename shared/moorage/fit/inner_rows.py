@@ -1,0 +1,309 @@
+"""Reads what is free inside of nodes, and counts the pods that they hold there: once per distinct state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.collections import LruDict
+from moorage.model.shapes import Shape
+from moorage.model.slots import PodPlace, part_and_class
+from moorage.parts.inside import Layout, layout_of
+
+from .budget import BudgetExceeded
+from .inside import Asked, NodeState, OpenPods, StaticInside, asks_parts, on_node
+from .protocols import Ids, Mask, Rows
+
+#: The parts of up to this many clusters are read cluster by cluster; of more, all are.
+_MAX_CLUSTERS = 64
+_EMPTY = layout_of(b"")
+
+
+class LayoutNodes(NamedTuple):
+    """Nodes of one layout: their positions among the rows that were asked for, and what is free by node and entry."""
+
+    layout: Layout
+    at: NDArray[np.intp]
+    free: NDArray[np.int64]
+
+
+def nodes_by_layout(rows: Rows, ids: Ids) -> Iterator[LayoutNodes]:
+    """Yields the nodes of each layout among these rows."""
+    if rows.layout is None:
+        yield LayoutNodes(_EMPTY, np.arange(len(ids)), np.zeros((len(ids), 0), np.int64))
+        return
+    numbers = rows.layout[ids]
+    firsts = _first_parts(rows, ids) if numbers.any() else np.zeros(len(ids), np.int64)
+    for number in np.unique(numbers).tolist():
+        at = np.flatnonzero(numbers == number)
+        layout = rows.parts.layouts.found[number] if number else _EMPTY
+        yield LayoutNodes(layout, at, _free(rows, layout, ids[at], firsts[at]))
+
+
+def _clusters_of(rows: Rows, ids: Ids) -> list[int] | None:
+    """Returns the clusters of these rows; None if there are many."""
+    clusters = np.unique(rows.cluster[ids])
+    return clusters.tolist() if len(clusters) <= _MAX_CLUSTERS else None
+
+
+def _first_parts(rows: Rows, ids: Ids) -> NDArray[np.int64]:
+    """Returns the row of each node among the parts; 0 for a node without parts."""
+    parts, clusters = rows.parts, _clusters_of(rows, ids)
+    if clusters is None:
+        slices = [slice(0, parts.n)]
+    else:
+        slices = [parts.rows_of(cluster) for cluster in clusters]
+    own = [here.start + np.flatnonzero(parts.parent[here] < 0) for here in slices]
+    roots = np.concatenate(own) if own else np.empty(0, np.int64)
+    roots = roots[parts.node[roots] >= 0]
+    nodes = parts.node[roots]
+    order = np.argsort(nodes, kind="stable")
+    if not len(order):
+        return np.zeros(len(ids), np.int64)
+    place = np.minimum(np.searchsorted(nodes[order], ids), len(order) - 1)
+    found: NDArray[np.int64] = roots[order][place]
+    return found
+
+
+def _free(rows: Rows, layout: Layout, ids: Ids, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    free = np.zeros((len(ids), len(layout.entries)), np.int64)
+    claimed = np.zeros_like(free)
+    consumers = StaticInside.of(layout).consumers
+    for column, (part, name) in enumerate(layout.entries):
+        entries = rows.parts.classes[name]
+        at = _positions(rows, name, ids, firsts + part)
+        free[:, column] = entries.capacity[at] - entries.used[at] - entries.claimed[at]
+        if consumers:
+            claimed[:, column] = entries.claimed[at]
+    for column, below in consumers.items():
+        free[:, column] -= claimed[:, below].sum(axis=1)
+    return free
+
+
+def _positions(rows: Rows, name: str, ids: Ids, part_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the entries of rows of parts that all have the class."""
+    entries, clusters = rows.parts.classes[name], _clusters_of(rows, ids)
+    at = np.zeros(len(ids), np.int64)
+    if clusters is None:
+        place = np.zeros(rows.parts.n, np.int64)
+        there = np.flatnonzero(entries.row[: entries.n] >= 0)
+        place[entries.row[there]] = there
+        return place[part_rows]
+    for cluster in clusters:
+        own = rows.cluster[ids] == cluster if len(clusters) > 1 else slice(None)
+        at[own] = entries.positions(cluster, part_rows[own])
+    return at
+
+
+def open_pods_on(rows: Rows, row: int) -> OpenPods:
+    """Returns the pods that may still arrive at a node, by what their slots take of its parts."""
+    by_node = rows.open_pods.get(int(rows.cluster[row]))
+    node = rows.node_name(row) if by_node else ""
+    pods = by_node.get(node, {}) if by_node else {}
+    return tuple(sorted((tuple((part[len(node) :], takes) for part, takes in parts), n) for parts, n in pods.items()))
+
+
+def holds_open_pods(rows: Rows, row: int) -> bool:
+    """Returns whether the node's kubelet admits all pods that may still arrive, in whatever order they do."""
+    opened = open_pods_on(rows, row)
+    if not opened:
+        return True
+    ((layout, _, free),) = nodes_by_layout(rows, np.array([row], np.intp))
+    return NodeState.of(layout, tuple(free[0].tolist()), opened).holds_open_pods()
+
+
+class InnerCounts:
+    """Keeps how many pods of a shape nodes hold inside, by their state."""
+
+    def __init__(self) -> None:
+        self._known: LruDict[tuple[object, ...], int] = LruDict(65536)
+
+    def pods(self, rows: Rows, asked: Asked, ids: Ids, limit: int) -> NDArray[np.int64]:
+        """Returns how many such pods each node holds inside, at most `limit`; where that was not
+        found out in time, `limit`."""
+        found = np.zeros(len(ids), np.int64)
+        allowed = _in_trees(rows, asked.shape, ids)
+        for layout, at, free in nodes_by_layout(rows, ids if allowed is None else ids[allowed]):
+            states, inverse = np.unique(_reduced(layout, free, asked, limit), axis=0, return_inverse=True)
+            counts = [self._most(layout, tuple(state), asked, limit) for state in states.tolist()]
+            pods = np.array(counts, np.int64)[inverse.reshape(-1)]
+            found[at if allowed is None else np.flatnonzero(allowed)[at]] = pods
+        if rows.open_pods and asked.shape.containers:
+            self._beside_open_pods(rows, asked, ids, limit, found)
+        return found
+
+    def _beside_open_pods(self, rows: Rows, asked: Asked, ids: Ids, limit: int, found: NDArray[np.int64]) -> None:
+        """Counts again where pods may still arrive that the kubelet puts into other zones than expected."""
+        opened = [rows.row_of(cid, node) for cid, nodes in rows.open_pods.items() for node in nodes]
+        there = np.isin(ids, np.array([row for row in opened if row is not None], np.intp))
+        for position in np.flatnonzero(there & (found > 0)).tolist():
+            ((layout, _, free),) = nodes_by_layout(rows, ids[position : position + 1])
+            state = NodeState.of(layout, tuple(free[0].tolist()), open_pods_on(rows, int(ids[position])))
+            try:
+                found[position] = state.most(asked, limit)
+            except BudgetExceeded:
+                found[position] = limit
+
+    def _most(self, layout: Layout, free: tuple[int, ...], asked: Asked, limit: int) -> int:
+        key = (asked.key, layout.source, free, limit)
+        known = self._known.use(key)
+        if known is None:
+            try:
+                known = NodeState.of(layout, free).most(asked, limit)
+            except BudgetExceeded:
+                known = limit  # the exact assignment says so
+            self._known[key] = known
+        return known
+
+
+def _reduced(layout: Layout, free: NDArray[np.int64], asked: Asked, limit: int) -> NDArray[np.int64]:
+    """Returns what is free without what makes no difference: other classes, remainders, and more than all pods take."""
+    units = asked.units(layout, limit)
+    reduced = np.zeros_like(free)
+    for column, (_, name) in enumerate(layout.entries):
+        if name in units:
+            unit, most = units[name]
+            reduced[:, column] = np.clip(free[:, column] // unit * unit, 0, most)
+    return reduced
+
+
+def _in_trees(rows: Rows, shape: Shape, ids: Ids) -> Mask | None:
+    """Returns the rows of the nodes that the shape's groups name; None: they name none."""
+    named = [group.in_tree for group in shape.groups if group.in_tree and not group.optional]
+    if not named:
+        return None
+    return np.fromiter(
+        (all(tree_node(n) == rows.node_name(int(row)) for n in named) for row in ids), np.bool_, len(ids)
+    )
+
+
+def tree_node(part: str) -> str:
+    """Returns the node of a part by its id."""
+    return part.partition("/")[0]
+
+
+class InnerNodes:
+    """What the nodes of one cluster hold inside, for the pods of several shapes together. `taken`: by row, what is not free
+    any more, parts among it."""
+
+    def __init__(
+        self, rows: Rows, where: Ids, shapes: Sequence[Shape], taken: Mapping[int, Mapping[str, int]] | None = None
+    ) -> None:
+        self.rows, self.where, self.shapes = rows, where, shapes
+        self.states: list[NodeState] = [NodeState.of(_EMPTY, ())] * len(where)
+        names = [rows.node_name(int(row)) for row in where]
+        for layout, at, free in nodes_by_layout(rows, where):
+            for position, amounts in zip(at.tolist(), free.tolist(), strict=True):
+                lost = _lost(layout, names[position], (taken or {}).get(int(where[position]), {}))
+                left = tuple(a - lost.get(entry, 0) for entry, a in enumerate(amounts)) if lost else tuple(amounts)
+                self.states[position] = NodeState.of(layout, left, open_pods_on(rows, int(where[position])))
+        self.names = names
+        self.allowed = [_in_trees(rows, shape, where) for shape in shapes]
+        self._asked: dict[tuple[int, tuple[int, ...]], Asked] = {}
+        self._known: dict[object, list[list[PodPlace]] | None] = {}
+
+    def _asks(self, number: int, granted: Iterable[int]) -> Asked:
+        key = number, tuple(granted)
+        found = self._asked.get(key)
+        if found is None:
+            found = self._asked[key] = Asked(self.shapes[number], key[1])
+        return found
+
+    def assign(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> list[list[PodPlace]] | None:
+        """Returns the parts of each pod, by shape, if the node holds so many pods of each. Raises BudgetExceeded."""
+        asking = [n for n, count in enumerate(counts) if count and asks_parts(self.shapes[n], self.rows)]
+        for n in asking:
+            allowed = self.allowed[n]
+            if allowed is not None and not allowed[at]:
+                return None
+        key = (id(self.states[at]), tuple((n, counts[n], tuple(granted[n])) for n in asking))
+        if key not in self._known:
+            pods = [(self._asks(n, granted[n]), counts[n]) for n in asking]
+            state = self.states[at]
+            given = state.assign(pods)
+            self._known[key] = None
+            if given is not None:
+                self._known[key] = [
+                    [PodPlace(parts, state.aligned(asked, parts)) for parts in kind]
+                    for (asked, _), kind in zip(pods, given, strict=True)
+                ]
+        found = self._known[key]
+        if found is None:
+            return None
+        result: list[list[PodPlace]] = [[PodPlace({}, {})] * count for count in counts]
+        for n, places in zip(asking, found, strict=True):
+            result[n] = [PodPlace(*(on_node(self.names[at], amounts) for amounts in place)) for place in places]
+        return result
+
+    def holds(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> bool:
+        return self.assign(at, counts, granted) is not None
+
+    def most(self, at: int, counts: Sequence[int], number: int, limit: int, granted: Sequence[Sequence[int]]) -> int:
+        """Returns how many pods of a shape the node holds beside these pods, at most `limit`."""
+        if not asks_parts(self.shapes[number], self.rows) or limit <= 0:
+            return max(limit, 0)
+        low, high, first = 0, limit, True
+        while low < high:
+            middle = high if first else (low + high + 1) // 2
+            first = False
+            more = list(counts)
+            more[number] += middle
+            if self.holds(at, more, granted):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+class InnerGroups:
+    """What the nodes of a packing problem hold inside, by the groups of the problem. `numbers`: the shape of each group;
+    `fixed`: pods per shape and node that are there whatever the packing."""
+
+    def __init__(
+        self,
+        nodes: InnerNodes,
+        numbers: Sequence[int],
+        fixed: NDArray[np.int64],
+        granted: Sequence[Sequence[int]],
+    ) -> None:
+        self._nodes, self._numbers, self._fixed, self._granted = nodes, numbers, fixed, granted
+
+    def _counts(self, node: int, pods: Sequence[int]) -> list[int]:
+        counts: list[int] = self._fixed[:, node].tolist()
+        for number, count in zip(self._numbers, pods, strict=True):
+            counts[number] += count
+        return counts
+
+    def holds(self, node: int, pods: Sequence[int]) -> bool:
+        """Returns whether the node holds so many pods of each group. Raises BudgetExceeded."""
+        return self._nodes.holds(node, self._counts(node, pods), self._granted)
+
+    def most(self, node: int, pods: Sequence[int], group: int, limit: int) -> int:
+        """Returns how many pods of a group the node holds beside these, at most `limit`. Raises BudgetExceeded."""
+        return self._nodes.most(node, self._counts(node, pods), self._numbers[group], limit, self._granted)
+
+    def state(self, node: int) -> int:
+        """Returns a number that is equal for nodes that hold the same."""
+        return id(self._nodes.states[node])
+
+
+def _lost(layout: Layout, node: str, taken: Mapping[str, int]) -> dict[int, int]:
+    """Returns amounts of a node's parts by entry of its layout."""
+    lost: dict[int, int] = {}
+    for name, amount in taken.items():
+        of_part = part_and_class(name)
+        if of_part is None:
+            continue
+        ident, kind = of_part
+        entry = layout.entry_at.get((ident.removeprefix(node), kind))
+        if entry is not None:
+            lost[entry] = lost.get(entry, 0) + amount
+            path = layout.parts[layout.entries[entry].part]
+            for above in path.consumes.get(kind, ()):
+                if above:
+                    consumed = layout.entry_at[layout.parts[above].path, kind]
+                    lost[consumed] = lost.get(consumed, 0) + amount
+    return lost

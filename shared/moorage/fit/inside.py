@@ -1,0 +1,356 @@
+"""Decides what one node holds inside: whether its parts serve all pods of some shapes together, and which parts each gets.
+
+Nodes with equal parts of which equal amounts are free have one state, and each question is answered once for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import gcd
+
+import msgspec
+
+from moorage.collections import LruDict
+from moorage.model.part_names import HW_NUMA_ROOT, is_class
+from moorage.model.part_requests import OneZone
+from moorage.model.shapes import Shape
+from moorage.model.slots import PartAmounts, PodParts
+from moorage.parts import Budget, Request, needs_one_zone, pod_request
+from moorage.parts.arrivals import can_hold, most_equal_pods
+from moorage.parts.inside import Layout
+from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
+from moorage.parts.node_assignment import NodePart, NodeTree, assign_on_node
+
+from .budget import BudgetExceeded
+from .protocols import Rows
+
+#: Steps of the search for parts of one node.
+STEPS = 20_000
+#: States that are kept, for all fleets.
+_KEPT = 4096
+#: More than any pods ask for.
+_PLENTY = 1 << 60
+
+
+def asks_parts(shape: Shape, rows: Rows) -> bool:
+    """Returns whether the inside of these nodes matters to the shape's pods."""
+    return bool(shape.groups or shape.relations or (shape.containers and rows.layout is not None))
+
+
+def without_parts(shape: Shape) -> Shape:
+    """Returns the shape without what it asks of the inside of nodes."""
+    if not (shape.groups or shape.relations or shape.containers):
+        return shape
+    return msgspec.structs.replace(
+        shape, key=f"{shape.key} without parts", groups=[], relations=[], containers=[], guaranteed=False
+    )
+
+
+class Asked:
+    """What a pod of a shape asks of the inside of its node, with these optional needs granted."""
+
+    def __init__(self, shape: Shape, granted: Iterable[int] = ()) -> None:
+        self.shape, self.granted = shape, tuple(granted)
+        self.explicit = bool(shape.groups or shape.relations)
+        self.one_zone = needs_one_zone(shape)
+        self.prefers_zone = not self.one_zone and any(isinstance(r, OneZone) for r in shape.relations)
+        #: Equal for shapes that ask the same.
+        self.key = msgspec.json.encode(
+            (
+                shape.groups,
+                shape.relations,
+                shape.containers,
+                shape.guaranteed,
+                sorted(shape.resources.items()),
+                [shape.optional[i] for i in self.granted],
+            )
+        )
+        self._requests: dict[frozenset[str] | None, Request] = {}
+        self._alignments: dict[tuple[TopologyManager, frozenset[str]], Alignment] = {}
+
+    def request(self, zone_classes: frozenset[str], *, in_zone: bool = False) -> Request:
+        """Returns the request to a node whose zones offer these classes."""
+        key = zone_classes if self.one_zone or in_zone else None
+        found = self._requests.get(key)
+        if found is None:
+            found = pod_request(self.shape, self.granted, key)
+            # Which nodes a group names is tested before.
+            groups = {suffix: group._replace(in_tree=None) for suffix, group in found.groups.items()}
+            found = self._requests[key] = found._replace(groups=groups)
+        return found
+
+    def alignment(self, manager: TopologyManager, reported: frozenset[str]) -> Alignment:
+        """Returns what the kubelet of a node insists on aligning."""
+        if not manager.rejects or not self.shape.containers:
+            return ()
+        found = self._alignments.get((manager, reported))
+        if found is None:
+            found = alignment(self.shape.containers, self.shape.guaranteed, manager, reported)
+            self._alignments[manager, reported] = found
+        return found
+
+    def taken_of_zones(self, manager: TopologyManager, reported: frozenset[str]) -> frozenset[str]:
+        """Returns the classes that a kubelet takes of zones for the pod, whether it insists on aligning them or not."""
+        steps = aligned_steps(self.shape.containers, self.shape.guaranteed, manager, reported)
+        return frozenset(name for step in steps for name, _ in step.amounts)
+
+    def units(self, layout: Layout, limit: int) -> dict[str, tuple[int, int]]:
+        """Returns, for each class that matters, the unit in which it is given and the most that pods up to `limit` take."""
+        amounts: dict[str, list[int]] = {}
+        static = StaticInside.of(layout)
+        for group in self.request(static.zone_classes, in_zone=self.prefers_zone).groups.values():
+            for name, amount in group.resources.items():
+                amounts.setdefault(name, []).append(amount)
+        found = {name: (gcd(*all_of) or 1, sum(all_of) * limit) for name, all_of in amounts.items()}
+        for step in self.alignment(static.manager, static.reported):
+            for name, _ in step.amounts:
+                found[name] = 1, 1 << 62
+        return found
+
+
+class StaticInside:
+    """What all nodes of a layout have in common."""
+
+    _known: LruDict[bytes, StaticInside] = LruDict(1024)
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        parts = layout.parts
+        self.zones = [i for i, part in enumerate(parts) if HW_NUMA_ROOT in part.traits and part.healthy]
+        below = [False] * len(parts)
+        for i, part in enumerate(parts):
+            below[i] = i in self.zones or (part.parent >= 0 and below[part.parent])
+        self.zone_classes = frozenset(n for i, p in enumerate(parts) if below[i] and p.healthy for n in p.inventories)
+        self.reported = frozenset(n for i in self.zones for n in parts[i].inventories)
+        self.classes = frozenset(entry.resource for entry in layout.entries)
+        reported = layout.inside.topology_manager
+        cpu = layout.inside.cpu_manager
+        self.manager = TopologyManager()
+        if reported is not None and self.zones:
+            self.manager = TopologyManager(reported.policy, reported.scope, cpu != "none")  # type: ignore[arg-type]
+        #: By entry, the entries of parts below of which the amounts claimed are claimed of it, too.
+        self.consumers: dict[int, list[int]] = {}
+        for (path, name), entry in layout.entry_at.items():
+            for above in parts[layout.at[path]].consumes.get(name, ()):
+                consumed = layout.entry_at.get((parts[above].path, name)) if above else None
+                if consumed is not None:
+                    self.consumers.setdefault(consumed, []).append(entry)
+
+    @classmethod
+    def of(cls, layout: Layout) -> StaticInside:
+        found = cls._known.use(layout.source)
+        if found is None:
+            found = cls._known[layout.source] = cls(layout)
+        return found
+
+
+#: Pods that may still arrive at a node, by what their slots take of its parts, with their number.
+OpenPods = tuple[tuple[PodParts, int], ...]
+
+
+class NodeState:
+    """The parts of a node, of which so much is free, by entry of the layout. Ids of parts are without the node's name. The zones
+    of pods that may still arrive are taken already, but their kubelet may choose others."""
+
+    _known: LruDict[tuple[bytes, tuple[int, ...], OpenPods], NodeState] = LruDict(_KEPT)
+
+    def __init__(self, layout: Layout, free: tuple[int, ...], opened: OpenPods = ()) -> None:
+        self.layout, self.free = layout, free
+        self.static = StaticInside.of(layout)
+        #: What the kubelet aligns of these pods, and what they are expected to take of each zone.
+        self.arriving: Counter[Alignment] = Counter()
+        self._expected: dict[int, Counter[str]] = {}
+        for parts, count in opened if self.static.manager.rejects else ():
+            self._expect(parts, count)
+        by_part: list[dict[str, int]] = [{} for _ in layout.parts]
+        for (part, name), amount in zip(layout.entries, free, strict=True):
+            by_part[part][name] = amount
+        nothing = NodePart("")
+        self.tree = NodeTree(
+            [
+                NodePart(
+                    part.path,
+                    part.parent,
+                    part.traits,
+                    part.aggregates,
+                    by_part[i],
+                    part.inventories,
+                    {name: tuple(a for a in above if a) for name, above in part.consumes.items()},
+                    part.healthy,
+                )
+                for i, part in enumerate(layout.parts)
+            ]
+            or [nothing]
+        )
+        self._trees: dict[frozenset[str], NodeTree] = {}
+
+    @classmethod
+    def of(cls, layout: Layout, free: tuple[int, ...], opened: OpenPods = ()) -> NodeState:
+        key = layout.source, free, opened
+        found = cls._known.use(key)
+        if found is None:
+            found = cls._known[key] = cls(layout, free, opened)
+        return found
+
+    def _expect(self, parts: PodParts, count: int) -> None:
+        """Counts pods that may still arrive. What they take of each zone is aligned for itself."""
+        for path, amounts in parts:
+            zone = self.layout.at.get(path)
+            if zone is None or zone not in self.static.zones:
+                continue
+            step = Step(tuple(sorted((name, amount) for name, amount in amounts if amount)))
+            if step.amounts:
+                self.arriving[(step,)] += count
+                expected = self._expected.setdefault(zone, Counter())
+                for name, amount in step.amounts:
+                    expected[name] += amount * count
+
+    def holds_open_pods(self) -> bool:
+        """Returns whether the kubelet admits the pods that may still arrive."""
+        return not self.arriving or can_hold(self.static.manager, self._zones_before(), self.arriving)
+
+    def _zones_before(self) -> list[ZoneAmounts]:
+        """Returns the zones with what is free of them while none of the open pods has arrived."""
+        return [
+            ZoneAmounts(zone.total, {n: a + self._expected.get(i, Counter())[n] for n, a in zone.free.items()})
+            for i, zone in zip(self.static.zones, self.zones(), strict=True)
+        ]
+
+    def zones(self) -> list[ZoneAmounts]:
+        parts = self.layout.parts
+        return [
+            ZoneAmounts(
+                {name: inventory.total for name, inventory in parts[zone].inventories.items()},
+                self.tree.parts[zone].free,
+            )
+            for zone in self.static.zones
+        ]
+
+    def most(self, asked: Asked, limit: int) -> int:
+        """Returns how many such pods the node holds inside, at most `limit`. Raises BudgetExceeded."""
+        pod = asked.alignment(self.static.manager, self.static.reported)
+        if pod and not self.arriving:
+            limit = most_equal_pods(self.static.manager, self.zones(), pod, limit)
+        elif pod:
+            limit = self._most_beside_others(pod, limit)
+        if not asked.explicit:
+            return limit
+        low, high = 0, limit
+        while low < high:
+            middle = high if high - low == limit else (low + high + 1) // 2  # mostly all fit
+            if self._assigned([(asked, middle)]) is not None:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _most_beside_others(self, pod: Alignment, limit: int) -> int:
+        """Returns how many such pods the kubelet admits beside those that may still arrive."""
+        zones, low, high = self._zones_before(), 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if can_hold(self.static.manager, zones, self.arriving + Counter({pod: middle})):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def assign(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PartAmounts]] | None:
+        """Returns the parts of each pod, by shape; None if the node does not hold all of them. Raises BudgetExceeded."""
+        manager, reported = self.static.manager, self.static.reported
+        arriving: Counter[Alignment] = Counter()
+        for asked, count in pods:
+            if count and (steps := asked.alignment(manager, reported)):
+                arriving[steps] += count
+        if arriving and not can_hold(manager, self._zones_before(), arriving + self.arriving):
+            return None
+        found = self._assigned([(asked, count if asked.explicit else 0) for asked, count in pods])
+        if found is None or not arriving:
+            return found and [
+                parts or [{}] * count if not asked.explicit else parts
+                for parts, (asked, count) in zip(found, pods, strict=True)
+            ]
+        return self._predicted(pods, found)
+
+    def _assigned(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PartAmounts]] | None:
+        """Returns parts for what is asked explicitly."""
+        for in_zone in (True, False) if any(asked.prefers_zone for asked, _ in pods) else (False,):
+            budget = Budget(STEPS)
+            zones = self.tree.zone_classes
+            requests = [(asked.request(zones, in_zone=in_zone and asked.prefers_zone), count) for asked, count in pods]
+            found = assign_on_node(self._with_node([request for request, _ in requests]), requests, budget)
+            if found is not None:
+                # What the node itself gives is among its resources.
+                return [[{p: dict(a) for p, a in one.items() if p} for one in kind] for kind in found]
+            if budget.spent and not in_zone:
+                raise BudgetExceeded
+        return None
+
+    def _with_node(self, requests: Iterable[Request]) -> NodeTree:
+        """Returns the tree where the node offers the Kubernetes resources that none of its parts does. How much it has of
+        them is tested by its columns."""
+        names = frozenset(
+            name for request in requests for group in request.groups.values() for name in group.resources
+        ).difference(self.static.classes)
+        names = frozenset(name for name in names if not is_class(name))
+        if not names:
+            return self.tree
+        found = self._trees.get(names)
+        if found is None:
+            node = self.tree.parts[0]
+            offering = node._replace(free={**node.free, **dict.fromkeys(names, _PLENTY)})
+            found = self._trees[names] = NodeTree([offering, *self.tree.parts[1:]])
+        return found
+
+    def aligned(self, asked: Asked, parts: PartAmounts) -> PartAmounts:
+        """Returns which of the parts of a pod the kubelet takes from zones."""
+        if not asked.shape.containers:
+            return {}
+        classes = asked.taken_of_zones(self.static.manager, self.static.reported)
+        zones = {self.layout.parts[zone].path for zone in self.static.zones}
+        found = {
+            path: {name: amount for name, amount in amounts.items() if name in classes}
+            for path, amounts in parts.items()
+            if path in zones
+        }
+        return {path: amounts for path, amounts in found.items() if amounts}
+
+    def _predicted(
+        self, pods: Sequence[tuple[Asked, int]], found: list[list[PartAmounts]]
+    ) -> list[list[PartAmounts]] | None:
+        """Adds the zones that the kubelet takes for pods that do not name parts themselves, if they arrive in this order."""
+        left = {i: dict(self.tree.parts[i].free) for i in self.static.zones}
+        for kind in found:
+            for parts in kind:
+                for path, amounts in parts.items():
+                    zone = left.get(self.layout.at[path], {})
+                    for name, amount in amounts.items():
+                        zone[name] = zone.get(name, 0) - amount
+        kubelet = Kubelet(
+            self.static.manager,
+            [ZoneAmounts(z.total, left[i]) for i, z in zip(self.static.zones, self.zones(), strict=True)],
+        )
+        result: list[list[PartAmounts]] = []
+        for (asked, count), given in zip(pods, found, strict=True):
+            steps = asked.alignment(self.static.manager, self.static.reported)
+            if asked.explicit:
+                result.append(given)
+                continue
+            result.append([])
+            for _ in range(count):
+                taken = kubelet.admit(steps) if steps else None
+                if taken is None and steps:
+                    return None
+                predicted: PartAmounts = {}
+                for number, name, amount in taken.amounts if taken is not None else ():
+                    if amount:
+                        here = predicted.setdefault(self.layout.parts[self.static.zones[number]].path, {})
+                        here[name] = here.get(name, 0) + amount
+                result[-1].append(predicted)
+        return result
+
+
+def on_node(node: str, parts: Mapping[str, Mapping[str, int]]) -> PartAmounts:
+    """Returns amounts by the ids of the node's parts."""
+    return {node + path: dict(amounts) for path, amounts in parts.items()}
