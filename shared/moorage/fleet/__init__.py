@@ -1,13 +1,16 @@
-"""The fleet as columns of clusters and nodes, updated in place, followed from Redis. A tick tells what changed since."""
+"""The fleet as columns of clusters and nodes, updated in place, followed from Redis. Changes since a tick can be queried."""
 
 from __future__ import annotations
 
+from .change import FleetChange
 from .cluster_labels import Clusters
 from .delta import CORDONED, GONE, STALE, Epoch, FleetDelta, Malformed
-from .fleet import BOUNDLESS, Fleet, FleetChange
+from .excerpt import Excerpt, ExcerptFleet, FleetCopy, copy_of
+from .fleet import BOUNDLESS, Fleet
 from .follower import FleetFollower
-from .normalize import HOSTNAME, NodeRow, exclusive_cores, name_problem, normalize_node
-from .redis_store import FAILURES, Changed, FleetStore, StoreSuperseded, still_wanted
+from .normalize import HOSTNAME, NodeRow, exclusive_cores, name_problem, normalize_node, with_zones_of
+from .parts import FleetParts, PartClass
+from .redis_store import FAILURES, FleetStore, GenerationChanged, StoreSuperseded, still_wanted
 from .writer import FleetFlush, FleetWriter
 
 __all__ = [
@@ -17,21 +20,28 @@ __all__ = [
     "GONE",
     "HOSTNAME",
     "STALE",
-    "Changed",
     "Clusters",
     "Epoch",
+    "Excerpt",
+    "ExcerptFleet",
     "Fleet",
     "FleetChange",
+    "FleetCopy",
     "FleetDelta",
     "FleetFlush",
     "FleetFollower",
+    "FleetParts",
     "FleetStore",
     "FleetWriter",
+    "GenerationChanged",
     "Malformed",
     "NodeRow",
+    "PartClass",
     "StoreSuperseded",
+    "copy_of",
     "exclusive_cores",
     "name_problem",
     "normalize_node",
     "still_wanted",
+    "with_zones_of",
 ]

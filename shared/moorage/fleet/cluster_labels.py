@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.collections import LruDict
-
-from .columns import grown
+from moorage.collections.blocks import grown
 
 if TYPE_CHECKING:
     from .fleet import Fleet

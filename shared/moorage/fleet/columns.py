@@ -1,24 +1,19 @@
-"""Memory for rows: arrays that grow together, and blocks of neighbouring rows, one for each cluster.
-
-The rows of a cluster are neighbours, so a change touches few memory pages, and no index of two million names is needed.
-"""
+"""The columns of nodes: amounts of resources and used host ports."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-def grown(old: NDArray[Any], length: int, fill: Any = 0) -> NDArray[Any]:
-    new = np.empty(length, old.dtype)
-    new[: len(old)] = old
-    new[len(old) :] = fill
-    return new
+from moorage.collections.blocks import grown
+from moorage.podspec import node_amount, parse_host_port, port_amounts
 
 
-class Resource:
+class ResourceColumns:
     """The columns of a resource. `claimed` is allocated with the first claim; only committers need it."""
 
     __slots__ = ("allocatable", "claimed", "free")
@@ -53,44 +48,30 @@ class Resource:
                 column[old] = 0
 
 
-class Blocks:
-    """Allocates runs of rows with a little slack. A freed run is used again for the next block of its length."""
+class PortUse:
+    """What each set of host ports takes of one port's resource. Sets are appended only, or the list is another one."""
 
-    __slots__ = ("_free", "top")
+    __slots__ = ("_by_set", "_sets", "amount", "resource")
 
-    def __init__(self) -> None:
-        self._free: dict[int, list[int]] = {}
-        self.top = 0
+    def __init__(self, resource: str) -> None:
+        self.resource = resource
+        self.amount = node_amount(resource)
+        self._sets: Sequence[tuple[str, ...]] = ()
+        self._by_set: NDArray[np.int64] = np.empty(0, np.int64)
 
-    @staticmethod
-    def length_for(rows: int) -> int:
-        """Returns a block's length with an eighth of slack, rounded so that few lengths exist and freed blocks are reused."""
-        if rows == 0:
-            return 0
-        wanted = rows + rows // 8 + 1
-        step = max(4, (1 << wanted.bit_length()) >> 4)
-        return -(-wanted // step) * step
-
-    def take(self, length: int) -> int:
-        spare = self._free.get(length)
-        if spare:
-            return spare.pop()
-        start = self.top
-        self.top += length
-        return start
-
-    def give(self, start: int, length: int) -> None:
-        if length:
-            self._free.setdefault(length, []).append(start)
+    def taken(self, sets: Sequence[tuple[str, ...]], numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Returns what the sets of these numbers take."""
+        if sets is not self._sets:
+            self._sets, self._by_set = sets, np.empty(0, np.int64)
+        if len(self._by_set) < len(sets):
+            new = [set_amounts(ports).get(self.resource, 0) for ports in sets[len(self._by_set) :]]
+            self._by_set = np.concatenate([self._by_set, np.array(new, np.int64)])
+        return self._by_set[numbers]
 
 
-def spread(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.intp]:
-    """Returns the numbers of all runs [start, start + length), concatenated."""
-    total = int(lengths.sum())
-    if total == 0:
-        return np.empty(0, np.intp)
-    ends = np.cumsum(lengths)
-    return np.repeat(starts - (ends - lengths), lengths).astype(np.intp) + np.arange(total, dtype=np.intp)
+@lru_cache(4096)
+def set_amounts(ports: tuple[str, ...]) -> dict[str, int]:
+    return port_amounts(map(parse_host_port, ports))
 
 
 class RowColumns(NamedTuple):
@@ -101,16 +82,13 @@ class RowColumns(NamedTuple):
     taints: NDArray[np.int32]
     exclusive: NDArray[np.int64]
     resources: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+    ports: NDArray[np.int32]
+    layouts: NDArray[np.int32]
+    uses: NDArray[np.int64]  # what is used of the parts of the rows that have a layout, entry by entry
+    first_use: NDArray[np.int64]  # of each row, its first place in `uses`
 
     def pick(self, rows: NDArray[np.intp]) -> RowColumns:
         resources = {name: (a[rows], r[rows]) for name, (a, r) in self.resources.items()}
-        return RowColumns(self.flags[rows], self.labels[rows], self.taints[rows], self.exclusive[rows], resources)
-
-
-class Sums:
-    """Sums of a resource over the usable nodes of each cluster, current up to the tick `since`."""
-
-    __slots__ = ("allocatable", "free", "since")
-
-    def __init__(self, since: int, free: NDArray[np.int64], allocatable: NDArray[np.int64]) -> None:
-        self.since, self.free, self.allocatable = since, free, allocatable
+        flags, labels, taints, exclusive = self.flags[rows], self.labels[rows], self.taints[rows], self.exclusive[rows]
+        ports, layouts, first_use = self.ports[rows], self.layouts[rows], self.first_use[rows]
+        return RowColumns(flags, labels, taints, exclusive, resources, ports, layouts, self.uses, first_use)

@@ -57,6 +57,11 @@ class ClusterDelta(msgspec.Struct, array_like=True):
     labels: dict[str, str] | None = None  # None: unchanged
     claims: dict[str, dict[str, int]] = {}  # claim -> node -> pods; {}: no pods any more; node "": not bound
     extras: dict[str, bytes] = {}
+    ending: dict[str, dict[str, int]] = {}  # of `claims`: claim -> node -> those pods that are being deleted
+    joined_at: float = 0.0  # 0: as before, or not known
+    refused: dict[str, list[str]] = {}  # claim -> nodes that did not admit its pods; []: none any more
+    words: dict[str, str] = {}  # of `refused`: claim -> what the last of these nodes said
+    counted: dict[str, dict[str, int]] = {}  # of `claims`: those pods that what is in use of parts includes
 
     def names_list(self) -> list[str]:
         return self.names.split(SEPARATOR) if self.rows else []
@@ -79,6 +84,13 @@ class FleetDelta(msgspec.Struct, array_like=True):
     taint_sets: list[list[Taint]] = []
     heard: bytes = b""  # ids of clusters that reported without a change; `heard_at` has the times
     heard_at: bytes = b""
+    port_numbers: bytes = b""  # empty: no host ports
+    ports_from: int = 0
+    port_sets: list[list[str]] = []
+    layout_numbers: bytes = b""  # empty: no parts
+    layouts_from: int = 0
+    layout_sets: list[bytes] = []
+    uses: bytes = b""  # what is used of parts: the entries of the layout of each row that has one
 
     @property
     def rows(self) -> int:
@@ -101,7 +113,7 @@ def pack_column(values: NDArray[Any], kind: np.dtype[Any]) -> bytes:
 
 
 def column(data: bytes, kind: np.dtype[Any], rows: int) -> NDArray[Any]:
-    values = np.frombuffer(data, kind)
+    values = np.frombuffer(data or bytes(kind.itemsize), kind)
     return np.broadcast_to(values, rows) if len(values) == 1 else values
 
 
@@ -116,7 +128,8 @@ def decode(data: bytes) -> FleetDelta:
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise Malformed(str(error)) from error
     rows = 0
-    for count in (patch.generation, patch.counter, patch.labels_from, patch.taints_from):
+    firsts = (patch.labels_from, patch.taints_from, patch.ports_from, patch.layouts_from)
+    for count in (patch.generation, patch.counter, *firsts):
         if not 0 <= count < _MAX_COUNT:
             raise Malformed(f"a count of {count}")
     if len({part.id for part in patch.clusters}) != len(patch.clusters):
@@ -135,11 +148,18 @@ def decode(data: bytes) -> FleetDelta:
         (patch.label_numbers, NUMBERS),
         (patch.taint_numbers, NUMBERS),
     ]
-    columns += [(patch.exclusive, AMOUNTS)]
+    none = bytes(NUMBERS.itemsize if rows else 0)
+    columns += [
+        (patch.exclusive, AMOUNTS),
+        (patch.port_numbers or none, NUMBERS),
+        (patch.layout_numbers or none, NUMBERS),
+    ]
     columns += [(values, AMOUNTS) for pair in patch.resources.values() for values in pair]
     for values, kind in columns:
         if len(values) != rows * kind.itemsize and not (rows and len(values) == kind.itemsize):
             raise Malformed(f"a column of {len(values)} bytes for {rows} rows")
+    if len(patch.uses) % AMOUNTS.itemsize:
+        raise Malformed(f"amounts of parts in {len(patch.uses)} bytes")
     if len(patch.heard) % 4 or len(patch.heard) * 2 != len(patch.heard_at):
         raise Malformed("times without clusters")
     heard = np.frombuffer(patch.heard, NUMBERS)
@@ -169,4 +189,7 @@ def merge(patches: Iterable[FleetDelta]) -> FleetDelta:
         taint_numbers=joined([(p.taint_numbers, rows) for p, rows in sources], NUMBERS),
         exclusive=joined([(p.exclusive, rows) for p, rows in sources], AMOUNTS),
         resources={name: (amounts(name, 0), amounts(name, 1)) for name in sorted(names)},
+        port_numbers=joined([(p.port_numbers or bytes(NUMBERS.itemsize), rows) for p, rows in sources], NUMBERS),
+        layout_numbers=joined([(p.layout_numbers or bytes(NUMBERS.itemsize), rows) for p, rows in sources], NUMBERS),
+        uses=b"".join(p.uses for p, _ in sources),
     )

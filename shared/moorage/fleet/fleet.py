@@ -5,20 +5,28 @@ Decisions read only this, so a question about the whole fleet is vector arithmet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from sys import intern
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.collections.blocks import grown, spread
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
+from moorage.model.slots import PodParts, part_and_class, part_resources
+from moorage.parts.inside import Layout, part_id
+from moorage.podspec import is_host_port
 
 from . import delta
+from .change import NONE, FleetChange
+from .claimed_pods import ClaimedPods
 from .cluster_labels import Clusters
-from .columns import Resource, RowColumns, Sums, grown
+from .cluster_sums import ClusterSums
+from .columns import PortUse, ResourceColumns, RowColumns
 from .delta import (
     CORDONED,
     GONE,
@@ -32,27 +40,15 @@ from .delta import (
     FleetDelta,
     Malformed,
 )
+from .parts import FleetParts
 from .table import Table
 
 #: The exclusive cores of a node in a cluster where no node reports a CPU manager.
 BOUNDLESS = 1 << 40
+#: Columns of host ports that nobody claims are dropped beyond this number.
+MAX_PORT_COLUMNS = 64
+_NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
 _USABLE = READY | UNSCHEDULABLE | REJECTED
-_NONE = np.empty(0, np.int32)
-_NO_ROWS = np.empty(0, np.intp)
-
-
-class FleetChange(NamedTuple):
-    """The effect of one patch.
-
-    `node_sets` are clusters whose nodes or row numbers changed, so that claims there must be taken again for the nodes that
-    left and joined. `reset`: everything was replaced, and nothing is claimed.
-    """
-
-    clusters: NDArray[np.int32] = _NONE
-    node_sets: NDArray[np.int32] = _NONE
-    claims: frozenset[str] = frozenset()
-    reset: bool = False
-    heard: NDArray[np.int32] = _NONE  # clusters with a newer `as_of`
 
 
 class Fleet(Table):
@@ -76,6 +72,7 @@ class Fleet(Table):
         self._usable_clusters: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._version: NDArray[np.int64] = np.empty(0, np.int64)
         self._as_of: NDArray[np.float64] = np.empty(0, np.float64)
+        self._joined_at: NDArray[np.float64] = np.empty(0, np.float64)
         self._joined: NDArray[np.int64] = np.empty(
             0, np.int64
         )  # counter of the epoch of joining; 0: a member from the start
@@ -83,18 +80,16 @@ class Fleet(Table):
         self.membership = 0  # grows when clusters join
         self._changed: NDArray[np.int64] = np.empty(0, np.int64)
         self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
-        self._claims: dict[int, dict[str, dict[str, int]]] = {}
-        self._claimed_in: dict[str, tuple[int, ...]] = {}
-        self._sums: dict[str, Sums] = {}
-        self._restated: NDArray[np.int64] = np.empty(
-            0, np.int64
-        )  # tick of the last change other than `take`, which updates sums
-        self._last_restated = 0
-        self._summing: tuple[int, int, NDArray[np.int32], NDArray[np.intp]] = (-1, -1, _NONE, _NO_ROWS)
+        self.pods = ClaimedPods()
+        self.open_pods: dict[int, dict[str, Mapping[PodParts, int]]] = {}  # cluster → node whose kubelet aligns pods
+        self._sums = ClusterSums(self)
         self._reset_tick = 0
-        # The dictionary. Entry 0 of both is the empty set.
+        # The dictionary. Entry 0 of each is the empty set.
         self.label_sets: list[dict[str, str]] = [{}]
         self.taint_sets: list[tuple[Taint, ...]] = [()]
+        self.port_sets: list[tuple[str, ...]] = [()]
+        self.layout_sets: list[bytes] = [b""]
+        self.parts = FleetParts()
         self.clusters = Clusters(self)
 
     def joined_after(self, epoch: str) -> NDArray[np.bool_] | None:
@@ -109,7 +104,7 @@ class Fleet(Table):
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """The clusters of the fleet, in any state."""
+        """Returns the clusters of the fleet, in any state."""
         return self._known[: self.size]
 
     @property
@@ -129,9 +124,19 @@ class Fleet(Table):
         found = self._resource(resource)
         return None if found is None else found.allocatable
 
+    def requested(self, resource: str, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Returns what pods on these rows request, without claims."""
+        found = self._resource(resource)
+        return np.zeros(len(rows), np.int64) if found is None else found.requested(rows)
+
     def state(self, cid: int) -> str:
         flags = int(self._state[cid])
         return "Stale" if flags & STALE else "Cordoned" if flags & CORDONED else "Ready"
+
+    def having_flag(self, flag: int) -> NDArray[np.bool_]:
+        """Returns the clusters of the fleet with this flag."""
+        having: NDArray[np.bool_] = self.known & ((self._state[: self.size] & flag) != 0)
+        return having
 
     def cluster_flags(self, cid: int) -> int:
         return int(self._state[cid]) if cid < self.size else GONE
@@ -147,6 +152,16 @@ class Fleet(Table):
         """Returns the agent's time of the newest report in these rows."""
         return float(self._as_of[cid])
 
+    def report_age(self, cid: int, now: float) -> float:
+        """Returns the seconds since the newest report in these rows, `inf` if they are not from a report: the cluster has been
+        silent since before they were written."""
+        as_of = self.as_of(cid)
+        return max(0.0, now - as_of) if as_of > 0 else math.inf
+
+    def joined_at(self, cid: int) -> float:
+        """Returns the time when the cluster joined the fleet; 0 if it is not known."""
+        return float(self._joined_at[cid])
+
     def extras(self, row: int) -> dict[str, Any]:
         """Returns the reported zones, providers, devices and machines of a node."""
         found = self._extras.get(int(self.cluster[row]), {}).get(self.node_name(row))
@@ -155,87 +170,42 @@ class Fleet(Table):
     def extras_of(self, cid: int) -> dict[str, bytes]:
         return self._extras.get(cid, {})
 
-    def claims_of(self, cid: int) -> dict[str, dict[str, int]]:
-        """Returns claim → node → pods of a cluster; node "" has the pods that are not bound."""
-        return self._claims.get(cid, {})
-
-    def live(self, claim: str, cluster: int | None = None) -> dict[str, int]:
-        """Returns node → bound, unfinished pods that carry this claim.
-
-        Name the cluster if it is known: a pod in another cluster that carries the same claim does so by mistake.
-        """
-        found: dict[str, int] = {}
-        for cid in self._claimed_in.get(claim, ()) if cluster is None else (cluster,):
-            for node, pods in self._claims.get(cid, {}).get(claim, {}).items():
-                if node:
-                    found[node] = found.get(node, 0) + pods
-        return found
-
-    def present(self, claim: str, cluster: int | None = None) -> int:
-        """Returns the number of unfinished pods of a claim, bound or not."""
-        cids = self._claimed_in.get(claim, ()) if cluster is None else (cluster,)
-        return sum(sum(self._claims.get(cid, {}).get(claim, {}).values()) for cid in cids)
-
     def sums(self, resource: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns free and allocatable amounts per cluster, over usable nodes; read-only, and current until the next change.
-
-        `take` updates the sums; only clusters that were restated since the last call are summed again.
-        """
+        """Returns free and allocatable amounts per cluster, over usable nodes; read-only, and current until the next
+        change."""
         found = self._resource(resource)
         if found is None:
             return np.zeros(self.size, np.int64), np.zeros(self.size, np.int64)
-        kept = self._sums.get(resource)
-        if kept is None:
-            kept = self._sums[resource] = Sums(0, np.zeros(self.size, np.int64), np.zeros(self.size, np.int64))
-        elif kept.since >= self._last_restated and len(kept.free) == self.size:
-            return kept.free, kept.allocatable
-        if len(kept.free) < self.size:
-            kept.free, kept.allocatable = grown(kept.free, self.size), grown(kept.allocatable, self.size)
-        changed, rows = self._to_sum(kept.since)
-        of = self.cluster[rows]
-        for total, column in ((kept.free, found.free), (kept.allocatable, found.allocatable)):
-            total[changed] = 0
-            # An overcommitted node does not reduce what other nodes have free.
-            np.add.at(total, of, np.maximum(column[rows], 0))
-        kept.since = self.tick
-        return kept.free, kept.allocatable
-
-    def _to_sum(self, since: int) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
-        """Returns the clusters restated after `since` and their usable rows. Cached: all resources need the same at one tick."""
-        known, tick, changed, rows = self._summing
-        if (known, tick) != (since, self.tick):
-            mask = self._restated[: self.size] > since if since else self.known
-            changed = np.flatnonzero(mask).astype(np.int32)
-            rows = self.rows_in(changed)
-            rows = rows[self.usable[rows]]
-            self._summing = (since, self.tick, changed, rows)
-        return changed, rows
+        return self._sums.read(resource, found)
 
     # -- changes -------------------------------------------------------------------------------------------------
 
     def changed_since(self, tick: int) -> NDArray[np.int32] | None:
         """Returns the clusters that changed after `tick`; None if everything was replaced since."""
         if tick == self.tick:
-            return _NONE
+            return NONE
         if tick < self._reset_tick:
             return None
         return np.flatnonzero(self._changed[: self.size] > tick).astype(np.int32)
 
     def improved_since(self, tick: int) -> NDArray[np.intp] | None:
-        """Returns the rows that may fit something since `tick` that they did not before: they have more free, other labels or
-        taints, or are usable again. None if everything was replaced since."""
+        """Returns the rows that may fit something since `tick` that they did not before: they have more free, other
+        labels or taints, or are usable again. None if everything was replaced since."""
         if tick < self._reset_tick:
             return None
         rows = self.rows_in(np.flatnonzero(self._improved_cluster[: self.size] > tick))
         return rows[self._improved[rows] > tick]
 
     def take(self, row: int, resources: Mapping[str, int], sign: int = 1) -> None:
-        """Claims resources of a row (sign 1) or releases them (sign -1), in place."""
+        """Claims resources of a row, also those of its parts (`resource_of_part`), or releases them (sign -1), in place."""
         cid = int(self.cluster[row])
         if cid < 0:
             raise IndexError(f"row {row} has no node")
         usable = bool(self.usable[row])
         for name, amount in resources.items():
+            if (part := part_and_class(name)) is not None:
+                self.take_parts(row, {part[0]: {part[1]: amount}}, sign)
+                continue
             found = self._resource(name) or self._new_resource(name)
             if found.claimed is None:
                 found.claimed = np.zeros(len(found.free), np.int64)
@@ -243,15 +213,94 @@ class Fleet(Table):
             after = before - sign * amount
             found.claimed[row] += sign * amount
             found.free[row] = after
-            if usable and (kept := self._sums.get(name)) is not None and cid < len(kept.free):
-                kept.free[cid] += max(after, 0) - max(before, 0)
+            if usable:
+                self._sums.claim(cid, name, before, after)
         self.tick += 1
         self._changed[cid] = self.tick
         if sign < 0:
             self._improved[row] = self._improved_cluster[cid] = self.tick
 
+    def set_open_pods(self, cid: int, node: str, pods: Mapping[PodParts, int]) -> None:
+        """Sets which pods may still arrive at a node, by what their slots take of its parts."""
+        before = self.open_pods.get(cid, {}).get(node, {})
+        if before == pods:
+            return
+        if pods:
+            self.open_pods.setdefault(cid, {})[node] = dict(pods)
+        else:
+            del self.open_pods[cid][node]
+            if not self.open_pods[cid]:
+                del self.open_pods[cid]
+        self.tick += 1
+        self._changed[cid] = self.tick
+        row = self.row_of(cid, node)
+        if row is not None and any(pods.get(parts, 0) < count for parts, count in before.items()):
+            self._improved[row] = self._improved_cluster[cid] = self.tick
+
+    def take_parts(self, row: int, parts: Mapping[str, Mapping[str, int]], sign: int = 1) -> bool:
+        """Claims amounts of the parts of a node (sign 1) or releases them (sign -1), in place: by the id of the part, by class.
+        Returns whether the node has all of them; what it does not have takes nothing."""
+        cid, complete = int(self.cluster[row]), True
+        for ident, amounts in parts.items():
+            part = self.part_row(row, ident)
+            for name, amount in amounts.items():
+                found = self.parts.classes.get(name)
+                at = found.position(cid, part) if found is not None and part is not None else None
+                if found is None or at is None:
+                    complete = False
+                else:
+                    found.claimed[at] += sign * amount
+        self.tick += 1
+        self._changed[cid] = self.tick
+        if sign < 0:
+            self._improved[row] = self._improved_cluster[cid] = self.tick
+        return complete
+
+    def parts_taken(self, row: int) -> dict[str, dict[str, int]]:
+        """Returns what is claimed of the parts of a node, by id and class."""
+        first, layout = self.inside(row)
+        cid = int(self.cluster[row])
+        taken: dict[str, dict[str, int]] = {}
+        for part, name in layout.entries:
+            found = self.parts.classes[name]
+            amount = int(found.claimed[found.position(cid, first + part)])
+            if amount:
+                taken.setdefault(part_id(self.node_name(row), layout.parts[part].path), {})[name] = amount
+        return taken
+
+    def inside(self, row: int) -> tuple[int, Layout]:
+        """Returns the row of a node among the parts, which those of its own parts follow, and its layout; -1 and a layout
+        without parts if it has none."""
+        if self.layout is None or not self.layout[row]:
+            return -1, self.parts.layouts.found[0]
+        cid = int(self.cluster[row])
+        nodes, firsts, layouts = self.parts.first_rows(cid, int(self._start[cid]))
+        at = int(np.searchsorted(nodes, row))
+        return int(firsts[at]), self.parts.layouts.found[int(layouts[at])]
+
+    def inside_source(self, row: int) -> bytes:
+        """Returns the source of a node's layout."""
+        return self.layout_sets[0 if self.layout is None else int(self.layout[row])]
+
+    def part_row(self, row: int, ident: str) -> int | None:
+        """Returns the row of a node's part among the parts; None if the node has no such part."""
+        first, layout = self.inside(row)
+        name = self.node_name(row)
+        at = layout.at.get(ident[len(name) :]) if ident.startswith(name) else None
+        return None if at is None else first + at
+
+    def part_id(self, part: int) -> str:
+        """Returns the id of the part at a row among the parts."""
+        row = int(self.parts.node[part])
+        first, layout = self.inside(row)
+        return part_id(self.node_name(row), layout.parts[part - first].path)
+
     def taken(self, row: int) -> dict[str, int]:
-        return {n: int(r.claimed[row]) for n, r in self._resources.items() if r.claimed is not None and r.claimed[row]}
+        """Returns what is claimed of a row and of its parts."""
+        of_row = {
+            n: int(r.claimed[row]) for n, r in self._resources.items() if r.claimed is not None and r.claimed[row]
+        }
+        return of_row if self.layout is None else of_row | part_resources(self.parts_taken(row))
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -281,7 +330,7 @@ class Fleet(Table):
             changed.append(cid)
             if self._restate(part, patch.counter):
                 restated.append(cid)
-            claims.update(self._restate_claims(part))
+            claims.update(self.pods.restate(part))
             if part.rows or part.whole or part.gone:
                 rows, new, moved = self._place(part)
                 targets.append(rows)
@@ -295,33 +344,36 @@ class Fleet(Table):
                 pick = np.concatenate([np.arange(a, b) for a, b in sources])
                 columns = columns.pick(pick)
             self._write(rows, np.concatenate(fresh), columns)
+        else:
+            rows, columns = _NO_ROWS, columns.pick(_NO_ROWS)
+        part_sets = self._write_parts(rows, columns, node_sets)
         if restated:
             self._requalify(self.rows_in(np.array(restated)))
         cids = np.array(changed, np.int32)
-        self._changed[cids] = self._restated[cids] = self.tick
-        if changed:
-            self._last_restated = self.tick
+        self._changed[cids] = self.tick
+        self._sums.restate(cids)
         if changed and EXCLUSIVE in self._resources:  # derived only once it was asked for
             self._derive_exclusive(cids)
-        heard = self._hear(patch)
+        refreshed = self._refresh(patch)
         if patch.counter or patch.generation:
             self.epoch = max(self.epoch, Epoch(patch.generation, patch.counter))
-        change = FleetChange(cids, np.array(node_sets, np.int32), frozenset(claims), False, heard)
+        sets = np.array(node_sets, np.int32), np.array(part_sets, np.int32)
+        change = FleetChange(cids, sets[0], frozenset(claims), False, refreshed, sets[1])
         self._announce(change)
         return change
 
     def adopt(self, other: Fleet) -> None:
-        """Takes over the content of `other`, which must not be used any more, in one step. Ticks continue; claims are dropped."""
+        """Takes over the content of `other`, which must not be used any more, in one step. Ticks continue; claims are
+        dropped."""
         tick = max(self.tick, other.tick) + 1
         self._inherit_joined(other)
         self._take_rows(other)
         self._take_clusters(other)
         self.tick = self._reset_tick = tick
         self.resets += 1
-        self._changed[: self.size] = self._improved_cluster[: self.size] = self._restated[: self.size] = tick
-        self._last_restated = tick
+        self._changed[: self.size] = self._improved_cluster[: self.size] = tick
         self._improved[: self.n] = tick
-        self._sums = {}
+        self._sums.reset(len(self._start))
         self.clusters.adopt(other.clusters)
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
 
@@ -329,22 +381,24 @@ class Fleet(Table):
         self.epoch = other.epoch
         self.names = other.names
         self.ids = other.ids
+        self.open_pods = other.open_pods
         self._state = other._state
         self._known = other._known
         self._usable_clusters = other._usable_clusters
         self._version = other._version
         self._as_of = other._as_of
+        self._joined_at = other._joined_at
         self._joined = other._joined
         self._last_joined = other._last_joined
         self.membership = other.membership
         self._changed = other._changed
         self._improved_cluster = other._improved_cluster
-        self._claims = other._claims
-        self._claimed_in = other._claimed_in
-        self._restated = other._restated
-        self._summing = other._summing
+        self.pods = other.pods
         self.label_sets = other.label_sets
         self.taint_sets = other.taint_sets
+        self.port_sets = other.port_sets
+        self.layout_sets = other.layout_sets
+        self.parts = other.parts
 
     def _inherit_joined(self, other: Fleet) -> None:
         """Keeps the epochs of joining that are known here; clusters new to this fleet count as joined at `other`'s epoch."""
@@ -365,8 +419,11 @@ class Fleet(Table):
             callback(change)
 
     def _learn(self, patch: FleetDelta) -> None:
-        if patch.labels_from > len(self.label_sets) or patch.taints_from > len(self.taint_sets):
-            raise Malformed("dictionary entries are missing")
+        known = len(self.label_sets), len(self.taint_sets), len(self.port_sets), len(self.layout_sets)
+        firsts = patch.labels_from, patch.taints_from, patch.ports_from, patch.layouts_from
+        for first, count in zip(firsts, known, strict=True):
+            if first > count:
+                raise Malformed("dictionary entries are missing")
         if patch.label_sets:
             self.label_sets[patch.labels_from : patch.labels_from + len(patch.label_sets)] = [
                 {intern(k): intern(v) for k, v in entry.items()} for entry in patch.label_sets
@@ -374,8 +431,25 @@ class Fleet(Table):
         if patch.taint_sets:
             sets = [tuple(entry) for entry in patch.taint_sets]
             self.taint_sets[patch.taints_from : patch.taints_from + len(sets)] = sets
+        if patch.port_sets:
+            ports = [tuple(entry) for entry in patch.port_sets]
+            self.port_sets[patch.ports_from : patch.ports_from + len(ports)] = ports
+        if patch.layout_sets:
+            self._learn_layouts(patch.layouts_from, patch.layout_sets)
+
+    def _learn_layouts(self, first: int, sources: list[bytes]) -> None:
+        known = len(self.layout_sets) - first
+        if known > 0 and self.layout_sets[first:] != sources[:known]:
+            raise Malformed("a layout has another number")  # rows that have it would have other parts
+        try:
+            self.parts.learn(sources[max(known, 0) :])
+        except msgspec.DecodeError as error:
+            raise Malformed(f"a layout: {error}") from error
+        self.layout_sets += sources[max(known, 0) :]
 
     def _columns_of(self, patch: FleetDelta, rows: int) -> RowColumns:
+        layouts = delta.column(patch.layout_numbers, delta.NUMBERS, rows)
+        uses = np.frombuffer(patch.uses, delta.AMOUNTS)
         found = RowColumns(
             delta.column(patch.flags, delta.FLAGS, rows),
             delta.column(patch.label_numbers, delta.NUMBERS, rows),
@@ -385,16 +459,27 @@ class Fleet(Table):
                 name: (delta.column(a, delta.AMOUNTS, rows), delta.column(r, delta.AMOUNTS, rows))
                 for name, (a, r) in patch.resources.items()
             },
+            delta.column(patch.port_numbers, delta.NUMBERS, rows),
+            layouts,
+            uses,
+            np.zeros(rows, np.int64),
         )
-        for numbers, sets in ((found.labels, self.label_sets), (found.taints, self.taint_sets)):
-            if rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(sets):
+        known = len(self.label_sets), len(self.taint_sets), len(self.port_sets), len(self.layout_sets)
+        for numbers, count in zip((found.labels, found.taints, found.ports, layouts), known, strict=True):
+            if rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
                 raise Malformed("a row names an unknown dictionary entry")
+        if patch.layout_numbers:
+            counts = self.parts.layouts.entries[layouts]
+            found.first_use[:] = np.cumsum(counts) - counts
+            if len(uses) != int(counts.sum()):
+                raise Malformed(f"{len(uses)} amounts of parts for layouts of {int(counts.sum())}")
         return found
 
     def _restate(self, part: ClusterDelta, counter: int) -> bool:
         """Writes a cluster's name, labels and state. Returns whether that changes which of its rows are usable."""
         cid = part.id
         self._as_of[cid] = max(float(self._as_of[cid]), part.as_of)
+        self._joined_at[cid] = part.joined_at or self._joined_at[cid]
         gone = bool(part.state & GONE)
         if part.name != self.names[cid]:
             self.ids.pop(self.names[cid], None)
@@ -419,36 +504,16 @@ class Fleet(Table):
         self._last_joined = max(self._last_joined, counter)
         self.membership += 1
 
-    def _restate_claims(self, part: ClusterDelta) -> set[str]:
-        mine = self._claims.get(part.id, {})
-        claims = part.claims
-        if part.whole:
-            claims = {claim: {} for claim in mine if claim not in claims} | claims
-        for claim, nodes in claims.items():
-            where = self._claimed_in.get(claim, ())
-            if nodes:
-                self._claims.setdefault(part.id, {})[claim] = nodes
-                if part.id not in where:
-                    self._claimed_in[claim] = (*where, part.id)
-            else:
-                self._claims.get(part.id, {}).pop(claim, None)
-                where = tuple(cid for cid in where if cid != part.id)
-                if where:
-                    self._claimed_in[claim] = where
-                else:
-                    self._claimed_in.pop(claim, None)
-        if not self._claims.get(part.id, True):
-            del self._claims[part.id]
-        return set(claims)
-
     def _write(self, rows: NDArray[np.intp], better: NDArray[np.bool_], columns: RowColumns) -> None:
         for name in columns.resources:
-            if name not in self._resources and name != EXCLUSIVE:
+            if name not in self._resources and name != EXCLUSIVE and not is_host_port(name):
                 self._new_resource(name)
         better |= (self.labelset[rows] != columns.labels) | (self.taintset[rows] != columns.taints)
+        better |= self.portset[rows] != columns.ports
         self.flags[rows] = columns.flags
         self.labelset[rows] = columns.labels
         self.taintset[rows] = columns.taints
+        self.portset[rows] = columns.ports
         host = (columns.flags & HOST) != 0
         better |= self.host_label[rows] != host
         self.host_label[rows] = host
@@ -457,7 +522,7 @@ class Fleet(Table):
         if self.exclusive is not None:
             self.exclusive[rows] = columns.exclusive
         for name, resource in self._resources.items():
-            if name == EXCLUSIVE:
+            if name == EXCLUSIVE or name in self._port_uses:
                 continue
             allocatable, requested = columns.resources.get(name, (0, 0))
             free = allocatable - requested
@@ -466,8 +531,42 @@ class Fleet(Table):
             better |= free > resource.free[rows]
             resource.allocatable[rows] = allocatable
             resource.free[rows] = free
+        for name, use in self._port_uses.items():
+            self._write_port(self._resources[name], use, rows)
         self._improve(rows[better])
         self._requalify(rows)
+
+    def _write_parts(self, rows: NDArray[np.intp], columns: RowColumns, node_sets: list[int]) -> list[int]:
+        """Writes what is inside the nodes of rows. Returns the clusters whose parts, or their rows, changed."""
+        layouts = columns.layouts
+        if self.layout is None:
+            if not len(rows) or not layouts.any():
+                return []
+            self.layout = np.zeros(len(self.cluster), np.int32)
+        changed = self.layout[rows] != layouts
+        self.layout[rows] = layouts
+        self._improve(rows[changed])
+        part_sets: list[int] = []
+        for cid in sorted({*np.unique(self.cluster[rows[changed]]).tolist(), *node_sets}):
+            here = self.rows_of(cid)
+            if self.parts.lay_out(cid, int(self._start[cid]), here, self.layout[here]):
+                part_sets.append(cid)
+        having = np.flatnonzero(layouts)
+        clusters = self.cluster[rows[having]]
+        for cid in np.unique(clusters).tolist():
+            own = having[clusters == cid]
+            nodes = rows[own]
+            counts = self.parts.layouts.entries[layouts[own]]
+            used = columns.uses[spread(columns.first_use[own], counts)]
+            better = self.parts.use(cid, nodes - int(self._start[cid]), used)
+            self._improve(nodes[better])
+        return part_sets
+
+    def _write_port(self, resource: ResourceColumns, use: PortUse, rows: NDArray[np.intp]) -> None:
+        """Derives a host port's amounts from the sets of ports that the rows use."""
+        free = use.amount - use.taken(self.port_sets, self.portset[rows])
+        resource.allocatable[rows] = use.amount
+        resource.free[rows] = free if resource.claimed is None else free - resource.claimed[rows]
 
     def _requalify(self, rows: NDArray[np.intp]) -> None:
         usable = ((self.flags[rows] & _USABLE) == READY) & self._usable_clusters[self.cluster[rows]]
@@ -492,32 +591,57 @@ class Fleet(Table):
         resource.allocatable[rows] = amount
         resource.free[rows] = free
 
-    def _hear(self, patch: FleetDelta) -> NDArray[np.int32]:
-        heard = np.frombuffer(patch.heard, delta.NUMBERS).astype(np.int32)
+    def _refresh(self, patch: FleetDelta) -> NDArray[np.int32]:
+        refreshed = np.frombuffer(patch.heard, delta.NUMBERS).astype(np.int32)
         times = np.frombuffer(patch.heard_at, delta.TIMES)
-        inside = heard < self.size
-        heard, times = heard[inside], times[inside]
-        self._as_of[heard] = np.maximum(self._as_of[heard], times)
-        return heard
+        inside = refreshed < self.size
+        refreshed, times = refreshed[inside], times[inside]
+        self._as_of[refreshed] = np.maximum(self._as_of[refreshed], times)
+        return refreshed
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def _resource(self, name: str) -> Resource | None:
+    def _resource(self, name: str) -> ResourceColumns | None:
         found = self._resources.get(name)
         if found is None and name == EXCLUSIVE:
             found = self._new_resource(name)
             self._derive_exclusive(np.flatnonzero(self.known).astype(np.int32))
+        if found is None and is_host_port(name):
+            self._drop_unclaimed_ports()
+            found, use = self._new_resource(name), PortUse(name)
+            self._port_uses[name] = use
+            self._write_port(found, use, np.flatnonzero(self.cluster[: self.n] >= 0))
         return found
+
+    def _drop_unclaimed_ports(self) -> None:
+        """Drops the columns of host ports that nobody claims, once there are many."""
+        if len(self._port_uses) < MAX_PORT_COLUMNS:
+            return
+        for name in list(self._port_uses):
+            claimed = self._resources[name].claimed
+            if claimed is None or not claimed.any():
+                del self._resources[name], self._port_uses[name]
+                self._sums.drop(name)
 
     def _ensure_clusters(self, size: int) -> None:
         if size <= self.size:
             return
         if size > len(self._start):
             length = max(size, len(self._start) * 3 // 2, 64)
-            for name in ("_start", "_length", "_state", "_known", "_usable_clusters", "_version", "_as_of"):
+            for name in (
+                "_start",
+                "_length",
+                "_state",
+                "_known",
+                "_usable_clusters",
+                "_version",
+                "_as_of",
+                "_joined_at",
+            ):
                 setattr(self, name, grown(getattr(self, name), length))
-            for name in ("_changed", "_improved_cluster", "_restated", "_joined"):
+            for name in ("_changed", "_improved_cluster", "_joined"):
                 setattr(self, name, grown(getattr(self, name), length))
+            self._sums.grow(length)
             self._state[self.size :] = GONE
         self.names += [""] * (size - self.size)
         self._nodes += [""] * (size - self.size)

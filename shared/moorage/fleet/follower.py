@@ -17,7 +17,7 @@ import structlog
 from . import delta
 from .delta import Epoch, Malformed
 from .fleet import Fleet
-from .redis_store import FAILURES, Changed, FleetStore, still_wanted
+from .redis_store import FAILURES, FleetStore, GenerationChanged, still_wanted
 
 log = structlog.get_logger("fleet")
 
@@ -40,7 +40,7 @@ class FleetFollower:
 
     @property
     def healthy(self) -> bool:
-        """Whether the fleet is loaded and Redis answered recently."""
+        """Returns whether the fleet is loaded and Redis answered recently."""
         return self._loaded.is_set() and time.monotonic() - self._answered_at < PATIENCE
 
     async def start(self) -> None:
@@ -70,7 +70,7 @@ class FleetFollower:
                     delay = 0.05
                     await self._follow()
                     continue
-            except Changed:
+            except GenerationChanged:
                 continue
             except (*FAILURES, Malformed) as error:
                 log.warning("cannot read the fleet", error=f"{type(error).__name__}: {error}"[:300])

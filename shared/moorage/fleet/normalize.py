@@ -1,10 +1,11 @@
 """Converts reported nodes to rows: amounts become integers, the hostname label a flag.
 
-An unreadable amount makes its node unusable, with a reason; the other nodes of the report are not affected.
+An unreadable amount or host port makes its node unusable, with a reason; the other nodes of the report are not affected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,9 @@ import msgspec
 from moorage.model.reports import CpuManager, NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import CAPACITY_MAX, parse_amount
+from moorage.parts import inside as parts_inside
+from moorage.parts.inside import Inside, Layout, class_amount, layout_of
+from moorage.podspec import parse_host_port
 
 from .delta import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE
 
@@ -29,10 +33,14 @@ class NodeRow(NamedTuple):
     requested: dict[str, int]
     exclusive: int = -1
     extras: bytes = b""
+    host_ports: tuple[str, ...] = ()  # in order
+    inside: bytes = b""  # the source of its layout
+    in_use: tuple[int, ...] = ()  # of each entry of the layout
 
 
-def normalize_node(node: NodeReport) -> tuple[NodeRow, str]:
-    """Returns the row of a node, and what is wrong with the node ("" if nothing is)."""
+def normalize_node(node: NodeReport, before: Inside | None = None) -> tuple[NodeRow, str]:
+    """Returns the row of a node, and what is wrong with the node ("" if nothing is). `before`: what was reported of its inside,
+    for what the report leaves out."""
     labels, flags, problem = node.labels, 0, ""
     if labels.get(HOSTNAME) == node.name:
         labels = {k: v for k, v in labels.items() if k != HOSTNAME}
@@ -47,13 +55,79 @@ def normalize_node(node: NodeReport) -> tuple[NodeRow, str]:
             requested[name] = _bounded(name, text, True)
         for amounts in (allocatable, requested):
             amounts.pop(EXCLUSIVE, None)  # derived from the CPU manager instead
+        name = "hostPorts"
+        host_ports = tuple(sorted({str(parse_host_port(text)) for text in node.host_ports}))
     except ValueError as error:
         allocatable, requested, flags, problem = {}, {}, flags | REJECTED, f"node {node.name}: {name}: {error}"
+        host_ports = ()
     requested.setdefault(PODS, min(max(node.pod_count, 0), _MAX))
     exclusive = exclusive_cores(node.cpu_manager)
-    extras = {k: v for k in ("zones", "providers", "devices", "machines") if (v := getattr(node, k))}
+    extras = {k: v for k in ("devices", "machines", "created") if (v := getattr(node, k))}
     packed = msgspec.json.encode(extras) if extras else b""
-    return NodeRow(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed), problem
+    row = NodeRow(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed, host_ports)
+    inside = inside_of(node, before or Inside(), allocatable)
+    if inside.zones or inside.providers:
+        row, wrong = with_inside(row, inside, node.in_use)
+        problem = problem or wrong
+    return row, problem
+
+
+def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) -> Inside:
+    """Returns what is inside a node: what it reports, and what was reported before of all else."""
+    inside = Inside(
+        zones=before.zones if node.zones is None else node.zones,
+        providers=before.providers if node.providers is None else node.providers,
+        topology_manager=node.topology_manager or before.topology_manager,
+        cpu_manager=node.cpu_manager.policy if node.cpu_manager is not None else "",
+    )
+    if not (inside.zones or inside.providers):
+        return inside
+    amounts = {name: allocatable[name] for name in sorted(parts_inside.classes_in(inside)) if name in allocatable}
+    return msgspec.structs.replace(inside, node=amounts)
+
+
+def with_inside(row: NodeRow, inside: Inside, in_use: Mapping[str, Mapping[str, str]]) -> tuple[NodeRow, str]:
+    """Returns the row with what is inside the node, and what is wrong with that."""
+    layout = layout_of(parts_inside.encode(inside))
+    amounts, problem = _used(layout, in_use)
+    problems = [f"node {row.name}: {text}" for text in (*map(str, layout.dropped), problem) if text]
+    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+    return row._replace(inside=layout.source, in_use=amounts), "; ".join(problems[:3]) + more
+
+
+def with_zones_of(row: NodeRow, node: NodeReport) -> NodeRow:
+    """Returns the row with the zones that a node agent reports; what it says of their use replaces what was known of it."""
+    before = layout_of(row.inside)
+    known = dict(zip(before.entry_at, row.in_use, strict=True))
+    providers = msgspec.structs.replace(node, providers=before.inside.providers)
+    inside = inside_of(providers, before.inside, row.allocatable)
+    if node.cpu_manager is None:
+        inside = msgspec.structs.replace(inside, cpu_manager=before.inside.cpu_manager)
+    over, _ = with_inside(row, inside, node.in_use)
+    amounts = [
+        amount if path[1:] in node.in_use else known.get((path, name), 0)
+        for (path, name), amount in zip(layout_of(over.inside).entry_at, over.in_use, strict=True)
+    ]
+    return over._replace(in_use=tuple(amounts))
+
+
+def _used(layout: Layout, in_use: Mapping[str, Mapping[str, str]]) -> tuple[tuple[int, ...], str]:
+    """Returns what is used of each entry. Amounts of parts that are not there count nowhere."""
+    amounts = [0] * len(layout.entries)
+    problem = ""
+    for ident, classes in in_use.items():
+        for name, text in classes.items():
+            try:
+                resource, amount = class_amount(name, text, up=True)
+                if amount < 0:
+                    raise ValueError(f"{text!r} is negative")
+            except ValueError as error:
+                problem = f"part {ident[:80]!r}: in use: {name}: {error}"
+                continue
+            at = layout.entry_at.get((f"/{ident}", resource))
+            if at is not None:
+                amounts[at] = min(amounts[at] + amount, _MAX)
+    return tuple(amounts), problem
 
 
 def exclusive_cores(manager: CpuManager | None) -> int:

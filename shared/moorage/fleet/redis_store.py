@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from redis import __version__ as redis_version
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
 from moorage.model.reports import Taint
@@ -23,7 +25,7 @@ from moorage.model.reports import Taint
 from . import delta
 from .delta import Epoch, FleetDelta
 from .fleet import Fleet
-from .writer import FleetFlush, FleetWriter
+from .writer import Dictionary, FleetFlush, FleetWriter
 
 PREFIX = "moorage:fleet"
 CURRENT = f"{PREFIX}:current"
@@ -31,13 +33,19 @@ STREAM = f"{PREFIX}:stream"
 #: Changes that are kept for readers that were away for a moment; others load the snapshots.
 STREAM_LENGTH = 2000
 CHUNK = 256
+#: Without it, each connection would search the installed packages for the version.
+_DRIVER = DriverInfo(lib_version=redis_version)
 FAILURES = (RedisError, OSError, asyncio.TimeoutError)
 
 _labels = msgspec.msgpack.Decoder(dict[str, str])
 _taints = msgspec.msgpack.Decoder(list[Taint])
+_ports = msgspec.msgpack.Decoder(list[str])
+_layouts = msgspec.msgpack.Decoder(bytes)
+_KINDS = ("labels", "taints", "ports", "layouts")
+_NO_ENTRIES = Dictionary({}, {}, {})
 
 
-class Changed(Exception):
+class GenerationChanged(Exception):
     """The generation that was being read is not current any more."""
 
 
@@ -60,7 +68,12 @@ class FleetStore:
     def __init__(self, url: str, *, timeout: float = 5.0) -> None:
         # No hidden retries: the caller knows whether a write may be repeated.
         self.redis: Redis = Redis.from_url(
-            url, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+            url,
+            protocol=2,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+            driver_info=_DRIVER,
         )
 
     async def close(self) -> None:
@@ -87,18 +100,22 @@ class FleetStore:
             chunk: Any = await self.redis.hmget(key(generation, "clusters"), ids[at : at + CHUNK])
             found.append(delta.merge([delta.decode(data) for data in chunk if data is not None]))
         # Read after the snapshots, so the dictionary has every number that they name.
-        labels: Any = await self.redis.hgetall(key(generation, "labels"))
-        taints: Any = await self.redis.hgetall(key(generation, "taints"))
+        entries: list[Any] = [await self.redis.hgetall(key(generation, kind)) for kind in _KINDS]
         if await self.current() != current:
-            raise Changed
-        fleet.apply(_dictionary(labels, taints))
+            raise GenerationChanged
+        dictionary = _dictionary(*entries)
+        layouts, dictionary.layout_sets = dictionary.layout_sets, []
+        fleet.apply(dictionary)
+        for at in range(0, len(layouts), CHUNK):
+            fleet.apply(FleetDelta(layouts_from=1 + at, layout_sets=layouts[at : at + CHUNK]))
+            await asyncio.sleep(0)
         for patch in found:
             fleet.apply(patch)
             await asyncio.sleep(0)
         fleet.epoch = Epoch(generation, counter)
         return fleet
 
-    async def told(self, generation: int) -> list[bytes]:
+    async def recorded_events(self, generation: int) -> list[bytes]:
         """Returns the recorded events of clusters' states, as they were given to `write`."""
         found: Any = await self.redis.hvals(key(generation, "told"))
         return list(found)
@@ -110,21 +127,21 @@ class FleetStore:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    async def write(self, generation: int, flush: FleetFlush, told: Mapping[int, bytes] | None = None) -> Epoch:
+    async def write(self, generation: int, flush: FleetFlush, events: Mapping[int, bytes] | None = None) -> Epoch:
         """Writes snapshots, dictionary entries, counter and change in one transaction, and returns the current epoch.
 
-        After a failure the counter tells whether the write happened. `told` has events to record, by cluster.
+        After a failure the counter tells whether the write happened. `events`: those to record, by cluster.
         """
         clusters = key(generation, "clusters")
         async with self.redis.pipeline(transaction=True) as pipe:
             present = {str(cid): data for cid, data in flush.snapshots.items() if data is not None}
             gone = [str(cid) for cid, data in flush.snapshots.items() if data is None]
-            _fill(pipe, generation, present, flush.labels, flush.taints)
+            _fill(pipe, generation, present, flush.dictionary)
             if gone:
                 pipe.hdel(clusters, *gone)
                 pipe.hdel(key(generation, "told"), *gone)
-            if told:
-                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in told.items()})
+            if events:
+                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in events.items()})
             pipe.set(key(generation, "counter"), flush.counter)
             self._add(pipe, Epoch(generation, flush.counter), flush.patch)
             pipe.get(CURRENT)
@@ -132,15 +149,15 @@ class FleetStore:
         return _current(answers[-1])
 
     async def rewrite(
-        self, generation: int, counter: int, writer: FleetWriter, told: Mapping[int, bytes] | None = None
+        self, generation: int, counter: int, writer: FleetWriter, events: Mapping[int, bytes] | None = None
     ) -> None:
         """Writes everything from memory, `current` last. Changes meanwhile stay pending in the writer."""
         if (await self.last()).generation > generation:
             raise StoreSuperseded
-        sent = len(writer.fleet.label_sets), len(writer.fleet.taint_sets)
+        sent = writer.entries
         if (await self.current()).generation == generation:  # not to be read until it is complete
             await self.redis.delete(CURRENT)
-        fresh = [key(generation, what) for what in ("clusters", "labels", "taints", "counter", "told")]
+        fresh = [key(generation, what) for what in ("clusters", *_KINDS, "counter", "told")]
         await self.redis.unlink(*fresh)
         fleet = writer.fleet
         ids = [cid for cid in range(fleet.size) if fleet.known[cid]]
@@ -149,21 +166,21 @@ class FleetStore:
                 str(cid): writer.snapshot(cid, generation, counter) for cid in ids[at : at + CHUNK] if fleet.known[cid]
             }
             async with self.redis.pipeline(transaction=True) as pipe:
-                _fill(pipe, generation, snapshots, {}, {})
+                _fill(pipe, generation, snapshots, _NO_ENTRIES)
                 await pipe.execute()
         gone = [str(cid) for cid in ids if not fleet.known[cid]]
-        labels, taints = writer.dictionary()
+        dictionary = writer.dictionary()
         async with self.redis.pipeline(transaction=True) as pipe:
-            _fill(pipe, generation, {}, labels, taints)
+            _fill(pipe, generation, {}, dictionary)
             if gone:
                 pipe.hdel(key(generation, "clusters"), *gone)
-            if told:
-                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in told.items()})
+            if events:
+                pipe.hset(key(generation, "told"), mapping={str(cid): data for cid, data in events.items()})
             pipe.set(key(generation, "counter"), counter)
             self._add(pipe, Epoch(generation, counter), delta.encode(FleetDelta(generation, counter)))
             pipe.set(CURRENT, f"{generation}-{counter}")
             await pipe.execute()
-        writer.sent(*sent)
+        writer.sent(sent)
         old = [k async for k in self.redis.scan_iter(match=f"{PREFIX}:*:*", count=1000)]
         old = [k for k in old if k.decode() not in fresh]
         if old:
@@ -190,22 +207,26 @@ class FleetStore:
         pipe.xadd(STREAM, {"p": patch}, id=place, maxlen=STREAM_LENGTH, approximate=True)
 
 
-def _fill(
-    pipe: Any, generation: int, clusters: Mapping[str, bytes], labels: Mapping[int, bytes], taints: Mapping[int, bytes]
-) -> None:
+def _fill(pipe: Any, generation: int, clusters: Mapping[str, bytes], dictionary: Dictionary) -> None:
     if clusters:
         pipe.hset(key(generation, "clusters"), mapping=dict(clusters))
-    if labels:
-        pipe.hset(key(generation, "labels"), mapping={str(n): data for n, data in labels.items()})
-    if taints:
-        pipe.hset(key(generation, "taints"), mapping={str(n): data for n, data in taints.items()})
+    for kind, entries in zip(_KINDS, dictionary, strict=True):
+        if entries:
+            pipe.hset(key(generation, kind), mapping={str(n): data for n, data in entries.items()})
 
 
-def _dictionary(labels: Mapping[bytes, bytes], taints: Mapping[bytes, bytes]) -> FleetDelta:
+def _dictionary(
+    labels: Mapping[bytes, bytes],
+    taints: Mapping[bytes, bytes],
+    ports: Mapping[bytes, bytes],
+    layouts: Mapping[bytes, bytes],
+) -> FleetDelta:
     """Returns a patch with the entries in the order of their numbers. A missing number is one that no row names."""
     try:
         sets = {int(n): _labels.decode(data) for n, data in labels.items()}
         tolerated = {int(n): _taints.decode(data) for n, data in taints.items()}
+        used = {int(n): _ports.decode(data) for n, data in ports.items()}
+        inside = {int(n): _layouts.decode(data) for n, data in layouts.items()}
     except (msgspec.DecodeError, ValueError) as error:
         raise delta.Malformed(str(error)) from error
     return FleetDelta(
@@ -213,6 +234,10 @@ def _dictionary(labels: Mapping[bytes, bytes], taints: Mapping[bytes, bytes]) ->
         label_sets=[sets.get(n, {}) for n in range(1, max(sets, default=0) + 1)],
         taints_from=1,
         taint_sets=[tolerated.get(n, []) for n in range(1, max(tolerated, default=0) + 1)],
+        ports_from=1,
+        port_sets=[used.get(n, []) for n in range(1, max(used, default=0) + 1)],
+        layouts_from=1,
+        layout_sets=[inside.get(n, b"") for n in range(1, max(inside, default=0) + 1)],
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.collections.blocks import Blocks, grown, spread
 from moorage.model.shapes import EXCLUSIVE
 
-from .columns import Blocks, Resource, grown, spread
+from .columns import PortUse, ResourceColumns
 from .delta import SEPARATOR, ClusterDelta
 
 
@@ -32,11 +33,14 @@ class Table:
         self.usable: NDArray[np.bool_] = np.empty(0, np.bool_)
         self.labelset: NDArray[np.int32] = np.empty(0, np.int32)
         self.taintset: NDArray[np.int32] = np.empty(0, np.int32)
+        self.portset: NDArray[np.int32] = np.empty(0, np.int32)
         self.host_label: NDArray[np.bool_] = np.empty(0, np.bool_)
         self.flags: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.exclusive: NDArray[np.int64] | None = None  # as reported; allocated when the first node reports one
+        self.layout: NDArray[np.int32] | None = None  # of what is inside; allocated when the first node has parts
         self._improved: NDArray[np.int64] = np.empty(0, np.int64)
-        self._resources: dict[str, Resource] = {}
+        self._resources: dict[str, ResourceColumns] = {}
+        self._port_uses: dict[str, PortUse] = {}  # of host ports that were asked for
         self._blocks = Blocks()
         self._layout: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
 
@@ -53,11 +57,14 @@ class Table:
         self.usable = other.usable
         self.labelset = other.labelset
         self.taintset = other.taintset
+        self.portset = other.portset
         self.host_label = other.host_label
         self.flags = other.flags
         self.exclusive = other.exclusive
+        self.layout = other.layout
         self._improved = other._improved
         self._resources = other._resources
+        self._port_uses = other._port_uses
         self._blocks = other._blocks
         self._layout = other._layout
 
@@ -83,6 +90,10 @@ class Table:
         """Returns the rows of the nodes of this name, in all clusters."""
         holding = [cid for cid, block in enumerate(self._nodes) if name in block]
         return np.array([row for cid in holding if (row := self.row_of(cid, name)) is not None], np.intp)
+
+    def first_row(self, cluster: int) -> int:
+        """Returns the first row of a cluster's block."""
+        return int(self._start[cluster])
 
     def rows_of(self, cluster: int) -> NDArray[np.intp]:
         if not 0 <= cluster < self.size:
@@ -110,14 +121,15 @@ class Table:
         return [block[row - start] for row in rows.tolist()]
 
     @property
-    def stored(self) -> dict[str, Resource]:
-        """The resources that nodes report, by name. Exclusive cores are not among them."""
-        return {name: found for name, found in self._resources.items() if name != EXCLUSIVE}
+    def stored(self) -> dict[str, ResourceColumns]:
+        """Returns the resources that nodes report, by name. Exclusive cores and host ports are not among them."""
+        return {n: found for n, found in self._resources.items() if n != EXCLUSIVE and n not in self._port_uses}
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _place(self, part: ClusterDelta) -> tuple[NDArray[np.intp], NDArray[np.bool_], bool]:
-        """Places the rows of a part. Returns the rows, which of them are new, and whether the set of nodes or their rows changed."""
+        """Places the rows of a part. Returns the rows, which of them are new, and whether the set of nodes or their rows
+        changed."""
         cid, names = part.id, part.names_list()
         start, length = int(self._start[cid]), int(self._length[cid])
         extras = self._extras.get(cid)
@@ -184,6 +196,7 @@ class Table:
         row_columns: tuple[NDArray[Any], ...] = (
             self.labelset,
             self.taintset,
+            self.portset,
             self.host_label,
             self.flags,
             self._improved,
@@ -194,6 +207,7 @@ class Table:
             (self.cluster, -1),
             (self.usable, False),
             (self.exclusive, -1),
+            (self.layout, 0),
         )
         for column, empty in emptied:
             if column is not None:
@@ -212,11 +226,13 @@ class Table:
         self.flags[rows] = 0
         if self.exclusive is not None:
             self.exclusive[rows] = -1
+        if self.layout is not None:
+            self.layout[rows] = 0
         for resource in self._resources.values():
             resource.clear(rows)
 
-    def _new_resource(self, name: str) -> Resource:
-        found = self._resources[name] = Resource(len(self.cluster))
+    def _new_resource(self, name: str) -> ResourceColumns:
+        found = self._resources[name] = ResourceColumns(len(self.cluster))
         return found
 
     def _node_list(self, cid: int) -> list[str]:
@@ -236,10 +252,13 @@ class Table:
         self.usable = grown(self.usable, length, False)
         self.labelset = grown(self.labelset, length)
         self.taintset = grown(self.taintset, length)
+        self.portset = grown(self.portset, length)
         self.host_label = grown(self.host_label, length, False)
         self.flags = grown(self.flags, length)
         self._improved = grown(self._improved, length)
         if self.exclusive is not None:
             self.exclusive = grown(self.exclusive, length, -1)
+        if self.layout is not None:
+            self.layout = grown(self.layout, length)
         for resource in self._resources.values():
             resource.grow(length)

@@ -6,7 +6,7 @@ Inventory has the only writer; tests build their fleets with it, too, so that th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,9 +22,27 @@ from .normalize import NodeRow
 #: The dictionary is compacted, which makes every follower load the fleet, only if it has more entries than this and more
 #: than one for so many rows.
 FEW, ROWS_PER_ENTRY = 1024, 64
-_label_entry = msgspec.msgpack.Encoder()
+_entry = msgspec.msgpack.Encoder()
 Entry = TypeVar("Entry")
 _ALL = np.empty(0, np.intp)
+
+
+class Dictionary(NamedTuple):
+    """Encoded entries of the dictionary, by number."""
+
+    labels: dict[int, bytes]
+    taints: dict[int, bytes]
+    ports: dict[int, bytes]
+    layouts: dict[int, bytes] = {}
+
+
+class Entries(NamedTuple):
+    """Numbers of entries of each kind."""
+
+    labels: int = 1
+    taints: int = 1
+    ports: int = 1
+    layouts: int = 1
 
 
 class FleetFlush(NamedTuple):
@@ -33,15 +51,14 @@ class FleetFlush(NamedTuple):
     counter: int
     patch: bytes
     snapshots: dict[int, bytes | None]
-    labels: dict[int, bytes]
-    taints: dict[int, bytes]
+    dictionary: Dictionary
     clusters: tuple[int, ...]
 
 
 class _Pending:
     """The changes of a cluster that followers do not know yet."""
 
-    __slots__ = ("claims", "gone", "labels", "rows", "whole")
+    __slots__ = ("claims", "gone", "labels", "refused", "rows", "whole")
 
     def __init__(self) -> None:
         self.whole = False
@@ -49,6 +66,7 @@ class _Pending:
         self.rows: set[str] = set()
         self.gone: set[str] = set()
         self.claims: set[str] = set()
+        self.refused: set[str] = set()
 
 
 class FleetWriter:
@@ -58,9 +76,11 @@ class FleetWriter:
         self.fleet = fleet or Fleet()
         self._labels = {frozenset(s.items()): i for i, s in enumerate(self.fleet.label_sets)}
         self._taints = {s: i for i, s in enumerate(self.fleet.taint_sets)}
+        self._ports = {s: i for i, s in enumerate(self.fleet.port_sets)}
+        self._layouts = {s: i for i, s in enumerate(self.fleet.layout_sets)}
         self._pending: dict[int, _Pending] = {}
         self._heard: dict[int, float] = {}
-        self._labels_sent = self._taints_sent = 1
+        self._sent = Entries()
         self._look_at = FEW
 
     # -- input -----------------------------------------------------------------------------------------------------------
@@ -77,29 +97,48 @@ class FleetWriter:
         state: int | None = None,
         as_of: float = 0.0,
         claims: Mapping[str, dict[str, int]] | None = None,
+        ending: Mapping[str, dict[str, int]] | None = None,
+        refused: Mapping[str, list[str]] | None = None,
+        words: Mapping[str, str] | None = None,
+        counted: Mapping[str, dict[str, int]] | None = None,
+        joined_at: float = 0.0,
     ) -> bool:
-        """Writes complete rows of a cluster. `whole`: it has no other rows and claims. Returns whether anything changed."""
+        """Writes complete rows of a cluster. `whole`: it has no other rows and claims. `ending`: which of the pods in
+        `claims` are being deleted. `refused`: nodes that did not admit pods of these claims; [] for none any more. `words`:
+        what the last of them said. `counted`: which of the pods in `claims` are included in what is in use of parts. Returns
+        whether anything changed."""
         fleet = self.fleet
         known = cid < fleet.size and bool(fleet.known[cid])
         before = fleet.places(cid) if known else {}
-        patch, changed = self._columns(rows, before, fleet.extras_of(cid) if known else {})
+        patch, changed = self._columns(cid, rows, before, fleet.extras_of(cid) if known else {})
         if whole:
             names = {row.name for row in rows}
             leaving = [node for node in before if node not in names]
         else:
             leaving = [node for node in gone if node in before]
-        live = fleet.claims_of(cid)
+        live = fleet.pods.claims_of(cid)
         claims = dict(claims or {})
         if whole:
             claims = {claim: {} for claim in live if claim not in claims} | claims
-        claims = {claim: nodes for claim, nodes in claims.items() if live.get(claim, {}) != nodes}
+        ending, ended = ending or {}, fleet.pods.ending_of(cid)
+        counted, had = counted or {}, fleet.pods.counted_of(cid)
+        claims = {
+            claim: nodes
+            for claim, nodes in claims.items()
+            if live.get(claim, {}) != nodes
+            or ended.get(claim, {}) != ending.get(claim, {})
+            or had.get(claim, {}) != counted.get(claim, {})
+        }
+        known_refused = fleet.pods.refused_of(cid)
+        refused = {c: nodes for c, nodes in (refused or {}).items() if known_refused.get(c, []) != nodes}
         if state is None:
             state = fleet.cluster_flags(cid) if known else 0
         if known and labels == fleet.cluster_labels(cid):
             labels = None
-        if known and state == fleet.cluster_flags(cid) and not (changed or leaving or claims or labels is not None):
+        same = not (changed or leaving or claims or refused or labels is not None)
+        if known and state == fleet.cluster_flags(cid) and same:
             if as_of > fleet.as_of(cid):
-                self.hear(cid, as_of)
+                self.refresh(cid, as_of)
             return False
         names_ = [row.name for row in changed]
         part = ClusterDelta(
@@ -113,6 +152,11 @@ class FleetWriter:
             labels=labels if known else labels or {},
             claims=claims,
             extras={row.name: row.extras for row in changed if row.extras},
+            ending={claim: ending[claim] for claim in claims if claim in ending},
+            joined_at=joined_at,
+            refused=refused,
+            words={claim: text for claim, text in (words or {}).items() if refused.get(claim)},
+            counted={claim: counted[claim] for claim in claims if claim in counted},
         )
         patch.clusters = [part]
         fleet.apply(patch)
@@ -124,10 +168,11 @@ class FleetWriter:
         pending.gone.update(leaving)
         pending.rows.difference_update(leaving)
         pending.claims.update(claims)
+        pending.refused.update(refused)
         self._heard.pop(cid, None)
         return True
 
-    def hear(self, cid: int, as_of: float) -> None:
+    def refresh(self, cid: int, as_of: float) -> None:
         """Notes a report without a change: only the time of the rows is newer."""
         self._heard[cid] = as_of
         self.fleet.apply(
@@ -165,31 +210,47 @@ class FleetWriter:
             {n: r for n, (_, r) in amounts.items() if r},
             -1 if fleet.exclusive is None else int(fleet.exclusive[at]),
             fleet.extras_of(cid).get(node, b""),
+            fleet.port_sets[int(fleet.portset[at])],
+            fleet.inside_source(at),
+            tuple(self._used(cid, rows).tolist()),
         )
 
     def crowded(self) -> bool:
-        """Returns whether most entries of the dictionary are not used by any row. Counts them only once the dictionary is twice
-        as long as the number of entries used at the last count."""
+        """Returns whether most entries of the dictionary are not used by any row. Counts them only once the dictionary is
+        twice as long as the number of entries used at the last count."""
         fleet = self.fleet
-        entries = len(fleet.label_sets) + len(fleet.taint_sets)
+        entries = sum(self.entries)
         if entries < self._look_at:
             return False
         here = fleet.cluster >= 0
-        used = sum(int(np.count_nonzero(np.bincount(of[here]))) for of in (fleet.labelset, fleet.taintset))
+        numbers = [fleet.labelset, fleet.taintset, fleet.portset]
+        numbers += [] if fleet.layout is None else [fleet.layout]
+        used = sum(int(np.count_nonzero(np.bincount(of[here]))) for of in numbers)
         self._look_at = max(FEW, 2 * max(used, 1), int(here.sum()) // ROWS_PER_ENTRY)
         return entries >= self._look_at
 
     def compact(self) -> None:
-        """Drops dictionary entries that no row uses. The numbers of the others change, so every follower must load everything
-        afterwards."""
+        """Drops dictionary entries that no row uses. The numbers of the others change, so every follower must load
+        everything afterwards."""
         fleet = self.fleet
         here = fleet.cluster >= 0
         fleet.label_sets = _kept(fleet.labelset, here, fleet.label_sets)
         fleet.taint_sets = _kept(fleet.taintset, here, fleet.taint_sets)
-        self._labels, self._taints = {}, {}
-        self._labels.update({frozenset(s.items()): i for i, s in enumerate(fleet.label_sets)})
-        self._taints.update({s: i for i, s in enumerate(fleet.taint_sets)})
-        self._labels_sent = self._taints_sent = 1
+        fleet.port_sets = _kept(fleet.portset, here, fleet.port_sets)
+        if fleet.layout is not None:
+            fleet.layout_sets = fleet.parts.renumber(_kept(fleet.layout, here, fleet.layout_sets))
+        self._labels = {frozenset(s.items()): i for i, s in enumerate(fleet.label_sets)}
+        self._taints = {s: i for i, s in enumerate(fleet.taint_sets)}
+        self._ports = {s: i for i, s in enumerate(fleet.port_sets)}
+        self._layouts = {s: i for i, s in enumerate(fleet.layout_sets)}
+        self._sent = Entries()
+
+    @property
+    def entries(self) -> Entries:
+        """Returns the entries that the dictionary has."""
+        fleet = self.fleet
+        sets: tuple[Sequence[Any], ...] = fleet.label_sets, fleet.taint_sets, fleet.port_sets, fleet.layout_sets
+        return Entries(*map(len, sets))
 
     def label_number(self, labels: Mapping[str, str]) -> int:
         key = frozenset(labels.items())
@@ -206,8 +267,29 @@ class FleetWriter:
             self.fleet.taint_sets.append(taints)
         return number
 
+    def port_number(self, ports: tuple[str, ...]) -> int:
+        number = self._ports.get(ports)
+        if number is None:
+            number = self._ports[ports] = len(self.fleet.port_sets)
+            self.fleet.port_sets.append(ports)
+        return number
+
+    def layout_number(self, source: bytes) -> int:
+        number = self._layouts.get(source)
+        if number is None:
+            number = self._layouts[source] = len(self.fleet.layout_sets)
+            self.fleet.layout_sets.append(source)
+            self.fleet.parts.learn([source])
+        return number
+
+    def _used(self, cid: int, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Returns what is used of the parts of those rows of a cluster that have some."""
+        fleet = self.fleet
+        having = rows[fleet.layout[rows] > 0] if fleet.layout is not None else _ALL
+        return fleet.parts.used(cid, having - fleet.first_row(cid)) if len(having) else np.empty(0, np.int64)
+
     def _columns(
-        self, rows: Sequence[NodeRow], before: Mapping[str, int], extras: Mapping[str, bytes]
+        self, cid: int, rows: Sequence[NodeRow], before: Mapping[str, int], extras: Mapping[str, bytes]
     ) -> tuple[FleetDelta, list[NodeRow]]:
         """Returns the rows that differ from the current ones, and their columns as a patch."""
         if not rows:
@@ -216,7 +298,9 @@ class FleetWriter:
         flags = np.array([row.flags for row in rows], FLAGS)
         labels = np.array([self.label_number(row.labels) for row in rows], NUMBERS)
         taints = np.array([self.taint_number(row.taints) if row.taints else 0 for row in rows], NUMBERS)
+        ports = np.array([self.port_number(row.host_ports) if row.host_ports else 0 for row in rows], NUMBERS)
         exclusive = np.array([row.exclusive for row in rows], AMOUNTS)
+        layouts = np.array([self.layout_number(row.inside) if row.inside else 0 for row in rows], NUMBERS)
         names = {name for row in rows for name in row.allocatable} | {name for row in rows for name in row.requested}
         amounts = {
             name: (
@@ -228,8 +312,10 @@ class FleetWriter:
         if before:
             at = np.array([before.get(row.name, -1) for row in rows], np.intp)
             same = (at >= 0) & (fleet.flags[at] == flags)
-            same &= (fleet.labelset[at] == labels) & (fleet.taintset[at] == taints)
+            same &= (fleet.labelset[at] == labels) & (fleet.taintset[at] == taints) & (fleet.portset[at] == ports)
             same &= exclusive == (-1 if fleet.exclusive is None else fleet.exclusive[at])
+            same &= layouts == (0 if fleet.layout is None else fleet.layout[at])
+            same &= ~self._uses_differ(cid, rows, at, np.flatnonzero(same & (layouts > 0)))
             for name in names | fleet.stored.keys():
                 allocatable, requested = amounts.get(name, (0, 0))
                 found = fleet.stored.get(name)
@@ -241,12 +327,29 @@ class FleetWriter:
                 keep = np.flatnonzero(~same)
                 count = len(keep)
                 rows = [rows[i] for i in keep.tolist()]
-                flags, labels, taints, exclusive = flags[keep], labels[keep], taints[keep], exclusive[keep]
+                flags, labels, taints, ports = flags[keep], labels[keep], taints[keep], ports[keep]
+                exclusive, layouts = exclusive[keep], layouts[keep]
                 amounts = {name: (a[keep], r[keep]) for name, (a, r) in amounts.items()}
         if not count:
             return FleetDelta(), []
-        patch = _patch(flags, labels, taints, exclusive, amounts)
+        patch = _patch(flags, labels, taints, ports, exclusive, amounts)
+        if layouts.any():
+            patch.layout_numbers = pack_column(layouts, NUMBERS)
+            patch.uses = np.array([amount for row in rows for amount in row.in_use], AMOUNTS).tobytes()
         return patch, list(rows)
+
+    def _uses_differ(
+        self, cid: int, rows: Sequence[NodeRow], at: NDArray[np.intp], having: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
+        """Tells which of the rows use other amounts of their parts than before: of those in `having`, whose layouts stay."""
+        differ = np.zeros(len(rows), np.bool_)
+        if len(having):
+            before = np.split(
+                self._used(cid, at[having]), np.cumsum([len(rows[i].in_use) for i in having.tolist()])[:-1]
+            )
+            for i, amounts in zip(having.tolist(), before, strict=True):
+                differ[i] = tuple(amounts.tolist()) != rows[i].in_use
+        return differ
 
     # -- output ----------------------------------------------------------------------------------------------------------
 
@@ -255,7 +358,7 @@ class FleetWriter:
         return bool(self._pending)
 
     @property
-    def heard(self) -> bool:
+    def has_refreshed(self) -> bool:
         return bool(self._heard)
 
     def waits(self, cid: int) -> bool:
@@ -267,6 +370,7 @@ class FleetWriter:
         fleet = self.fleet
         parts: list[ClusterDelta] = []
         runs: list[NDArray[np.intp]] = []
+        runs_of: list[int] = []
         snapshots: dict[int, bytes | None] = {}
         pending, self._pending = self._pending, {}
         while len(pending) > most:
@@ -285,50 +389,59 @@ class FleetWriter:
                 rows = np.array([places[name] for name in what.rows if name in places], np.intp)
             part = self._part(cid, counter, rows, what.whole)
             if not what.whole:
-                live = fleet.claims_of(cid)
+                live = fleet.pods.claims_of(cid)
                 part.gone = sorted(what.gone)
                 part.claims = {claim: live.get(claim, {}) for claim in what.claims}
+                ending = fleet.pods.ending_of(cid)
+                part.ending = {claim: ending[claim] for claim in what.claims if claim in ending}
+                counted = fleet.pods.counted_of(cid)
+                part.counted = {claim: counted[claim] for claim in what.claims if claim in counted}
+                part.refused = {claim: fleet.pods.refused_of(cid).get(claim, []) for claim in what.refused}
+                part.words = {c: text for c, text in fleet.pods.refusal_words(cid).items() if c in what.refused}
                 part.labels = part.labels if what.labels else None
             parts.append(part)
             runs.append(rows)
-        patch = self._export(np.concatenate(runs) if runs else _ALL)
+            runs_of.append(cid)
+        patch = self._export(np.concatenate(runs) if runs else _ALL, runs_of)
         patch.generation, patch.counter, patch.clusters = generation, counter, parts
-        patch.labels_from, patch.label_sets = self._labels_sent, fleet.label_sets[self._labels_sent :]
-        patch.taints_from = self._taints_sent
-        patch.taint_sets = [list(s) for s in fleet.taint_sets[self._taints_sent :]]
+        sent = self._sent
+        patch.labels_from, patch.label_sets = sent.labels, fleet.label_sets[sent.labels :]
+        patch.taints_from, patch.taint_sets = sent.taints, [list(s) for s in fleet.taint_sets[sent.taints :]]
+        patch.ports_from, patch.port_sets = sent.ports, [list(s) for s in fleet.port_sets[sent.ports :]]
+        patch.layouts_from, patch.layout_sets = sent.layouts, fleet.layout_sets[sent.layouts :]
         patch.heard = np.array(list(heard), NUMBERS).tobytes()
         patch.heard_at = np.array(list(heard.values()), TIMES).tobytes()
-        labels, taints = self.dictionary(self._labels_sent, self._taints_sent)
-        self._labels_sent, self._taints_sent = len(fleet.label_sets), len(fleet.taint_sets)
-        return FleetFlush(counter, delta.encode(patch), snapshots, labels, taints, tuple(pending))
+        self._sent = self.entries
+        return FleetFlush(counter, delta.encode(patch), snapshots, self.dictionary(sent), tuple(pending))
 
     def again(self, flush: FleetFlush) -> None:
         """Makes the clusters of a flush that was not written pending, with all their rows."""
         for cid in flush.clusters:
             self._pending.setdefault(cid, _Pending()).whole = True
-        if flush.labels:
-            self._labels_sent = min(self._labels_sent, *flush.labels)
-        if flush.taints:
-            self._taints_sent = min(self._taints_sent, *flush.taints)
+        self._sent = Entries(*(min((sent, *new)) for sent, new in zip(self._sent, flush.dictionary, strict=True)))
 
-    def sent(self, labels: int, taints: int) -> None:
+    def sent(self, entries: Entries) -> None:
         """Notes that so many dictionary entries are stored for followers."""
-        self._labels_sent, self._taints_sent = max(self._labels_sent, labels), max(self._taints_sent, taints)
+        self._sent = Entries(*map(max, self._sent, entries))
 
     def settle(self) -> None:
         """Clears pending changes, because everything is about to be written and loaded by every follower."""
         self._pending, self._heard = {}, {}
 
-    def dictionary(self, labels_from: int = 1, taints_from: int = 1) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        labels, taints = self.fleet.label_sets, self.fleet.taint_sets
-        return (
-            {i: _label_entry.encode(labels[i]) for i in range(labels_from, len(labels))},
-            {i: _label_entry.encode(taints[i]) for i in range(taints_from, len(taints))},
+    def dictionary(self, after: Entries = Entries()) -> Dictionary:  # noqa: B008
+        """Returns the entries that follow so many of each kind."""
+        fleet = self.fleet
+        sets: tuple[Sequence[Any], ...] = fleet.label_sets, fleet.taint_sets, fleet.port_sets, fleet.layout_sets
+        return Dictionary(
+            *(
+                {i: _entry.encode(entries[i]) for i in range(first, len(entries))}
+                for entries, first in zip(sets, after, strict=True)
+            )
         )
 
     def snapshot(self, cid: int, generation: int, counter: int, rows: NDArray[np.intp] | None = None) -> bytes:
         rows = self.fleet.rows_of(cid) if rows is None else rows
-        patch = self._export(rows)
+        patch = self._export(rows, [cid])
         patch.generation, patch.counter = generation, counter
         patch.clusters = [self._part(cid, counter, rows, True)]
         return delta.encode(patch)
@@ -343,15 +456,21 @@ class FleetWriter:
             version=counter,
             state=fleet.cluster_flags(cid),
             as_of=fleet.as_of(cid),
+            joined_at=fleet.joined_at(cid),
             whole=whole,
             rows=len(names),
             names=SEPARATOR.join(names),
             labels=fleet.cluster_labels(cid),
-            claims=fleet.claims_of(cid) if whole else {},
+            claims=fleet.pods.claims_of(cid) if whole else {},
             extras={name: extras[name] for name in names if name in extras} if extras else {},
+            ending=fleet.pods.ending_of(cid) if whole else {},
+            refused=fleet.pods.refused_of(cid) if whole else {},
+            words=fleet.pods.refusal_words(cid) if whole else {},
+            counted=fleet.pods.counted_of(cid) if whole else {},
         )
 
-    def _export(self, rows: NDArray[np.intp]) -> FleetDelta:
+    def _export(self, rows: NDArray[np.intp], clusters: Iterable[int]) -> FleetDelta:
+        """Returns the columns of rows, which are those of the clusters one after the other."""
         fleet = self.fleet
         if not len(rows):
             return FleetDelta()
@@ -361,7 +480,13 @@ class FleetWriter:
             if allocatable.any() or requested.any():
                 amounts[name] = (allocatable, requested)
         exclusive = np.full(len(rows), -1, AMOUNTS) if fleet.exclusive is None else fleet.exclusive[rows]
-        return _patch(fleet.flags[rows], fleet.labelset[rows], fleet.taintset[rows], exclusive, amounts)
+        labels, taints, ports = fleet.labelset[rows], fleet.taintset[rows], fleet.portset[rows]
+        patch = _patch(fleet.flags[rows], labels, taints, ports, exclusive, amounts)
+        if fleet.layout is not None and fleet.layout[rows].any():
+            patch.layout_numbers = pack_column(fleet.layout[rows], NUMBERS)
+            of = fleet.cluster[rows]
+            patch.uses = np.concatenate([self._used(cid, rows[of == cid]) for cid in clusters]).tobytes()
+        return patch
 
 
 def _kept(numbers: NDArray[np.int32], here: NDArray[np.bool_], sets: list[Entry]) -> list[Entry]:
@@ -376,6 +501,7 @@ def _patch(
     flags: NDArray[np.uint8],
     labels: NDArray[np.int32],
     taints: NDArray[np.int32],
+    ports: NDArray[np.int32],
     exclusive: NDArray[np.int64],
     amounts: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> FleetDelta:
@@ -385,6 +511,7 @@ def _patch(
         taint_numbers=pack_column(taints, NUMBERS),
         exclusive=pack_column(exclusive, AMOUNTS),
         resources={name: (pack_column(a, AMOUNTS), pack_column(r, AMOUNTS)) for name, (a, r) in amounts.items()},
+        port_numbers=pack_column(ports, NUMBERS),
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from .capacity import Capacity, uncovered
+from .capacity import Capacity
 from .commits import decode_commit, encode_commit, encode_entry
 from .committer import MAX_BYTES, MAX_ENTRIES, Committed, Committer, Guard
+from .coverage import Coverage, cover
+from .displacement import displaced_reason
 from .entries import Dropped
-from .existing_placement import ExistingPlacement, existing_placement, kept_slots
+from .existing_placement import ExistingPlacement, OwnClaims, existing_placement, own_amounts, own_claims, wanted_on
+from .families import CountedClaim, Family, NodeAmounts, open_room
 from .follower import (
     LOG,
     LedgerFollower,
@@ -15,6 +18,7 @@ from .follower import (
     open_ledger,
 )
 from .ledger import ActiveClaim, Changes, Ledger
+from .own_places import Placed, Wanted, assign_beside_own
 from .snapshots import newest_snapshot, read_snapshot, write_snapshot
 
 __all__ = [
@@ -26,21 +30,33 @@ __all__ = [
     "Changes",
     "Committed",
     "Committer",
+    "CountedClaim",
+    "Coverage",
     "Dropped",
     "ExistingPlacement",
+    "Family",
     "Guard",
     "Ledger",
     "LedgerFollower",
     "LedgerLost",
+    "NodeAmounts",
+    "OwnClaims",
+    "Placed",
+    "Wanted",
+    "assign_beside_own",
+    "cover",
     "decode_commit",
+    "displaced_reason",
     "encode_commit",
     "encode_entry",
     "existing_placement",
     "keep_capacity",
-    "kept_slots",
     "newest_snapshot",
     "open_ledger",
+    "open_room",
+    "own_amounts",
+    "own_claims",
     "read_snapshot",
-    "uncovered",
+    "wanted_on",
     "write_snapshot",
 ]

@@ -1,77 +1,60 @@
 """Takes the room of claims and of decisions in flight from the free capacity of a fleet.
 
-A slot counts in full until the newest report shows a live pod of its claim; the pod then counts where it runs.
+Claims of one object on one cluster are counted together (`families`). A slot counts in full until the newest report shows a
+live pod of one of these claims on the slot's node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from moorage.fit.inner_rows import holds_open_pods
+from moorage.fit.inside import StaticInside
 from moorage.fleet import Fleet, FleetChange
-from moorage.model.claims import Claim, Decision, Slot
+from moorage.model.claims import Claim, Decision
+from moorage.model.slots import part_and_class
 
+from .families import (
+    Amounts,
+    CountedClaim,
+    Family,
+    NodeAmounts,
+    add,
+    beyond,
+    differs_from_pods,
+    open_room,
+    strays_have_open_slots,
+)
 from .ledger import Changes, Ledger
+from .open_pods import OpenPods
+from .room import free_of
 
-Amounts = dict[str, int]  # by resource
-NodeAmounts = dict[str, Amounts]
-ClaimAmounts = dict[str, tuple[str, NodeAmounts]]  # claim → its cluster and what it takes there
-
-
-def uncovered(slots: Sequence[Slot], live: Mapping[str, int]) -> list[tuple[Slot, int]]:
-    """Returns the slots that live pods (node → number) leave open, each with the number of its open places. Live pods cover
-    slots on their own node first; the rest cover slots in order, on whatever node those are."""
-    spare = dict(live)
-    uncovered_on_node: list[int] = []
-    for slot in slots:
-        covered = min(slot.count, spare.get(slot.node, 0))
-        if covered:
-            spare[slot.node] -= covered
-        uncovered_on_node.append(slot.count - covered)
-    elsewhere = sum(spare.values())
-    result: list[tuple[Slot, int]] = []
-    for slot, count in zip(slots, uncovered_on_node, strict=True):
-        covered = min(count, elsewhere)
-        elsewhere -= covered
-        if count > covered:
-            result.append((slot, count - covered))
-    return result
-
-
-def amounts_by_node(slots: Iterable[tuple[Slot, int]]) -> NodeAmounts:
-    """Sums up slots, each times a count."""
-    total: NodeAmounts = {}
-    for slot, count in slots:
-        if slot.node:
-            amounts = total.setdefault(slot.node, {})
-            for name, amount in slot.resources.items():
-                amounts[name] = amounts.get(name, 0) + amount * count
-    return total
+FamilyAmounts = dict[Family, NodeAmounts]
 
 
 def excess(after: NodeAmounts, now: NodeAmounts) -> NodeAmounts:
     """Returns by how much `after` is more than `now`, node by node."""
     if not now:
         return after
-    more: NodeAmounts = {}
-    for node, amounts in after.items():
-        have = now.get(node, {})
-        extra = {name: amount - have.get(name, 0) for name, amount in amounts.items() if amount > have.get(name, 0)}
-        if extra:
-            more[node] = extra
-    return more
+    more = ((node, beyond(amounts, now.get(node, {}))) for node, amounts in after.items())
+    return {node: extra for node, extra in more if extra}
 
 
 class Capacity:
     """Keeps the fleet's free capacity in step with the ledger, with reports and with decisions in flight. Nothing else calls
     `fleet.take`. The room of a decision in flight is held under its id until it is folded or given back; it is computed again
-    whenever a claim that it keeps takes another amount."""
+    whenever the claims of one of its objects take another amount."""
 
     def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
         self.fleet, self.ledger = fleet, ledger
-        self._claims: ClaimAmounts = {}
-        self._in_flight: dict[str, ClaimAmounts] = {}  # decision → what its claims take beyond `_claims`
-        self._claims_in_flight: dict[str, dict[str, Claim]] = {}  # claim → by decision, what the claim would become
+        self._families: FamilyAmounts = {}
+        self._family_of: dict[str, Family] = {}  # by claim, also of those in flight
+        self._in_flight: dict[str, FamilyAmounts] = {}  # decision → what its claims take beyond `_families`
+        self._claims_in_flight: dict[Family, dict[str, Claim]] = {}  # by decision, the claim that it would add
         self._totals: dict[str, NodeAmounts] = {}  # by cluster
+        self._absent: dict[str, set[str]] = {}  # cluster → nodes with totals that are not there
+        self._strayed: dict[str, set[Family]] = {}  # cluster → objects with both a stray pod and an open slot
+        self._open_pods = OpenPods()
         # Nodes whose totals changed since the last flush, with the amounts of that flush. None: the fleet's row is new.
         self._dirty: dict[str, dict[str, Amounts | None]] = {}
         fleet.on_change.append(self._fleet_changed)
@@ -83,30 +66,38 @@ class Capacity:
     def reload(self, ledger: Ledger) -> None:
         """Recounts all claims after the ledger was loaded from a snapshot."""
         self.ledger = ledger
-        for ident in {*self._claims, *ledger.claims, *self._claims_in_flight}:
-            self._recount(ident)
+        self._family_of = {ident: active.family for ident, active in ledger.claims.items()}
+        for family, claims in self._claims_in_flight.items():
+            self._family_of.update((claim.id, family) for claim in claims.values())
+        for family in {*self._families, *ledger.families, *self._claims_in_flight}:
+            self._recount(family)
         self._flush()
 
     def folded(self, changes: Changes, decisions: Iterable[Decision] = ()) -> None:
         """Recounts the changed claims after a fold. What is held for `decisions` becomes their claims without looking free
         in between."""
         flights = [self._remove_from_flight(d.id) for d in decisions]
+        changed = self._families_of(changes.claims)
         for flight in flights:
-            for ident in [i for i in flight if i in changes.claims and i not in self._claims]:
-                self._claims[ident] = flight.pop(ident)  # its room is taken already
-        for ident in changes.claims:
-            self._recount(ident)
+            for family in [f for f in flight if f in changed and f not in self._families]:
+                self._families[family] = flight.pop(family)  # its room is taken already
+        for family in changed:
+            self._recount(family)
         for flight in flights:
             self._return(flight)
+        for ident in changes.released:
+            self._forget(ident)
         self._flush()
 
     def hold(self, decision: Decision) -> None:
-        """Takes what the decision would claim beyond what the same claims take now."""
-        flight: ClaimAmounts = {}
+        """Takes what the decision would claim beyond what the claims of the same objects take now."""
+        flight: FamilyAmounts = {}
         for claim in decision.claims:
-            self._claims_in_flight.setdefault(claim.id, {})[decision.id] = claim
-            amounts = self._excess(claim)
-            flight[claim.id] = claim.cluster, amounts
+            family = Family(decision.group, claim.app, claim.object, claim.cluster)
+            self._family_of[claim.id] = family
+            self._claims_in_flight.setdefault(family, {})[decision.id] = claim
+            amounts = flight[family] = self._excess(family, claim)
+            self._open_pods.hold(decision.id, family, claim)
             if amounts:
                 self._shift(claim.cluster, {}, amounts)
         self._in_flight[decision.id] = flight
@@ -119,108 +110,151 @@ class Capacity:
     def fits(self, decision: str) -> bool:
         """Returns whether what is held for the decision exists and is usable, with everything else that is taken."""
         fleet = self.fleet
-        for ident, (cluster, by_node) in self._in_flight.get(decision, {}).items():
-            cid = fleet.ids.get(cluster)
-            if not by_node:
-                active = self.ledger.claims.get(ident)
-                # A claim that stays as it is fits even where the cluster is not usable any more.
-                stays = active is not None and not active.withdrawn
-                if not stays and (cid is None or not fleet.usable_clusters[cid]):
+        for family, by_node in self._in_flight.get(decision, {}).items():
+            cid = fleet.ids.get(family.cluster)
+            claim = self._claims_in_flight[family][decision]
+            active = self.ledger.claims.get(claim.id)
+            if active is None or active.withdrawn:
+                if cid is None or not fleet.usable_clusters[cid]:
                     return False
-                continue
-            if cid is None:
+            elif not by_node:
+                continue  # a claim that stays as it is fits even where the cluster is not usable any more
+            # Pods of a claim that is new there start on its nodes, even where they need no more room.
+            nodes: Iterable[str] = by_node if active is not None else {slot.node for slot in claim.slots if slot.node}
+            rows = {node: fleet.row_of(cid, node) if cid is not None else None for node in nodes}
+            if any(row is None or not fleet.usable[row] for row in rows.values()):
                 return False
-            for node, amounts in by_node.items():
-                row = fleet.row_of(cid, node)
-                if row is None or not fleet.usable[row]:
-                    return False
-                for name, amount in amounts.items():
-                    free = fleet.free(name)
-                    if amount > 0 and (free is None or free[row] < 0):
+            for node, row in rows.items():
+                for name, amount in by_node.get(node, {}).items() if row is not None else ():
+                    if amount > 0 and row is not None and ((free := free_of(fleet, row, name)) is None or free < 0):
                         return False
+                if row is not None and by_node.get(node) and not holds_open_pods(fleet, row):
+                    return False
         return True
 
-    def displaced(self, claim: Claim) -> list[Slot] | None:
-        """Returns the slots that the claim needs for its pods to stay where they are. None if they run where the claim says,
-        or while not all of them are bound."""
-        cid = self.fleet.ids.get(claim.cluster)
-        if cid is None:
-            return None
-        live = self.fleet.live(claim.id, cid)
-        places: dict[str, int] = {}
-        for slot in claim.slots:
-            places[slot.node] = places.get(slot.node, 0) + slot.count
-        if not live or live == places or sum(live.values()) != sum(places.values()):
-            return None
-        spare = dict(live)
-        stay: list[Slot] = []
-        unused: list[Slot] = []
-        for slot in claim.slots:
-            used = min(slot.count, spare.get(slot.node, 0))
-            if used:
-                spare[slot.node] -= used
-                stay.append(Slot(node=slot.node, count=used, resources=slot.resources))
-            if slot.count > used:
-                unused.append(Slot(count=slot.count - used, resources=slot.resources))
-        for node, count in sorted((n, c) for n, c in spare.items() if c):
-            while count:
-                slot = unused[0]
-                moved = min(count, slot.count)
-                stay.append(Slot(node=node, count=moved, resources=slot.resources))
-                count -= moved
-                slot.count -= moved
-                if not slot.count:
-                    unused.pop(0)
-        return stay
+    def held_on(self, cluster: str) -> NodeAmounts:
+        """Returns what decisions in flight take on the cluster beyond its claims."""
+        held: NodeAmounts = {}
+        for flight in self._in_flight.values():
+            for family, by_node in flight.items():
+                if family.cluster == cluster:
+                    for node, amounts in by_node.items():
+                        add(held.setdefault(node, {}), amounts)
+        return held
+
+    def open_nodes(self, cluster: str) -> Collection[str]:
+        """Returns the nodes of the cluster of which open slots or decisions in flight take something."""
+        return self._totals.get(cluster, {}).keys()
+
+    def may_be_unsettled(self, cluster: str) -> bool:
+        """Returns whether an object there has both a stray pod and an open slot, or a node with open slots is gone or has less
+        room than these need. It is quick, so that it can be asked after each change."""
+        if cluster in self._strayed or cluster in self._absent:
+            return True
+        totals, cid = self._totals.get(cluster), self.fleet.ids.get(cluster)
+        if not totals or cid is None:
+            return False
+        if self.fleet.pods.refused_of(cid):
+            return True
+        rows = self.fleet.rows_of(cid)
+        for name in {name for amounts in totals.values() for name in amounts}:
+            if part_and_class(name) is not None:
+                if self._part_is_short(cid, totals, name):
+                    return True
+                continue
+            free = self.fleet.free(name)
+            if free is None:
+                return True
+            short = rows[free[rows] < 0]
+            if short.size and any(totals.get(node, {}).get(name) for node in self.fleet.names_at(cid, short)):
+                return True
+        return False
+
+    def _part_is_short(self, cid: int, totals: NodeAmounts, name: str) -> bool:
+        """Returns whether more is taken of a part than it has. A part that is gone is not short: its claims stay."""
+        for node, amounts in totals.items():
+            row = self.fleet.row_of(cid, node) if amounts.get(name) else None
+            if row is not None and (free_of(self.fleet, row, name) or 0) < 0:
+                return True
+        return False
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
-    def _counted(self, claim: Claim) -> NodeAmounts:
-        """Returns what the claim takes, or would take, by the newest report."""
-        cid = self.fleet.ids.get(claim.cluster)
-        live = self.fleet.live(claim.id, cid) if cid is not None else {}
-        return amounts_by_node(uncovered(claim.slots, live) if live else ((s, s.count) for s in claim.slots))
+    def _families_of(self, claims: Iterable[str]) -> set[Family]:
+        """Returns the families of claims, also those that they were in before."""
+        found: set[Family] = set()
+        for ident in claims:
+            if (before := self._family_of.get(ident)) is not None:
+                found.add(before)
+            active = self.ledger.claims.get(ident)
+            if active is not None:
+                found.add(family := active.family)
+                self._family_of[ident] = family
+        return found
 
-    def _excess(self, claim: Claim) -> NodeAmounts:
-        cluster, now = self._claims.get(claim.id, (claim.cluster, {}))
-        counted = self._counted(claim)
-        return excess(counted, now) if cluster == claim.cluster else counted
+    def _counted(self, claims: Sequence[Claim], cluster: str) -> list[CountedClaim]:
+        """Returns the claims of one object with their pods by the newest report."""
+        cid, fleet = self.fleet.ids.get(cluster), self.fleet
+        if cid is None:
+            return [CountedClaim(claim.slots) for claim in claims]
+        return [CountedClaim.reported(claim.slots, claim.id, cid, fleet) for claim in claims]
 
-    def _recount(self, ident: str) -> None:
-        cluster, before = self._claims.pop(ident, ("", {}))
-        active = self.ledger.claims.get(ident)
+    def _mark_strays(self, family: Family, claims: Sequence[CountedClaim]) -> None:
+        # The slots of a DaemonSet follow its nodes, so any difference to its pods may unsettle the cluster.
+        per_node = family.object.startswith("DaemonSet/")
+        if claims and (differs_from_pods(claims) if per_node else strays_have_open_slots(claims)):
+            self._strayed.setdefault(family.cluster, set()).add(family)
+        elif (families := self._strayed.get(family.cluster)) is not None:
+            families.discard(family)
+            if not families:
+                del self._strayed[family.cluster]
+
+    def _excess(self, family: Family, claim: Claim) -> NodeAmounts:
+        """Returns what the object's claims take more once the claim is the newest of them."""
+        others = [other for other in self.ledger.family_of(family) if other.id != claim.id]
+        return excess(open_room(self._counted([*others, claim], family.cluster)), self._families.get(family, {}))
+
+    def _recount(self, family: Family) -> None:
+        before = self._families.pop(family, {})
         after: NodeAmounts = {}
-        if active is not None:
-            claim = active.claim
-            after = self._counted(claim)
-            self._claims[ident] = (claim.cluster, after)
-            if cluster and cluster != claim.cluster:
-                self._shift(cluster, before, {})
-                before = {}
-            cluster = claim.cluster
+        counted = self._counted(self.ledger.family_of(family), family.cluster)
+        self._mark_strays(family, counted)
+        self._open_pods.recount(family, counted)
+        if counted:
+            after = self._families[family] = open_room(counted)
         if before != after:
-            self._shift(cluster, before, after)
-        for decision, claim in self._claims_in_flight.get(ident, {}).items():
+            self._shift(family.cluster, before, after)
+        for decision, claim in self._claims_in_flight.get(family, {}).items():
             flight = self._in_flight[decision]
-            _, before = flight[ident]
-            after = self._excess(claim)
-            if after != before:
-                flight[ident] = claim.cluster, after
-                self._shift(claim.cluster, before, after)
+            held = flight[family]
+            now = self._excess(family, claim)
+            if now != held:
+                flight[family] = now
+                self._shift(family.cluster, held, now)
 
-    def _remove_from_flight(self, decision: str) -> ClaimAmounts:
+    def _remove_from_flight(self, decision: str) -> FamilyAmounts:
         flight = self._in_flight.pop(decision, {})
-        for ident in flight:
-            others = self._claims_in_flight[ident]
-            del others[decision]
+        self._open_pods.give_back(decision)
+        for family in flight:
+            others = self._claims_in_flight[family]
+            claim = others.pop(decision)
             if not others:
-                del self._claims_in_flight[ident]
+                del self._claims_in_flight[family]
+            self._forget(claim.id)
         return flight
 
-    def _return(self, flight: ClaimAmounts) -> None:
-        for cluster, amounts in flight.values():
+    def _forget(self, ident: str) -> None:
+        """Drops a claim that is neither in the ledger nor in flight."""
+        family = self._family_of.get(ident)
+        if family is None or ident in self.ledger.claims:
+            return
+        if all(claim.id != ident for claim in self._claims_in_flight.get(family, {}).values()):
+            del self._family_of[ident]
+
+    def _return(self, flight: FamilyAmounts) -> None:
+        for family, amounts in flight.items():
             if amounts:
-                self._shift(cluster, amounts, {})
+                self._shift(family.cluster, amounts, {})
 
     def _shift(self, cluster: str, before: NodeAmounts, after: NodeAmounts) -> None:
         totals = self._totals.setdefault(cluster, {})
@@ -250,10 +284,26 @@ class Capacity:
                     self._take(cid, node, before, after)
             if not totals:
                 del self._totals[cluster]
+        for cluster, node in {
+            *self._open_pods.take_changed(),
+            *((c, node) for c, nodes in dirty.items() for node in nodes),
+        }:
+            self._tell_open_pods(cluster, node)
+
+    def _tell_open_pods(self, cluster: str, node: str) -> None:
+        """Tells the fleet which pods may still arrive at a node whose kubelet aligns them."""
+        cid = self.fleet.ids.get(cluster)
+        if cid is None:
+            return
+        row = self.fleet.row_of(cid, node)
+        aligns = row is not None and StaticInside.of(self.fleet.inside(row)[1]).manager.rejects
+        self.fleet.set_open_pods(cid, node, self._open_pods.on(cluster, node) if aligns else {})
 
     def _take(self, cid: int, node: str, before: Amounts | None, after: Amounts) -> None:
         """Takes the difference from the fleet's row. `before` None: from what the row has taken itself."""
         row = self.fleet.row_of(cid, node)
+        if row is None or after:
+            self._mark_absent(cid, node, absent=row is None and bool(after))
         if row is None:
             return
         taken = self.fleet.taken(row) if before is None else before
@@ -264,17 +314,27 @@ class Capacity:
         if less:
             self.fleet.take(row, less, -1)
 
+    def _mark_absent(self, cid: int, node: str, *, absent: bool) -> None:
+        cluster = self.fleet.names[cid]
+        nodes = self._absent.get(cluster)
+        if absent:
+            self._absent.setdefault(cluster, set()).add(node)
+        elif nodes is not None:
+            nodes.discard(node)
+            if not nodes:
+                del self._absent[cluster]
+
     def _fleet_changed(self, change: FleetChange) -> None:
         if change.reset:
-            for ident in {*self.ledger.claims, *self._claims_in_flight}:
-                self._recount(ident)
+            self.fleet.open_pods.clear()
+            for family in {*self.ledger.families, *self._claims_in_flight}:
+                self._recount(family)
             for cluster, totals in self._totals.items():
                 self._dirty.setdefault(cluster, {}).update(dict.fromkeys(totals))
         else:
-            for ident in change.claims:
-                if ident in self.ledger.claims or ident in self._claims_in_flight:
-                    self._recount(ident)
-            for cid in change.node_sets.tolist():
+            for family in {f for ident in change.claims if (f := self._family_of.get(ident)) is not None}:
+                self._recount(family)
+            for cid in {*change.node_sets.tolist(), *change.part_sets.tolist()}:
                 cluster = self.fleet.names[cid]
                 if cluster in self._totals:
                     self._dirty.setdefault(cluster, {}).update(dict.fromkeys(self._totals[cluster]))

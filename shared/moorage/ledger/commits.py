@@ -24,6 +24,7 @@ class _RawCommit(Message, kw_only=True):
     """A commit of encoded entries. Each entry is encoded once, to know its size before the batch is composed."""
 
     by: str = ""
+    at: float = 0.0
     entries: list[msgspec.Raw] = []
 
 
@@ -45,5 +46,5 @@ def encode_entry(entry: Entry) -> msgspec.Raw:
     return msgspec.Raw(_encode(entry))
 
 
-def encode_commit(ident: str, by: str, entries: Sequence[msgspec.Raw] = ()) -> bytes:
-    return _encode(_RawCommit(id=ident, by=by, entries=list(entries)))
+def encode_commit(ident: str, by: str, entries: Sequence[msgspec.Raw] = (), at: float = 0.0) -> bytes:
+    return _encode(_RawCommit(id=ident, by=by, at=at, entries=list(entries)))

@@ -4,6 +4,7 @@ checked against."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class Committer:
     def __init__(self, bus: Bus, follower: LedgerFollower, capacity: Capacity) -> None:
         self._bus, self._follower, self._capacity = bus, follower, capacity
         self._log = bus.log(LOG)
-        self._committer_id = new_id()
+        self.ident = new_id()
         self._waiting: deque[_Pending] = deque()
         self._wake = asyncio.Event()
         self._others_at = -_RECENTLY  # when a commit of another committer was folded last
@@ -84,7 +85,7 @@ class Committer:
         return await done
 
     def _folded(self, commit: Commit, changes: Changes) -> None:
-        if commit.by != self._committer_id:
+        if commit.by != self.ident:
             self._others_at = asyncio.get_running_loop().time()
         elif commit.id == self._sent:
             self._refused = changes.refused
@@ -140,10 +141,10 @@ class Committer:
         while batch := self._check(batch):
             if self._follower.broken:
                 raise RuntimeError("the capacity may be out of step with the ledger")
-            ident = self._sent = new_id()
-            self._refused = None
+            ident, at = new_id(), _now()
+            self._sent, self._refused = ident, None
             expected = self._follower.ledger.seq
-            data = encode_commit(ident, self._committer_id, [pending.raw for pending in batch])
+            data = encode_commit(ident, self.ident, [pending.raw for pending in batch], at)
             try:
                 seq = await self._log.append(data, expected=expected)
             except Conflict:
@@ -157,7 +158,7 @@ class Committer:
                 seq = expected + 1  # it can be nowhere else
             else:
                 entries = [pending.entry for pending in batch]
-                self._follower.fold(seq, Commit(id=ident, by=self._committer_id, entries=entries))
+                self._follower.fold(seq, Commit(id=ident, by=self.ident, at=at, entries=entries))
             for pending in batch:
                 self._committed(pending, seq)
             if asyncio.get_running_loop().time() - self._others_at < _RECENTLY:
@@ -194,9 +195,9 @@ class Committer:
         while True:
             if self._follower.ledger.seq > expected:
                 return ident in self._follower.ledger.commits
-            fence = Commit(id=new_id(), by=self._committer_id)
+            fence = Commit(id=new_id(), by=self.ident, at=_now())
             try:
-                seq = await self._log.append(encode_commit(fence.id, fence.by), expected=expected)
+                seq = await self._log.append(encode_commit(fence.id, fence.by, at=fence.at), expected=expected)
             except Conflict:
                 await self._catch_up(expected)
             except (NoAnswer, BusError) as error:
@@ -204,3 +205,7 @@ class Committer:
                 await asyncio.sleep(0.1)
             else:
                 self._follower.fold(seq, fence)
+
+
+def _now() -> float:
+    return round(time.time(), 3)

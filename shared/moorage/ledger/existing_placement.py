@@ -1,29 +1,36 @@
-"""Finds where a group's apps run already. Where an app would run unchanged, its room is its own, however full the cluster
-is; so controllers are told these clusters."""
+"""Finds where a group's apps run already. Their room there is their own, however full the cluster is; so controllers are told
+of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from moorage.fit import Mask
 from moorage.fleet import Fleet
-from moorage.model.claims import Slot, claim_id
+from moorage.model.candidates import OwnClaim
+from moorage.model.claims import claim_id
 from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, ShapedApp
 
+from .families import CountedClaim, FamilyNodes, add
 from .ledger import Ledger
+from .own_places import Wanted, daemon_set_fits, kept_slots, nodes_without_slot
+
+#: App → cluster → the claims there, per object the newest last.
+OwnClaims = dict[str, dict[str, list[OwnClaim]]]
 
 
 @dataclass(slots=True)
 class ExistingPlacement:
-    """Per app of a group, the clusters on which it runs, and those where it would run unchanged. None: no cluster."""
+    """Per app of a group, the clusters on which it runs, and those where it would run unchanged. None: no cluster. `own`: its
+    claims."""
 
     current: list[Mask | None]
     unchanged: list[Mask | None]
+    own: OwnClaims
 
     def unchanged_clusters(self, apps: Sequence[ShapedApp], fleet: Fleet) -> dict[str, list[str]]:
         """Returns the names of the clusters where apps would run unchanged, by app."""
@@ -34,18 +41,48 @@ class ExistingPlacement:
         }
 
 
+def own_claims(group: str, ledger: Ledger) -> OwnClaims:
+    """Returns the group's claims that have slots."""
+    own: OwnClaims = {}
+    for family in {ledger.claims[ident].family for ident in ledger.by_group.get(group, ())}:
+        claims = [
+            OwnClaim(id=claim.id, object=claim.object, slots=claim.slots, optional=claim.optional)
+            for claim in ledger.family_of(family)
+            if claim.slots
+        ]
+        if claims:
+            own.setdefault(family.app, {}).setdefault(family.cluster, []).extend(claims)
+    return own
+
+
+def own_amounts(claims: Sequence[OwnClaim], cid: int, fleet: Fleet) -> dict[str, int]:
+    """Returns what these claims of one app on one cluster take with their pods."""
+    total: dict[str, int] = {}
+    by_object: dict[str, list[CountedClaim]] = {}
+    for claim in claims:
+        counted = CountedClaim.reported(claim.slots, claim.id, cid, fleet)
+        by_object.setdefault(claim.object, []).append(counted)
+    for counted_claims in by_object.values():
+        family = FamilyNodes(counted_claims)
+        for node in family.nodes().union(*(claim.live for claim in counted_claims)):
+            add(total, family.open_on(node))
+            add(total, family.pods(node))
+    return total
+
+
 def existing_placement(record: Revision, fleet: Fleet, ledger: Ledger) -> ExistingPlacement:
     current: list[Mask | None] = [None] * len(record.apps)
     unchanged: list[Mask | None] = [None] * len(record.apps)
     idents = ledger.by_group.get(record.group)
     if not idents:
-        return ExistingPlacement(current, unchanged)
+        return ExistingPlacement(current, unchanged, {})
     clusters_of: dict[str, dict[str, bool]] = {}  # app → its clusters, and whether a claim there is not withdrawn
     for ident in idents:
         active = ledger.claims[ident]
         clusters = clusters_of.setdefault(active.claim.app, {})
         # A withdrawn claim makes a cluster no better than another, but its room may still be used.
         clusters[active.claim.cluster] = clusters.get(active.claim.cluster, False) or not active.withdrawn
+    own = own_claims(record.group, ledger)
     for number, app in enumerate(record.apps):
         for cluster, stands in clusters_of.get(app.name, {}).items():
             cid = fleet.ids.get(cluster)
@@ -53,9 +90,26 @@ def existing_placement(record: Revision, fleet: Fleet, ledger: Ledger) -> Existi
                 continue
             if stands:
                 current[number] = _marked(current[number], cid, fleet.size)
-            if all(kept_slots(record.group, app.name, shape, cluster, ledger)[1] == 0 for shape in app.shapes):
+            claims = own.get(app.name, {}).get(cluster, [])
+            if all(_stays(wanted_on(record.group, app.name, s, cluster, claims), cid, fleet) for s in app.shapes):
                 unchanged[number] = _marked(unchanged[number], cid, fleet.size)
-    return ExistingPlacement(current, unchanged)
+    return ExistingPlacement(current, unchanged, own)
+
+
+def wanted_on(group: str, app: str, shape: Shape, cluster: str, own: Sequence[OwnClaim]) -> Wanted:
+    """Returns the object as it is wanted on the cluster, where the app has these claims."""
+    claim = claim_id(group, app, shape.object, cluster, shape.template)
+    return Wanted(shape, claim, [one for one in own if one.object == shape.object])
+
+
+def _stays(wanted: Wanted, cid: int, fleet: Fleet) -> bool:
+    """Returns whether the object's claim has a place for each pod already."""
+    mine = wanted.mine
+    if mine is None:
+        return False
+    if wanted.shape.per_node:
+        return daemon_set_fits(mine, cid, fleet) and not nodes_without_slot(wanted.shape, mine, cid, fleet)
+    return not kept_slots(mine.slots, mine.id, wanted.shape.count, cid, fleet)[1]
 
 
 def _marked(mask: Mask | None, cid: int, size: int) -> Mask:
@@ -63,21 +117,3 @@ def _marked(mask: Mask | None, cid: int, size: int) -> Mask:
         mask = np.zeros(size, dtype=np.bool_)
     mask[cid] = True
     return mask
-
-
-def kept_slots(group: str, app: str, shape: Shape, cluster: str, ledger: Ledger) -> tuple[list[Slot], int]:
-    """Returns the slots that the object's claim has already, and how many pods still need one. The hash of the template is
-    part of the claim's id, so claims of one id have pods of one size."""
-    active = ledger.claims.get(claim_id(group, app, shape.object, cluster, shape.template))
-    if active is None or active.group != group:
-        return [], shape.count
-    if shape.per_node:
-        return active.claim.slots, 0
-    kept: list[Slot] = []
-    missing = shape.count
-    for slot in active.claim.slots:
-        if missing and slot.count:
-            count = min(missing, slot.count)
-            kept.append(slot if count == slot.count else msgspec.structs.replace(slot, count=count))
-            missing -= count
-    return kept, missing

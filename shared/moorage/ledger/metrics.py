@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable
@@ -41,9 +42,9 @@ def cluster_metrics(fleet: Fleet) -> Iterable[MetricValue]:
     tally = Tally(fleet.state(cid) for cid in known)
     states = {state: tally[state] for state in ("Ready", "Stale", "Cordoned")}
     yield MetricValue("moorage_clusters", "Clusters by state", states, "state")
-    oldest = now - min((fleet.as_of(cid) for cid in known), default=now)
-    about = "Age of the newest report of the cluster that was silent longest"
-    yield MetricValue("moorage_oldest_report_age_seconds", about, max(0.0, oldest))
+    ages = (fleet.report_age(cid, now) for cid in known)
+    about = "Age of the newest report of the cluster that was silent longest, among those that reported since the start"
+    yield MetricValue("moorage_oldest_report_age_seconds", about, max(filter(math.isfinite, ages), default=0.0))
 
 
 def unit_of(resource: str) -> tuple[str, float]:

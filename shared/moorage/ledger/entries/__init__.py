@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.model.claims import Decision, Entry, LedgerEntry, Reassignment, Release, Withdrawal
+from moorage.model.claims import Allocation, Decision, Entry, LedgerEntry, Reassignment, Release, Settlement, Withdrawal
 
+from .allocation import AllocationHandler
 from .decision import DecisionHandler
 from .handler import Batch, Dropped, EntryHandler, FoldEffects
 from .reassignment import ReassignmentHandler
 from .release import ReleaseHandler
+from .settlement import SettlementHandler
 from .withdrawal import WithdrawalHandler
 
 HANDLERS: dict[type[LedgerEntry], EntryHandler[Any]] = {
@@ -17,6 +19,8 @@ HANDLERS: dict[type[LedgerEntry], EntryHandler[Any]] = {
     Release: ReleaseHandler(),
     Decision: DecisionHandler(),
     Reassignment: ReassignmentHandler(),
+    Settlement: SettlementHandler(),
+    Allocation: AllocationHandler(),
 }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WITHDRAWN = Dropped("Withdrawn", "the revision was withdrawn, or a newer one is decided")
 NO_ROOM = Dropped("", "other decisions took the room")
+_SETTLED = Dropped("", "a settlement of the same commit uses the room of a cluster")
 _GROUP_CHANGES = Dropped("", "another entry of the same commit changes the group's claims")
 
 
@@ -30,7 +31,10 @@ class DecisionHandler(EntryHandler[Decision]):
             ledger.put_claim(claim, entry.group)
         effects.claims |= kept
         effects.groups.add(entry.group)
-        ledger.standing[entry.group] = entry
+        ledger.replace_standing(entry)
+        for claim in entry.claims:
+            ledger.end_surge(ledger.claims[claim.id].family)
+        ledger.update_idle(entry.group)
 
     def check(self, entry: Decision, batch: Batch) -> Dropped | None:
         group_changes = entry.group in batch.groups
@@ -39,6 +43,8 @@ class DecisionHandler(EntryHandler[Decision]):
             return WITHDRAWN
         if group_changes:
             return _GROUP_CHANGES
+        if batch.settled and any(claim.cluster in batch.settled for claim in entry.claims):
+            return _SETTLED
         return None if batch.capacity.fits(entry.id) else NO_ROOM
 
     def give_back(self, entry: Decision, capacity: Capacity) -> None:

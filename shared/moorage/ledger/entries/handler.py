@@ -41,13 +41,16 @@ class Batch:
     ledger: Ledger
     capacity: Capacity
     groups: set[str] = field(default_factory=set)
+    settled: set[str] = field(default_factory=set)  # clusters that an entry checked before settles
+    #: Generations of consumers after the entries checked before; None for a consumer that holds nothing then.
+    consumers: dict[str, int | None] = field(default_factory=dict)
 
 
 class EntryHandler(Generic[EntryT]):
     """The rules of one kind of entry. Entries with a smaller `fold_order` are folded first, equal ones in their order in
     the commit."""
 
-    fold_order = 2
+    fold_order = 3
 
     def fold(self, entry: EntryT, ledger: Ledger, effects: FoldEffects) -> None:
         raise NotImplementedError

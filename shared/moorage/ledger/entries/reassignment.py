@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from moorage.model.claims import Reassignment
 
 from .handler import Batch, Dropped, EntryHandler, FoldEffects
@@ -19,12 +17,7 @@ class ReassignmentHandler(EntryHandler[Reassignment]):
         active = ledger.claims.get(entry.claim)
         if active is None:
             return
-        claim = msgspec.structs.replace(active.claim, slots=entry.slots)
-        ledger.claims[entry.claim] = active._replace(claim=claim)
-        standing = ledger.standing.get(active.group)
-        if standing is not None and not active.withdrawn:
-            claims = [claim if c.id == claim.id else c for c in standing.claims]
-            ledger.standing[active.group] = msgspec.structs.replace(standing, claims=claims)
+        ledger.replace_slots(entry.claim, entry.slots)
         effects.claims.add(entry.claim)
         effects.groups.add(active.group)
 

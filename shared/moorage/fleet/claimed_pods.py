@@ -1,0 +1,96 @@
+"""Counts the live pods that carry a claim, by cluster and node, as agents report them."""
+
+from __future__ import annotations
+
+from .delta import ClusterDelta
+
+
+class ClaimedPods:
+    def __init__(self) -> None:
+        # cluster → claim → node → pods
+        self._claims: dict[int, dict[str, dict[str, int]]] = {}
+        self._ending: dict[int, dict[str, dict[str, int]]] = {}
+        self._counted: dict[int, dict[str, dict[str, int]]] = {}
+        self._refused: dict[int, dict[str, list[str]]] = {}  # cluster → claim → nodes
+        self._words: dict[int, dict[str, str]] = {}  # cluster → claim → what the last of them said
+        self._claimed_in: dict[str, tuple[int, ...]] = {}  # claim → clusters
+
+    def claims_of(self, cid: int) -> dict[str, dict[str, int]]:
+        """Returns claim → node → pods of a cluster; node "" has the pods that are not bound."""
+        return self._claims.get(cid, {})
+
+    def ending_of(self, cid: int) -> dict[str, dict[str, int]]:
+        """Returns claim → node → live pods of a cluster that are being deleted."""
+        return self._ending.get(cid, {})
+
+    def counted_of(self, cid: int) -> dict[str, dict[str, int]]:
+        """Returns claim → node → live pods of a cluster that what is in use of the node's parts includes."""
+        return self._counted.get(cid, {})
+
+    def refused_of(self, cid: int) -> dict[str, list[str]]:
+        """Returns claim → nodes of a cluster that did not admit its pods and have not changed since."""
+        return self._refused.get(cid, {})
+
+    def refusal_words(self, cid: int) -> dict[str, str]:
+        """Returns claim → what the node of a cluster said that refused one of its pods last."""
+        return self._words.get(cid, {})
+
+    def live(self, claim: str, cluster: int | None = None) -> dict[str, int]:
+        """Returns node → bound, unfinished pods that carry this claim.
+
+        Name the cluster if it is known: a pod in another cluster that carries the same claim does so by mistake.
+        """
+        found: dict[str, int] = {}
+        for cid in self._claimed_in.get(claim, ()) if cluster is None else (cluster,):
+            for node, pods in self._claims.get(cid, {}).get(claim, {}).items():
+                if node:
+                    found[node] = found.get(node, 0) + pods
+        return found
+
+    def ending(self, claim: str, cluster: int) -> dict[str, int]:
+        """Returns node → live pods of this claim that are being deleted."""
+        return self._ending.get(cluster, {}).get(claim, {})
+
+    def counted(self, claim: str, cluster: int) -> dict[str, int]:
+        """Returns node → live pods of this claim that what is in use of the node's parts includes."""
+        return self._counted.get(cluster, {}).get(claim, {})
+
+    def present(self, claim: str, cluster: int | None = None) -> int:
+        """Returns the number of unfinished pods of a claim, bound or not."""
+        cids = self._claimed_in.get(claim, ()) if cluster is None else (cluster,)
+        return sum(sum(self._claims.get(cid, {}).get(claim, {}).values()) for cid in cids)
+
+    def restate(self, part: ClusterDelta) -> set[str]:
+        """Applies the claims of a patch. Returns those whose pods changed."""
+        claims = part.claims
+        if part.whole:
+            claims = {claim: {} for claim in self._claims.get(part.id, {}) if claim not in claims} | claims
+        refused = self._refused.pop(part.id, {}) | part.refused if not part.whole else part.refused
+        self._refused[part.id] = {claim: nodes for claim, nodes in refused.items() if nodes}
+        if not self._refused[part.id]:
+            del self._refused[part.id]
+        words = part.words if part.whole else self._words.pop(part.id, {}) | part.words
+        self._words[part.id] = {claim: text for claim, text in words.items() if claim in self.refused_of(part.id)}
+        if not self._words[part.id]:
+            del self._words[part.id]
+        for of_claims, some in ((self._ending, part.ending), (self._counted, part.counted)):
+            kept = {claim: nodes for claim, nodes in of_claims.pop(part.id, {}).items() if claim not in claims}
+            kept.update({claim: nodes for claim, nodes in some.items() if nodes and claims.get(claim)})
+            if kept:
+                of_claims[part.id] = kept
+        for claim, nodes in claims.items():
+            where = self._claimed_in.get(claim, ())
+            if nodes:
+                self._claims.setdefault(part.id, {})[claim] = nodes
+                if part.id not in where:
+                    self._claimed_in[claim] = (*where, part.id)
+            else:
+                self._claims.get(part.id, {}).pop(claim, None)
+                where = tuple(cid for cid in where if cid != part.id)
+                if where:
+                    self._claimed_in[claim] = where
+                else:
+                    self._claimed_in.pop(claim, None)
+        if not self._claims.get(part.id, True):
+            del self._claims[part.id]
+        return set(claims)

@@ -1,0 +1,419 @@
+"""Keeps what is inside nodes as columns: a block of neighbouring rows for each cluster that has any, in preorder, and for each
+class the parts that have it.
+
+A part's row is also its number of entry: a is an ancestor of b, or b itself, exactly if a <= b < leave[a]. The node itself is the
+root of its parts; its amounts are in the columns of nodes only. Nodes of one kind share a layout, from whose columns theirs
+are taken, so nothing is done part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.collections.blocks import Blocks, grown, spread
+from moorage.parts.inside import Layout, layout_of
+from moorage.parts.interning import SetTable
+
+Rows = NDArray[np.int64]
+_NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+class PartClass:
+    """The inventories of one class: a run for each cluster, in the order of the parts' rows. Row -1 is an empty entry."""
+
+    COLUMNS = ("row", "capacity", "used", "claimed", "min_unit", "max_unit", "step_size", "of_node")
+    __slots__ = (*COLUMNS, "_blocks", "_runs")
+
+    def __init__(self) -> None:
+        self._blocks = Blocks()
+        self._runs: dict[int, tuple[int, int]] = {}
+        self.row: Rows = np.empty(0, np.int64)
+        self.capacity: Rows = np.empty(0, np.int64)
+        self.used: Rows = np.empty(0, np.int64)  # as reported
+        self.claimed: Rows = np.empty(0, np.int64)
+        self.min_unit: Rows = np.empty(0, np.int64)
+        self.max_unit: Rows = np.empty(0, np.int64)
+        self.step_size: Rows = np.empty(0, np.int64)
+        self.of_node: NDArray[np.bool_] = np.empty(0, np.bool_)  # what is taken is taken of the node, too
+
+    @property
+    def n(self) -> int:
+        """Returns the number of entries, empty ones among them."""
+        return self._blocks.top
+
+    def with_room(self, amount: int) -> Rows:
+        """Returns the rows of which `amount` can be taken now, not regarding what they consume of their ancestors."""
+        top = self.n
+        row, step = self.row[:top], self.step_size[:top]
+        ok = self.used[:top] + self.claimed[:top] + amount <= self.capacity[:top]
+        ok &= (row >= 0) & (self.min_unit[:top] <= amount) & (self.max_unit[:top] >= amount)
+        ok &= amount % np.maximum(step, 1) == 0
+        return row[ok]
+
+    def run(self, cluster: int) -> slice:
+        """Returns where the entries of a cluster are."""
+        start, count = self._runs.get(cluster, (0, 0))
+        return slice(start, start + count)
+
+    def positions(self, cluster: int, rows: Rows) -> Rows:
+        """Returns the entries of rows of a cluster that all have the class."""
+        run = self.run(cluster)
+        places: Rows = run.start + np.searchsorted(self.row[run], rows)
+        return places
+
+    def position(self, cluster: int, row: int) -> int | None:
+        """Returns the entry of a row; None if the part does not have the class."""
+        run = self.run(cluster)
+        at = run.start + int(np.searchsorted(self.row[run], row))
+        return at if at < run.stop and self.row[at] == row else None
+
+    def write(self, cluster: int, **columns: NDArray[Any]) -> None:
+        """Replaces the entries of a cluster. Nothing is claimed of them."""
+        start, had = self._runs.pop(cluster, (0, 0))
+        if had:
+            self.row[start : start + had] = -1
+            self._blocks.give(start, Blocks.length_for(had))
+        count = len(columns["row"])
+        if not count:
+            return
+        start = self._blocks.take(Blocks.length_for(count))
+        if self._blocks.top > len(self.row):
+            length = max(self._blocks.top, len(self.row) * 5 // 4, 64)
+            for name in self.COLUMNS:
+                setattr(self, name, grown(getattr(self, name), length, -1 if name == "row" else 0))
+        here = slice(start, start + count)
+        self._runs[cluster] = start, count
+        self.claimed[here] = 0
+        for name, values in columns.items():
+            getattr(self, name)[here] = values
+
+
+class _Columns:
+    """Columns of equal length that are appended to."""
+
+    def __init__(self, *names: str) -> None:
+        self.n = 0
+        self.columns: dict[str, Rows] = dict.fromkeys(names, _NO_ROWS)
+
+    def append(self, rows: Sequence[Sequence[int]]) -> None:
+        """Appends rows that have a value for each column, in their order."""
+        first, self.n = self.n, self.n + len(rows)
+        if not rows:
+            return
+        for (name, column), values in zip(self.columns.items(), np.array(rows, np.int64).T, strict=True):
+            if self.n > len(column):
+                column = self.columns[name] = grown(column, max(self.n, 2 * len(column), 64))
+            column[first : self.n] = values
+
+    def __getitem__(self, name: str) -> Rows:
+        return self.columns[name]
+
+
+class _LayoutList(Sequence[Layout]):
+    """Layouts by number. There may be one for each node of a fleet, so they are read again when they are needed."""
+
+    def __init__(self) -> None:
+        self.sources: list[bytes] = [b""]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @overload
+    def __getitem__(self, number: int) -> Layout: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Layout]: ...
+    def __getitem__(self, number: int | slice) -> Layout | list[Layout]:
+        found = self.sources[number]
+        return layout_of(found) if isinstance(found, bytes) else [layout_of(source) for source in found]
+
+
+class _Layouts:
+    """The columns of all layouts, one after the other. Number 0 is a node without parts."""
+
+    def __init__(self) -> None:
+        self.found = _LayoutList()
+        self._layouts = _Columns("first", "size", "first_entry", "entries")
+        self._layouts.append([(0, 0, 0, 0)])
+        self.part = _Columns("parent", "leave", "kind", "traits", "aggregates", "properties", "healthy")
+        self.entry = _Columns("part", "resource", "capacity", "min_unit", "max_unit", "step_size", "of_node")
+
+    @property
+    def first(self) -> Rows:
+        """Returns, by number, the first of the layout's rows in `part`."""
+        return self._layouts["first"]
+
+    @property
+    def size(self) -> Rows:
+        return self._layouts["size"]
+
+    @property
+    def first_entry(self) -> Rows:
+        return self._layouts["first_entry"]
+
+    @property
+    def entries(self) -> Rows:
+        """Returns, by number, how many inventories the layout has."""
+        return self._layouts["entries"]
+
+    def append(self, source: bytes, parts: FleetParts) -> None:
+        layout = layout_of(source)
+        leave = list(range(1, len(layout.parts) + 1))
+        for i in range(len(layout.parts) - 1, 0, -1):
+            above = layout.parts[i].parent
+            leave[above] = max(leave[above], leave[i])
+        sizes = len(layout.parts), len(layout.entries)
+        self._layouts.append([(self.part.n, sizes[0], self.entry.n, sizes[1])])
+        self.part.append(
+            [
+                (
+                    found.parent,
+                    end,
+                    parts.kind_number(found.kind),
+                    parts.traits.number(found.traits),
+                    parts.aggregates.number(found.aggregates),
+                    parts.properties_number(found.properties),
+                    found.healthy,
+                )
+                for found, end in zip(layout.parts, leave, strict=True)
+            ]
+        )
+        self.entry.append([self._entry(layout, at, resource, parts) for at, resource in layout.entries])
+        self.found.sources.append(source)
+
+    def _entry(self, layout: Layout, at: int, resource: str, parts: FleetParts) -> tuple[int, ...]:
+        inventory = layout.parts[at].inventories[resource]
+        of_node = 0 in layout.parts[at].consumes.get(resource, ())
+        limits = inventory.min_unit, inventory.max_unit, inventory.step_size
+        return at, parts.class_number(resource), inventory.capacity, *limits, of_node
+
+
+class _Block(NamedTuple):
+    """The parts of a cluster: those of the nodes `nodes` (rows of the fleet), whose first rows are `firsts`."""
+
+    start: int
+    length: int
+    offsets: NDArray[np.int64]  # of the nodes, from the first row of the cluster's block of nodes
+    layouts: NDArray[np.int32]
+    firsts: Rows
+
+
+class FleetParts:
+    """The parts of all nodes. Arrays are replaced when they grow, so read them from here each time."""
+
+    COLUMNS = ("node", "root", "leave", "parent", "kind", "trait_set", "aggregate_set", "property_set", "healthy")
+
+    def __init__(self) -> None:
+        self.traits = SetTable()
+        self.aggregates = SetTable()
+        self.kinds: list[str] = []
+        self.property_sets: list[frozenset[tuple[str, Any]]] = [frozenset()]
+        self.class_names: list[str] = []
+        self.classes: dict[str, PartClass] = {}
+        self.node: Rows = np.empty(0, np.int64)  # the node's row in the fleet; -1: an empty row
+        self.root: Rows = np.empty(0, np.int64)
+        self.leave: Rows = np.empty(0, np.int64)
+        self.parent: Rows = np.empty(0, np.int64)  # -1: none
+        self.kind: NDArray[np.int32] = np.empty(0, np.int32)
+        self.trait_set: NDArray[np.int32] = np.empty(0, np.int32)
+        self.aggregate_set: NDArray[np.int32] = np.empty(0, np.int32)
+        self.property_set: NDArray[np.int32] = np.empty(0, np.int32)
+        self.healthy: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.layouts = _Layouts()
+        self._kind_numbers: dict[str, int] = {}
+        self._property_numbers: dict[frozenset[tuple[str, Any]], int] = {frozenset(): 0}
+        self._class_numbers: dict[str, int] = {}
+        self._blocks = Blocks()
+        self._clusters: dict[int, _Block] = {}
+
+    @property
+    def n(self) -> int:
+        """Returns the number of rows, empty ones among them; 0 if no node has parts."""
+        return self._blocks.top
+
+    @property
+    def clusters(self) -> list[int]:
+        """Returns the clusters with nodes that have parts."""
+        return sorted(self._clusters)
+
+    def counts(self) -> dict[str, int]:
+        """Returns the number of parts of each kind; nodes are not among them."""
+        here = (self.node[: self.n] >= 0) & (self.parent[: self.n] >= 0)
+        numbers = np.bincount(self.kind[: self.n][here], minlength=len(self.kinds)).tolist()
+        return {kind: count for kind, count in zip(self.kinds, numbers, strict=True) if count}
+
+    def rows_of(self, cluster: int) -> slice:
+        """Returns the rows of a cluster's parts."""
+        found = self._clusters.get(cluster)
+        if found is None:
+            return slice(0, 0)
+        return slice(found.start, found.start + int(self.layouts.size[found.layouts].sum()))
+
+    def first_rows(self, cluster: int, start: int) -> tuple[NDArray[np.int64], Rows, NDArray[np.int32]]:
+        """Returns the cluster's nodes that have parts, as rows of the fleet, the rows of their own parts, and the numbers of
+        their layouts. `start` is the first row of the cluster's nodes."""
+        found = self._clusters.get(cluster)
+        if found is None:
+            return _NO_ROWS, _NO_ROWS, np.empty(0, np.int32)
+        return start + found.offsets, found.firsts, found.layouts
+
+    # -- dictionaries --------------------------------------------------------------------------------------------------
+
+    def kind_number(self, kind: str) -> int:
+        number = self._kind_numbers.setdefault(kind, len(self.kinds))
+        if number == len(self.kinds):
+            self.kinds.append(kind)
+        return number
+
+    def properties_number(self, properties: frozenset[tuple[str, Any]]) -> int:
+        number = self._property_numbers.setdefault(properties, len(self.property_sets))
+        if number == len(self.property_sets):
+            self.property_sets.append(properties)
+        return number
+
+    def class_number(self, name: str) -> int:
+        number = self._class_numbers.setdefault(name, len(self.class_names))
+        if number == len(self.class_names):
+            self.class_names.append(name)
+            self.classes[name] = PartClass()
+        return number
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def learn(self, sources: Sequence[bytes]) -> None:
+        """Takes in layouts; their numbers follow those that are known."""
+        for source in sources:
+            self.layouts.append(source, self)
+
+    def renumber(self, sources: list[bytes]) -> list[bytes]:
+        """Keeps only these layouts, whose numbers are their places in the list. Returns the list."""
+        place = {source: number for number, source in enumerate(sources)}
+        numbers = np.array([place.get(source, 0) for source in self.layouts.found.sources], np.int32)
+        self.layouts = _Layouts()
+        self.learn(sources[1:])
+        for cluster, block in self._clusters.items():
+            self._clusters[cluster] = block._replace(layouts=numbers[block.layouts])
+        return sources
+
+    def lay_out(self, cluster: int, start: int, rows: NDArray[np.intp], layouts: NDArray[np.int32]) -> bool:
+        """Lays out the parts of a cluster's nodes anew: `rows` of the fleet, ascending, whose layouts have these numbers.
+        Nodes keep what is used of their parts while their layout stays; nothing is claimed. Returns whether there are or
+        were any parts."""
+        having = layouts > 0
+        rows, layouts = rows[having].astype(np.int64), layouts[having]
+        before = self._clusters.get(cluster)
+        if before is None and not len(rows):
+            return False
+        used = self._used_by_entry(cluster, before, rows - start, layouts)
+        self._erase(cluster)
+        table = self.layouts
+        sizes = table.size[layouts]
+        total = int(sizes.sum())
+        begin = self._blocks.take(length := Blocks.length_for(total))
+        self._ensure(self._blocks.top)
+        firsts = begin + np.cumsum(sizes) - sizes
+        if len(rows):
+            self._clusters[cluster] = _Block(begin, length, rows - start, layouts, firsts)
+            here, source = slice(begin, begin + total), spread(table.first[layouts], sizes)
+            first = np.repeat(firsts, sizes)
+            parent = table.part["parent"][source]
+            self.node[here] = np.repeat(rows, sizes)
+            self.root[here] = first
+            self.leave[here] = first + table.part["leave"][source]
+            self.parent[here] = np.where(parent < 0, -1, first + parent)
+            self.kind[here] = table.part["kind"][source]
+            self.trait_set[here] = table.part["traits"][source]
+            self.aggregate_set[here] = table.part["aggregates"][source]
+            self.property_set[here] = table.part["properties"][source]
+            self.healthy[here] = table.part["healthy"][source]
+        entry, part_rows = self._entries(layouts, firsts)
+        resource = table.entry["resource"][entry]
+        for number in np.unique(resource).tolist():
+            of = resource == number
+            pick = entry[of]
+            self.classes[self.class_names[number]].write(
+                cluster,
+                row=part_rows[of],
+                capacity=table.entry["capacity"][pick],
+                used=used[of],
+                min_unit=table.entry["min_unit"][pick],
+                max_unit=table.entry["max_unit"][pick],
+                step_size=table.entry["step_size"][pick],
+                of_node=table.entry["of_node"][pick],
+            )
+        return True
+
+    def use(self, cluster: int, offsets: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Writes what is used of the parts of some nodes that have parts: the amounts of their entries, node by node.
+        Returns which of the nodes have more free than before."""
+        block = self._clusters[cluster]
+        order = np.searchsorted(block.offsets, offsets)
+        layouts = block.layouts[order]
+        counts = self.layouts.entries[layouts]
+        entry, part_rows = self._entries(layouts, block.firsts[order])
+        resource = self.layouts.entry["resource"][entry]
+        nodes = np.repeat(np.arange(len(offsets)), counts)
+        better = np.zeros(len(offsets), np.bool_)
+        for number in np.unique(resource).tolist():
+            of = resource == number
+            found = self.classes[self.class_names[number]]
+            at = found.positions(cluster, part_rows[of])
+            better[nodes[of][used[of] < found.used[at]]] = True
+            found.used[at] = used[of]
+        return better
+
+    def used(self, cluster: int, offsets: NDArray[np.int64], *, claimed: bool = False) -> NDArray[np.int64]:
+        """Returns what is used of the parts of some nodes that have parts, in the form of `use`; or what is used or claimed."""
+        block = self._clusters[cluster]
+        order = np.searchsorted(block.offsets, offsets)
+        entry, part_rows = self._entries(block.layouts[order], block.firsts[order])
+        resource = self.layouts.entry["resource"][entry]
+        used = np.zeros(len(entry), np.int64)
+        for number in np.unique(resource).tolist():
+            of = resource == number
+            found = self.classes[self.class_names[number]]
+            at = found.positions(cluster, part_rows[of])
+            used[of] = found.used[at] + found.claimed[at] if claimed else found.used[at]
+        return used
+
+    def _entries(self, layouts: NDArray[np.int32], firsts: Rows) -> tuple[NDArray[np.intp], Rows]:
+        """Returns the entries of nodes with these layouts, and the rows of their parts."""
+        counts = self.layouts.entries[layouts]
+        entry = spread(self.layouts.first_entry[layouts], counts)
+        return entry, np.repeat(firsts, counts) + self.layouts.entry["part"][entry]
+
+    def _used_by_entry(
+        self, cluster: int, before: _Block | None, offsets: NDArray[np.int64], layouts: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        counts = self.layouts.entries[layouts]
+        used = np.zeros(int(counts.sum()), np.int64)
+        if before is None:
+            return used
+        at = np.searchsorted(before.offsets, offsets)
+        at[at == len(before.offsets)] = 0
+        same = (before.offsets[at] == offsets) & (before.layouts[at] == layouts)
+        if same.any():
+            ends = np.cumsum(counts)
+            used[spread((ends - counts)[same], counts[same])] = self.used(cluster, offsets[same])
+        return used
+
+    def _erase(self, cluster: int) -> None:
+        found = self._clusters.pop(cluster, None)
+        if found is None:
+            return
+        here = slice(found.start, found.start + found.length)
+        self.node[here] = self.root[here] = self.parent[here] = -1
+        self.leave[here] = 0
+        self._blocks.give(found.start, found.length)
+        for columns in self.classes.values():
+            columns.write(cluster, row=_NO_ROWS)
+
+    def _ensure(self, top: int) -> None:
+        if top <= len(self.node):
+            return
+        length = max(top, len(self.node) * 5 // 4, 64)
+        for name in self.COLUMNS:
+            setattr(self, name, grown(getattr(self, name), length, -1 if name in ("node", "root", "parent") else 0))

@@ -1,0 +1,70 @@
+"""The rules of settlements: slots follow pods, and make room where pods took it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moorage.model.claims import Settlement
+
+from .handler import Batch, Dropped, EntryHandler, FoldEffects
+
+if TYPE_CHECKING:
+    from ..ledger import Ledger
+
+_SAME_COMMIT = Dropped("Overtaken", "another entry of the same commit changes the claims")
+
+_OLDER_ROWS = Dropped("Overtaken", "the cluster was settled from newer rows")
+
+
+class SettlementHandler(EntryHandler[Settlement]):
+    """Settlements are folded before the decisions of their commit. One from older rows than the cluster's last folds to
+    nothing."""
+
+    fold_order = 2
+
+    def fold(self, entry: Settlement, ledger: Ledger, effects: FoldEffects) -> None:
+        if ledger.settled_from_newer_rows(entry.cluster, entry.epoch):
+            return
+        ledger.settled[entry.cluster] = entry.epoch
+        for ident, slots in entry.slots.items():
+            active = ledger.claims.get(ident)
+            if active is None or active.claim.cluster != entry.cluster:
+                continue
+            ledger.replace_slots(ident, slots)
+            effects.claims.add(ident)
+            effects.groups.add(active.group)
+        for ident, refused_by in entry.confined.items():
+            active = ledger.claims.get(ident)
+            if active is not None and active.claim.cluster == entry.cluster:
+                ledger.confine(ident, refused_by)
+                effects.claims.add(ident)
+                effects.groups.add(active.group)
+        restored = set(entry.restored)
+        for group in self._groups_of(entry, ledger):
+            effects.withdrawn |= ledger.end_standing(group, restored)
+            effects.groups.add(group)
+            if group in ledger.standing:
+                again = {claim.id for claim in ledger.standing[group].claims}
+                effects.claims |= again
+                effects.withdrawn -= again
+        effects.groups |= ledger.set_displaced(entry.cluster, entry.displaced)
+
+    def check(self, entry: Settlement, batch: Batch) -> Dropped | None:
+        if batch.ledger.settled_from_newer_rows(entry.cluster, entry.epoch):
+            return _OLDER_ROWS
+        groups = {
+            a.group for ident in (*entry.slots, *entry.confined) if (a := batch.ledger.claims.get(ident)) is not None
+        }
+        groups.update(self._groups_of(entry, batch.ledger))
+        if entry.cluster in batch.settled or groups & batch.groups:
+            return _SAME_COMMIT
+        batch.groups |= groups
+        batch.settled.add(entry.cluster)
+        return None
+
+    def _groups_of(self, entry: Settlement, ledger: Ledger) -> list[str]:
+        """Returns the groups whose standing decisions end."""
+        if not entry.ended:
+            return []
+        groups = {ledger.claims[ident].group for ident in ledger.by_cluster.get(entry.cluster, ())}
+        return sorted(g for g in groups if g in ledger.standing and ledger.standing[g].id in entry.ended)
