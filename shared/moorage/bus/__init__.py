@@ -13,9 +13,10 @@ from moorage.telemetry import claim_health
 from . import discovery as _service
 from . import provision as _provision
 from .connection import MAX_PAYLOAD
+from .discovery import FoundWorker, find_workers
 from .errors import BusError, Conflict, NoAnswer
 from .fanout import FanOut
-from .ids import new_id, now_text
+from .ids import new_id, now_text, time_text
 from .kv import Bucket, Entry
 from .lease import Lease
 from .log import Log
@@ -32,6 +33,7 @@ __all__ = [
     "BusError",
     "Conflict",
     "Entry",
+    "FoundWorker",
     "Incoming",
     "Lease",
     "Log",
@@ -40,10 +42,12 @@ __all__ = [
     "OrderedConsumer",
     "Reply",
     "Settings",
+    "find_workers",
     "new_id",
     "now_text",
     "setting",
     "subjects",
+    "time_text",
     "until_done",
 ]
 
@@ -63,11 +67,11 @@ class Bus(FanOut):
 
     def set_waiting_for(self, what: str) -> None:
         """Sets what the worker waits for before it is ready, until its health is known."""
-        self.vitals.waiting_for = what
+        self.process_health.waiting_for = what
 
     def set_health(self, health: Callable[[], dict[str, Any]]) -> None:
         """Sets the health callback used by /readyz."""
-        self.vitals.health = health
+        self.process_health.health = health
 
     async def announce(self, health: Callable[[], dict[str, Any]]) -> None:
         """Registers the worker as a NATS service with this health, which /readyz uses, too."""
@@ -86,7 +90,7 @@ class Bus(FanOut):
         return Bucket(self, name)
 
     def log(self, name: str, subject: str = subjects.LEDGER_COMMIT) -> Log:
-        """The stream of this name; `subject` is the one on which `Log.append` publishes."""
+        """Returns the stream of this name; `subject` is the one on which `Log.append` publishes."""
         return Log(self, name, subject)
 
     def objects(self, name: str) -> Objects:

@@ -30,12 +30,14 @@ from .settings import Settings
 log = structlog.get_logger("bus")
 T = TypeVar("T")
 MAX_PAYLOAD = 8 << 20
+#: Seconds after which a worker that starts gives up on a server that does not know its subscriptions. Many workers start at once.
+SETTLE_TIMEOUT = 30
 #: Seconds that a closing connection gives requests in hand to be answered.
 FINISH = 1.0
 
 
 def is_no_responders(msg: Msg) -> bool:
-    """Whether this is the broker's answer to a request on a subject without subscribers."""
+    """Returns whether this is the broker's answer to a request on a subject without subscribers."""
     return not msg.data and bool(msg.headers) and msg.headers.get("Status") == "503"  # type: ignore[union-attr]
 
 
@@ -70,7 +72,7 @@ class Connection:
         self.worker = worker
         self.closed = asyncio.Event()
         self.counts: dict[str, int] = {}
-        self.vitals = health
+        self.process_health = health
         health.connected = lambda: nc.is_connected
         self.metrics = BusMetrics(health.registry, self.counts, nc)
         self._last_error = ""
@@ -132,8 +134,8 @@ class Connection:
 
     async def settle(self) -> None:
         """Waits until the server knows our subscriptions. Flushes twice: the client sends a PING before what it queued."""
-        await self.nc.flush(timeout=5)
-        await self.nc.flush(timeout=5)
+        await self.nc.flush(timeout=SETTLE_TIMEOUT)
+        await self.nc.flush(timeout=SETTLE_TIMEOUT)
 
     def count(self, incident: str) -> None:
         self.counts[incident] = self.counts.get(incident, 0) + 1
@@ -235,7 +237,7 @@ class Connection:
         return reply, future
 
     async def emit(self, subject: str, data: Any, *, cause: str = "", id: str = "", once: bool = False) -> str:
-        """Publishes an event and returns its id. An event is a hint: what it tells is stored before it is published.
+        """Publishes an event and returns its id. An event is a hint: the change is stored before it is published.
 
         `once`: others may publish it again under this id, and it is kept once.
         """

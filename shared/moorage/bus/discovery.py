@@ -1,13 +1,16 @@
 """Makes every worker a NATS service: `nats micro ls`, `info` and `stats` and `moorage check` find it, with its health and the
-subjects that it serves."""
+subjects that it serves. Finds the workers that answer."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from nats.aio.msg import Msg
 from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
 
@@ -85,3 +88,73 @@ def _name(subject: str) -> str:
 async def announce(conn: Connection, health: Callable[[], dict[str, Any]]) -> None:
     await WorkerService(conn, health).start()
     await conn.settle()
+
+
+class FoundWorker(msgspec.Struct):
+    """A worker that answered a ping."""
+
+    kind: str
+    id: str
+    version: str
+    pid: str
+    ok: bool
+    missing: str
+    unrecorded: int
+
+
+class _Ping(msgspec.Struct):
+    name: str = ""
+    id: str = ""
+    version: str = ""
+    metadata: dict[str, str] | None = None
+
+
+_ping = msgspec.json.Decoder(_Ping).decode
+
+
+async def find_workers(
+    conn: Connection, seconds: float, enough: Callable[[list[FoundWorker]], bool]
+) -> list[FoundWorker]:
+    """Returns all workers that answer a ping, as soon as there are enough of them or time is up."""
+    found: list[FoundWorker] = []
+    complete = asyncio.Event()
+
+    def on_answer(_: str, data: bytes) -> None:
+        worker = _worker(data)
+        if worker is not None:
+            found.append(worker)
+            if enough(found):
+                complete.set()
+
+    inbox = f"{conn.nc.new_inbox()}.ping"
+    subscription = await conn.subscribe(inbox, on_answer)
+    try:
+        await conn.publish("$SRV.PING", b"", reply=inbox)
+        with contextlib.suppress(TimeoutError):  # the caller sees which workers have not answered
+            async with asyncio.timeout(seconds):
+                await complete.wait()
+                await asyncio.sleep(0.02)  # more workers of the same kind may answer
+    finally:
+        await subscription.unsubscribe()
+    return sorted(found, key=lambda worker: (worker.kind, worker.pid))
+
+
+def _worker(data: bytes) -> FoundWorker | None:
+    """Returns None for the answer of a service that is not part of the mesh."""
+    try:
+        answer = _ping(data)
+    except msgspec.DecodeError:
+        return None
+    if not answer.name.startswith("moorage-"):
+        return None
+    meta = answer.metadata or {}
+    unrecorded = meta.get("unrecorded", "")
+    return FoundWorker(
+        kind=answer.name.removeprefix("moorage-"),
+        id=answer.id,
+        version=answer.version,
+        pid=meta.get("pid", ""),
+        ok=meta.get("ok") == "true",
+        missing=meta.get("missing", ""),
+        unrecorded=int(unrecorded) if unrecorded.isdecimal() else 0,
+    )

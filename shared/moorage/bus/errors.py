@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class NoAnswer(Exception):
-    """Nobody answered in time. Whether a write happened is unknown: read before writing again."""
+    """No answer came in time. Whether a write happened is unknown: read before writing again."""
 
 
 class Conflict(Exception):
-    """Somebody else wrote first: the expected sequence or revision is not the last one."""
+    """Another writer came first: the expected sequence or revision is not the last one."""
 
 
 class BusError(Exception):

@@ -68,7 +68,7 @@ class _Gathering:
         metrics = self._metrics.asked(name, self._asks[name][0])
         msg = future.result()
         if is_no_responders(msg):
-            # Counts as a timeout: the broker knows early that nobody will answer.
+            # Counts as a timeout: the broker reports early that nobody will answer.
             self._replies[name] = Reply("timeout", b"", took, "nobody answers for it")
             metrics.timeout()
         else:
@@ -185,7 +185,7 @@ class FanOut(Connection):
 
 
 def _batches(requests: list[_Request]) -> Iterator[list[_Request]]:
-    """Splits requests into batches: larger ones would let those who could go on wait for the rest."""
+    """Splits requests into batches: larger ones would delay decisions that could go on."""
     batch: list[_Request] = []
     size = 0
     for request in requests:

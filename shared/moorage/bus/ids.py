@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime
 
 from nats.nuid import NUID
@@ -25,4 +26,9 @@ def new_id() -> str:
 
 
 def now_text() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time_text(time.time())
+
+
+def time_text(seconds: float) -> str:
+    """Formats seconds since 1970 as RFC 3339."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -27,7 +27,9 @@ class _Ack(msgspec.Struct):
 _ack = msgspec.json.Decoder(_Ack).decode
 
 
-async def append(conn: Connection, subject: str, data: bytes, headers: dict[str, str] | None, timeout: float) -> int:
+async def append(
+    conn: Connection, subject: str, data: bytes | msgspec.Struct, headers: dict[str, str] | None, timeout: float
+) -> int:
     """Appends a message to the stream of `subject` and returns its sequence.
 
     Raises Conflict if the headers expect another last sequence, NoAnswer if it is unknown whether the message was stored.

@@ -13,6 +13,11 @@ from .errors import Conflict
 from .ids import new_id
 from .ordered_consumer import OrderedConsumer
 
+#: Seconds that a deleted key leaves a marker, so that mirrors learn of the deletion. The broker then removes it. A mirror that
+#: was away for longer has lost its connection, and compares all keys once it is back.
+MARKER_SECONDS = 120
+_MARKER = {"KV-Operation": "DEL", "Nats-TTL": f"{MARKER_SECONDS}s"}
+
 
 class Entry(NamedTuple):
     key: str
@@ -21,7 +26,7 @@ class Entry(NamedTuple):
 
 
 def _is_delete_marker(headers: Mapping[str, str] | None) -> bool:
-    """Whether a change of a bucket ends a key: it leaves a marker, which is not a value."""
+    """Returns whether a change of a bucket ends a key: it leaves a marker, which is not a value."""
     return headers is not None and headers.get("KV-Operation") in ("DEL", "PURGE")
 
 
@@ -65,12 +70,14 @@ class Bucket:
             return await self.update(key, value, 0)
         except Conflict:
             msg = await self._last_change(key)
-            if msg is None or not _is_delete_marker(msg.headers):
+            if msg is None:  # the marker of its deletion is gone since
+                return await self.update(key, value, 0)
+            if not _is_delete_marker(msg.headers):
                 raise
             return await self.update(key, value, _sequence(msg))  # the key was deleted: its marker has a revision
 
     async def delete(self, key: str, revision: int | None = None) -> None:
-        headers = {"KV-Operation": "DEL"}
+        headers = dict(_MARKER)
         if revision is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
         await jetstream.append(self._conn, self._prefix + key, b"", headers, self._timeout)
@@ -104,7 +111,7 @@ class Bucket:
         last = len(revisions)
         for number, (key, revision) in enumerate(revisions.items(), 1):
             headers = {
-                "KV-Operation": "DEL",
+                **_MARKER,
                 "Nats-Batch-Id": batch,
                 "Nats-Batch-Sequence": str(number),
                 "Nats-Expected-Last-Subject-Sequence": str(revision),
@@ -114,6 +121,11 @@ class Bucket:
                 return await jetstream.append(self._conn, self._prefix + key, b"", headers, self._timeout)
             await self._conn.nc.publish(self._prefix + key, b"", headers=headers)
         return 0
+
+    async def purge(self, keys: str, upto: int) -> None:
+        """Removes what the keys were up to a revision, without a trace: mirrors are not told."""
+        body = {"filter": self._prefix + keys, "seq": upto + 1}
+        await jetstream.api(self._conn, f"STREAM.PURGE.{self._stream}", body, timeout=self._timeout)
 
     async def last(self) -> int:
         """Returns the number of the last change of any key."""

@@ -36,7 +36,8 @@ class Lease:
 
     @property
     def is_certain(self) -> bool:
-        """Whether nobody else can be active. False for a holder that was suspended past its time and has not noticed yet."""
+        """Returns whether nobody else can be active. False for a holder that was suspended past its time and has not
+        noticed yet."""
         return bool(self.generation) and asyncio.get_running_loop().time() - self._confirmed_at <= self._ttl * 0.75
 
     async def hold(self) -> None:
@@ -49,6 +50,15 @@ class Lease:
             await asyncio.sleep(self._ttl / 10)
         self.generation = self._revision
         self._conn.spawn(self._renew())
+
+    async def until_lost(self) -> None:
+        """Waits until this worker no longer is the holder, or the connection is closed."""
+        waiting = [asyncio.create_task(event.wait()) for event in (self.lost, self._conn.closed)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     async def _take(self) -> bool:
         """Takes a lease that is free, or whose holder has not renewed it for a ttl."""

@@ -19,13 +19,13 @@ class Log:
     def __init__(self, conn: Connection, name: str, subject: str, timeout: float = 5.0) -> None:
         self._conn, self._name, self._subject, self._timeout = conn, name, subject, timeout
 
-    async def append(self, data: bytes, *, expected: int) -> int:
-        """Appends a message if `expected` is the last sequence, and returns the new one.
+    async def append(self, data: bytes | msgspec.Struct, *, expected: int | None = None) -> int:
+        """Appends a message if `expected` is the last sequence, or None, and returns the new one.
 
         Raises Conflict if it is not, and NoAnswer if it is unknown whether the message was appended: read before trying
         again.
         """
-        headers = {"Nats-Expected-Last-Sequence": str(expected)}
+        headers = None if expected is None else {"Nats-Expected-Last-Sequence": str(expected)}
         return await jetstream.append(self._conn, self._subject, data, headers, self._timeout)
 
     async def follow(
@@ -53,16 +53,17 @@ class Log:
         await consumer.start()
         return consumer
 
-    async def _state(self) -> dict[str, Any]:
+    async def state(self) -> dict[str, Any]:
+        """Returns the stream's state as the broker describes it."""
         return await jetstream.stream_state(self._conn, self._name, self._timeout)
 
     async def last(self) -> int:
         """Returns the sequence of the last message."""
-        return int((await self._state())["last_seq"])
+        return int((await self.state())["last_seq"])
 
     async def first(self) -> int:
         """Returns the sequence of the first message that is still kept."""
-        return int((await self._state())["first_seq"])
+        return int((await self.state())["first_seq"])
 
     async def _direct_get(self, request: dict[str, Any]) -> Msg | None:
         return await jetstream.direct_get(self._conn, self._name, msgspec.json.encode(request), self._timeout)
@@ -83,7 +84,7 @@ class Log:
 
     async def kept_since(self) -> str | None:
         """Returns the time of the first message still kept: "" if none was dropped, None if all were."""
-        state = await self._state()
+        state = await self.state()
         if not state["messages"] and state["last_seq"]:
             return None
         return "" if state["first_seq"] <= 1 else str(state["first_ts"]).rstrip("Z")

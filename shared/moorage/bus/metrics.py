@@ -37,7 +37,7 @@ class AskMetrics:
         self.seconds: Callable[[float], None] = seconds.labels(controller, question).observe
 
 
-class EndpointFigures(NamedTuple):
+class SubjectStats(NamedTuple):
     """The requests of one served subject since the start. `errors` were unreadable, failed or turned away as too many;
     `handled` came as far as the handler, which took `nanoseconds` for all of them."""
 
@@ -93,8 +93,8 @@ class BusMetrics(Collector):
             found = self._asked[subject] = AskMetrics(self._asks, self._took, name, subject.rpartition(".")[2])
         return found
 
-    def endpoints(self) -> list[EndpointFigures]:
-        """Returns the figures of every served subject."""
+    def endpoints(self) -> list[SubjectStats]:
+        """Returns the stats of every served subject."""
         requests, errors, handled, seconds = (dict.fromkeys(self._queues, 0.0) for _ in range(4))
         for metric in (*self._requests.collect(), *self._seconds.collect()):
             for sample in metric.samples:
@@ -109,7 +109,7 @@ class BusMetrics(Collector):
                     case "moorage_request_duration_seconds_sum":
                         seconds[subject] += sample.value
         return [
-            EndpointFigures(
+            SubjectStats(
                 subject,
                 queue,
                 int(requests[subject]),

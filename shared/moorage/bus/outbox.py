@@ -29,7 +29,7 @@ GRACE = 1.0
 
 
 class RecordedEvent(NamedTuple):
-    """The event that a durable record stands for."""
+    """The event of a durable record."""
 
     subject: str
     id: str
@@ -91,27 +91,30 @@ class Outbox:
                 for source in self._sources:
                     events = await source()
                     known.update(event.id for event in events if event.id in before)
-                    for event in await self._missing([event for event in events if event.id not in before], known):
+                    missing, kept = await self._compare([event for event in events if event.id not in before])
+                    known.update(kept)
+                    for event in missing:
                         log.warning("publishing an event again that was not kept", subject=event.subject, id=event.id)
                         await event.publish()
         except (NoAnswer, BusError) as error:
             log.warning("records could not be compared with the kept events", error=str(error))
             self._due.set()
 
-    async def _missing(self, events: Sequence[RecordedEvent], known: set[str]) -> list[RecordedEvent]:
-        """Returns the events that are not kept, and adds the ids of the others to `known`."""
+    async def _compare(self, events: Sequence[RecordedEvent]) -> tuple[list[RecordedEvent], set[str]]:
+        """Returns the events that are not kept, and the ids of those that are."""
         missing: list[RecordedEvent] = []
+        kept: set[str] = set()
         for end in range(len(events), 0, -BATCH):
             batch = events[max(end - BATCH, 0) : end]
             lost = await asyncio.gather(*map(self._is_missing, batch))
-            known.update(event.id for event, is_lost in zip(batch, lost, strict=True) if not is_lost)
+            kept.update(event.id for event, is_lost in zip(batch, lost, strict=True) if not is_lost)
             missing[:0] = [event for event, is_lost in zip(batch, lost, strict=True) if is_lost]
             if self._in_order and not any(lost):
                 break
-        return missing
+        return missing, kept
 
     async def _is_missing(self, event: RecordedEvent) -> bool:
-        """Whether the event is not the last one on its subject, although it is not too old to be kept."""
+        """Returns whether the event is not the last one on its subject, although it is not too old to be kept."""
         found = await self._events.latest(event.subject)
         if found is not None and _event_id(found).id == event.id:
             return False

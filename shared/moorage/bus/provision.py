@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import nats.js.errors
 
 from moorage.mesh import Bucket as BucketSpec
 from moorage.mesh import ObjectStore, Store, Stream, stores
+from moorage.parsing import parse_amount
 
 from .connection import Connection
 from .errors import BusError
@@ -19,6 +21,7 @@ from .objects import create_objects
 
 _SECOND = 10**9
 _DAY = 24 * 3600 * _SECOND
+_AGES = {"m": 60 * _SECOND, "h": 3600 * _SECOND, "d": _DAY}
 _COMMON: dict[str, Any] = {
     "storage": "file",
     "retention": "limits",
@@ -36,6 +39,7 @@ def bucket_config(bucket: BucketSpec) -> dict[str, Any]:
         "deny_delete": True,
         "allow_direct": True,
         "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,
     }
     if bucket.rebuildable:
         config["persist_mode"] = "async"
@@ -51,10 +55,37 @@ def stream_config(stream: Stream) -> dict[str, Any]:
         "max_bytes": stream.max_bytes,
         "max_age": stream.max_age_days * _DAY,
     }
+    if stream.setting:
+        limits["max_bytes"] = _limit(f"MOORAGE_{stream.setting}_BYTES", _bytes, limits["max_bytes"])
+        limits["max_age"] = _limit(f"MOORAGE_{stream.setting}_AGE", _age, limits["max_age"])
     if stream.limited:
         config |= {name: limit for name, limit in limits.items() if limit}
         config |= {"discard": "old", "persist_mode": "async"}
     return config
+
+
+def _limit(name: str, parse: Callable[[str], int], default: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        found = parse(text)
+    except ValueError as error:
+        raise BusError(f"{name}: {error}") from error
+    if found <= 0:
+        raise BusError(f"{name}: {text!r} must be more than 0")
+    return found
+
+
+def _bytes(text: str) -> int:
+    return parse_amount("bytes", text, False)
+
+
+def _age(text: str) -> int:
+    unit = _AGES.get(text[-1])
+    if unit is None or not text[:-1].isdecimal():
+        raise ValueError(f"{text[:80]!r} is not an age; write it like 7d, 12h or 30m")
+    return int(text[:-1]) * unit
 
 
 async def _ensure(conn: Connection, config: dict[str, Any]) -> None:

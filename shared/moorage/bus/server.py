@@ -105,7 +105,12 @@ class RequestServer:
             self._busy -= 1
             self._metrics.seconds(time.perf_counter() - began)
         if msg.reply and answer is not None:
-            await self._conn.publish(msg.reply, answer)
+            data = answer if isinstance(answer, bytes) else encode(answer)
+            if len(data) > self._conn.nc.max_payload:
+                self._conn.count("handler_errors")
+                log.error("answer is too large", size=len(data))
+                data = self._refusal(too_large(len(data), self._conn.nc.max_payload))
+            await self._conn.publish(msg.reply, data)
 
     async def _outcome(self, msg: Msg) -> bytes | msgspec.Struct | None:
         """Returns the handler's answer, or its error as a problem; keeps unreadable messages."""

@@ -10,8 +10,8 @@ from .api import Api, ApiError, Unreachable
 from .apply import MANAGER, AlreadyExists, apply, apply_order, create, delete, release
 from .config import connect
 from .discovery import ApiDiscovery, ApiResource
-from .leader_election import LeaderElector, Term
-from .objects import Metadata, Object
+from .leader_election import LeaderElector, LeaderTerm
+from .objects import Object, ObjectMetadata
 from .reflector import Reflector
 
 __all__ = [
@@ -22,10 +22,10 @@ __all__ = [
     "ApiError",
     "ApiResource",
     "LeaderElector",
-    "Metadata",
+    "LeaderTerm",
     "Object",
+    "ObjectMetadata",
     "Reflector",
-    "Term",
     "Unreachable",
     "apply",
     "apply_order",

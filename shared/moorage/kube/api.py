@@ -75,7 +75,7 @@ class WatchTimeout(Unreachable):
 
 
 def error_of(code: int, body: bytes) -> ApiError:
-    """The error in a refused request's answer, with the server's reason where it is a `Status`."""
+    """Returns the error in a refused request's answer, with the server's reason where it is a `Status`."""
     with contextlib.suppress(msgspec.DecodeError):
         status = msgspec.json.decode(body, type=Status)
         if status.kind == "Status":

@@ -42,8 +42,8 @@ _AFTER_WORKLOADS = frozenset(
 
 
 def apply_order(kind: str) -> int:
-    """The position of a kind in the order of applying. Unknown kinds (custom resources) come before workloads, as their
-    configuration."""
+    """Returns the position of a kind in the order of applying. Unknown kinds (custom resources) come before workloads, as
+    their configuration."""
     if kind in _WORKLOADS:
         return len(_ORDER) + 1
     if kind in _AFTER_WORKLOADS:
@@ -52,7 +52,7 @@ def apply_order(kind: str) -> int:
 
 
 def is_container_kind(kind: str) -> bool:
-    """Whether objects of the kind contain others, which are deleted with them and have to be gone first."""
+    """Returns whether objects of the kind contain others, which are deleted with them and have to be gone first."""
     return kind in ("Namespace", "CustomResourceDefinition")
 
 

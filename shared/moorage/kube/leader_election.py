@@ -31,7 +31,7 @@ _UNABLE, _WANTED = "moorage.dev/holder-unable", "moorage.dev/wanted-by"
 Lease = dict[str, Any]
 
 
-class Term:
+class LeaderTerm:
     """One leader's term. `generation` is the fencing number. `annotations` are written to the lease, for the next leader;
     `previous_annotations` are those of the leader before."""
 
@@ -48,7 +48,8 @@ class Term:
 
 
 class LeaderElector:
-    """A candidate for one lease. `able` tells whether this process could do the work now; otherwise it does not contend."""
+    """A candidate for one lease. `able` returns whether this process could do the work now; otherwise it does not
+    contend."""
 
     def __init__(
         self, api: Api, namespace: str, name: str, identity: str, able: Callable[[], bool] = lambda: True
@@ -63,7 +64,7 @@ class LeaderElector:
     def _path(self) -> str:
         return f"{self._collection}/{self._name}"
 
-    async def run(self, work: Callable[[Term], Awaitable[None]]) -> None:
+    async def run(self, work: Callable[[LeaderTerm], Awaitable[None]]) -> None:
         """Contends for the lease, works as leader, and contends again, forever. An expired lease that no other process took
         is taken back at once. An exception of the work ends the loop."""
         while True:
@@ -85,7 +86,7 @@ class LeaderElector:
 
     # --- becoming the leader
 
-    async def _acquire(self) -> Term:
+    async def _acquire(self) -> LeaderTerm:
         while True:
             while not self._able():  # noqa: ASYNC110 - a callback, polled as often as the lease
                 await asyncio.sleep(RETRY_PERIOD)
@@ -142,11 +143,11 @@ class LeaderElector:
         with contextlib.suppress(ApiError):
             await self._write({**lease, "metadata": metadata})
 
-    async def _claim(self, lease: Lease | None) -> Term | None:
+    async def _claim(self, lease: Lease | None) -> LeaderTerm | None:
         loop = asyncio.get_running_loop()
         spec = dict(lease["spec"]) if lease is not None else {}
         before = dict((lease or {}).get("metadata", {}).get("annotations") or {})
-        term = Term(int(spec.get("leaseTransitions") or 0) + 1, before)
+        term = LeaderTerm(int(spec.get("leaseTransitions") or 0) + 1, before)
         spec |= {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": int(LEASE_DURATION),
@@ -178,7 +179,7 @@ class LeaderElector:
 
     # --- being the leader
 
-    async def _renew(self, term: Term) -> None:
+    async def _renew(self, term: LeaderTerm) -> None:
         """Renews the lease, and returns when it is lost or may be lost."""
         loop = asyncio.get_running_loop()
         self._unable_since = 0.0
@@ -205,19 +206,19 @@ class LeaderElector:
         return bool(self._unable_since) and asyncio.get_running_loop().time() - self._unable_since >= UNABLE_AFTER
 
     def _hands_over(self) -> bool:
-        """Whether this leader is unable to work and another candidate asks for the lease."""
+        """Returns whether this leader is unable to work and another candidate asks for the lease."""
         candidate = (self._lease["metadata"].get("annotations") or {}).get(_WANTED, "")
         if candidate and self._unable:
             log.warning("handing over", lease=self._name, to=candidate)
         return bool(candidate) and self._unable
 
-    def _renewed_lease(self, term: Term) -> Lease:
+    def _renewed_lease(self, term: LeaderTerm) -> Lease:
         metadata = {**self._lease["metadata"]}
         annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in (_UNABLE, _WANTED)}
         metadata["annotations"] = {**annotations, **term.annotations, **({_UNABLE: "true"} if self._unable else {})}
         return {**self._lease, "metadata": metadata, "spec": {**self._lease["spec"], "renewTime": _timestamp()}}
 
-    async def _still_holds(self, term: Term) -> bool:
+    async def _still_holds(self, term: LeaderTerm) -> bool:
         """Reads the lease after a conflict: an earlier renewal may have succeeded although its answer was lost."""
         with contextlib.suppress(ApiError, Unreachable):
             now = await self._read()
@@ -230,7 +231,7 @@ class LeaderElector:
             return True
         return term.is_valid
 
-    async def _release(self, term: Term) -> None:
+    async def _release(self, term: LeaderTerm) -> None:
         if not term.is_valid:
             return
         self._unable_since = 0.0  # a released lease carries no offer

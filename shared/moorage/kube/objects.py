@@ -7,11 +7,12 @@ from typing import NamedTuple
 import msgspec
 
 
-class Metadata(msgspec.Struct, kw_only=True, rename="camel"):
+class ObjectMetadata(msgspec.Struct, kw_only=True, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -20,7 +21,7 @@ class Metadata(msgspec.Struct, kw_only=True, rename="camel"):
 class Object(msgspec.Struct, kw_only=True, rename="camel"):
     """The base of the Structs that reflectors decode. Optional fields may be null, because servers write that for empty."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
 
 
 class Key(NamedTuple):

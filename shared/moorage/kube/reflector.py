@@ -85,8 +85,8 @@ class Reflector(Generic[T]):
         self.restarts = 0
 
     def current(self) -> float:
-        """The last time, by the clock of the event loop, at which the view is known to be complete; 0 before the first
-        list."""
+        """Returns the last time, by the clock of the event loop, at which the view is known to be complete; 0 before the
+        first list."""
         return asyncio.get_running_loop().time() if self._connected else self._last_event
 
     async def run(self) -> None:
@@ -260,7 +260,7 @@ class Reflector(Generic[T]):
         return self._was_stable(opened)
 
     def _was_stable(self, opened: float) -> bool:
-        """Whether the watch lasted long enough to end a series of failures."""
+        """Returns whether the watch lasted long enough to end a series of failures."""
         if not opened or asyncio.get_running_loop().time() - opened < _STABLE_AFTER:
             return False
         self._failures = 0

@@ -17,7 +17,8 @@ _REJECTED = Subject(subjects.REJECTED, "what was refused, why", "bad messages, k
 _SERVICES = Subject(subjects.SERVICES, "NATS micro service", "which services run, and how they are", request=True)
 _SHARED_STORES: tuple[Store, ...] = (
     Bucket(stores.LEASES, backup=Backup.NEVER),
-    Stream(stores.EVENTS, subjects.EVENTS, max_bytes=256 << 20, max_age_days=1),
+    # The broker keeps an index entry in memory for each subject, and most events have a group's own subject.
+    Stream(stores.EVENTS, subjects.EVENTS, max_messages=65_536, max_bytes=256 << 20, max_age_days=1),
     Stream(
         stores.REJECTED,
         subjects.EVERY_REJECTED,
@@ -42,7 +43,8 @@ class SubjectRow(NamedTuple):
 
 
 class Mesh:
-    """All specs together. Specs that contradict each other, or name what nobody declares, raise ValueError."""
+    """The specs of all workers. Specs that contradict each other, or name undeclared subjects or stores, raise
+    ValueError."""
 
     def __init__(self, specs: Iterable[WorkerSpec]) -> None:
         self.specs = sorted(specs, key=lambda spec: (spec.order, spec.name))

@@ -9,7 +9,7 @@ from moorage.model.names import cluster_tokens
 from . import subjects
 from .mesh import ADMIN, Mesh, SubjectRow
 from .spec import WorkerSpec
-from .stores import Bucket, ObjectStore
+from .stores import Bucket, ObjectStore, Stream
 
 _API = "$JS.API"
 
@@ -74,8 +74,11 @@ def _stores(mesh: Mesh, spec: WorkerSpec) -> list[str]:
         if isinstance(store, Bucket):
             if name in written:
                 allow.append(f"$KV.{name}.>")
+            if store.purged and store in spec.owns:
+                allow.append(f"{_API}.STREAM.PURGE.{store.stream}")
             continue
-        if name in written:
+        # A limited stream drops its oldest messages by itself.
+        if name in written and not (isinstance(store, Stream) and store.limited):
             allow.append(f"{_API}.STREAM.PURGE.{store.stream}")
         if isinstance(store, ObjectStore):
             # The client's object store lists through a consumer without a name and asks for the stream's name first.

@@ -11,7 +11,7 @@ from .stores import Store
 
 class Subject(NamedTuple):
     """A subject with its payload. In rows of agents `<provider>.<cluster>` stands for the agent's own cluster.
-    `request`: the publisher expects an answer. `streamed`: read through its stream, so nobody subscribes to it directly."""
+    `request`: the publisher expects an answer. `streamed`: read through its stream, without direct subscribers."""
 
     pattern: str
     payload: str
@@ -84,7 +84,7 @@ _CHANGED = Subject(subjects.CHANGED, "-", "groups that wait because of this cont
 
 
 def controller_spec(name: str, **rest: Any) -> WorkerSpec:
-    """The spec of a placement controller: all of them serve, publish and read the same."""
+    """Returns the spec of a placement controller: all of them serve, publish and read the same."""
     return WorkerSpec(
         name=name,
         controller=True,

@@ -15,6 +15,7 @@ LEASES = "moorage-leases"
 DESIRED = "moorage-desired"
 STATUS = "moorage-status"
 TOKENS = "moorage-tokens"
+PROVIDERS = "moorage-providers"
 
 SNAPSHOTS = "moorage-snapshots"
 SIMULATED_FLEET = "moorage-sim"
@@ -22,6 +23,7 @@ SIMULATED_FLEET = "moorage-sim"
 LEDGER = "MOORAGE_LEDGER"
 EVENTS = "MOORAGE_EVENTS"
 REJECTED = "MOORAGE_REJECTED"
+RECORDS = "MOORAGE_RECORDS"
 
 
 class Backup(IntEnum):
@@ -38,11 +40,12 @@ class Backup(IntEnum):
 
 class Bucket(NamedTuple):
     """A key-value bucket. `rebuildable`: its content can be made again, so writes need no fsync each. `atomic`: several
-    keys can change in one batch."""
+    keys can change in one batch. `purged`: its owner removes keys that nobody follows without a trace."""
 
     name: str
     rebuildable: bool = False
     atomic: bool = False
+    purged: bool = False
     backup: Backup = Backup.DOCUMENTS
 
     @property
@@ -63,13 +66,15 @@ class ObjectStore(NamedTuple):
 
 class Stream(NamedTuple):
     """A stream of everything published on `subject`. Zero means no limit; a limited stream drops its oldest messages and
-    is written without an fsync each."""
+    is written without an fsync each. With a `setting`, the variables MOORAGE_<setting>_BYTES and MOORAGE_<setting>_AGE of
+    whoever creates the stores replace its limits."""
 
     name: str
     subject: str
     max_messages: int = 0
     max_bytes: int = 0
     max_age_days: int = 0
+    setting: str = ""
     backup: Backup = Backup.EVENTS
 
     @property

@@ -16,6 +16,8 @@ GROUPS_WITHDRAW = "moorage.groups.withdraw"
 MERGER_SIMULATE = "moorage.merger.simulate"
 MERGER_WAITING = "moorage.merger.waiting"
 MERGER_REMOVED = "moorage.merger.removed"
+MERGER_REPLAY = "moorage.merger.replay"
+MERGER_ENDED = "moorage.merger.ended"
 PATCHER_DIFF = "moorage.patcher.diff"
 CONTROLLERS_SET = "moorage.controllers.set"
 CLUSTERS_SET = "moorage.clusters.set"
@@ -23,6 +25,9 @@ SIM_APPLY = "moorage.sim.apply"
 SIM_FAULT = "moorage.sim.fault"
 SIM_LIST = "moorage.sim.list"
 LEDGER_COMMIT = "moorage.ledger.commit"
+RECORDS = "moorage.records.*"
+RECORDS_DECISIONS = "moorage.records.decisions"
+RECORDS_HISTORY = "moorage.records.history"
 
 #: The queue group of all mergers.
 MERGERS = "mergers"
@@ -52,7 +57,7 @@ REJECTED = "moorage.rejected.*"
 EVERY_REJECTED = "moorage.rejected.>"
 SERVICES = "$SRV.>"
 
-#: Asks in one batch message. A larger batch would let those that could go on wait for the rest.
+#: Asks in one batch message. A larger batch would delay decisions that could go on.
 MAX_BATCH = 8
 
 
@@ -61,7 +66,7 @@ def candidates(name: str) -> str:
 
 
 def batch(subject: str) -> str:
-    """The subject for several asks of `subject` in one message."""
+    """Returns the subject for several asks of `subject` in one message."""
     return f"{subject}.many"
 
 
@@ -100,5 +105,5 @@ def audit_event(outcome: str, who: str) -> str:
 
 
 def rejected(subject: str) -> str:
-    """The subject under which a bad message that came on `subject` is kept."""
+    """Returns the subject under which a bad message that came on `subject` is kept."""
     return f"moorage.rejected.{subject.split('.', 2)[1] if subject.startswith('moorage.') else 'other'}"

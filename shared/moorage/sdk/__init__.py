@@ -14,9 +14,11 @@ libraries `moorage.model`, `parsing`, `podspec`, `selectors` and `fit`, which ot
 from moorage.bus import Settings
 from moorage.candidates import Mask, pack, unpack
 from moorage.fleet import BOUNDLESS, Fleet
-from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup, Conflict, Level
+from moorage.ledger import Placed, assign_beside_own, wanted_on
+from moorage.model.candidates import Answer, AppAnswer, AppsRule, Ask, CandidateGroup, Conflict, Level, OwnClaim
 from moorage.model.claims import Decision
-from moorage.model.desired import ActionAsk, Contribution
+from moorage.model.desired_state import ActionAsk, Contribution
+from moorage.model.part_requests import Isolated, OneZone, PartGroup, PodContainer, RootConditions, SameSubtree
 from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import EXCLUSIVE, OptionalNeed, Shape, ShapedApp
 
@@ -41,10 +43,18 @@ __all__ = [
     "Decision",
     "Declared",
     "Fleet",
+    "Isolated",
     "Level",
     "Mask",
+    "OneZone",
     "OptionalNeed",
+    "OwnClaim",
+    "PartGroup",
+    "Placed",
+    "PodContainer",
     "Reason",
+    "RootConditions",
+    "SameSubtree",
     "Settings",
     "Shape",
     "ShapedApp",
@@ -53,6 +63,7 @@ __all__ = [
     "allow",
     "alongside",
     "answer",
+    "assign_beside_own",
     "background",
     "changed",
     "controller",
@@ -62,4 +73,5 @@ __all__ = [
     "run",
     "run_file",
     "unpack",
+    "wanted_on",
 ]

@@ -16,6 +16,8 @@ from moorage.model.reasons import Reason
 if TYPE_CHECKING:
     from moorage.fleet import Fleet
 
+#: Clusters of all reasons of an app together. Of larger fleets, an answer says only how many a reason excludes.
+MAX_EXCLUDED_BITS = 1 << 21
 #: A mask over the clusters of the fleet, or names.
 Clusters = NDArray[np.bool_] | Iterable[str]
 
@@ -30,6 +32,7 @@ class Allowed:
     levels: Sequence[tuple[float, Clusters]] = ()
     reasons: Sequence[Reason] = ()
     partial: bool = False
+    excluded: Sequence[Clusters] = ()
 
 
 def allow(
@@ -39,10 +42,12 @@ def allow(
     levels: Sequence[tuple[float, Clusters]] = (),
     reasons: Sequence[Reason] = (),
     partial: bool = False,
+    excluded: Sequence[Clusters] = (),
 ) -> Allowed:
     """Allows these clusters only; with `count=0` the app runs on every one of them, or with `partial` on those that can take
-    it. `levels` are at most 16 scores from 0 to 1 with the clusters that have them."""
-    return Allowed(clusters, True, count, levels, reasons, partial)
+    it. `levels` are at most 16 scores from 0 to 1 with the clusters that have them. `excluded` may have, for each reason, the
+    clusters that it is about: `why` then shows each reason as a step."""
+    return Allowed(clusters, True, count, levels, reasons, partial, excluded)
 
 
 def deny(
@@ -82,7 +87,9 @@ def _app_answer(result: Allowed, fleet: Fleet, by: str) -> AppAnswer:
     levels = [Level(value=value, clusters=_wire(members)) for value, members in result.levels]
     for reason in result.reasons:
         reason.by = reason.by or by
-    return AppAnswer(groups=[group], levels=levels, reasons=list(result.reasons))
+    sets = result.excluded if len(result.excluded) * fleet.size <= MAX_EXCLUDED_BITS else ()
+    excluded = {number: _wire(members) for number, members in enumerate(sets)}
+    return AppAnswer(groups=[group], levels=levels, reasons=list(result.reasons), excluded=excluded)
 
 
 def _wire(clusters: Clusters) -> WireSet:

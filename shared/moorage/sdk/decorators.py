@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moorage.model.candidates import Answer, Ask
 from moorage.model.controllers import Policy
-from moorage.model.desired import ActionAsk, Contribution
+from moorage.model.desired_state import ActionAsk, Contribution
 from moorage.model.names import is_name
 
 from .answers import Allowed
@@ -111,7 +111,7 @@ def action(name: str) -> Callable[[Actions], Actions]:
 
 def background(function: Background) -> Background:
     """Declares an async function that runs as long as the controllers of its file: it watches what their answers depend
-    on and calls `changed(NAME)`. If it fails, the process ends, for its supervisor to start it again."""
+    on and calls `changed(NAME)`. If it fails, the controllers leave the registry and the process ends, for its supervisor to start it again."""
     _background.append(function)
     return function
 

@@ -15,7 +15,7 @@ from moorage.bus import Bus, Incoming, NoAnswer, subjects, until_done
 from moorage.fleet import Fleet
 from moorage.model.candidates import Answer, Answers, Ask, Asks
 from moorage.model.controllers import Register
-from moorage.model.desired import ActionAnswer, ActionAsk
+from moorage.model.desired_state import ActionAnswer, ActionAsk
 from moorage.model.problems import Problem, Refused
 
 from .answers import answer
@@ -193,5 +193,5 @@ class ControllerRunner:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Tells an intent store that is starting or busy from one that refuses the controller."""
+    """Returns whether the intent store is starting or busy, rather than refusing the controller."""
     return isinstance(error, NoAnswer) or (isinstance(error, Refused) and error.problem.status in (500, 503))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import sys
 from collections.abc import Callable, Container, Sequence
@@ -39,8 +38,8 @@ async def run(
     worker: str = "controller",
     registered: Callable[[list[str]], None] | None = None,
 ) -> None:
-    """Serves these controllers, or all declared ones, until cancelled; then they leave the registry. Controllers of a
-    process that dies stay registered and time out. `worker` is the user of the bus; controllers of another user than
+    """Serves these controllers, or all declared ones, until cancelled or until a background function fails; then they leave
+    the registry. Controllers of a process that dies stay registered and time out. `worker` is the user of the bus; controllers of another user than
     `controller` are built in and never leave. `registered` is called with their names once the mesh asks them."""
     controllers = declared() if controllers is None else controllers
     if not controllers:
@@ -55,7 +54,7 @@ async def run(
         if any(one.capacity for one in controllers):
             log = await open_ledger(bus)
             keep_capacity(log, fleet)
-            bus.vitals.add_values(lambda: follower_metrics(follower, log.ledger))
+            bus.process_health.add_values(lambda: follower_metrics(follower, log.ledger))
         runner = ControllerRunner(bus, fleet, controllers)
         await runner.serve()
         bus.set_waiting_for("the intent store, to register")
@@ -74,10 +73,9 @@ async def run(
             registered([one.name for one in controllers])
         try:
             await bus.closed.wait()
-        except asyncio.CancelledError:
-            if worker == "controller":
+        finally:  # also when a background function failed: nobody answers from now on
+            if worker == "controller" and bus.nc.is_connected:
                 await runner.leave()
-            raise
     finally:
         for one in controllers:
             _runners.pop(one.name, None)

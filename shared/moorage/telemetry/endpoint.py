@@ -42,7 +42,7 @@ def from_env() -> socket.socket | None:
 
 
 @asynccontextmanager
-async def serve_health(vitals: ProcessHealth, sock: socket.socket | None) -> AsyncIterator[None]:
+async def serve_health(process_health: ProcessHealth, sock: socket.socket | None) -> AsyncIterator[None]:
     """Serves the health of a worker from its start, so that one that cannot start shows what it waits for."""
     if sock is None:
         yield
@@ -54,13 +54,15 @@ async def serve_health(vitals: ProcessHealth, sock: socket.socket | None) -> Asy
         return web.Response(text="ok\n")
 
     async def readyz(_request: web.Request) -> web.Response:
-        missing = vitals.missing()
+        missing = process_health.missing()
         if missing:
             return web.Response(status=503, text=f"missing: {', '.join(missing)}\n")
         return web.Response(text="ok\n")
 
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(vitals.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(
+            body=generate_latest(process_health.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
 
     app = web.Application(client_max_size=1024)
     app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])

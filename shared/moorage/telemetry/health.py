@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ ACTIVE = ("moorage_worker_active", "1 if this worker is the leader, 0 if it is a
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
+@cache
 def version_of_moorage() -> str:
     try:
         return version("moorage")
@@ -80,11 +82,11 @@ class _ValuesCollector(Collector):
 
 
 class _WorkerCollector(Collector):
-    def __init__(self, vitals: ProcessHealth) -> None:
-        self._vitals = vitals
+    def __init__(self, process_health: ProcessHealth) -> None:
+        self._process_health = process_health
 
     def collect(self) -> Iterable[Metric]:
-        worker = self._vitals
+        worker = self._process_health
         info = GaugeMetricFamily("moorage_worker_info", "Name and version of this worker", labels=["worker", "version"])
         info.add_metric([worker.worker, version_of_moorage()], 1)
         ready = GaugeMetricFamily("moorage_worker_ready", "1 if the worker is ready", value=float(not worker.missing()))
@@ -94,7 +96,7 @@ class _WorkerCollector(Collector):
         return [info, ready, restarts]
 
 
-CURRENT: ContextVar[ProcessHealth | None] = ContextVar("vitals", default=None)
+CURRENT: ContextVar[ProcessHealth | None] = ContextVar("process_health", default=None)
 
 
 def claim_health(worker: str) -> ProcessHealth:

@@ -1,0 +1,19 @@
+"""Parts of HTTP servers that several workers use: who calls, where they listen, and where requests for the placement interface go."""
+
+from .audit_writer import AuditWriter
+from .forwarding import LEADER, callers, forward, make_session, placement_leader
+from .listening import listener_of
+from .tokens import TokenReader, digest_of, token_of
+
+__all__ = [
+    "LEADER",
+    "AuditWriter",
+    "TokenReader",
+    "callers",
+    "digest_of",
+    "forward",
+    "listener_of",
+    "make_session",
+    "placement_leader",
+    "token_of",
+]

@@ -1,0 +1,79 @@
+"""Passes HTTP requests on, and finds the placement worker that is active."""
+
+from __future__ import annotations
+
+import aiohttp
+import msgspec
+from aiohttp import hdrs, web
+
+from moorage.bus import Bus
+from moorage.mesh import stores
+
+#: The key beside the providers with the address of the active worker.
+LEADER = "leader"
+
+#: Headers that belong to a connection and are not passed on.
+_OF_CONNECTION = {
+    hdrs.CONNECTION,
+    hdrs.KEEP_ALIVE,
+    hdrs.TE,
+    hdrs.TRAILER,
+    hdrs.TRANSFER_ENCODING,
+    hdrs.UPGRADE,
+    hdrs.HOST,
+    hdrs.CONTENT_LENGTH,
+    hdrs.CONTENT_ENCODING,
+}
+
+
+class Leader(msgspec.Struct):
+    """The address of the active placement worker, and whether it believes every caller."""
+
+    url: str = ""
+    unchecked: bool = False
+
+
+_leader = msgspec.json.Decoder(Leader).decode
+
+
+async def placement_leader(bus: Bus) -> Leader | None:
+    """Returns the placement worker that became active last, or None if none ever did."""
+    entry = await bus.bucket(stores.PROVIDERS).get(LEADER)
+    return None if entry is None else _leader(entry.value)
+
+
+def callers(request: web.Request) -> str:
+    """Returns the addresses that a request came from. Only the last is certain: those before it may be invented."""
+    return ", ".join([*request.headers.getall("X-Forwarded-For", []), request.remote or ""])
+
+
+async def forward(
+    session: aiohttp.ClientSession, request: web.Request, url: str, prefix: str = ""
+) -> web.StreamResponse:
+    """Sends the request to `url` and streams the answer. `prefix` is the part of the path that clients see before the
+    interface. Raises aiohttp.ClientError or TimeoutError if there is none."""
+    headers = {name: value for name, value in request.headers.items() if name not in _OF_CONNECTION}
+    headers.setdefault("X-Forwarded-Proto", request.scheme)
+    headers.setdefault("X-Forwarded-Host", request.host)
+    headers["X-Forwarded-For"] = callers(request)
+    if prefix:
+        headers["X-Forwarded-Prefix"] = prefix
+    body = request.content if request.can_read_body else None
+    async with session.request(
+        request.method, url, headers=headers, data=body, allow_redirects=False, skip_auto_headers=["Content-Type"]
+    ) as answer:
+        response = web.StreamResponse(status=answer.status, reason=answer.reason)
+        for name, value in answer.headers.items():
+            if name not in _OF_CONNECTION:
+                response.headers.add(name, value)
+        await response.prepare(request)
+        async for chunk in answer.content.iter_chunked(1 << 16):
+            await response.write(chunk)
+        await response.write_eof()
+        return response
+
+
+def make_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=60.0)
+    )
