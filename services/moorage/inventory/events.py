@@ -23,6 +23,8 @@ log = structlog.get_logger("inventory")
 
 #: Changes that Redis records, with the cluster's row.
 FLAGS = ("stale", "ready")
+#: Changes that nothing records: the next one replaces a lost one.
+FIGURES = ("changed", "parts")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FleetEvent).decode
@@ -31,7 +33,7 @@ _decode = msgspec.msgpack.Decoder(FleetEvent).decode
 def with_ids(events: Iterable[FleetEvent]) -> list[FleetEvent]:
     """Gives ids to events of states: an id is recorded with the state, before the event is published."""
     return [
-        event if event.change == "changed" else event._replace(id=event.id or new_id(), time=now_text())
+        event if event.change in FIGURES else event._replace(id=event.id or new_id(), time=now_text())
         for event in events
     ]
 

@@ -1,7 +1,6 @@
-"""The inventory worker: takes reports from the bus, stores cluster records in KV, and writes changes to Redis.
+"""The inventory worker: takes reports from the bus, stores cluster records in KV, and has changes written to Redis.
 
-Changes are gathered for some milliseconds, so that a burst is written at once. After a restart it begins with the rows that
-Redis still has. If Redis has none, nothing is published until every known cluster has reported or the time for that is over,
+After a restart it begins with the rows that Redis still has. If Redis has none, nothing is published until every known cluster has reported or the time for that is over,
 and followers keep the rows that they have.
 """
 
@@ -17,39 +16,23 @@ import structlog
 
 from moorage.bus import Bus, Conflict, Entry, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
-from moorage.fleet import (
-    FAILURES,
-    Changed,
-    Fleet,
-    FleetFlush,
-    FleetStore,
-    FleetWriter,
-    Malformed,
-    StoreSuperseded,
-    still_wanted,
-)
+from moorage.fleet import FleetStore
 from moorage.mesh import stores
 from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
-from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, wrong_state
+from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, still_reports, wrong_state
 from moorage.model.reports import Report, ReportReply
 from moorage.telemetry import ACTIVE, MetricValue
 
 from .core.cluster_ids import ClusterRecord, changed_record, clusters_with_taken_ids
-from .core.fleet_state import BATCH, TAKEOVER, FleetEvent, FleetState
-from .events import ClusterEvents, shortened, with_ids
+from .core.fleet_state import FleetState
+from .events import ClusterEvents
+from .redis_writer import RedisWriter
 
 log = structlog.get_logger("inventory")
 
-GATHER = 0.010
-#: Gathering takes this many times as long as the last write: snapshots of huge clusters delay writes, not reports.
-REST = 3
-CHECK_EVERY = 1.0  # seconds between checks for silent clusters and of Redis, and between mere signs of life
-#: Counters left out when the dictionary's numbers change their meaning: followers that see a gap load everything. One is not
-#: enough, because a write that was given up may still arrive.
-COUNTER_GAP = 2
-MAX_EVENTS = 10_000
 ATTEMPTS, PAUSE = 5, 0.1
+REFUSED_PODS = "moorage_refused_pods_total"
 
 _report = msgspec.json.Decoder(Report)
 _record = msgspec.json.Decoder(ClusterRecord)
@@ -73,21 +56,21 @@ async def main(settings: Settings) -> None:
     bus = await Bus.connect(settings, worker="inventory")
     store = FleetStore(settings.redis_url)
     lease = Lease(bus, "inventory")
-    shell = InventoryWorker(bus, store, lease)
-    bus.vitals.add_values(shell.figures)
+    inventory = InventoryWorker(bus, store, lease)
+    bus.process_health.add_values(inventory.metrics)
     tasks = [asyncio.create_task(lease.hold()), asyncio.create_task(bus.closed.wait())]
     try:
         done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         if not done:  # another inventory is active: a standby is ready
-            await bus.announce(shell.health)
+            await bus.announce(inventory.health)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not bus.closed.is_set():
             bus.set_waiting_for("Redis")
-            await shell.take_over(lease.generation)
+            await inventory.take_over(lease.generation)
             if done:
-                await bus.announce(shell.health)
+                await bus.announce(inventory.health)
             tasks[0] = asyncio.create_task(lease.lost.wait())
-            tasks.append(asyncio.create_task(shell.write()))
+            tasks.append(asyncio.create_task(inventory.redis.run()))
             for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
                 task.result()
         # Another inventory may be active already: the process ends, to start again as a standby without this state.
@@ -103,44 +86,40 @@ async def main(settings: Settings) -> None:
 
 class InventoryWorker:
     def __init__(self, bus: Bus, store: FleetStore, lease: Lease) -> None:
-        self.bus, self.store, self.lease = bus, store, lease
+        self.bus, self.lease = bus, lease
         self.kv = bus.bucket(stores.CLUSTERS)
         self.state: FleetState | None = None
-        self.writer = FleetWriter()
-        self.generation = 0  # in Redis: the lease's, or a larger one if Redis has seen that
-        self._term = 0  # the lease's generation
-        self.counter = 0
-        self.redis_ok = True
-        self._rewrite_at = 0.0  # Redis has nothing yet: it is written when all clusters have reported, or at this time
-        self._complete = False  # Redis has everything that is in memory
-        self._dirty = asyncio.Event()
         self.cluster_events = ClusterEvents(bus, self.kv)
-        self._events: list[FleetEvent] = []
-        self._max_events = MAX_EVENTS
-        self._unconfirmed: FleetFlush | None = None
+        self.redis = RedisWriter(store, self.cluster_events)
+        self._term = 0  # the lease's generation
         self._joining: dict[str, asyncio.Task[None]] = {}
-        self._heard_at = self._ticked_at = self._checked_at = 0.0
 
-    def figures(self) -> Iterable[MetricValue]:
+    def metrics(self) -> Iterable[MetricValue]:
         """Yields gauges when they are collected."""
         yield MetricValue(*ACTIVE, float(self.state is not None))
-        yield MetricValue("moorage_redis_up", "1 while Redis takes what changed", float(self.redis_ok))
+        yield MetricValue("moorage_redis_up", "1 while Redis takes what changed", float(self.redis.is_up))
         yield MetricValue(
-            "moorage_fleet_changes_total", "Changes of the fleet that were written for others", self.counter
+            "moorage_fleet_changes_total", "Changes of the fleet that were written for others", self.redis.counter
+        )
+        parts = self.state.writer.fleet.parts.counts() if self.state is not None else {}
+        yield MetricValue("moorage_fleet_parts", "Parts of nodes, by kind", parts, "kind")
+        refused = self.state.refused_pods if self.state is not None else {}
+        yield MetricValue(
+            REFUSED_PODS, "Pods of claims that their node refused, by the kubelet's reason", refused, "reason"
         )
 
     def health(self) -> dict[str, Any]:
-        missing = [] if self.redis_ok else ["Redis"]
+        missing = [] if self.redis.is_up else ["Redis"]
         if self.state is None:
             return {"ok": not missing, "missing": missing, "role": "standby"}
         return {
             "ok": not missing,
             "missing": missing,
             "role": "active",
-            "generation": self.generation,
-            "counter": self.counter,
+            "generation": self.redis.generation,
+            "counter": self.redis.counter,
             "clusters": self.state.present,
-            "whole": self._complete,
+            "whole": self.redis.complete,
         }
 
     # -- beginning ----------------------------------------------------------------------------------------------------
@@ -155,9 +134,9 @@ class InventoryWorker:
         mirror = await self.kv.mirror(learn)
         await mirror.stop()
         self._term = generation
-        inherited, recorded_events = await self._inherit(generation)
+        inherited, recorded_events = await self.redis.inherit(generation)
         now = time.monotonic()
-        core = FleetState(self.writer, self.generation)
+        core = FleetState(self.redis.writer, self.redis.generation)
         late = clusters_with_taken_ids({name: record for name, (_, record) in records.items()})
         begun = {name: record for name, (_, record) in records.items() if name not in late}
         for _ in core.begin(begun, now):
@@ -167,44 +146,12 @@ class InventoryWorker:
             record = core.with_new_id(name, msgspec.structs.replace(record, generation=generation))
             records[name] = await self.kv.update(cluster_tokens(name), msgspec.json.encode(record), revision), record
             core.register(name, record, now)
-        if not inherited and core.present:
-            self._rewrite_at = now + TAKEOVER * core.period
         await self.cluster_events.begin(core, records, recorded_events)
         self.state = core
-        log.info("inventory is active", generation=self.generation, clusters=core.present, inherited=inherited)
+        self.redis.begin(core, now, inherited=inherited)
+        log.info("inventory is active", generation=self.redis.generation, clusters=core.present, inherited=inherited)
         await self.bus.serve("moorage.reports.*.*.*", self.on_report, limit=8192)
         await self.bus.serve(subjects.CLUSTERS_SET, self.on_set)
-        self._dirty.set()
-
-    async def _inherit(self, generation: int) -> tuple[bool, list[bytes]]:
-        """Takes over the rows that an inventory before left in Redis.
-
-        Returns whether there were any, and the recorded events. Waits until Redis answers.
-        """
-        while True:
-            still_wanted()
-            try:
-                current = await self.store.current()
-                newest = await self.store.last()
-                self.generation = max(generation, current.generation + 1, newest.generation + 1)
-                fleet, recorded_events = Fleet(), list[bytes]()
-                if current.generation:
-                    fleet = await self.store.read(current)
-                    recorded_events = await self.store.told(current.generation)
-            except FAILURES as error:
-                self.redis_ok = False
-                log.warning("waiting for Redis", error=f"{type(error).__name__}: {error}"[:300])
-                await asyncio.sleep(0.5)
-                continue
-            except Changed:
-                continue
-            except Malformed as error:
-                log.warning("rows in Redis are not readable; agents will report", error=str(error)[:300])
-                current, fleet = current._replace(generation=0), Fleet()
-            self.redis_ok = True
-            self.writer = FleetWriter(fleet)
-            self.writer.compact()
-            return current.generation > 0, recorded_events
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -219,7 +166,9 @@ class InventoryWorker:
         if known is None or (known.record.gone and report.session not in known.retired):
             if report.kind != "full" or report.leaving:
                 return ReportReply(
-                    period_ms=round(self.state.period * 1000), resync=not report.leaving, generation=self.generation
+                    period_ms=round(self.state.period * 1000),
+                    resync=not report.leaving,
+                    generation=self.redis.generation,
                 )
             await self._join(cluster, report)
             if not self.lease.is_certain:  # it took long: a successor assigns an id, too
@@ -227,12 +176,12 @@ class InventoryWorker:
         outcome = self.state.report(cluster, source, report, time.monotonic(), len(incoming.data))
         if outcome.gone:
             await self._update_record(cluster, report.id, gone=True)
-        self._queue_events(outcome.events)
+        self.redis.queue_events(outcome.events)
         if outcome.problems:
             errors = [Violation(path="nodes", code="Invalid", message=text) for text in outcome.problems[:20]]
             await self.bus.reject(incoming.subject, incoming.data, invalid(errors))
-        if self.writer.pending:
-            self._dirty.set()
+        if self.redis.writer.pending:
+            self.redis.wake()
         reached("inventory.reported")
         return outcome.reply
 
@@ -252,8 +201,8 @@ class InventoryWorker:
         if edit.cordoned is not None:
             changes["cordoned"] = edit.cordoned
         await self._update_record(edit.cluster, edit.cause, **changes)
-        if self.writer.pending:
-            self._dirty.set()
+        if self.redis.writer.pending:
+            self.redis.wake()
         return b'{"accepted":true}'
 
     async def _forget(self, edit: ClusterEdit) -> None:
@@ -262,10 +211,10 @@ class InventoryWorker:
         if known.record.gone:
             return
         if not self.state.is_stale(edit.cluster):
-            raise Refused(wrong_state(f"{edit.cluster} still reports; stop its agent or simulator first"))
+            raise Refused(wrong_state(still_reports(edit.cluster)))
         await self._update_record(edit.cluster, edit.cause, gone=True)
         self.state.forget(known)
-        self._dirty.set()
+        self.redis.wake()
 
     async def _join(self, cluster: str, report: Report) -> None:
         """Registers a new cluster once its id is durable. All parts of its first report wait for one registration."""
@@ -285,10 +234,12 @@ class InventoryWorker:
             raise Refused(problem)
         known = self.state.clusters.get(cluster)
         if known is not None:
-            await self._update_record(cluster, report.id, gone=False)
+            again = {"joined_at": time.time()} if known.record.gone else {}
+            await self._update_record(cluster, report.id, gone=False, **again)
             return
         record = self.state.new_record(cluster, report.labels or {})
         record.generation, record.told = self._term, ["joined", new_id(), report.id]
+        record.joined_at = time.time()
         key = cluster_tokens(cluster)
         try:
             await self.kv.create(key, msgspec.json.encode(record))
@@ -328,129 +279,4 @@ class InventoryWorker:
         assert after is not None
         if before is not after:
             reached("inventory.kept")
-        self._queue_events(self.state.edit(cluster, _record.decode(after.value)))
-
-    def _queue_events(self, events: list[FleetEvent]) -> None:
-        if not events:
-            return
-        self._events += with_ids(events)
-        if len(self._events) > self._max_events:  # Redis is away: only the newest event of each state matters
-            self._events = shortened(self._events, MAX_EVENTS // 2)
-            self._max_events = max(MAX_EVENTS, 2 * len(self._events))
-
-    # -- Redis --------------------------------------------------------------------------------------------------------
-
-    async def write(self) -> None:
-        """Writes changes until cancelled; an error ends it only if another inventory has taken over."""
-        delay = 0.0
-        while True:
-            still_wanted()
-            try:
-                async with asyncio.timeout(CHECK_EVERY / 4):
-                    await self._dirty.wait()
-            except TimeoutError:
-                pass
-            else:
-                await asyncio.sleep(max(GATHER, delay))
-            began = time.monotonic()
-            try:
-                await self._step(began)
-                if not self.redis_ok:
-                    log.info("Redis answers again")
-                self.redis_ok = True
-                delay = min((time.monotonic() - began) * REST, 0.5)
-            except FAILURES as error:
-                if self.redis_ok:
-                    log.warning("Redis does not answer", error=f"{type(error).__name__}: {error}"[:300])
-                self.redis_ok = False
-                delay = min(max(delay * 2, 0.05), 1.0)
-                await asyncio.sleep(delay)
-
-    async def _step(self, now: float) -> None:
-        assert self.state is not None
-        if now - self._ticked_at >= CHECK_EVERY / 2:
-            self._ticked_at = now
-            self._queue_events(self.state.tick(now))
-        if now - self._checked_at >= CHECK_EVERY:
-            self._checked_at = now
-            await self._check()
-        if self._rewrite_at:
-            if self.state.awaits_reports() and now < self._rewrite_at:
-                return
-            self._rewrite_at = 0.0
-        if self._unconfirmed is not None:
-            await self._confirm(self._unconfirmed)
-        if self._complete and self.writer.crowded():
-            self.writer.compact()
-            self.counter += COUNTER_GAP
-            self._complete = False
-        if not self._complete:
-            await self._rewrite()
-        lively = self.writer.heard and now - self._heard_at >= CHECK_EVERY
-        self._dirty.clear()
-        if self.writer.pending or lively:
-            self._heard_at = now
-            ready = await self._flush()
-        else:
-            ready, self._events = self._events, []
-        if self.writer.pending:
-            self._dirty.set()
-        if ready:
-            reached("inventory.written")
-        for event in ready:
-            await self.cluster_events.publish(event)
-
-    async def _check(self) -> None:
-        """Has Redis written again if it was emptied or came back with older data."""
-        if not self._complete or self._unconfirmed is not None:
-            return
-        known = int(self.writer.fleet.known.sum())
-        pending = self.writer.pending  # clusters that came or went since make the number differ
-        if not await self.store.intact(self.generation, self.counter, None if pending else known):
-            log.warning("Redis lost the fleet; writing it again")
-            self._complete = False
-
-    async def _rewrite(self) -> None:
-        first = self.counter == 0
-        if first:
-            self.writer.settle()
-        self.counter += 1
-        await self.store.rewrite(
-            self.generation, self.counter, self.writer, self.cluster_events.all_flags(self._events)
-        )
-        self._complete = True
-
-    async def _flush(self) -> list[FleetEvent]:
-        """Writes pending changes and returns the events that may be published: those of clusters that were written."""
-        assert self.state is not None
-        flush = self.writer.flush(self.generation, self.counter + 1, BATCH)
-        self._unconfirmed = flush
-        clusters, ready, later = self.state.clusters, list[FleetEvent](), list[FleetEvent]()
-        for event in self._events:
-            (later if self.writer.waits(clusters[event.cluster].record.id) else ready).append(event)
-        self._events = later
-        try:
-            current = await self.store.write(self.generation, flush, self.cluster_events.flags(ready))
-        except BaseException:
-            self._events = ready + self._events
-            raise
-        self._unconfirmed, self.counter = None, flush.counter
-        if current.generation > self.generation:
-            raise StoreSuperseded
-        if current.generation != self.generation:
-            self._complete = False
-            self._dirty.set()
-        return ready
-
-    async def _confirm(self, flush: FleetFlush) -> None:
-        """Finds out by the counter in Redis whether a write happened whose answer was lost."""
-        if (await self.store.current()).generation > self.generation:
-            raise StoreSuperseded
-        there = await self.store.counter(self.generation)
-        if there == flush.counter:
-            self.counter = there
-        else:
-            self.writer.again(flush)
-            self._complete = self._complete and there == self.counter
-            self.counter += not self._complete
-        self._unconfirmed = None
+        self.redis.queue_events(self.state.edit(cluster, _record.decode(after.value)))

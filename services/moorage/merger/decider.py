@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -36,7 +36,9 @@ from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import tracing
 
-from .core.propose import NameOrder, ProposalRefused, propose
+from .core.funnel import funnels
+from .core.propose import NameOrder, ProposalRefused, TriedChoices, propose
+from .core.recording import Recording
 from .core.responses import (
     ControllerResults,
     Replies,
@@ -50,6 +52,7 @@ from .core.responses import (
 from .durability import DurableRevisions
 from .events import placed
 from .metrics import DecisionMetrics
+from .recorder import Recorder
 
 #: Seconds that a decision may take beyond the largest deadline. Asking for reasons ends `_MARGIN` before that.
 GRACE = 0.050
@@ -58,7 +61,7 @@ _MARGIN = 0.015
 COMMIT_TRIES = 16
 #: Times that controllers are asked again because they had not seen the newest clusters.
 BEHIND_TRIES = 3
-#: Seconds before they are asked again. The change is on its way to them.
+#: Seconds before they are asked again, while the change is on its way to them.
 _BEHIND_DELAY = 0.01
 #: Seconds that the solver may take for the hard packings of one proposal.
 SOLVE_SECONDS = 0.5
@@ -79,15 +82,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 def settled(ledger: Ledger, group: str, revision: int) -> bool:
-    """Returns whether the group needs no decision: this revision or a later one is decided or withdrawn."""
+    """Returns whether the group needs no decision: this revision or a later one is decided or withdrawn. One that is displaced
+    needs another."""
+    if ledger.ended_revisions.get(group, 0) >= revision:
+        return True
     standing = ledger.standing.get(group)
-    return ledger.ended_revisions.get(group, 0) >= revision or (standing is not None and standing.revision >= revision)
+    if standing is None or standing.revision < revision:
+        return False
+    return standing.revision > revision or group not in ledger.displaced
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a try to decide a group. `confined` is the `steady_confinement` of its apps; empty if the group was placed
-    or a required controller did not answer."""
+    """The result of a try to decide a group. `confined` is the `steady_confinement` of its apps; empty if the group was
+    placed or a required controller did not answer."""
 
     attempt: Attempt
     confined: Sequence[bytes | None] = ()
@@ -96,62 +104,102 @@ class Outcome:
 class _Proposer:
     """Makes decisions of one record from the newest state, and holds their room."""
 
-    def __init__(self, decider: Decider, record: Revision, results: ControllerResults) -> None:
-        self._decider, self._record, self._results = decider, record, results
+    def __init__(
+        self,
+        decider: Decider,
+        record: Revision,
+        results: ControllerResults,
+        based_on: int,
+        *,
+        is_simulated: bool = False,
+    ) -> None:
+        self._decider, self._record, self.results, self._based_on = decider, record, results, based_on
+        self._is_simulated = is_simulated
         self._traceparent = tracing.traceparent()
         self._solutions = PackingSolutions()
         self.decision: Decision | None = None  # the last proposal, if it was not refused
         self.refusal = ProposalRefused([])
+        self._tried: TriedChoices | None = None  # by the last proposal, if it is to be recorded
+        self.recording: Recording | None = None  # what the decision was made from
 
     async def propose_solved(self, until: float) -> Decision | None:
-        """Proposes like `propose`, and again once packings that were too hard for it are solved off the event loop."""
-        loop = asyncio.get_running_loop()
-        decision = self.propose()
-        while self._solutions.unsolved and (left := until - loop.time()) > 0:
-            if decision is not None:
-                self._decider.capacity.give_back(decision.id)
-            await asyncio.to_thread(solve, self._solutions, min(left, SOLVE_SECONDS))
-            decision = self.propose()
-        return decision
+        """Proposes like `propose`, once packings that are too hard for it are solved off the event loop."""
+        return self._hold(await self.compute_solved(until))
 
     def propose(self) -> Decision | None:
         """Returns a decision whose room is held, or None after setting `refusal`."""
+        return self._hold(self._compute())
+
+    async def compute_solved(self, until: float) -> Decision | ProposalRefused:
+        """Computes a decision without holding its room, again once hard packings are solved off the event loop."""
+        loop = asyncio.get_running_loop()
+        proposal = self._compute()
+        while self._solutions.unsolved and (left := until - loop.time()) > 0:
+            await asyncio.to_thread(solve, self._solutions, min(left, SOLVE_SECONDS))
+            proposal = self._compute()
+        return proposal
+
+    def _compute(self) -> Decision | ProposalRefused:
         decider = self._decider
-        self._results = refresh(self._results, decider.fleet)
+        self.results = refresh(self.results, decider.fleet)
+        self._tried = None if self._is_simulated or not decider.recorder.affordable else TriedChoices()
         began = time.perf_counter()
         proposal = propose(
             self._record,
-            self._results,
+            self.results,
             decider.fleet,
             decider.ledger,
             decider.name_order,
             new_id(),
             self._solutions,
+            self._tried,
         )
-        decider.metrics.proposed(time.perf_counter() - began)
+        if not self._is_simulated:
+            decider.metrics.proposed(time.perf_counter() - began)
+        return proposal
+
+    def _hold(self, proposal: Decision | ProposalRefused) -> Decision | None:
         if isinstance(proposal, ProposalRefused):
             self.decision, self.refusal = None, proposal
             return None
-        proposal.traceparent = self._traceparent
-        decider.capacity.hold(proposal)
+        self.recording = self._recording_of(proposal)
+        proposal.traceparent, proposal.based_on = self._traceparent, self._based_on
+        self._decider.capacity.hold(proposal)
         self.decision = proposal
         return proposal
+
+    def _recording_of(self, proposal: Decision) -> Recording | None:
+        """Records what the proposal was made from, if there is time. Nothing may have changed since."""
+        if self._tried is None:
+            return None
+        decider, began = self._decider, time.thread_time()
+        state = decider.fleet, decider.ledger
+        taken = Recording.take(proposal, self._record, self.results, self._tried, *state, self._solutions)
+        decider.recorder.spent(time.thread_time() - began)
+        return taken
 
 
 class Decider:
     def __init__(self, bus: Bus, fleet: Fleet, follower: LedgerFollower, capacity: Capacity) -> None:
         self.bus, self.fleet, self.follower, self.capacity = bus, fleet, follower, capacity
         self.committer = Committer(bus, follower, capacity)
-        self.metrics = DecisionMetrics(bus.vitals.registry)
+        self.metrics = DecisionMetrics(bus.process_health.registry)
         self.controllers: dict[str, Controller] = {}
         self.name_order = NameOrder()
         self._stale = LruDict[tuple[str, str, int], bytes](_MAX_STALE)  # controller, group, revision → answer
         self._deciding: dict[str, int] = {}  # group → revision
+        self.recorder = Recorder(bus, self.committer.ident, lambda: bool(self._deciding))
+        follower.on_fold.append(self.recorder.folded)
         self._last_took_ms: dict[str, float] = {}  # by controller
 
     @property
     def ledger(self) -> Ledger:
         return self.follower.ledger
+
+    @property
+    def based_on(self) -> int:
+        """The commit that what is received now is based on."""
+        return max(self.ledger.seq, 1)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -194,6 +242,7 @@ class Decider:
                 explain=explain,
                 explain_within=dict(explain_within or {}),
                 held=held,
+                own=existing.own,
             )
             return await self.bus.ask_many(asks, _encode(message), ident=ident, together=together)
 
@@ -233,8 +282,9 @@ class Decider:
 
     async def _explained(
         self, record: Revision, cause: str, existing: ExistingPlacement, results: ControllerResults, until: float
-    ) -> list[Reason]:
-        """Asks the controllers that answered for reasons with numbers, in the time that is left."""
+    ) -> ControllerResults:
+        """Returns the results with the answers of controllers that were asked for reasons with numbers, in the time that is
+        left."""
         answered = {a.name for a in results.asked if a.outcome == "answered"}
         controllers = {n: c for n, c in self.controllers.items() if n in answered}
         left = until - asyncio.get_running_loop().time()
@@ -245,23 +295,24 @@ class Decider:
                 record, cause, existing, controllers, explain=True, explain_within=about, within=left
             )
             explained = gather(Replies(results.replies.apps, list(controllers.values()), replies, {}), self.fleet)
-            results.answers.update(explained.answers)
-        return collect_reasons(results, self.fleet)
+            results = replace(results, answers={**results.answers, **explained.answers})
+        return results
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     async def decide(
-        self, record: Revision, cause: str, durable_revisions: DurableRevisions | None = None
+        self, record: Revision, cause: str, based_on: int, durable_revisions: DurableRevisions | None = None
     ) -> Outcome | None:
         """Returns None if there is nothing left to decide, or if another task of this process decides the group.
-        `durable_revisions` is given if the record is still being written, and tells when it is durable."""
+        `based_on`: the last commit that was folded when the record was received. `durable_revisions` is given if the record is
+        still being written, and reports when it is durable."""
         group = record.group
         if self._deciding.get(group, 0) >= record.revision:
             return None
         self._deciding[group] = record.revision
         began = time.perf_counter()
         try:
-            outcome = await self._decide(record, cause, durable_revisions)
+            outcome = await self._decide(record, cause, based_on, durable_revisions)
             self.metrics.decided(time.perf_counter() - began)
             self.metrics.outcome(outcome.attempt if outcome is not None else None)
             return outcome
@@ -269,7 +320,9 @@ class Decider:
             if self._deciding.get(group) == record.revision:
                 del self._deciding[group]
 
-    async def _decide(self, record: Revision, cause: str, durable_revisions: DurableRevisions | None) -> Outcome | None:
+    async def _decide(
+        self, record: Revision, cause: str, based_on: int, durable_revisions: DurableRevisions | None
+    ) -> Outcome | None:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
             return None
@@ -281,7 +334,7 @@ class Decider:
             return None
         asked_again = 0
         while True:
-            refusal = await self._try(record, results, until)
+            refusal = await self._try(record, results, until, based_on)
             if refusal is None:
                 return None
             if isinstance(refusal, Attempt):
@@ -301,17 +354,19 @@ class Decider:
         confined = [] if results.missing else steady_confinement(results, len(record.apps), self.controllers)
         explanations: list[Reason] = []
         if not (refusal.final or results.missing):
-            explanations = await self._explained(record, cause, existing, results, until)
-        attempt = _refused(record, refusal, results, explanations, str(self.fleet.epoch))
+            results = await self._explained(record, cause, existing, results, until)
+            explanations = collect_reasons(results, self.fleet)
+        attempt = _refused(record, refusal, results, explanations, self.fleet)
         return Outcome(attempt, confined)
 
     async def _try(
-        self, record: Revision, results: ControllerResults, until: float
+        self, record: Revision, results: ControllerResults, until: float, based_on: int
     ) -> Attempt | ProposalRefused | None:
         """Proposes and commits a decision. Returns None if there is nothing left to decide."""
-        proposer = _Proposer(self, record, results)
+        proposer = _Proposer(self, record, results, based_on)
         for attempt in range(COMMIT_TRIES):
-            if settled(self.ledger, record.group, record.revision):
+            # A withdrawal from after a forgotten commit may not be known any more: the hint counts as lost.
+            if settled(self.ledger, record.group, record.revision) or self.ledger.is_forgotten(based_on):
                 return None
             guard = self._guard(record)
             with tracing.span("propose"):
@@ -324,7 +379,9 @@ class Decider:
             self.metrics.committed(time.perf_counter() - began)
             if isinstance(result, Committed):
                 reached("merger.committed")
-                return placed(proposer.decision or decision, result.seq)
+                decision = proposer.decision or decision
+                self.recorder.decided(decision, result.seq, proposer.recording)
+                return placed(decision, result.seq)
             if result.code == "DecisionTooLarge":
                 return ProposalRefused([Reason(code=result.code, message=result.message, by="merger")], final=True)
             if result.code:
@@ -355,15 +412,16 @@ class Decider:
 
         return guard
 
-    async def withdraw(self, group: str, revision: int) -> None:
-        """Commits a withdrawal, unless the group is withdrawn up to this revision already."""
+    async def withdraw(self, group: str, revision: int, based_on: int) -> None:
+        """Commits a withdrawal, unless the group is withdrawn up to this revision already. `based_on`: as in `decide`."""
 
         def guard(ledger: Ledger) -> Dropped | None:
             withdrawn = ledger.ended_revisions.get(group, 0) >= revision
             return Dropped("Overtaken", "the revision is withdrawn already") if withdrawn else None
 
         if guard(self.ledger) is None:
-            withdrawal = Withdrawal(group=group, revision=revision, traceparent=tracing.traceparent())
+            trace = tracing.traceparent()
+            withdrawal = Withdrawal(group=group, revision=revision, traceparent=trace, based_on=based_on)
             await self.committer.commit(withdrawal, guard)
             reached("merger.withdrawn")
 
@@ -373,22 +431,20 @@ class Decider:
         """Decides without the commit. A simulation is not tried again later, so controllers that answered from before the
         newest change of the fleet are asked once more before the result is a refusal."""
         proposal: Decision | ProposalRefused
-        until = asyncio.get_running_loop().time() + 2 * self._longest_deadline()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 2 * self._longest_deadline()
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)
-            results = refresh(await self.gather(record, cause, existing), self.fleet)
-            solutions = PackingSolutions()
-            proposal = propose(record, results, self.fleet, self.ledger, self.name_order, new_id(), solutions)
-            if solutions.unsolved:
-                await asyncio.to_thread(solve, solutions, SOLVE_SECONDS)
-                results = refresh(results, self.fleet)
-                proposal = propose(record, results, self.fleet, self.ledger, self.name_order, new_id(), solutions)
+            results = await self.gather(record, cause, existing)
+            proposer = _Proposer(self, record, results, self.based_on, is_simulated=True)
+            proposal = await proposer.compute_solved(loop.time() + SOLVE_SECONDS)
+            results = proposer.results
             epoch = str(self.fleet.epoch)
             if isinstance(proposal, Decision) or all(a.epoch in ("", epoch) for a in results.answers.values()):
                 break
         if isinstance(proposal, ProposalRefused):
-            reasons = await self._explained(record, cause, existing, results, until)
-            attempt = _refused(record, proposal, results, reasons, str(self.fleet.epoch))
+            results = await self._explained(record, cause, existing, results, until)
+            attempt = _refused(record, proposal, results, collect_reasons(results, self.fleet), self.fleet)
         else:
             attempt = placed(proposal, 0)
             attempt.decision = ""
@@ -401,16 +457,18 @@ def _refused(
     refusal: ProposalRefused,
     results: ControllerResults,
     explanations: list[Reason],
-    epoch: str,
+    fleet: Fleet,
 ) -> Attempt:
     warnings: list[Warn] = list(dict.fromkeys([*record.warnings, *results.warnings]))
     return Attempt(
         group=record.group,
         revision=record.revision,
         phase="Failed" if refusal.final else "Pending",
-        epoch=epoch,
+        epoch=str(fleet.epoch),
         apps={app.name: AppView(replicas=app.replicas) for app in record.apps},
         controllers=results.asked,
         reasons=order_reasons([*refusal.reasons, *explanations], refusal.blocking),
         warnings=warnings,
+        blocking=list(refusal.blocking),
+        funnel={} if refusal.shortfall is None else funnels(results, fleet, refusal.shortfall),
     )

@@ -7,13 +7,12 @@ import asyncio
 
 import msgspec
 
-from moorage.collections import LruDict
 from moorage.model.groups import Stored
 
 #: Seconds to wait for a confirmation. After that the wait loop decides the group, because it reads the stored record.
 TIMEOUT = 1.0
-#: Confirmations that are kept: more than there can be queued hints.
-_MAX_CONFIRMED = 1 << 15
+#: Seconds that a confirmation is kept for a hint that is still queued. Most are of hints that another merger got.
+KEPT = 10.0
 
 _decode = msgspec.json.Decoder(Stored).decode
 
@@ -22,7 +21,7 @@ class DurableRevisions:
     """Matches the intent store's confirmations with the hints that wait for them."""
 
     def __init__(self) -> None:
-        self._confirmed = LruDict[str, None](_MAX_CONFIRMED)
+        self._confirmed: dict[str, float] = {}  # when each confirmation came, in this order
         self._waiting: dict[str, asyncio.Future[bool]] = {}
 
     def record_stored(self, _subject: str, data: bytes) -> None:
@@ -32,7 +31,10 @@ class DurableRevisions:
             if not future.done():
                 future.set_result(True)
             return
-        self._confirmed[ident] = None
+        now = asyncio.get_running_loop().time()
+        self._confirmed[ident] = now
+        while now - self._confirmed[oldest := next(iter(self._confirmed))] > KEPT:
+            del self._confirmed[oldest]
 
     async def wait_durable(self, ident: str) -> bool:
         """Waits for the confirmation of this hint's record. Returns False if there was none in time."""

@@ -10,13 +10,17 @@ from collections import deque
 from functools import partial
 
 import msgspec
+import structlog
 
 from moorage.bus import Bus, subjects
 from moorage.bus.outbox import Outbox, RecordedEvent
 from moorage.collections import LruDict
 from moorage.ledger import LOG, Changes, LedgerFollower, decode_commit
-from moorage.model.attempts import AppView, Attempt, ClaimView, slot_views
+from moorage.model.attempts import AppView, Attempt, ClaimView
 from moorage.model.claims import Commit, Decision
+from moorage.podspec.slot_views import slot_views
+
+log = structlog.get_logger("merger")
 
 #: Decisions that are remembered of a committer: more than it can have under way at once.
 NEWEST = 128
@@ -62,6 +66,16 @@ async def tell(bus: Bus, attempt: Attempt, cause: str) -> None:
     else:
         await bus.emit(subject, attempt, cause=cause)
         await bus.publish(subjects.MERGER_WAITING, attempt)
+    log.info(attempt.phase.lower(), **_log_fields(attempt), cause=cause)  # last: nobody waits for it
+
+
+def _log_fields(attempt: Attempt) -> dict[str, object]:
+    """Returns the fields of the log line of an attempt: where the group was placed, or why it was not."""
+    fields: dict[str, object] = {"group": attempt.group, "revision": attempt.revision}
+    if attempt.phase == "Placed":
+        clusters = {name: app.clusters for name, app in attempt.apps.items()}
+        return {**fields, "decision": attempt.decision, "clusters": clusters}
+    return {**fields, "reasons": list(dict.fromkeys(reason.code for reason in attempt.reasons))}
 
 
 class DecisionEvents:

@@ -47,6 +47,17 @@ class DecisionMetrics:
         self._outcomes["dropped" if attempt is None else attempt.phase.lower()]()
 
 
+class RecordMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        records = Counter(
+            "moorage_records",
+            "Decisions by whether what they were made from is recorded: written, or lost (no time or no broker)",
+            ["outcome"],
+            registry=registry,
+        )
+        self.written, self.lost = records.labels("written").inc, records.labels("lost").inc
+
+
 def merger_metrics(started: Started) -> Iterable[MetricValue]:
     """Yields the metrics that are computed when they are collected."""
     yield MetricValue(*ACTIVE, float(started.wait_loop is not None))

@@ -9,7 +9,7 @@ import msgspec
 from moorage.bus.failpoints import reached
 from moorage.fleet import FleetChange
 from moorage.model.claims import Release
-from moorage.model.desired import ClaimsRemoved
+from moorage.model.status import ClaimsRemoved
 
 from .core.removals import Removal, sort_removals
 from .decider import Decider
@@ -36,7 +36,7 @@ class Releases:
         self._wake.set()
 
     def fleet_changed(self, change: FleetChange) -> None:
-        if self._removals and (len(change.heard) or len(change.clusters)):
+        if self._removals and (len(change.refreshed) or len(change.clusters)):
             self._changed = True
             self._wake.set()
 

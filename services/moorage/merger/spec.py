@@ -11,11 +11,14 @@ SPEC = WorkerSpec(
         Subject(subjects.GROUPS_STORED, "Stored", "the revision that was announced early is now durable"),
         Subject(subjects.GROUPS_WITHDRAW, "Withdraw", "a revision ends"),
         Subject(subjects.MERGER_SIMULATE, "Decide", "decide without committing", request=True),
+        Subject(subjects.MERGER_REPLAY, "ReplayAsk", "decide again from a record and compare", request=True),
         Subject(subjects.MERGER_WAITING, "Attempt", "a group could not be placed"),
         Subject(subjects.MERGER_REMOVED, "claims, cluster, asOf", "an agent confirmed a removal"),
+        Subject(subjects.MERGER_ENDED, "EndedGroups", "which deleted groups the log still knows", request=True),
     ),
     publishes=(
         Subject(subjects.LEDGER_COMMIT, "Commit", "the decision log (a stream)", streamed=True),
+        Subject(subjects.RECORDS, "RecordBatch, History", "what decisions were made from (a stream)", streamed=True),
         Subject(subjects.DECISION_EVENTS, "Event", "results of decisions and deployments"),
         subjects.MERGER_WAITING,
         subjects.CANDIDATES,
@@ -25,7 +28,16 @@ SPEC = WorkerSpec(
     owns=(
         ObjectStore(stores.SNAPSHOTS, backup=Backup.DECISIONS),
         Stream(stores.LEDGER, subjects.LEDGER_COMMIT, backup=Backup.DECISIONS),
+        # Nothing depends on records, and a backup from before has none: they are not copied.
+        Stream(
+            stores.RECORDS,
+            subjects.RECORDS,
+            max_bytes=256 << 20,
+            max_age_days=7,
+            setting="RECORDS",
+            backup=Backup.NEVER,
+        ),
     ),
     writes=(stores.LEASES,),
-    reads=(stores.GROUPS, stores.CONTROLLERS, stores.EVENTS),
+    reads=(stores.GROUPS, stores.REVISIONS, stores.CONTROLLERS, stores.EVENTS, stores.STATUS),
 )

@@ -11,15 +11,15 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from moorage.bus import Bus, Lease, subjects
+from moorage.bus import Bus, BusError, Lease, NoAnswer, subjects, until_done
 from moorage.fleet import FleetChange
 from moorage.ledger import Changes, Ledger
 from moorage.mesh import stores
 from moorage.model.attempts import Attempt
 from moorage.model.base import Message, Model
-from moorage.model.claims import Commit, Withdrawal
+from moorage.model.claims import Commit, Settlement, Withdrawal
 from moorage.model.groups import Revision, State
-from moorage.model.names import untoken
+from moorage.model.names import group_tokens, untoken
 from moorage.telemetry import tracing
 
 from .core.delayed import Delayed
@@ -27,9 +27,9 @@ from .core.round import Round
 from .core.usable_clusters import UsableClusters
 from .core.wait_queue import Waiter, WaitQueue
 from .decider import Decider, settled
-from .displacement import Displacement
 from .events import DecisionEvents, tell
 from .releases import Releases
+from .settling import Settling
 from .snapshots import Snapshots
 
 log = structlog.get_logger("merger")
@@ -48,7 +48,7 @@ MAX_ATTEMPT = 4 << 20
 
 
 class _Head(Model, kw_only=True):
-    """The part of a group's record that tells whether it waits; manifests stay undecoded."""
+    """The part of a group's record that decides whether it waits; manifests stay undecoded."""
 
     group: str
     revision: int
@@ -67,26 +67,35 @@ class WaitLoop:
         self._bus, self._decider, self._events = bus, decider, events
         self._fleet = decider.fleet
         self._wake = asyncio.Event()
-        self.waiting = WaitQueue()
+        self.waiting = WaitQueue(self._own_clusters)
         self._hinted: Delayed[_Head] = Delayed(HINT_GRACE)  # groups that a merger was asked to decide
-        self._ending: Delayed[int] = Delayed(HINT_GRACE)  # group → revision that a merger was asked to withdraw
+        # Withdrawals that were asked for: group → revision, and the last commit that was folded then.
+        self._ending: Delayed[tuple[int, int]] = Delayed(HINT_GRACE)
         self._releases = Releases(decider, self._wake)
-        self._displacement = Displacement(decider, self._wake)
+        self._settling = Settling(bus, decider, self._displaced)
         self._snapshots = Snapshots(bus, decider.follower, self._wake)
         self._clusters = UsableClusters(decider.fleet)
+        self._unrecorded: set[str] = set()  # decided groups whose record was not read yet after the start
         self._forced: set[str] = set()  # groups of the next round whatever changed
         self._rows: dict[str, NDArray[np.intp]] = {}  # what the last round left over: rows that may help these groups
         self._tick = 0  # of the fleet, up to which changes were tested
+        self.outdated = (
+            asyncio.Event()
+        )  # the ledger was loaded again: what waits may be withdrawn and forgotten meanwhile
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def _own_clusters(self, group: str) -> set[int]:
+        ledger, ids = self._decider.ledger, self._fleet.ids
+        clusters = (ledger.claims[ident].claim.cluster for ident in ledger.by_group.get(group, ()))
+        return {ids[cluster] for cluster in clusters if cluster in ids}
+
     async def run(self) -> None:
         """Runs until it is cancelled."""
         follower, fleet = self._decider.follower, self._fleet
         self._tick = fleet.tick
-        self._displacement.suspect(self._decider.ledger.claims)
         self._reset_clusters()
         fleet.on_change.append(self._fleet_changed)
         follower.on_fold.append(self._folded)
@@ -96,14 +105,20 @@ class WaitLoop:
             await self._bus.subscribe(subjects.MERGER_REMOVED, self._releases.removal_confirmed),
             await self._bus.subscribe("moorage.controllers.*.changed", self._controller_changed),
         ]
+        self._unrecorded = set(self._decider.ledger.standing)
         mirror = await self._bus.bucket(stores.GROUPS).mirror(self._record_changed)
+        for group in self._unrecorded:
+            self._end(group, self._standing_revision(group))  # it was deleted while no merger was there
+        self._unrecorded.clear()
         log.info("this merger decides waiting groups again", groups=len(self.waiting.groups))
         self._events.check()
         finding = self._bus.spawn(self._snapshots.find_last())
+        settling = self._bus.spawn(self._settling.run())
         try:
             await self._loop()
         finally:
             finding.cancel()
+            settling.cancel()
             fleet.on_change.remove(self._fleet_changed)
             follower.on_fold.remove(self._folded)
             follower.on_reload.remove(self._reloaded)
@@ -127,7 +142,6 @@ class WaitLoop:
             for group in self._hinted.due(self._now):
                 self._put_hinted(group, self._now)
             await self._releases.append_ready()
-            await self._displacement.append_due()
             await self._withdraw_due()
             await self._round()
             await self._snapshots.write_if_due()
@@ -137,7 +151,6 @@ class WaitLoop:
             self.waiting.next_due(),
             self._hinted.next_due(),
             self._ending.next_due(),
-            self._displacement.next_due(),
         )
         return min((time for time in times if time is not None), default=math.inf)
 
@@ -150,6 +163,7 @@ class WaitLoop:
             self._end(group, self._standing_revision(group))
             return
         head = _heads.decode(data)
+        self._unrecorded.discard(head.group)
         if head.state == "Instantiated":
             if not settled(self._decider.ledger, head.group, head.revision):
                 self._expect_decision(head)
@@ -183,7 +197,7 @@ class WaitLoop:
     def _end(self, group: str, revision: int) -> None:
         """Withdraws the revision after a while, unless the merger that got the hint did."""
         if self._decider.ledger.ended_revisions.get(group, 0) < revision:
-            self._ending.put(group, revision, self._now)
+            self._ending.put(group, (revision, self._decider.based_on), self._now)
             self._wake.set()
 
     def _attempt_failed(self, _subject: str, data: bytes) -> None:
@@ -219,17 +233,38 @@ class WaitLoop:
             waiter = self.waiting.groups.get(withdrawal.group)
             if waiter is not None and waiter.record.revision <= withdrawal.revision:
                 self.waiting.drop(withdrawal.group)
+        if commit.entries_of(Settlement):
+            for group in changes.groups & ledger.steered:
+                self._bus.spawn(self._expect_displaced(group))
         if (changes.released and self.waiting.groups) or self._snapshots.due:
             self._wake.set()
 
-    def _reloaded(self, ledger: Ledger) -> None:
-        self._displacement.suspect(ledger.claims)
-        self._wake.set()
+    async def _expect_displaced(self, group: str) -> None:
+        """Lets a group wait that a settlement displaced, if the merger that settled died before it did."""
+        await asyncio.sleep(HINT_GRACE)
+        if group in self.waiting.groups:
+            return
+        key = group_tokens(group)
+        async for attempt in until_done((NoAnswer, BusError), first=0.1):
+            with attempt:
+                stored = await self._bus.bucket(stores.GROUPS).get(key)
+                if stored is not None:
+                    self._record_changed(key, stored.value, stored.revision)
+
+    def _displaced(self, record: Revision, wait: float) -> None:
+        """Lets a group wait that a settlement displaced."""
+        ledger = self._decider.ledger
+        # This merger may have slept until the group was deleted and forgotten.
+        if ledger.knows(record.group) and not settled(ledger, record.group, record.revision):
+            self.waiting.put(record, self._now + wait)
+            self._wake.set()
+
+    def _reloaded(self, _ledger: Ledger) -> None:
+        self.outdated.set()
 
     def _fleet_changed(self, change: FleetChange) -> None:
         if change.reset:
             self._reset_clusters()
-            self._displacement.suspect(self._decider.ledger.claims)
             # Groups were refused over a fleet that was empty or incomplete. Where nothing fits even now, the reasons differ.
             self._forced.update(self.waiting.groups)
         else:
@@ -240,7 +275,6 @@ class WaitLoop:
                 self._forced.update(self.waiting.groups)
         if self.waiting.refused_without_clusters and self._fleet.known.any():
             self._forced |= self.waiting.refused_without_clusters
-        self._displacement.suspect(change.claims)
         self._releases.fleet_changed(change)
         if self.waiting.groups:
             self._wake.set()
@@ -252,11 +286,9 @@ class WaitLoop:
     # -- effects ------------------------------------------------------------------------------------------------------
 
     async def _withdraw_due(self) -> None:
-        for group in self._ending.due(self._now):
-            # Another merger may have withdrawn it while this one waited for the log.
-            revision = self._ending.pop(group)
-            if revision is not None:
-                await self._decider.withdraw(group, revision)
+        due = [(group, ending) for group in self._ending.due(self._now) if (ending := self._ending.pop(group))]
+        # After a start there may be thousands of ended groups that the ledger has forgotten: together they share commits.
+        await asyncio.gather(*(self._decider.withdraw(group, *ending) for group, ending in due))
 
     async def _round(self) -> None:
         """Decides every group again that something new may help. They are decided one after the other, the oldest first, so
@@ -295,7 +327,7 @@ class WaitLoop:
         before = waiter.attempt
         clusters = self._fleet.size
         with tracing.stored_span("decide again", waiter.record.traceparent, **{"moorage.group": group}):
-            outcome = await self._decider.decide(waiter.record, "")
+            outcome = await self._decider.decide(waiter.record, "", self._decider.based_on)
         if outcome is None:
             self._look_again(group)
             return None
@@ -304,7 +336,9 @@ class WaitLoop:
         self.waiting.refused(group, attempt, self._now, untested=False)
         if attempt.phase == "Placed":
             self.waiting.drop(group)
-        if before is None or attempt.phase == "Placed" or _summary(before) != _summary(attempt):
+        displaced = group in self._decider.ledger.displaced  # it keeps what it has, and the patcher says so
+        new = not displaced and (before is None or _summary(before) != _summary(attempt))
+        if new or attempt.phase == "Placed":
             await tell(self._bus, attempt, "")
         return waiter.due if waiter.attempt is attempt else None
 
@@ -326,7 +360,7 @@ class WaitLoop:
 
 
 def _summary(attempt: Attempt) -> tuple[str, list[tuple[str, ...]]]:
-    """Returns what a reader would see change between two attempts."""
+    """Returns the visible part of an attempt, to compare two of them."""
     seen = [(r.code, r.app, r.consumer, r.need, str(r.clusters), r.needed, r.free, r.by) for r in attempt.reasons]
     return attempt.phase, sorted(seen)
 
@@ -347,19 +381,22 @@ class LeasedWaitLoop:
         try:
             while True:
                 await lease.hold()
-                await self._run_until_lost(lease)
+                while not lease.lost.is_set():
+                    await self._run_until_lost(lease)
         finally:
             await lease.release()
 
     async def _run_until_lost(self, lease: Lease) -> None:
+        """Runs a wait loop until the lease is lost or the loop must begin anew."""
         loop = self.loop = WaitLoop(self._bus, self._decider, self._events)
         task = asyncio.ensure_future(loop.run())
-        lost = asyncio.ensure_future(lease.lost.wait())
+        ends = [asyncio.ensure_future(event.wait()) for event in (lease.lost, loop.outdated)]
         try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.loop = None
-            lost.cancel()
+            for end in ends:
+                end.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

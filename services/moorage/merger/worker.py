@@ -3,6 +3,7 @@ the hints; the one that holds the lease also decides waiting groups again."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,18 @@ from moorage.bus import Bus, Incoming, Settings, subjects
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import CapacityCollector, cluster_metrics, follower_metrics
+from moorage.ledger.records import NotRecorded, decode_batch
 from moorage.mesh import stores
+from moorage.model.base import Model
 from moorage.model.controllers import Controller
-from moorage.model.groups import Decide, Withdraw
-from moorage.model.names import untoken
+from moorage.model.groups import Decide, EndedGroups, Withdraw
+from moorage.model.names import group_tokens, untoken
+from moorage.model.problems import Problem, Refused, not_found
+from moorage.model.records import ReplayAsk
+from moorage.telemetry.health import version_of_moorage
 
 from .concurrency import ConcurrencyLimit
+from .core.replay import replay
 from .decider import Decider
 from .durability import DurableRevisions
 from .events import DecisionEvents, tell
@@ -28,9 +35,19 @@ from .wait_loop import LeasedWaitLoop, WaitLoop
 MAX_HINTS = 20_000
 MAX_HINT = 4 << 20
 
+
+class _Created(Model, kw_only=True):
+    """The part of a group's record that distinguishes groups which had the same name one after the other."""
+
+    created: str = ""
+
+
 _decides = msgspec.json.Decoder(Decide)
+_ended = msgspec.json.Decoder(EndedGroups)
+_created = msgspec.json.Decoder(_Created)
 _withdraws = msgspec.json.Decoder(Withdraw)
 _controllers = msgspec.json.Decoder(Controller)
+_replays = msgspec.json.Decoder(ReplayAsk)
 
 
 class Merger:
@@ -39,6 +56,7 @@ class Merger:
     def __init__(self, bus: Bus, decider: Decider, wait_loop: LeasedWaitLoop) -> None:
         self._bus, self._decider, self._wait_loop = bus, decider, wait_loop
         self._concurrency = ConcurrencyLimit()
+        self._groups = bus.bucket(stores.GROUPS)
         self.durable_revisions = DurableRevisions()
 
     def controller_changed(self, key: str, data: bytes | None, _revision: int) -> None:
@@ -53,17 +71,41 @@ class Merger:
             self._wait_loop.registry_changed()
 
     async def decide(self, incoming: Incoming) -> bytes:
-        hint = _decides.decode(incoming.data)
+        hint, based_on = _decides.decode(incoming.data), self._decider.based_on
+        durable = self.durable_revisions if hint.ahead else None
         async with self._concurrency.slot():
-            outcome = await self._decider.decide(hint.record, hint.id, self.durable_revisions if hint.ahead else None)
+            outcome = await self._decider.decide(hint.record, hint.id, based_on, durable)
         if outcome is not None:
             await tell(self._bus, outcome.attempt, hint.id)
         return b"{}"
 
     async def withdraw(self, incoming: Incoming) -> bytes:
-        hint = _withdraws.decode(incoming.data)
-        await self._decider.withdraw(hint.group, hint.revision)
+        hint, based_on = _withdraws.decode(incoming.data), self._decider.based_on
+        entry = await self._groups.get(group_tokens(hint.group))
+        if entry is not None:
+            # A hint that was on its way for minutes may name a group that was deleted and made again since.
+            if _created.decode(entry.value).created == hint.created:
+                await self._decider.withdraw(hint.group, hint.revision, based_on)
+        elif (standing := self._decider.ledger.standing.get(hint.group)) is not None:
+            await self._decider.withdraw(hint.group, standing.revision, based_on)
         return b"{}"
+
+    async def replay(self, incoming: Incoming) -> msgspec.Struct:
+        ask = _replays.decode(incoming.data)
+        data = await self._bus.log(stores.RECORDS).get(ask.records)
+        if data is None:
+            raise Refused(not_found(f"a record of decision {ask.decision}"))
+        try:
+            return await asyncio.to_thread(lambda: replay(decode_batch(data), ask.decision, version_of_moorage()))
+        except NotRecorded:
+            raise Refused(not_found(f"a record of decision {ask.decision}")) from None
+        except msgspec.DecodeError as error:
+            detail = f"the record of decision {ask.decision} cannot be read: {error}"
+            raise Refused(Problem(title="Damaged", status=500, code="Damaged", detail=detail)) from error
+
+    async def ended(self, incoming: Incoming) -> EndedGroups:
+        ledger = self._decider.ledger
+        return EndedGroups(groups=[group for group in _ended.decode(incoming.data).groups if ledger.knows(group)])
 
     async def simulate(self, incoming: Incoming) -> msgspec.Struct:
         hint = _decides.decode(incoming.data)
@@ -80,11 +122,13 @@ class Started:
 
     @property
     def wait_loop(self) -> WaitLoop | None:
-        """The running wait loop; None while another merger holds the lease."""
+        """Returns the running wait loop; None while another merger holds the lease."""
         return self.leased_wait_loop.loop
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"seq": self.decider.ledger.seq, "conflicts": self.decider.committer.conflicts}
+        decider = self.decider
+        state: dict[str, Any] = {"seq": decider.ledger.seq, "conflicts": decider.committer.conflicts}
+        state["unrecorded"] = decider.recorder.lost
         if self.wait_loop is not None:
             state["waiting"] = len(self.wait_loop.waiting.groups)
         return state
@@ -101,8 +145,10 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.GROUPS_DECIDE, merger.decide, queue=queue, limit=MAX_HINTS, max_bytes=MAX_HINT)
     await bus.serve(subjects.GROUPS_WITHDRAW, merger.withdraw, queue=queue, limit=MAX_HINTS)
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
+    await bus.serve(subjects.MERGER_REPLAY, merger.replay, queue=queue)
+    await bus.serve(subjects.MERGER_ENDED, merger.ended, queue=queue)
     started = Started(decider, wait_loop)
-    bus.vitals.add_values(lambda: merger_metrics(started))
+    bus.process_health.add_values(lambda: merger_metrics(started))
     bus.spawn(wait_loop.run())
     return started
 
@@ -117,9 +163,9 @@ async def main(settings: Settings) -> None:
         bus.set_waiting_for("the decision log")
         started = await start(bus, fleet)
         ledger = started.decider.follower
-        bus.vitals.add_values(lambda: follower_metrics(nodes, ledger.ledger))
-        bus.vitals.add_values(lambda: cluster_metrics(fleet))
-        bus.vitals.registry.register(CapacityCollector(fleet))
+        bus.process_health.add_values(lambda: follower_metrics(nodes, ledger.ledger))
+        bus.process_health.add_values(lambda: cluster_metrics(fleet))
+        bus.process_health.registry.register(CapacityCollector(fleet))
 
         def health() -> dict[str, Any]:
             missing = [] if nodes.healthy else ["the fleet in Redis"]

@@ -26,13 +26,14 @@ class ClusterRecord(Model, kw_only=True):
     labels: dict[str, str] = {}
     cordoned: bool = False
     gone: bool = False
+    joined_at: float = 0.0  # 0: by an inventory that did not record it
     told: list[str] = []
 
 
 def changed_record(
     record: ClusterRecord, ident: str, cause: str, *, quiet: bool = False, **changes: Any
 ) -> ClusterRecord:
-    """Returns the record with these changes and the event that tells them.
+    """Returns the record with these changes and their event.
 
     A cluster that is gone, or whose first report is still awaited (`quiet`), has events only for joining and going.
     """

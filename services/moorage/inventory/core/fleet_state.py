@@ -5,16 +5,21 @@ There is no clock and no I/O: the time is an argument, and the events to publish
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
 from moorage.fleet import CORDONED, STALE, FleetWriter, NodeRow, name_problem, normalize_node
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
+from moorage.parts.inside import Inside, layout_of
+from moorage.parts.inside import decode as decode_inside
 
 from .cluster_ids import ClusterIds, ClusterRecord
 from .node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED, NodeOverlays
+from .part_changes import part_changes
+from .refusals import Refusals
 from .report_sessions import MAX_BYTES, ReportSession, Verdict
 
 #: Sources with this prefix are node agents: they own zones, devices and the CPU manager of nodes. Any other source reports
@@ -25,11 +30,13 @@ TAKEOVER = 1.5  # periods of silence until another session may take a source ove
 REPORTS_PER_SECOND = 500
 SHORTEST_PERIOD = 2.0
 BATCH = 1000  # clusters handled without yielding: the lease must be renewed in between
+PodCounts = dict[str, dict[str, int]]  # claim → node → pods
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
 class FleetEvent(NamedTuple):
-    """An event of a cluster: a state (joined, edited, stale, ready, gone) or new figures (changed). `id` is set if a store
+    """An event of a cluster: a state (joined, edited, stale, ready, gone), new figures (changed) or another inside of nodes
+    (parts). `id` is set if a store
     has recorded the event already."""
 
     change: str
@@ -40,17 +47,33 @@ class FleetEvent(NamedTuple):
     time: str = ""
 
 
-class Outcome(NamedTuple):
+class ReportOutcome(NamedTuple):
     reply: ReportReply
     events: list[FleetEvent]
     problems: list[str]
     gone: bool = False  # the KV record must be marked
 
 
+class _ClaimedPods(NamedTuple):
+    """Pods by claim and node: all that live, those of them that are being deleted, and those that what is in use of parts
+    includes."""
+
+    live: PodCounts
+    ending: PodCounts
+    counted: PodCounts
+
+
+def _count(pods: PodCounts, claim: str, node: str) -> None:
+    nodes = pods.setdefault(claim, {})
+    nodes[node] = nodes.get(node, 0) + 1
+
+
 class ClusterReports:
     """The state of a cluster beside its rows."""
 
-    def __init__(self, name: str, record: ClusterRecord, now: float, period: float, overlays: NodeOverlays) -> None:
+    def __init__(
+        self, name: str, record: ClusterRecord, now: float, period: float, overlays: NodeOverlays, refusals: Refusals
+    ) -> None:
         self.name = name
         self.record = record
         self.last_report_at = now
@@ -59,10 +82,22 @@ class ClusterReports:
         self.retired: list[str] = []
         self.joining = False  # it has a record; its first report publishes that it joined
         self.labels: dict[str, str] | None = None  # reported by the agent; None: this inventory has had no report
-        self.pods: dict[str, tuple[str, str]] = {}  # uid -> claim, node
+        self.pods: dict[str, tuple[str, str, bool]] = {}  # uid -> claim, node, whether it is being deleted
         self.by_claim: dict[str, set[str]] = {}
+        self.in_parts: dict[str, frozenset[str]] = {}  # node → uids of pods that what is in use of its parts includes
+        self.refusals = refusals
+        self.doubtful: set[str] = set()  # uids of pods that were bound to a node after it refused others of their claim
         self.overlays = overlays  # fields that node agents report
         self.problems: dict[str, str] = {}
+
+    def live_pods(self, claim: str, node: str) -> int:
+        """Counts the unfinished pods of a claim on a node."""
+        return sum(self.pods[uid][1] == node for uid in self.by_claim.get(claim, ()))
+
+    def awaits_refusal(self, uid: str) -> bool:
+        """Returns whether the pod's node refused others of its claim and has not changed since."""
+        claim, node, _ = self.pods[uid]
+        return self.refusals.has(claim, node)
 
 
 def period_for(clusters: int) -> float:
@@ -79,6 +114,7 @@ class FleetState:
         self.ids = ClusterIds()
         self.clusters: dict[str, ClusterReports] = {}
         self._awaited: set[str] = set()
+        self.refused_pods: Counter[str] = Counter()  # by the kubelet's reason
         self.present = 0  # clusters that are not gone
 
     @property
@@ -133,7 +169,9 @@ class FleetState:
 
     def _add(self, name: str, record: ClusterRecord, now: float) -> ClusterReports:
         overlays = NodeOverlays(lambda node: self.writer.row(record.id, node))
-        known = self.clusters[name] = ClusterReports(name, record, now, self.period, overlays)
+        known = self.clusters[name] = ClusterReports(
+            name, record, now, self.period, overlays, Refusals(self.refused_pods)
+        )
         return known
 
     def edit(self, cluster: str, record: ClusterRecord) -> list[FleetEvent]:
@@ -190,7 +228,7 @@ class FleetState:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
-    def report(self, cluster: str, source: str, report: Report, now: float, size: int = 0) -> Outcome:
+    def report(self, cluster: str, source: str, report: Report, now: float, size: int = 0) -> ReportOutcome:
         """Applies a report of a registered cluster. `size` is the message's bytes."""
         known = self.clusters[cluster]
         node_agent = source.startswith(NODE_SOURCE)
@@ -231,11 +269,11 @@ class FleetState:
             return self._leave(known, complete)
         return self._apply_rows(known, complete)
 
-    def _answer(self, *, resync: bool = False, refused: str = "") -> Outcome:
+    def _answer(self, *, resync: bool = False, refused: str = "") -> ReportOutcome:
         reply = ReportReply(
             period_ms=round(self.period * 1000), resync=resync, refused=refused, generation=self.generation
         )
-        return Outcome(reply, [], [])
+        return ReportOutcome(reply, [], [])
 
     def _refusal(self, cluster: ClusterReports, session: ReportSession | None, report: Report, now: float) -> str:
         if report.session in cluster.retired:
@@ -261,7 +299,7 @@ class FleetState:
             self.writer.put(cluster.record.id, cluster.name, rows)
         return ""
 
-    def _apply_rows(self, cluster: ClusterReports, report: Report) -> Outcome:
+    def _apply_rows(self, cluster: ClusterReports, report: Report) -> ReportOutcome:
         full = report.kind == "full"
         outcome = self._answer()
         fleet, cid = self.writer.fleet, cluster.record.id
@@ -271,7 +309,9 @@ class FleetState:
         stale = not new and bool(fleet.cluster_flags(cid) & STALE)
         if full:
             cluster.problems = {}
-        rows = {made.name: made for made in self._normalized_rows(cluster, report.nodes, outcome.problems)}
+        normalized, problems = self._normalized_rows(cluster, report.nodes, full)
+        outcome.problems.extend(problems)
+        rows = {row.name: row for row in normalized}
         if report.labels is not None:
             cluster.labels = report.labels
         labels = None if cluster.labels is None else cluster.labels | cluster.record.labels
@@ -281,6 +321,19 @@ class FleetState:
         cluster.overlays.drop(gone)
         for node in gone:
             cluster.problems.pop(node, None)
+        touched, bound = _follow_pods(cluster, report, full)
+        refusals = cluster.refusals
+        if full:
+            refusals.inherit(fleet.pods.refused_of(cid))
+        relearned = refusals.learn(report, rows, cluster.live_pods)
+        cluster.doubtful = {
+            uid for uid in cluster.doubtful | bound if uid in cluster.pods and cluster.awaits_refusal(uid)
+        }
+        claims = _claimed_pods(cluster, touched | relearned)
+        left = (
+            [n for n in fleet.nodes_of(cid) if n not in rows] if full and fleet.layout is not None and not new else gone
+        )
+        inside = part_changes(fleet, cid, rows.values(), left)
         changed = self.writer.put(
             cid,
             cluster.name,
@@ -290,7 +343,12 @@ class FleetState:
             labels=labels,
             state=_cordon(cluster.record),
             as_of=report.as_of,
-            claims=self._claims(cluster, report, full),
+            claims=claims.live,
+            ending=claims.ending,
+            counted=claims.counted,
+            refused={claim: refusals.nodes(claim) for claim in relearned},
+            words={claim: refusals.words(claim) for claim in relearned},
+            joined_at=cluster.record.joined_at,
         )
         self._awaited.discard(cluster.name)
         if new or cluster.joining:
@@ -302,57 +360,61 @@ class FleetState:
             outcome.events.append(FleetEvent("ready", cluster.name, {"nodes": len(fleet.nodes_of(cid))}, report.id))
         elif changed:
             outcome.events.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
+        if inside:
+            outcome.events.append(FleetEvent("parts", cluster.name, inside, report.id))
         return outcome
 
+    def _inside_before(self, cluster: ClusterReports, node: str) -> Inside | None:
+        """Returns what the cluster's agent reported before of the inside of a node."""
+        fleet, cid = self.writer.fleet, cluster.record.id
+        if fleet.layout is None or not (cid < fleet.size and fleet.known[cid]):
+            return None
+        own = cluster.overlays.reported_inside(node)
+        if own is not None:
+            return decode_inside(own)
+        row = fleet.row_of(cid, node)
+        return None if row is None else decode_inside(fleet.inside_source(row))
+
     def _normalized_rows(
-        self, cluster: ClusterReports, nodes: list[NodeReport], problems: list[str]
-    ) -> Iterator[NodeRow]:
+        self, cluster: ClusterReports, nodes: list[NodeReport], full: bool
+    ) -> tuple[list[NodeRow], list[str]]:
+        """Returns the rows of the nodes, and the problems that were not reported before."""
+        rows: list[NodeRow] = []
+        problems: list[str] = []
         for node in nodes:
             problem = name_problem(node.name)
             if problem:
                 problems.append(problem)
                 continue
-            made, problem = normalize_node(node)
-            # A problem is reported once, not with every report.
+            row, problem = normalize_node(node, None if full else self._inside_before(cluster, node.name))
             if problem and cluster.problems.get(node.name) != problem:
                 problems.append(problem)
                 cluster.problems[node.name] = problem
             elif not problem:
                 cluster.problems.pop(node.name, None)
-            yield cluster.overlays.overlay(made)
+            rows.append(cluster.overlays.overlay(row))
+        return rows, problems
 
-    def _claims(self, cluster: ClusterReports, report: Report, full: bool) -> dict[str, dict[str, int]]:
-        """Returns the claims whose live pods changed, with the number of their pods by node."""
-        touched: set[str] = set()
-        if full:
-            cluster.pods, cluster.by_claim = {}, {}
-        for uid in report.pods_gone:
-            touched.update(_forget(cluster, uid))
-        for pod in report.pods:
-            touched.update(_forget(cluster, pod.uid))
-            if _holds(pod):
-                cluster.pods[pod.uid] = (pod.claim, pod.node)
-                cluster.by_claim.setdefault(pod.claim, set()).add(pod.uid)
-                touched.add(pod.claim)
-        counted: dict[str, dict[str, int]] = {}
-        for claim in touched:
-            nodes = counted[claim] = {}
-            for uid in cluster.by_claim.get(claim, ()):
-                node = cluster.pods[uid][1]
-                nodes[node] = nodes.get(node, 0) + 1
-        return counted
-
-    def _apply_node_fields(self, cluster: ClusterReports, source: str, report: Report) -> Outcome:
+    def _apply_node_fields(self, cluster: ClusterReports, source: str, report: Report) -> ReportOutcome:
         """Applies the fields that node agents own. A node that the cluster's agent has not named yet gets them when it does."""
         rows = cluster.overlays.apply(source, report)
         if rows is None:
             return self._answer(refused=f"too many nodes that nobody else has named yet in {cluster.name}")
         outcome = self._answer()
+        for row in rows:
+            told = f"{row.name} {source}"
+            problem = f"node {row.name}: {wrong[0]}" if (wrong := layout_of(row.inside).dropped) else ""
+            if problem and cluster.problems.get(told) != problem:
+                outcome.problems.append(problem)
+            cluster.problems[told] = problem
+        inside = part_changes(self.writer.fleet, cluster.record.id, rows, ())
         if rows and self.writer.put(cluster.record.id, cluster.name, rows):
             outcome.events.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
+        if inside:
+            outcome.events.append(FleetEvent("parts", cluster.name, inside, report.id))
         return outcome
 
-    def _leave(self, cluster: ClusterReports, report: Report) -> Outcome:
+    def _leave(self, cluster: ClusterReports, report: Report) -> ReportOutcome:
         cluster.retired = [*cluster.retired[-15:], report.session]  # its late reports must not bring the cluster back
         self.forget(cluster)
         return self._answer()._replace(gone=True)
@@ -360,8 +422,9 @@ class FleetState:
     def forget(self, cluster: ClusterReports) -> None:
         """Drops the rows of a cluster. A full report of any session brings it back."""
         cluster.owner, cluster.labels = None, None
-        cluster.pods, cluster.by_claim, cluster.problems = {}, {}, {}
+        cluster.pods, cluster.by_claim, cluster.problems, cluster.in_parts = {}, {}, {}, {}
         cluster.overlays.clear()
+        cluster.refusals, cluster.doubtful = Refusals(self.refused_pods), set()
         self.writer.drop(cluster.record.id)
         self._awaited.discard(cluster.name)
 
@@ -378,6 +441,52 @@ def _cordon(record: ClusterRecord) -> int:
 def _holds(pod: PodReport) -> bool:
     """Returns whether a pod holds resources of a claim: it carries one and has not ended."""
     return bool(pod.claim) and pod.phase not in _FINISHED
+
+
+def _follow_pods(cluster: ClusterReports, report: Report, full: bool) -> tuple[set[str], set[str]]:
+    """Returns the claims whose live pods changed, and the pods that have just been bound and do not run yet."""
+    touched: set[str] = set()
+    bound: set[str] = set()
+    before = {pod.uid: found[1] for pod in report.pods if (found := cluster.pods.get(pod.uid)) is not None}
+    if full:
+        cluster.pods, cluster.by_claim, cluster.in_parts = {}, {}, {}
+    for uid in report.pods_gone:
+        touched.update(_forget(cluster, uid))
+    for pod in report.pods:
+        touched.update(_forget(cluster, pod.uid))
+        if pod.phase != "Pending":
+            cluster.doubtful.discard(pod.uid)
+        elif pod.node and before.get(pod.uid) != pod.node:
+            bound.add(pod.uid)
+        if _holds(pod):
+            cluster.pods[pod.uid] = (pod.claim, pod.node, pod.deleting)
+            cluster.by_claim.setdefault(pod.claim, set()).add(pod.uid)
+            touched.add(pod.claim)
+    for node in report.nodes_gone:
+        cluster.in_parts.pop(node, None)
+    for reported in report.nodes:
+        uids, counted = frozenset(reported.counted), cluster.in_parts.get(reported.name, frozenset())
+        if uids != counted:
+            touched.update(cluster.pods[uid][0] for uid in uids ^ counted if uid in cluster.pods)
+            cluster.in_parts[reported.name] = uids
+    return touched, bound
+
+
+def _claimed_pods(cluster: ClusterReports, claims: Iterable[str]) -> _ClaimedPods:
+    """Counts the pods of these claims by node. Pods that their node will refuse, as others before, cover no slot."""
+    found = _ClaimedPods({}, {}, {})
+    for claim in claims:
+        nodes = found.live[claim] = {}
+        for uid in cluster.by_claim.get(claim, ()):
+            if uid in cluster.doubtful:
+                continue
+            _, node, deleting = cluster.pods[uid]
+            nodes[node] = nodes.get(node, 0) + 1
+            if deleting and node:
+                _count(found.ending, claim, node)
+            if uid in cluster.in_parts.get(node, ()):
+                _count(found.counted, claim, node)
+    return found
 
 
 def _forget(cluster: ClusterReports, uid: str) -> list[str]:

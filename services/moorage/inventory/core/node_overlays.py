@@ -7,11 +7,11 @@ cluster's rights can invent node agents and nodes, so the number of both is boun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.fleet import NodeRow, exclusive_cores
+from moorage.fleet import NodeRow, exclusive_cores, with_zones_of
 from moorage.model.reports import NodeReport, Report
 
 from .report_sessions import ReportSession
@@ -20,25 +20,39 @@ from .report_sessions import ReportSession
 MAX_UNNAMED = 64
 #: Bytes of incomplete reports of all node agents of a cluster.
 MAX_BUFFERED_BYTES = 64 << 20
-_FIELDS = ("zones", "devices")
+
+
+class _Own(NamedTuple):
+    """The fields of the cluster agent's row that a node agent's may replace."""
+
+    exclusive: int
+    extras: bytes
+    inside: bytes
+    in_use: tuple[int, ...]
+
+    @classmethod
+    def of(cls, row: NodeRow) -> _Own:
+        return cls(row.exclusive, row.extras, row.inside, row.in_use)
 
 
 class _NodeFields:
-    """The fields that a node agent reports for a node. `own` has the exclusive cores and extras of the cluster agent's row,
-    once it has reported the node."""
+    """The fields that a node agent reports for a node. `own` has those of the cluster agent's row, once it has reported the
+    node."""
 
-    __slots__ = ("exclusive", "extras", "own", "source")
+    __slots__ = ("exclusive", "node", "own", "source")
 
-    def __init__(self, source: str, node: NodeReport, own: tuple[int, bytes] | None) -> None:
+    def __init__(self, source: str, node: NodeReport, own: _Own | None) -> None:
         self.source, self.own = source, own
         self.exclusive = None if node.cpu_manager is None else exclusive_cores(node.cpu_manager)
-        self.extras: dict[str, Any] = {name: value for name in _FIELDS if (value := getattr(node, name))}
+        self.node = node
 
     def over(self, row: NodeRow) -> NodeRow:
-        extras: dict[str, Any] = msgspec.json.decode(row.extras) if row.extras else {}
-        extras |= self.extras
         exclusive = row.exclusive if self.exclusive is None else self.exclusive
-        return row._replace(exclusive=exclusive, extras=msgspec.json.encode(extras) if extras else b"")
+        row = row._replace(exclusive=exclusive)
+        if self.node.devices:
+            extras: dict[str, Any] = msgspec.json.decode(row.extras) if row.extras else {}
+            row = row._replace(extras=msgspec.json.encode(extras | {"devices": self.node.devices}))
+        return with_zones_of(row, self.node) if self.node.zones else row
 
 
 class NodeOverlays:
@@ -58,7 +72,7 @@ class NodeOverlays:
         fields = self._fields.get(row.name)
         if fields is None:
             return row
-        fields.own = row.exclusive, row.extras
+        fields.own = _Own.of(row)
         self._unnamed.discard(row.name)
         return fields.over(row)
 
@@ -76,11 +90,20 @@ class NodeOverlays:
         self._unnamed = unnamed
         for node in report.nodes:
             bare = bare_rows[node.name]
-            own = None if bare is None else (bare.exclusive, bare.extras)
+            before = self._fields.get(node.name)
+            if node.zones is None and report.kind == "delta" and before is not None and before.source == source:
+                kept = before.node
+                node = msgspec.structs.replace(node, zones=kept.zones, topology_manager=kept.topology_manager)
+            own = None if bare is None else _Own.of(bare)
             fields = self._fields[node.name] = _NodeFields(source, node, own)
             if bare is not None:
                 rows[node.name] = fields.over(bare)
         return list(rows.values())
+
+    def reported_inside(self, node: str) -> bytes | None:
+        """Returns what the cluster's agent reported of the inside of a node; None if its row has no other fields."""
+        fields = self._fields.get(node)
+        return None if fields is None or fields.own is None else fields.own.inside
 
     def drop(self, nodes: Iterable[str]) -> None:
         """Forgets nodes that are gone. Their node agents report everything again, in case the nodes come back."""
@@ -106,7 +129,7 @@ class NodeOverlays:
         row, fields = self._row(node), self._fields.get(node)
         if row is None or fields is None or fields.own is None:
             return row
-        return row._replace(exclusive=fields.own[0], extras=fields.own[1])
+        return row._replace(**fields.own._asdict())
 
     def _uncovered(self, nodes: Iterable[str]) -> list[NodeRow]:
         rows = []

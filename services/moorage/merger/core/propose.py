@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.candidates import Choice, FailedPlacement, FreeCapacity, Mask, PlacementProblem, choose, merge
-from moorage.fit import PackingSolutions, Shortage, Unassigned, assign, largest_shortage, unsupported_reason
+from moorage.candidates import (
+    Choice,
+    ChoiceBasis,
+    FailedPlacement,
+    FreeCapacity,
+    Mask,
+    OwnRoom,
+    PlacementProblem,
+    basis_of,
+    choose,
+    merge,
+)
+from moorage.fit import PackingSolutions, Shortage, Unassigned, largest_shortage, unsupported_reason
 from moorage.fleet import Fleet
-from moorage.ledger import Ledger, existing_placement, kept_slots
+from moorage.ledger import (
+    ExistingPlacement,
+    Ledger,
+    OwnClaims,
+    Placed,
+    Wanted,
+    assign_beside_own,
+    existing_placement,
+    own_amounts,
+    wanted_on,
+)
 from moorage.model.claims import Claim, Decision, IntentRef, OptionalGrant, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import EXCLUSIVE, Shape
-from moorage.parsing import format_amount
+from moorage.parsing import format_amount, readable_amount
+from moorage.podspec import is_host_port
 
+from .funnel import Shortfall
 from .responses import ControllerResults, order_reasons, placement_masks
 
 #: Choices of clusters that are tried with an exact assignment. Each failure costs about as much as a decision.
 TRIES = 32
+#: Clusters of partial sets that are tried one by one where no choice holds them all.
+MOST_PARTIAL = 512
 #: Clusters that a reason names.
 SAMPLES = 5
+#: Clusters per app that are kept of a choice beyond those that it takes.
+RANKED = 4
 
 
 @dataclass(slots=True)
@@ -36,6 +63,30 @@ class ProposalRefused:
     final: bool = False
     overtaken: bool = False
     blocking: Sequence[str] = ()
+    shortfall: Shortfall | None = None  # once every app has its controllers' answers
+
+
+class TriedChoice(NamedTuple):
+    """A choice of clusters per app, those where the apps did not fit, and what it was made by."""
+
+    clusters: list[list[int]]
+    failed: list[int]
+    basis: ChoiceBasis
+
+    def ranked(self, app: int) -> list[tuple[int, int]]:
+        """Returns the best clusters for an app, some more than it takes, with their values."""
+        best = self.basis.ranked(app, len(self.clusters[app]) + RANKED)
+        return list(zip(best.tolist(), self.basis.values[app][best].tolist(), strict=True))
+
+
+class TriedChoices:
+    """Keeps the choices that a proposal tries, in order."""
+
+    def __init__(self) -> None:
+        self.choices: list[TriedChoice] = []
+
+    def add(self, chosen: Choice, failed: list[int]) -> None:
+        self.choices.append(TriedChoice(chosen.clusters, failed, basis_of(chosen)))
 
 
 class NameOrder:
@@ -55,11 +106,16 @@ class NameOrder:
         return self._ranks
 
 
-def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
-    """Sums up the asked resources per cluster. Exclusive cores are left out: clusters that do not report them have no
-    meaningful sum."""
+def summed_resources(record: Revision) -> list[str]:
+    """Returns the asked resources that are summed up per cluster. Left out are host ports, which say nothing about how full a
+    cluster is, and exclusive cores: clusters that do not report them have no meaningful sum."""
     asked = {r: None for app in record.apps for s in app.shapes for r, need in s.resources.items() if need > 0}
-    asked.pop(EXCLUSIVE, None)
+    return [r for r in asked if r != EXCLUSIVE and not is_host_port(r)]
+
+
+def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
+    """Sums up the asked resources per cluster."""
+    asked = summed_resources(record)
     needs = np.zeros((len(record.apps), len(asked)), dtype=np.float64)
     free = np.zeros((len(asked), fleet.size), dtype=np.float64)
     allocatable = np.zeros((len(asked), fleet.size), dtype=np.float64)
@@ -71,22 +127,41 @@ def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
     return FreeCapacity(free, allocatable, needs)
 
 
+def own_room(record: Revision, fleet: Fleet, own: OwnClaims) -> list[OwnRoom]:
+    """Sums up what each app has already of the asked resources, per cluster."""
+    asked = summed_resources(record) if own else []
+    return [
+        {
+            cid: np.array([amounts.get(resource, 0) for resource in asked], np.float64)
+            for cluster, claims in own.get(app.name, {}).items()
+            if (cid := fleet.ids.get(cluster)) is not None
+            for amounts in (own_amounts(claims, cid, fleet),)
+        }
+        for app in record.apps
+    ]
+
+
 @dataclass(slots=True)
 class _AssignedShape:
-    """The slots of one shape on one cluster, and whether all its pods have each of its optional needs."""
+    """The slots of one shape on one cluster, and whether all its pods have each of its optional needs. `replaces`: the
+    object's claim there before. `surge_left_out`: pods that its rollout has no room for."""
 
     app: int
     shape: Shape
+    claim: str
     slots: list[Slot]
     optional: list[OptionalGrant]
+    replaces: str = ""
+    surge_left_out: int = 0
 
 
 class _Assigner:
     """Assigns slots exactly to apps that share a cluster. Each combination is tried once."""
 
-    def __init__(self, record: Revision, fleet: Fleet, ledger: Ledger, solutions: PackingSolutions | None) -> None:
-        self.record, self.fleet, self.ledger, self.solutions = record, fleet, ledger, solutions
-        self.has_claims = ledger.has_active_claims(record.group)
+    def __init__(
+        self, record: Revision, fleet: Fleet, ledger: Ledger, own: OwnClaims, solutions: PackingSolutions | None
+    ) -> None:
+        self.record, self.fleet, self.ledger, self.own, self.solutions = record, fleet, ledger, own, solutions
         self.assigned: dict[tuple[int, frozenset[int]], list[_AssignedShape]] = {}
         self.failures: dict[FailedPlacement, tuple[Unassigned, str]] = {}
 
@@ -96,45 +171,59 @@ class _Assigner:
         if key in self.assigned:
             return True
         cluster = self.fleet.names[cid]
-        asked: list[_AssignedShape] = []
-        kept: list[Slot]
-        shapes: list[Shape] = []
-        indexes: list[int] = []  # of `shapes` in `asked`
-        for number in sorted(apps):
-            app = self.record.apps[number]
-            for shape in app.shapes:
-                kept, missing = [], shape.count
-                if self.has_claims:
-                    kept, missing = kept_slots(self.record.group, app.name, shape, cluster, self.ledger)
-                asked.append(_AssignedShape(number, shape, kept, self._kept_grants(app.name, shape, cluster)))
-                if missing or (shape.per_node and not kept):
-                    shapes.append(shape if missing == shape.count else msgspec.structs.replace(shape, count=missing))
-                    indexes.append(len(asked) - 1)
-        if shapes:
-            found = assign(self.fleet, self.fleet.rows_of(cid), shapes, solutions=self.solutions)
-            if isinstance(found, Unassigned):
-                number, shape = asked[indexes[found.shape]].app, asked[indexes[found.shape]].shape
-                alone = found.code not in ("PackingFails", "SearchBound")
-                failed = frozenset((number,)) if alone else apps
-                self.failures[cid, failed] = (found, shape.object)
-                return False
-            for index, slots, met in zip(indexes, found.slots, found.met, strict=True):
-                entry = asked[index]
-                # A need that only some of the pods have is granted to none: they share one template.
-                had = [not entry.slots or grant.granted for grant in entry.optional]
-                entry.optional = [
-                    OptionalGrant(consumer=o.consumer, need=o.name, granted=i in met and had[i])
-                    for i, o in enumerate(entry.shape.optional)
-                ]
-                entry.slots = [*entry.slots, *slots]
-        self.assigned[key] = asked
+        asked = [
+            (number, wanted_on(self.record.group, app.name, s, cluster, self.own.get(app.name, {}).get(cluster, ())))
+            for number in sorted(apps)
+            for app in (self.record.apps[number],)
+            for s in app.shapes
+        ]
+        found = assign_beside_own(self.fleet, cid, [wanted for _, wanted in asked], self.solutions)
+        if isinstance(found, Unassigned):
+            number, wanted = asked[found.shape]
+            alone = found.code not in ("PackingFails", "PodRulesFail", "SearchBound")
+            failed = frozenset((number,)) if alone else apps
+            self.failures[cid, failed] = (found, wanted.shape.object)
+            return False
+        self.assigned[key] = [
+            _AssignedShape(
+                number,
+                wanted.shape,
+                wanted.claim,
+                placed.slots,
+                self._grants(wanted, placed),
+                self._replaces(wanted),
+                placed.surge_left_out,
+            )
+            for (number, wanted), placed in zip(asked, found, strict=True)
+        ]
         return True
 
-    def _kept_grants(self, app: str, shape: Shape, cluster: str) -> list[OptionalGrant]:
+    def _replaces(self, wanted: Wanted) -> str:
+        """Returns the object's newest other claim there; for a claim that stays, the one that it replaced."""
+        if not wanted.own:
+            return ""
+        active = self.ledger.claims.get(wanted.claim)
+        if active is not None and not active.withdrawn:
+            return active.claim.replaces
+        return next((claim.id for claim in reversed(wanted.own) if claim.id != wanted.claim), "")
+
+    def _grants(self, wanted: Wanted, placed: Placed) -> list[OptionalGrant]:
+        """Returns the optional needs that all pods have. A need that only some of the pods have is granted to none: they
+        share one template."""
+        had = self._kept_grants(wanted) if placed.kept else None
+        if placed.met is None:
+            return had if had is not None else self._kept_grants(wanted)
+        return [
+            OptionalGrant(consumer=o.consumer, need=o.name, granted=i in placed.met and (had is None or had[i].granted))
+            for i, o in enumerate(wanted.shape.optional)
+        ]
+
+    def _kept_grants(self, wanted: Wanted) -> list[OptionalGrant]:
         """Returns the optional needs that the object's claim has already; all missing where there is no claim."""
+        shape = wanted.shape
         if not shape.optional:
             return []
-        active = self.ledger.claims.get(claim_id(self.record.group, app, shape.object, cluster, shape.template))
+        active = self.ledger.claims.get(wanted.claim)
         claim = None if active is None else active.claim
         recorded = {} if claim is None else {(g.consumer, g.need): g.granted for g in claim.optional}
         held = [] if claim is None or claim.optional else _grants_in(claim.slots, shape)
@@ -154,6 +243,18 @@ class _Assigner:
         failed = alone or {app for _, apps in self.failures for app in apps}
         return [self.record.apps[app].name for app in sorted(failed)]
 
+    def shortfall(self, replicas: Sequence[int], short: Mapping[int, int] | None = None) -> Shortfall:
+        failed: dict[int, dict[int, Reason]] = {}
+        for (cid, apps), (why, obj) in self.failures.items():
+            if len(apps) > 1:
+                continue
+            (app,) = apps
+            reason = Reason(code=why.code, consumer=obj, need=why.resource, by="merger", message=why.message)
+            if why.needed:
+                reason.needed, reason.free = _numbers(why)
+            failed.setdefault(app, {})[cid] = reason
+        return Shortfall(list(replicas), failed, dict(short or {}))
+
     def reasons(self) -> list[Reason]:
         """Returns a reason per code, app, object and resource, with the best numbers and a few of the clusters."""
         merged: dict[tuple[str, str, str, str], Reason] = {}
@@ -172,16 +273,20 @@ class _Assigner:
                 known.samples.append(self.fleet.names[cid])
             if why.needed and why.best > best[key]:
                 best[key] = why.best
-                known.needed, known.free = (
-                    format_amount(why.resource, why.needed),
-                    format_amount(why.resource, max(0, why.best)),
-                )
-            elif not known.needed and (scarce := self._scarcest(cid, apps)) is not None:
+                known.needed, known.free = _numbers(why)
+            elif why.code != "NodeRefused" and not known.needed and (scarce := self._scarcest(cid, apps)) is not None:
                 more = scarce.reason_fields()
                 known.need, known.needed, known.free = more["need"], more["needed"], more["free"]
-                known.message = f"{app} needs {known.needed} {known.need} in one cluster, which has {known.free} free"
-                known.message += scarce.caveat
+                needed, free = (readable_amount(scarce.resource, n) for n in (scarce.needed, scarce.free))
+                known.message = (
+                    f"{app} needs {needed} {known.need} in one cluster, which has {free} free{scarce.caveat}"
+                )
         return list(merged.values())
+
+
+def _numbers(why: Unassigned) -> tuple[str, str]:
+    """Returns what was needed and what is free."""
+    return format_amount(why.resource, why.needed), format_amount(why.resource, max(0, why.best))
 
 
 def _grants_in(slots: Sequence[Slot], shape: Shape) -> list[int]:
@@ -209,9 +314,10 @@ def propose(
     names: NameOrder,
     decision: str,
     solutions: PackingSolutions | None = None,
+    tried: TriedChoices | None = None,
 ) -> Decision | ProposalRefused:
     """Returns a decision for the best choice of clusters on which every pod has a place, or why there is none. `solutions`
-    learns which packings were too hard to be found here."""
+    learns which packings were too hard to be found here, `tried` what is looked at."""
     invalid = [
         Reason(code="Unsupported", app=app.name, consumer=shape.object, message=why, by="merger")
         for app in record.apps
@@ -237,12 +343,18 @@ def propose(
     existing = existing_placement(record, fleet, ledger)
     ranks = names.ranks(fleet)
     room = free_capacity(record, fleet)
-    assigner = _Assigner(record, fleet, ledger, solutions)
+    own = own_room(record, fleet, existing.own)
+    assigner = _Assigner(record, fleet, ledger, existing.own, solutions)
     for _ in range(TRIES):
-        chosen = choose(
-            merged, room, ranks, current=existing.current, unchanged=existing.unchanged, failed=assigner.failures
-        )
+        chosen = choose(merged, room, ranks, current=existing.current, own=own, failed=assigner.failures)
         if not isinstance(chosen, Choice):
+            if sum(int(np.count_nonzero(merged.masks[number])) for number in merged.partial) > MOST_PARTIAL:
+                break
+            if _leave_out_unfit(merged, assigner):
+                continue
+            others = _choice_without_partial(merged, room, ranks, existing, own, assigner)
+            if others is not None and _leave_room(merged, others, assigner):
+                continue
             break
         together: dict[int, set[int]] = {}
         for number, clusters in enumerate(chosen.clusters):
@@ -251,19 +363,83 @@ def propose(
         places = [(cid, frozenset(apps)) for cid, apps in together.items()]
         # Every cluster is tried, even after a failure: each failure is a reason and rules out further choices.
         fitting = [assigner.fits(cid, apps) for cid, apps in places]
+        if tried is not None:
+            tried.add(chosen, [cid for (cid, _), fits in zip(places, fitting, strict=True) if not fits])
         if all(fitting):
-            return _decision(record, merged, chosen, places, assigner, fleet, results, decision)
+            return _decision(record, merged, chosen, places, assigner, fleet, results, decision, ledger)
         for cid, apps in assigner.failures:
             for app in apps & merged.partial if len(apps) == 1 else ():
                 merged.leave_out(app, cid)
     else:
-        bound = Reason(code="SearchBound", by="merger", message=f"{TRIES} choices did not fit together")
-        return ProposalRefused([bound, *assigner.reasons()], blocking=assigner.failed_apps())
+        return _search_bound(f"{TRIES} choices did not fit together", merged, assigner)
     if chosen.truncated:
-        bound = Reason(code="SearchBound", by="merger", message="no choice of clusters was found within the bounds")
-        return ProposalRefused([bound, *assigner.reasons()], blocking=assigner.failed_apps())
+        return _search_bound("no choice of clusters was found within the bounds", merged, assigner)
     left = placement_masks(results, fleet)
     return _why_no_choice(record, merged, room, ranks, chosen.short, fleet, assigner, left)
+
+
+def _search_bound(message: str, merged: PlacementProblem, assigner: _Assigner) -> ProposalRefused:
+    bound = Reason(code="SearchBound", by="merger", message=message)
+    shortfall = assigner.shortfall(merged.replicas)
+    return ProposalRefused([bound, *assigner.reasons()], blocking=assigner.failed_apps(), shortfall=shortfall)
+
+
+def _leave_out_unfit(merged: PlacementProblem, assigner: _Assigner) -> bool:
+    """Leaves out of partial sets the clusters that cannot take their app. Returns whether there are any."""
+    unfit = [
+        (number, cid)
+        for number in sorted(merged.partial)
+        for cid in np.flatnonzero(merged.masks[number]).tolist()
+        if not assigner.fits(cid, frozenset((number,)))
+    ]
+    return [merged.leave_out(number, cid) for number, cid in unfit].count(True) > 0
+
+
+def _choice_without_partial(
+    merged: PlacementProblem,
+    room: FreeCapacity,
+    ranks: NDArray[np.int64],
+    existing: ExistingPlacement,
+    own: Sequence[OwnRoom],
+    assigner: _Assigner,
+) -> dict[int, list[int]] | None:
+    """Chooses clusters for the apps without a partial set, as if they were alone."""
+    others = [app for app in range(len(merged.replicas)) if app not in merged.partial]
+    if not merged.partial or not others:
+        return {} if merged.partial else None
+    numbers = {app: at for at, app in enumerate(others)}
+    chosen = choose(
+        merged.only(others),
+        replace(room, needs=room.needs[others]),
+        ranks,
+        current=[existing.current[app] for app in others],
+        own=[own[app] for app in others],
+        failed=[
+            (cid, frozenset(numbers[a] for a in apps)) for cid, apps in assigner.failures if apps <= numbers.keys()
+        ],
+    )
+    return dict(zip(others, chosen.clusters, strict=True)) if isinstance(chosen, Choice) else None
+
+
+def _leave_room(merged: PlacementProblem, others: Mapping[int, Sequence[int]], assigner: _Assigner) -> bool:
+    """Leaves out of partial sets the clusters that their apps cannot share with those of this choice, or with each other.
+    Returns whether there are any."""
+    taken: dict[int, frozenset[int]] = {}
+    for number, clusters in others.items():
+        for cid in clusters:
+            taken[cid] = taken.get(cid, frozenset()) | {number}
+    found = False
+    for number in sorted(merged.partial):
+        for cid in np.flatnonzero(merged.masks[number]).tolist():
+            apps = taken.get(cid, frozenset()) | {number}
+            if merged.excludes(apps, cid) or not assigner.fits(cid, apps):
+                # An app keeps one cluster; then another partial set leaves this one out.
+                partial = (number, *sorted(apps & merged.partial - {number}))
+                left = next((app for app in partial if merged.leave_out(app, cid)), None)
+                found |= left is not None
+                apps -= {number if left is None else left}
+            taken[cid] = apps
+    return found
 
 
 def _decision(
@@ -275,16 +451,19 @@ def _decision(
     fleet: Fleet,
     results: ControllerResults,
     ident: str,
+    ledger: Ledger,
 ) -> Decision:
     intent = IntentRef(kind="Application", name=record.group, revision=record.revision)
     claims: list[Claim] = []
     for cid, apps in places:
         cluster = fleet.names[cid]
         for assigned in assigner.assigned[cid, apps]:
-            name, shape = record.apps[assigned.app].name, assigned.shape
+            app, shape = record.apps[assigned.app], assigned.shape
+            name = app.name
+            required = app.steering == "required" or record.group in ledger.steered
             claims.append(
                 Claim(
-                    id=claim_id(record.group, name, shape.object, cluster, shape.template),
+                    id=assigned.claim,
                     decision=ident,
                     intent=intent,
                     tenant=record.tenant,
@@ -292,7 +471,11 @@ def _decision(
                     app=name,
                     object=shape.object,
                     cluster=cluster,
+                    replaces=assigned.replaces,
                     optional=assigned.optional,
+                    rules=shape.rules,
+                    marks=shape.marks,
+                    required_nodes=_required_nodes(assigned, ledger) if required else {},
                 )
             )
         # Apps without pods take no room, but the log must name their clusters.
@@ -310,6 +493,17 @@ def _decision(
             if not app.shapes
         ]
     warnings = list(dict.fromkeys([*record.warnings, *results.warnings]))
+    for cid, apps in places:
+        warnings += [
+            _surge_left_out(assigned, fleet.names[cid])
+            for assigned in assigner.assigned[cid, apps]
+            if assigned.surge_left_out
+        ]
+        chosen_inside = [a for a in assigner.assigned[cid, apps] if any(s.parts != s.aligned for s in a.slots)]
+        if chosen_inside:
+            objects = ", ".join(dict.fromkeys(assigned.shape.object for assigned in chosen_inside))
+            text = f"{fleet.names[cid]}: kubelets choose the parts of the pods of {objects}; they may be others than claimed"
+            warnings.append(Warn(code="ChosenByKubelet", message=text))
     for number, mask in merged.left_out.items():
         if mask.any():
             text = f"{_listed(fleet, mask)} cannot take {record.apps[number].name}, which its placement asks of all"
@@ -329,6 +523,26 @@ def _decision(
         controllers=results.asked,
         warnings=warnings,
     )
+
+
+def _surge_left_out(assigned: _AssignedShape, cluster: str) -> Warn:
+    shape = assigned.shape
+    message = (
+        f"{cluster} has no room for the {shape.surge} more pods of {shape.object} that its rollout may start "
+        f"(maxSurge); up to {shape.unavailable} are missing meanwhile (maxUnavailable)"
+    )
+    return Warn(code="SurgeLeftOut", message=message)
+
+
+def _required_nodes(assigned: _AssignedShape, ledger: Ledger) -> dict[str, str]:
+    """Returns the nodes that the claim's pods are confined to. They stay the same while the slots are on them, because another
+    pod template restarts pods. The pods of a DaemonSet are bound to their nodes already."""
+    if assigned.shape.per_node:
+        return {}
+    nodes = {slot.node: slot.host for slot in assigned.slots}
+    active = ledger.claims.get(assigned.claim)
+    before = active.claim.required_nodes if active is not None else {}
+    return before if nodes.keys() <= before.keys() else nodes
 
 
 def _replicas_conflict(record: Revision, app: int, counts: dict[str, int]) -> Reason:
@@ -391,7 +605,8 @@ def _why_no_choice(
         joint = _joint_conflict(record, merged, _binding_rule(merged, room, ranks))
         found.insert(0, joint)
         names = joint.app.split()
-    return ProposalRefused(order_reasons(found, names), blocking=names)
+    shortfall = assigner.shortfall(merged.replicas, short)
+    return ProposalRefused(order_reasons(found, names), blocking=names, shortfall=shortfall)
 
 
 def _listed(fleet: Fleet, mask: Mask) -> str:

@@ -39,4 +39,4 @@ def sort_removals(removals: Mapping[str, Removal], ledger: Ledger, fleet: Fleet)
 def _reported_without_pods(ident: str, cluster: str, as_of: float, fleet: Fleet) -> bool:
     """Returns whether a report from after `as_of` shows no pod of the claim."""
     cid = fleet.ids.get(cluster)
-    return cid is not None and fleet.as_of(cid) > as_of and not fleet.present(ident, cid)
+    return cid is not None and fleet.as_of(cid) > as_of and not fleet.pods.present(ident, cid)

@@ -162,10 +162,10 @@ def placement_masks(results: ControllerResults, fleet: Fleet) -> list[Mask]:
     these only."""
     controllers = {controller.name: controller for controller in results.replies.controllers}
     masks = _steady_masks(results, len(results.replies.apps), controllers)
-    return [fleet.known if mask is None else fleet.known & _resized(mask, fleet.size) for mask in masks]
+    return [fleet.known if mask is None else fleet.known & resized(mask, fleet.size) for mask in masks]
 
 
-def _resized(mask: Mask, size: int) -> Mask:
+def resized(mask: Mask, size: int) -> Mask:
     """Returns the mask for a fleet that may have grown since: no controller allowed what joined."""
     return mask if len(mask) == size else np.resize(np.append(mask[:size], np.zeros(size, np.bool_)), size)
 

@@ -25,8 +25,16 @@ class Round:
 
     def add(self, rows: Rows) -> None:
         """Adds groups, or further rows of those that are there."""
+        unions: dict[tuple[int, int], NDArray[np.intp]] = {}  # many groups share their arrays
         for group, more in rows.items():
-            self.rows[group] = np.union1d(more, self.rows[group]) if group in self.rows else more
+            known = self.rows.get(group)
+            if known is None:
+                self.rows[group] = more
+                continue
+            arrays = (id(more), id(known))
+            if arrays not in unions:
+                unions[arrays] = np.union1d(more, known)
+            self.rows[group] = unions[arrays]
         self.order = self._queue.oldest_first(self.forced | self.rows.keys())
         self.order.reverse()
 

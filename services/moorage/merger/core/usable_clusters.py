@@ -1,4 +1,4 @@
-"""Tells which changes of clusters may help apps that wait: one opened, or labels changed."""
+"""Finds changes of clusters that may help waiting apps: a cluster opened, or labels changed."""
 
 from __future__ import annotations
 

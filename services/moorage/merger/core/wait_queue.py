@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -90,10 +90,16 @@ class _RoomTests:
         return self._results[key]
 
 
-class WaitQueue:
-    """The waiting groups."""
+def _no_clusters(_group: str) -> Collection[int]:
+    return ()
 
-    def __init__(self) -> None:
+
+class WaitQueue:
+    """The waiting groups. `own_clusters` returns where a group has claims already: there an update may need less than the room
+    for a pod."""
+
+    def __init__(self, own_clusters: Callable[[str], Collection[int]] = _no_clusters) -> None:
+        self._own_clusters = own_clusters
         self.groups: dict[str, Waiter] = {}
         self.refused_without_clusters: set[str] = set()  # groups that were refused because there was no cluster
         self._opened: set[int] = set()
@@ -184,11 +190,16 @@ class WaitQueue:
             if waiter.attempt is None or waiter.attempt.phase == "Failed":
                 continue
             untested, waiter.untested = waiter.untested, False
-            if any(
+            rows = tests.rows(untested)
+            if self._improves_own(fleet, group, rows) or any(
                 self._helps_app(waiter, number, opened, tests, untested) for number in range(len(waiter.record.apps))
             ):
-                helped[group] = tests.rows(untested)
+                helped[group] = rows
         return helped
+
+    def _improves_own(self, fleet: Fleet, group: str, rows: NDArray[np.intp]) -> bool:
+        own = self._own_clusters(group)
+        return bool(own) and bool(np.isin(fleet.cluster[rows], list(own)).any())
 
     def _helps_app(
         self, waiter: Waiter, number: int, opened: AbstractSet[int], tests: _RoomTests, untested: bool
@@ -205,7 +216,7 @@ class WaitQueue:
         waiter = self.groups.get(group)
         if waiter is None:
             return False
-        if waiter.opened:
+        if waiter.opened or self._improves_own(fleet, group, rows):
             return True
         confined = waiter.confined or [None] * len(waiter.record.apps)
         return any(

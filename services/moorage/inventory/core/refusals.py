@@ -1,0 +1,131 @@
+"""Remembers which nodes refused pods of claims at their admission, until the node changes. The failed pods may be gone before:
+controllers replace them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from moorage.fleet import NodeRow
+from moorage.model.reports import PodReport, Report
+from moorage.model.shapes import PODS
+from moorage.parsing import parse_amount
+
+#: Reasons of failed pods with which a kubelet refuses what the scheduler bound to its node; `OutOfcpu` and the like too.
+_REFUSED = frozenset(
+    {
+        "NodeAffinity",
+        "PodOSNotSupported",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+        "SMTAlignmentError",
+        "TopologyAffinityError",
+        "UnexpectedAdmissionError",
+    }
+)
+#: Refusals that are remembered of a cluster, and bytes of what the kubelet said.
+MOST, LONGEST = 4096, 512
+
+#: Counts the live pods of a claim on a node.
+LivePods = Callable[[str, str], int]
+_Place = tuple[str, str]  # claim, node
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """`row` is the node as first reported after it refused, `requested` what others than the claim's pods took of it."""
+
+    words: str = ""
+    pod: Mapping[str, int] | None = None  # what a pod requests; None: not known
+    row: NodeRow | None = None
+    requested: Mapping[str, int] | None = None
+
+
+def is_refused(pod: PodReport) -> bool:
+    """Returns whether the pod's node did not admit it."""
+    refused = pod.reason in _REFUSED or pod.reason.startswith("OutOf")
+    return bool(pod.claim and pod.node) and pod.phase == "Failed" and refused
+
+
+class Refusals:
+    """The refusals of one cluster. `counts`: pods that were refused anywhere, by the kubelet's reason."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._failed: set[str] = set()
+        self._by_place: dict[_Place, _Refusal] = {}
+
+    def inherit(self, refused: Mapping[str, Iterable[str]]) -> None:
+        """Takes over what an inventory before learned."""
+        for claim, nodes in refused.items():
+            for node in nodes:
+                self._by_place.setdefault((claim, node), _Refusal())
+
+    def learn(self, report: Report, rows: Mapping[str, NodeRow], live: LivePods) -> set[str]:
+        """Takes in a report with its rows. Returns the claims whose refusals changed."""
+        full = report.kind == "full"
+        changed: set[str] = set()
+        for claim, node in list(self._by_place):
+            is_gone = (full and node not in rows) or node in report.nodes_gone
+            if is_gone or self._is_over((claim, node), rows, live):
+                del self._by_place[claim, node]
+                changed.add(claim)
+        refused = {pod.uid: pod for pod in report.pods if is_refused(pod)}
+        self._failed = self._failed & refused.keys() if full else self._failed.difference(report.pods_gone)
+        for uid, pod in refused.items():
+            if uid in self._failed:
+                continue
+            self._failed.add(uid)
+            self._counts[pod.reason] += 1
+            refusal = self._by_place.setdefault((pod.claim, pod.node), _Refusal())
+            refusal.words = f"{pod.reason}: {pod.message}"[:LONGEST] if pod.message else pod.reason
+            refusal.pod = _requests(pod)
+            self._is_over((pod.claim, pod.node), rows, live)
+            changed.add(pod.claim)
+        while len(self._by_place) > MOST:
+            place = next(iter(self._by_place))
+            del self._by_place[place]
+            changed.add(place[0])
+        return changed
+
+    def _is_over(self, place: _Place, rows: Mapping[str, NodeRow], live: LivePods) -> bool:
+        """Returns whether the node changed since it refused. Pods of the claim itself come and go there: they are refused, and
+        made again."""
+        refusal, row = self._by_place[place], rows.get(place[1])
+        if row is None:
+            return False
+        own = live(*place) if refusal.pod is not None else 0
+        requested = {n: amount - own * (refusal.pod or {}).get(n, 0) for n, amount in row.requested.items()}
+        before = refusal.row
+        if before is None or refusal.requested is None:
+            refusal.row, refusal.requested = row, requested
+            return False
+        if (row.flags, row.labels, row.taints, row.allocatable) != (
+            before.flags,
+            before.labels,
+            before.taints,
+            before.allocatable,
+        ):
+            return True
+        if row.inside != before.inside or any(now < was for now, was in zip(row.in_use, before.in_use, strict=False)):
+            return True
+        return any(requested.get(name, 0) < amount for name, amount in refusal.requested.items())
+
+    def has(self, claim: str, node: str) -> bool:
+        """Returns whether the node refused pods of the claim and has not changed since."""
+        return (claim, node) in self._by_place
+
+    def nodes(self, claim: str) -> list[str]:
+        """Returns the nodes that refused pods of the claim and have not changed since."""
+        return sorted(node for found, node in self._by_place if found == claim)
+
+    def words(self, claim: str) -> str:
+        """Returns what the last of these nodes said."""
+        return next((r.words for (found, _), r in reversed(self._by_place.items()) if found == claim), "")
+
+
+def _requests(pod: PodReport) -> Mapping[str, int] | None:
+    try:
+        return {PODS: 1} | {name: parse_amount(name, text, True) for name, text in pod.requests.items()}
+    except ValueError:
+        return None

@@ -1,0 +1,240 @@
+"""Moves a cluster's open places to nodes where they fit together: as few as possible, else all of them are assigned anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import msgspec
+
+from moorage.fit import Assigned, assign
+from moorage.fit.protocols import Amounts
+from moorage.fleet import Fleet
+from moorage.ledger import NodeAmounts
+from moorage.ledger.room import free_of, of_node
+from moorage.model.claims import Shortfall, Slot
+from moorage.model.shapes import Shape
+from moorage.model.slots import PodPlace, part_and_class
+
+from .settlement_draft import Draft, Place, add_on
+
+Move = tuple[Place, Slot]  # to the slot's node
+
+
+@dataclass(slots=True)
+class _AdjustedRows:
+    """The fleet's rows with other amounts free. Explains nothing and keeps no caches."""
+
+    fleet: Fleet
+    amounts: dict[str, Amounts]
+
+    @property
+    def open_pods(self) -> dict[int, object]:
+        """Returns none: places that move are among the fleet's. Those that stay count where they are expected."""
+        return {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.fleet, name)
+
+    def free(self, resource: str) -> Amounts | None:
+        return self.amounts.get(resource)
+
+
+class Relocation:
+    """`groups` have open places of standing decisions, the oldest first."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._bad = draft.bad_nodes()
+        self._movable: dict[str, list[Place]] = {}
+        for place in draft.movable():
+            self._movable.setdefault(place.group, []).append(place)
+        self.groups = sorted(self._movable, key=self.age)
+
+    def age(self, group: str) -> tuple[str, str]:
+        document = self._draft.around.documents.get(group)
+        return (document.instantiated if document is not None else "", group)
+
+    def fits(self, groups: Sequence[str], gone: AbstractSet[str]) -> bool:
+        """Returns whether the groups' open places fit together once everything that is on its way out is gone."""
+        return self._assign(groups, lenient=True, gone=gone) is not None
+
+    def move(self, groups: Sequence[str], *, lenient: bool, gone: AbstractSet[str] = frozenset()) -> bool:
+        """Moves the groups' open places to where they fit together. Returns whether they do."""
+        found = self._assign(groups, lenient=lenient, gone=gone)
+        for place, slot in found or ():
+            place.node, place.host, place.inside = slot.node, slot.host, PodPlace(slot.parts, slot.aligned)
+        return found is not None
+
+    def shortfall(self, group: str) -> Shortfall:
+        """Returns what the group's largest open place lacks most while all other places stay where they are."""
+        places = self._movable.get(group, [])
+        largest = max((place.resources for place in places), key=lambda r: sorted(r.values(), reverse=True))
+        lack = self.shortfall_of(group, largest)
+        refused = next((place for place in places if self._draft.is_refused(place)), None)
+        if refused is None:
+            return lack
+        return msgspec.structs.replace(lack, refused=f"{refused.node}: {self._draft.refusal_words(refused.claim)}")
+
+    def shortfall_of(self, group: str, resources: Mapping[str, int]) -> Shortfall:
+        free = self._free(lenient=False, gone=frozenset())
+        for other, places in self._movable.items():
+            for place in places if other != group else ():
+                if place.node in free:
+                    add_on(free, place.node, place.resources, -1)
+        nodes = [node for node in free if self._draft.is_usable(node)]
+        needs = {name: amount for name, amount in sorted(of_node(resources).items()) if amount}
+        best = {name: max((max(0, free[node].get(name, 0)) for node in nodes), default=0) for name in needs}
+        worst = max(needs, key=lambda name: (needs[name] - best[name]) / needs[name])
+        return Shortfall(resource=worst, needed=needs[worst], free=best[worst])
+
+    def _free(self, *, lenient: bool, gone: AbstractSet[str]) -> NodeAmounts:
+        """Returns what is free without the movable places."""
+        draft = self._draft
+        free = {node: dict(amounts) for node, amounts in draft.room.items()}
+        moving = {id(place) for places in self._movable.values() for place in places}
+        stays = self._restored(gone)
+
+        def take(node: str, amounts: Mapping[str, int], times: int = 1) -> None:
+            if node in free:
+                add_on(free, node, {n: a for n, a in amounts.items() if n in free[node]}, times)
+
+        for place in draft.open():
+            waits = lenient and place.withdrawn and draft.leaves(place.group)
+            if (id(place) not in moving or not stays.isdisjoint(place.members)) and not waits:
+                take(place.node, place.resources, -1)
+        for node, amounts in draft.around.held.items():
+            take(node, amounts, -1)
+        if lenient:
+            for node, amounts in draft.leaving.items():
+                take(node, amounts)
+            for ident, active in draft.active.items():
+                if active.group in gone and not active.withdrawn and ident not in stays:
+                    for node, amounts in draft.running.get(ident, {}).items():
+                        take(node, amounts)
+        return free
+
+    def _restored(self, gone: AbstractSet[str]) -> set[str]:
+        """Returns the claims of the decisions that stand again when those of these groups end."""
+        previous = self._draft.ledger.previous
+        return {claim.id for group in gone if group in previous for claim in previous[group][-1].claims}
+
+    def _assign(self, groups: Sequence[str], *, lenient: bool, gone: AbstractSet[str]) -> list[Move] | None:
+        free = self._free(lenient=lenient, gone=gone)
+        draft = self._draft
+        for few in (True, False):
+            left = {node: dict(amounts) for node, amounts in free.items()}
+            moving: list[Place] = []
+            # Where nothing is wrong places stay before others are assigned; on the other nodes the oldest and largest do.
+            order = [place for group in groups for place in self._movable[group]]
+            order.sort(key=lambda place: place.node in self._bad)
+            for place in order:
+                left_alone = draft.is_lost(place.node) or draft.is_refused(place)
+                there = None if left_alone else left.get(place.node)
+                known = draft.shape(place) is not None
+                pinned = not known or not draft.is_usable(place.node)
+                fits = there is not None and all(a <= there.get(n, 0) for n, a in place.resources.items() if a)
+                if there is not None and ((few and fits) or pinned):
+                    if not fits and draft.is_usable(place.node):
+                        return None
+                    add_on(left, place.node, place.resources, -1)
+                elif not known:
+                    return None
+                else:
+                    moving.append(place)
+            found = self._assigned(moving, left)
+            if found is not None:
+                return found
+        return None
+
+    def _assigned(self, moving: Sequence[Place], left: NodeAmounts) -> list[Move] | None:
+        """Assigns the places with all rules of `fit`; None if they do not fit together."""
+        if not moving:
+            return []
+        draft, fleet = self._draft, self._draft.fleet
+        runs: dict[tuple[str, bytes], list[Place]] = {}
+        for place in moving:
+            size = msgspec.json.encode(of_node(place.resources), order="sorted")
+            runs.setdefault((place.claim.id, size), []).append(place)
+        shapes: list[Shape] = []
+        for places in runs.values():
+            shape = draft.shape(places[0])
+            if shape is None:
+                return None
+            resources = of_node(places[0].resources)
+            shapes.append(
+                msgspec.structs.replace(shape, count=len(places), resources=resources, optional=[], per_node=False)
+            )
+        columns: dict[str, Amounts] = {}
+        for name in {name for shape in shapes for name in shape.resources}:
+            column = fleet.free(name)
+            if column is None:
+                continue
+            column = columns[name] = column.copy()
+            for node, row in draft.rows.items():
+                column[row] = left[node].get(name, 0)
+        kept: list[list[Slot]] | None = None
+        if any(shape.rules for shape in shapes):
+            idents = list(dict.fromkeys(places[0].claim.id for places in runs.values()))
+            others = self._others({place.group for place in moving}, idents)
+            shapes += [shape for _, shape in others]
+            kept = self._staying([places[0].claim.id for places in runs.values()], moving)
+            kept += self._staying([ident for ident, _ in others], moving)
+        rows = _AdjustedRows(fleet, columns)
+        taken = self._taken_of_parts(left)
+        found = assign(rows, draft.where, shapes, kept=kept, taken=taken)  # type: ignore[arg-type]
+        if not isinstance(found, Assigned):
+            return None
+        moves: list[Move] = []
+        for places, slots in zip(runs.values(), found.slots, strict=False):
+            targets = [slot for slot in slots for _ in range(slot.count)]
+            # Those that may stay on their node do.
+            for place in list(places):
+                same = next((slot for slot in targets if (slot.node, slot.host) == (place.node, place.host)), None)
+                if same is not None:
+                    targets.remove(same)
+                    places.remove(place)
+                    if same.parts:
+                        moves.append((place, same))
+            moves += zip(places, targets, strict=True)
+        return moves
+
+    def _taken_of_parts(self, left: NodeAmounts) -> dict[int, dict[str, int]]:
+        """Returns by how much less of parts is free than the fleet says, by row."""
+        fleet, taken = self._draft.fleet, dict[int, dict[str, int]]()
+        for node, row in self._draft.rows.items() if fleet.layout is not None else ():
+            for name, amount in left[node].items():
+                if part_and_class(name) is not None and (free := free_of(fleet, row, name)) is not None:
+                    taken.setdefault(row, {})[name] = free - amount
+        return taken
+
+    def _others(self, groups: AbstractSet[str], moving: Sequence[str]) -> list[tuple[str, Shape]]:
+        """Returns the other claims of the groups, none of whose pods is to be assigned: the rules of pods about each other
+        concern them, too."""
+        draft = self._draft
+        found = (
+            (ident, draft.shape_of(active.claim, active.group))
+            for ident, active in draft.active.items()
+            if active.group in groups and not active.withdrawn and ident not in moving
+        )
+        return [
+            (ident, msgspec.structs.replace(shape, count=0, per_node=False, optional=[]))
+            for ident, shape in found
+            if shape is not None
+        ]
+
+    def _staying(self, idents: Sequence[str], moving: Sequence[Place]) -> list[list[Slot]]:
+        """Returns the slots of each claim that stay where they are. Of a claim that comes twice, the second has none."""
+        draft, moved = self._draft, {id(place) for place in moving}
+        result: list[list[Slot]] = []
+        for at, ident in enumerate(idents):
+            slots = list(draft.covered[ident]) if ident not in idents[:at] else []
+            if ident not in idents[:at]:
+                slots += [
+                    place.slot(ident)
+                    for place in draft.places
+                    if ident in place.members and id(place) not in moved and not place.dropped
+                ]
+            result.append(slots)
+        return result

@@ -1,0 +1,154 @@
+"""Settles a cluster after pods started elsewhere than expected: slots follow their pods, and open slots that lost their room
+move to where they fit. Pure: it depends on the ledger, the fleet's rows and their surroundings only.
+
+Withdrawn claims only follow their pods. A slot that fits once ending pods and withdrawn claims are gone waits where it is. What
+fits nowhere is displaced: a decision that did not run yet is then taken back as a whole, one that ran keeps its slots and pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from moorage.model.claims import Settlement, Shortfall, Slot
+from moorage.model.slots import resized
+
+from .relocation import Relocation
+from .settlement_draft import Draft, merged_slots
+
+
+class Settled(NamedTuple):
+    """`entry`: None if nothing has to change. `displaced`: groups with slots that fit nowhere, whether their decision ends or
+    stands."""
+
+    entry: Settlement | None
+    displaced: dict[str, Shortfall] = {}
+
+
+def is_unsettled(draft: Draft) -> bool:
+    """Returns whether a pod runs beside its claim's slots while one is open, an open slot has lost its room or its node, a
+    group was displaced there before, or a DaemonSet may have other nodes now."""
+    return (
+        draft.has_strays
+        or draft.has_daemon_sets
+        or bool(draft.bad_nodes())
+        or bool(draft.ledger.displaced_on(draft.cluster))
+        or bool(draft.to_confine({}))
+    )
+
+
+def groups_to_settle(draft: Draft) -> set[str]:
+    """Returns the groups with claims on the cluster whose documents `settle` needs."""
+    groups = {place.group for place in draft.movable()}
+    return groups | {
+        a.group for a in draft.active.values() if not a.withdrawn and a.claim.object.startswith("DaemonSet/")
+    }
+
+
+def settle(draft: Draft) -> Settled:
+    """Settles the cluster. The draft is as it is after the settlement then, so it serves once."""
+    ledger = draft.ledger
+    draft.follow_pods()
+    short = draft.follow_nodes()
+    relocation = Relocation(draft)
+    ended, displaced = _make_room(draft, relocation)
+    for group, resources in (short | draft.short_daemon_sets()).items():
+        displaced.setdefault(group, relocation.shortfall_of(group, resources))
+        if group not in ended and _may_end(group, draft):
+            ended.append(group)
+    standing = {group: lack for group, lack in displaced.items() if group not in ended}
+    slots = draft.changed_slots()
+    restored: list[str] = []
+    for group in ended:
+        if _may_stand_again(group, draft):
+            restored.append(ledger.previous[group][-1].id)
+            slots |= _restored_slots(draft, group, slots)
+    kept = {ident for ident, active in draft.active.items() if active.group not in ended}
+    confined = {ident: words for ident, words in draft.to_confine(slots).items() if ident in kept}
+    if not (slots or ended or confined) and standing.keys() == ledger.displaced_on(draft.cluster).keys():
+        return Settled(None, displaced)
+    entry = Settlement(
+        cluster=draft.cluster,
+        epoch=str(draft.fleet.epoch),
+        slots=slots,
+        ended=sorted(ledger.standing[group].id for group in ended),
+        restored=sorted(restored),
+        displaced=standing,
+        confined=confined,
+    )
+    return Settled(entry, displaced)
+
+
+def _make_room(draft: Draft, relocation: Relocation) -> tuple[list[str], dict[str, Shortfall]]:
+    """Moves open places off nodes where they do not fit. Returns the groups whose decision ends, and the groups that fit
+    nowhere."""
+    if not draft.bad_nodes() or relocation.move(relocation.groups, lenient=False):
+        return [], {}
+    kept: list[str] = []
+    gone: set[str] = set()
+    displaced: dict[str, Shortfall] = {}
+    for group in relocation.groups:
+        if group in gone:
+            continue
+        if relocation.fits([*kept, group], gone):
+            kept.append(group)
+            continue
+        younger = [
+            other
+            for other in reversed(relocation.groups)
+            if other not in gone
+            and other not in kept
+            and relocation.age(other) > relocation.age(group)
+            and _may_end(other, draft)
+        ]
+        enough = next(
+            (k for k in range(1, len(younger) + 1) if relocation.fits([*kept, group], gone | set(younger[:k]))), 0
+        )
+        if enough:
+            gone.update(younger[:enough])
+            kept.append(group)
+            continue
+        if _may_end(group, draft):
+            gone.add(group)
+        displaced[group] = relocation.shortfall(group)
+    for group in gone:
+        displaced.setdefault(group, relocation.shortfall(group))
+    if not relocation.move(kept, lenient=False):
+        relocation.move(kept, lenient=True, gone=gone)
+    return sorted(gone), displaced
+
+
+def _may_end(group: str, draft: Draft) -> bool:
+    """Returns whether the group's decision may be taken back: it did not run in full, and nothing of the group did, or what
+    ran can stand again."""
+    progress = draft.around.progress(group)
+    if group not in draft.around.documents or progress is None or progress.reached:
+        return False
+    return _may_stand_again(group, draft) or not progress.ran
+
+
+def _may_stand_again(group: str, draft: Draft) -> bool:
+    progress = draft.around.progress(group)
+    return progress is not None and progress.restorable and group in draft.ledger.previous
+
+
+def _restored_slots(draft: Draft, group: str, changed: dict[str, list[Slot]]) -> dict[str, list[Slot]]:
+    """Returns the slots of claims that the ended decision shares with the one that stands again and had fewer of: those with
+    pods are kept first."""
+    result: dict[str, list[Slot]] = {}
+    for claim in draft.ledger.previous[group][-1].claims:
+        active = draft.active.get(claim.id)
+        wanted = _pods(claim.slots)
+        if active is None or wanted >= _pods(active.claim.slots):
+            continue
+        stands = [place for place in draft.places if claim.id in place.members and not place.dropped]
+        stands.sort(key=lambda place: not place.stray)
+        single = [resized(slot, 1) for slot in draft.covered[claim.id] for _ in range(slot.count)]
+        single += [place.slot(claim.id) for place in stands]
+        result[claim.id] = merged_slots([slot for slot in single if not slot.surge][:wanted])
+    return result
+
+
+def _pods(slots: Iterable[Slot]) -> int:
+    """Returns the number of pods, without those of a surge."""
+    return sum(slot.count for slot in slots if not slot.surge)

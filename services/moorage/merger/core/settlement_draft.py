@@ -1,0 +1,456 @@
+"""Reads one cluster for settling: its pods, the open places of its claims, and what its nodes have free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from moorage.fit.budget import BudgetExceeded
+from moorage.fit.inner_rows import InnerNodes
+from moorage.fit.node_filter import eligible, other_host
+from moorage.fit.protocols import Ids
+from moorage.fleet import Fleet
+from moorage.ledger import ActiveClaim, CountedClaim, Family, Ledger, NodeAmounts
+from moorage.ledger.families import FamilyNodes, add, places_by_node
+from moorage.ledger.room import unclaimed_of
+from moorage.model.claims import Claim, Slot, claim_id
+from moorage.model.groups import Revision
+from moorage.model.shapes import Shape, on_nodes
+from moorage.model.slots import PodPlace, moved, part_and_class, part_resources, resized, taken_by, with_parts
+
+Documents = Mapping[str, Revision]  # by group
+_BOUNDLESS = 1 << 62
+
+
+class Progress(NamedTuple):
+    """How far a group came. `reached`: its standing decision ran in full at least once. `ran`: this or an earlier decision did.
+    `restorable`: the document of the decision before is stored, so that it can stand again."""
+
+    reached: bool
+    ran: bool
+    restorable: bool
+
+
+#: Returns a group's progress; None if it is not known yet.
+ProgressOf = Callable[[str], Progress | None]
+
+
+class Surroundings(NamedTuple):
+    """The inputs of settling a cluster beside ledger and rows. `held`: what decisions in flight take. `lost`: nodes that
+    were unusable for so long that nothing is expected of them."""
+
+    documents: Documents = {}
+    held: NodeAmounts = {}
+    lost: AbstractSet[str] = frozenset()
+    progress: ProgressOf = lambda _group: None
+
+
+@dataclass(slots=True)
+class Place:
+    """One open place of an object. `claim` is the object's newest one there, `members` are the slots that its claims have for
+    the place, `resources` the larger of them. A place that only older claims have is `withdrawn`."""
+
+    claim: Claim
+    family: Family
+    withdrawn: bool
+    members: dict[str, Slot]
+    resources: Mapping[str, int]
+    node: str
+    host: str
+    inside: PodPlace | None = None  # what it takes of parts where it moves to; None: as its slots say, if it stays
+    stray: bool = False  # a pod stands for it on its new node
+    dropped: bool = False  # of a DaemonSet, on a node that needs no pod of it any more
+
+    @property
+    def group(self) -> str:
+        return self.family.group
+
+    def slot(self, ident: str) -> Slot:
+        """Returns the slot that a claim has for the place where it is now."""
+        slot = moved(self.members[ident], self.node, self.host)
+        return slot if self.inside is None else with_parts(slot, [self.inside])[0]
+
+    @property
+    def moved(self) -> bool:
+        slot = next(iter(self.members.values()))
+        return (self.node, self.host) != (slot.node, slot.host)
+
+
+def add_on(total: NodeAmounts, node: str, amounts: Mapping[str, int], times: int = 1) -> None:
+    add(total.setdefault(node, {}), amounts, times)
+
+
+def is_per_node(claim: Claim | Family) -> bool:
+    return claim.object.startswith("DaemonSet/")
+
+
+class Draft:
+    """One cluster as ledger and rows show it, until `settle` changes it. What is in `around` may be added to before."""
+
+    def __init__(self, cid: int, ledger: Ledger, fleet: Fleet, around: Surroundings | None = None) -> None:
+        around = around or Surroundings()
+        self.cid, self.ledger, self.fleet, self.around = cid, ledger, fleet, around
+        self.cluster = fleet.names[cid]
+        self.rows: dict[str, int] = fleet.places(cid)
+        self.where: Ids = np.array(sorted(self.rows.values()), np.intp)
+        self.places: list[Place] = []
+        self.covered: dict[str, list[Slot]] = {}
+        self.strays: dict[Family, dict[str, int]] = {}
+        self.growing: NodeAmounts = {}  # what covered places take beyond the pods that cover them
+        self.leaving: NodeAmounts = {}  # what goes soon: ending pods, and withdrawn claims with their pods
+        self.running: dict[str, NodeAmounts] = {}  # claim → what its pods take
+        self._shapes: dict[str, Shape | None] = {}
+        idents = sorted(ledger.by_cluster.get(self.cluster, ()))
+        self.active: dict[str, ActiveClaim] = {ident: ledger.claims[ident] for ident in idents}
+        for family in dict.fromkeys(active.family for active in self.active.values()):
+            self._read_family(family)
+        for ident, active in self.active.items():
+            self._read_pods(ident, active)
+        self.has_strays = any(place.family in self.strays for place in self.places)
+        per_node = {a.family for a in self.active.values() if is_per_node(a.claim) and not a.withdrawn}
+        self.has_daemon_sets = any(p.family in per_node for p in self.places) or not per_node.isdisjoint(self.strays)
+        self.room = self._read_room()
+
+    def _read_family(self, family: Family) -> None:
+        """Reads which places of an object pods cover. A pod of any of its claims covers a place."""
+        idents = self.ledger.families[family]
+        if len(idents) == 1 and self._is_at_rest(only := self.active[idents[0]]):
+            self.covered[only.claim.id] = list(only.claim.slots)
+            return
+        nodes = FamilyNodes(
+            [CountedClaim.reported(self.active[i].claim.slots, i, self.cid, self.fleet) for i in idents]
+        )
+        newest = self.active[idents[-1]]
+        strays = nodes.strays()
+        if strays:
+            self.strays[family] = strays
+        for ident in idents:
+            self.covered[ident] = []
+        first = self.active[idents[0]].claim
+        self.covered[first.id] += [slot for slot in first.slots if slot.surge]  # they do not count
+        by_node = places_by_node(
+            {ident: [s for s in claim.slots if s.node] for ident, claim in zip(idents, nodes.claims, strict=True)}
+        )
+        staying = self._staying(idents)
+        for node, places in by_node.items():
+            pods = nodes.covering_on(node)
+            if not (newest.withdrawn and self.leaves(family.group)):
+                # The next pods of the object take what these leave.
+                for place in places[staying.get(node, 0) : pods]:
+                    add_on(self.leaving, node, place.resources, -1)
+            for place in places[:pods]:
+                for ident, slot in place.slots.items():
+                    self.covered[ident].append(resized(slot, 1))
+            rest = nodes.open_on(node)
+            for place in places[pods:]:
+                withdrawn = newest.withdrawn or newest.claim.id not in place.slots
+                host = next(iter(place.slots.values())).host
+                self.places.append(Place(newest.claim, family, withdrawn, place.slots, place.resources, node, host))
+                add(rest, place.resources, -1)
+            add_on(self.growing, node, rest)
+            if not staying.get(node):  # it goes with the pods
+                add_on(self.leaving, node, rest)
+
+    def _is_at_rest(self, active: ActiveClaim) -> bool:
+        """Returns whether the claim stays and each of its slots has a pod that does. Most are so, and are read quickly."""
+        claim, pods = active.claim, self.fleet.pods
+        if active.withdrawn or pods.ending(claim.id, self.cid) or any(s.surge or s.parts for s in claim.slots):
+            return False
+        wanted: dict[str, int] = {}
+        for slot in claim.slots:
+            wanted[slot.node] = wanted.get(slot.node, 0) + slot.count
+        return wanted == pods.live(claim.id, self.cid)
+
+    def _read_pods(self, ident: str, active: ActiveClaim) -> None:
+        """Reads what the claim's pods take, and what of it goes soon."""
+        slots, fleet = active.claim.slots, self.fleet
+        if not slots:
+            return
+        live, ending = fleet.pods.live(ident, self.cid), fleet.pods.ending(ident, self.cid)
+        size = slots[0].resources
+        sizes = {node: _pods_on(slots, node) for node in live} if any(slot.parts for slot in slots) else {}
+        going = live if active.withdrawn and self.leaves(active.group) else ending
+        for node, pods in going.items():
+            # The parts of those that stay are not free, so no more than those of all pods are.
+            for taken in sizes.get(node, [])[:pods] if going is live else ():
+                add_on(self.leaving, node, {n: a for n, a in taken.items() if part_and_class(n) is not None})
+            add_on(self.leaving, node, size, pods)
+        running = self.running.setdefault(ident, {})
+        for node, pods in live.items():
+            add_on(running, node, size, pods - ending.get(node, 0))
+
+    def _staying(self, idents: Iterable[str]) -> dict[str, int]:
+        """Returns the pods of these claims by node that do not go soon."""
+        staying: dict[str, int] = {}
+        for ident in idents:
+            active = self.active[ident]
+            if not (active.withdrawn and self.leaves(active.group)):
+                add(staying, self.fleet.pods.live(ident, self.cid))
+                add(staying, self.fleet.pods.ending(ident, self.cid), -1)
+        return staying
+
+    def leaves(self, group: str) -> bool:
+        """Returns whether the group's withdrawn claims are on their way out. They are kept until the new place runs."""
+        if group not in self.ledger.standing:
+            return True
+        progress = self.around.progress(group)
+        return progress is not None and progress.reached
+
+    def _read_room(self) -> NodeAmounts:
+        """Returns allocatable - requested of each node, for the resources of the claims here."""
+        fleet, where = self.fleet, self.where
+        slots = [slot for active in self.active.values() for slot in active.claim.slots]
+        names = sorted({name for slot in slots for name in slot.resources})
+        room: NodeAmounts = {node: {} for node in self.rows}
+        for name in names:
+            allocatable = fleet.allocatable(name)
+            if allocatable is None:
+                continue
+            used = fleet.requested(name, where)
+            left = dict(zip(where.tolist(), (allocatable[where] - used).tolist(), strict=True))
+            for node, row in self.rows.items():
+                room[node][name] = left[row] - self.growing.get(node, {}).get(name, 0)
+        for slot in slots if fleet.layout is not None else ():
+            row_of_slot = self.rows.get(slot.node) if slot.parts else None
+            for name in part_resources(slot.parts) if row_of_slot is not None else ():
+                free = unclaimed_of(fleet, row_of_slot, name) if row_of_slot is not None else None
+                # A claim on a part that is gone stays.
+                room[slot.node][name] = (
+                    _BOUNDLESS if free is None else free - self.growing.get(slot.node, {}).get(name, 0)
+                )
+        return room
+
+    # -- pods ---------------------------------------------------------------------------------------------------------
+
+    def follow_pods(self) -> None:
+        """Lets each stray pod take over an open slot of its claim, first one on an overfull node. A node that refused pods of the
+        claim will refuse the next one, too."""
+        refused = self.fleet.pods.refused_of(self.cid)
+        for family, strays in self.strays.items():
+            if is_per_node(family):
+                continue  # each of its slots stays on its node
+            overfull = self.overfull()
+            mine = [place for place in self.places if place.family == family]
+            mine.sort(key=lambda place: place.node in self.rows and place.node not in overfull)
+            avoided = refused.get(mine[0].claim.id, ()) if mine else ()
+            nodes = [node for node, count in sorted(strays.items()) if node not in avoided for _ in range(count)]
+            for place, node in zip(mine, nodes, strict=False):
+                place.node, place.host, place.stray = node, self.host(node), True
+
+    def host(self, node: str) -> str:
+        row = self.rows.get(node)
+        return "" if row is None else other_host(self.fleet, row)
+
+    def open(self) -> list[Place]:
+        return [place for place in self.places if not (place.stray or place.dropped)]
+
+    def movable(self) -> list[Place]:
+        """Returns the open places of standing decisions that may be on another node."""
+        return [place for place in self.open() if not place.withdrawn and not is_per_node(place.claim)]
+
+    def overfull(self) -> set[str]:
+        """Returns the nodes that pods and open places exceed together."""
+        taken: NodeAmounts = {}
+        for place in self.open():
+            add_on(taken, place.node, place.resources)
+        return {
+            node
+            for node, amounts in taken.items()
+            if node in self.room and any(amount > self.room[node].get(n, 0) for n, amount in amounts.items() if amount)
+        }
+
+    def bad_nodes(self) -> set[str]:
+        """Returns the nodes on which open places of standing decisions have lost their room, and those that are lost."""
+        overfull = self.overfull()
+        return {
+            place.node
+            for place in self.open()
+            if not place.withdrawn
+            and place.node
+            and (
+                (not is_per_node(place.claim) and (self.is_lost(place.node) or self.is_refused(place)))
+                or (place.node in overfull and self.is_usable(place.node))
+            )
+        }
+
+    def is_usable(self, node: str) -> bool:
+        row = self.rows.get(node)
+        return row is not None and bool(self.fleet.usable[row])
+
+    def is_lost(self, node: str) -> bool:
+        """Returns whether the node is gone or was unusable for too long."""
+        return node not in self.rows or (node in self.around.lost and not self.is_usable(node))
+
+    def is_refused(self, place: Place) -> bool:
+        """Returns whether the place's node did not admit a pod of the claim and has not changed since."""
+        return place.node in self.fleet.pods.refused_of(self.cid).get(place.claim.id, ())
+
+    def refusal_words(self, claim: Claim) -> str:
+        """Returns what the node said that refused a pod of the claim last."""
+        return self.fleet.pods.refusal_words(self.cid).get(claim.id, "")
+
+    def to_confine(self, slots: Mapping[str, Sequence[Slot]]) -> dict[str, dict[str, str]]:
+        """Returns the claims, with these slots or those that they have, whose pods may still be bound to a node that refuses
+        them, each with these nodes and what they said."""
+        result: dict[str, dict[str, str]] = {}
+        for ident, nodes in self.fleet.pods.refused_of(self.cid).items():
+            active = self.active.get(ident)
+            if active is None or active.withdrawn or is_per_node(active.claim):
+                continue
+            claim = active.claim
+            there = {slot.node for slot in slots.get(ident, claim.slots) if slot.node}
+            may_be_bound = not claim.required_nodes or not claim.required_nodes.keys().isdisjoint(nodes)
+            if may_be_bound and claim.required_nodes.keys() != there and not there <= set(nodes):
+                result[ident] = dict.fromkeys(nodes, self.refusal_words(claim))
+        return result
+
+    # -- shapes -------------------------------------------------------------------------------------------------------
+
+    def shape(self, place: Place) -> Shape | None:
+        return self.shape_of(place.claim, place.group)
+
+    def shape_of(self, claim: Claim, group: str) -> Shape | None:
+        """Returns the shape of the claim's pods, confined to the nodes that it requires; None if no document has it."""
+        if claim.id not in self._shapes:
+            found = _find_shape(claim, group, self.around.documents.get(group))
+            nodes = claim.required_nodes
+            # The pods' template is changed where it requires a node that is lost.
+            if found is not None and nodes and not any(self.is_lost(node) for node in nodes):
+                found = on_nodes(found, "In", nodes)
+            if found is not None and (refused := self.fleet.pods.refused_of(self.cid).get(claim.id)):
+                found = on_nodes(found, "NotIn", refused)
+            self._shapes[claim.id] = found and _with_own_rules(found, group)
+        return self._shapes[claim.id]
+
+    # -- DaemonSets ---------------------------------------------------------------------------------------------------
+
+    def follow_nodes(self) -> dict[str, Mapping[str, int]]:
+        """Gives each DaemonSet a slot on every node that it selects, and none elsewhere unless a pod is there. Returns the
+        groups for which a node has no room, with the amounts of such a pod."""
+        short: dict[str, Mapping[str, int]] = {}
+        for ident, active in self.active.items():
+            claim = active.claim
+            if active.withdrawn or not is_per_node(claim) or not claim.slots:
+                continue
+            shape = self.shape_of(claim, active.group)
+            if shape is None:
+                continue
+            wanted = set(self.fleet.names_at(self.cid, self.where[eligible(self.fleet, shape, self.where)]))
+            for place in self.places:
+                if place.family == active.family and place.node not in wanted and self._is_left(place.node):
+                    place.dropped = True
+            model, have = claim.slots[0], {slot.node for slot in claim.slots}
+            strays = self.strays.get(active.family, {})
+            for node in sorted(wanted - have):
+                plain = resized(moved(model, node, self.host(node)), 1, surge=False)
+                slot = self._with_parts(plain, shape) if model.parts else plain
+                if strays.get(node):
+                    self.covered[ident].append(slot or plain)
+                elif slot is not None and self._has_room(node, taken_by(slot)):
+                    none = {ident: msgspec.structs.replace(slot, node="", host="")}
+                    place = Place(claim, active.family, False, none, taken_by(slot), node, slot.host)
+                    place.inside = PodPlace(slot.parts, slot.aligned) if slot.parts else None
+                    self.places.append(place)
+                else:
+                    short[active.group] = plain.resources
+        return short
+
+    def _with_parts(self, slot: Slot, shape: Shape) -> Slot | None:
+        """Returns the slot with parts of its node; None if the node has none for it."""
+        row = self.rows[slot.node]
+        try:
+            found = InnerNodes(self.fleet, np.array([row], np.intp), [shape]).assign(0, [1], [[]])
+        except BudgetExceeded:
+            return None
+        if found is None:
+            return None
+        slot = with_parts(slot, found[0])[0]
+        for name in part_resources(slot.parts):
+            free = unclaimed_of(self.fleet, row, name)
+            if free is not None:
+                self.room[slot.node].setdefault(name, free)
+        return slot
+
+    def short_daemon_sets(self) -> dict[str, Mapping[str, int]]:
+        """Returns the groups of DaemonSets with a slot that lacks room even once everything that is on its way out is gone,
+        with the amounts of such a slot."""
+        left = {node: dict(amounts) for node, amounts in self.room.items()}
+        for node, amounts in self.leaving.items():
+            if node in left:
+                add_on(left, node, amounts)
+        for place in self.open():
+            if place.node in left and not (place.withdrawn and self.leaves(place.group)):
+                add_on(left, place.node, place.resources, -1)
+        return {
+            place.group: place.resources
+            for place in self.open()
+            if is_per_node(place.claim)
+            and not place.withdrawn
+            and self.is_usable(place.node)
+            and any(left[place.node].get(name, 0) < 0 for name, amount in place.resources.items() if amount)
+        }
+
+    def _is_left(self, node: str) -> bool:
+        """A node that is only not ready for a while keeps its slot."""
+        return self.is_lost(node) or self.is_usable(node)
+
+    def _has_room(self, node: str, resources: Mapping[str, int]) -> bool:
+        taken: NodeAmounts = {node: dict(self.around.held.get(node, {}))}
+        for place in self.open():
+            if place.node == node:
+                add_on(taken, node, place.resources)
+        room = self.room[node]
+        return all(taken[node].get(n, 0) + amount <= room.get(n, 0) for n, amount in resources.items() if amount)
+
+    # -- the result ---------------------------------------------------------------------------------------------------
+
+    def changed_slots(self) -> dict[str, list[Slot]]:
+        """Returns the slots of the claims that change."""
+        result: dict[str, list[Slot]] = {}
+        for ident, active in self.active.items():
+            before = active.claim.slots
+            slots = [*self.covered[ident]]
+            slots += [place.slot(ident) for place in self.places if ident in place.members and not place.dropped]
+            if slots != before and (merged := merged_slots(slots)) != merged_slots(before):
+                result[ident] = merged
+        return result
+
+
+def _pods_on(slots: Iterable[Slot], node: str) -> list[Mapping[str, int]]:
+    """Returns what each pod with a slot on the node takes."""
+    return [taken_by(slot) for slot in slots if slot.node == node for _ in range(slot.count)]
+
+
+def _with_own_rules(shape: Shape, group: str) -> Shape:
+    """Returns the shape with rules about pods of its group only. Selectors of other groups may be the same."""
+    if not shape.rules and not shape.marks:
+        return shape
+    rules = [msgspec.structs.replace(rule, pods=rule.pods and f"{group} {rule.pods}") for rule in shape.rules]
+    return msgspec.structs.replace(shape, rules=rules, marks=[f"{group} {mark}" for mark in shape.marks])
+
+
+def _find_shape(claim: Claim, group: str, document: Revision | None) -> Shape | None:
+    for app in document.apps if document is not None else ():
+        if app.name != claim.app:
+            continue
+        for shape in app.shapes:
+            made = claim_id(group, app.name, shape.object, claim.cluster, shape.template)
+            if shape.object == claim.object and made == claim.id:
+                return shape
+    return None
+
+
+def merged_slots(slots: Iterable[Slot]) -> list[Slot]:
+    """Joins equal slots, in the order of nodes."""
+    joined: dict[bytes, Slot] = {}
+    for slot in sorted(slots, key=lambda slot: slot.node):
+        key = msgspec.json.encode(msgspec.structs.replace(slot, count=0), order="sorted")
+        before = joined.get(key)
+        count = slot.count + (before.count if before is not None else 0)
+        joined[key] = msgspec.structs.replace(slot, count=count)
+    return list(joined.values())

@@ -1,0 +1,285 @@
+"""Settles clusters on which pods started elsewhere than expected, as soon as a report or a commit shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, BusError, NoAnswer, subjects
+from moorage.bus.failpoints import reached
+from moorage.collections import LruDict
+from moorage.fleet import FleetChange
+from moorage.ledger import Changes, Dropped, Guard, Ledger, displaced_reason
+from moorage.mesh import stores
+from moorage.model.attempts import AppView, Attempt
+from moorage.model.base import Model
+from moorage.model.claims import Commit, Decision, Settlement, Shortfall
+from moorage.model.groups import Revision
+from moorage.model.names import group_tokens
+from moorage.model.status import GroupStatus
+
+from .core.settle import Settled, groups_to_settle, is_unsettled, settle
+from .core.settlement_draft import Draft, Progress, Surroundings
+from .decider import Decider
+from .lost_nodes import LostNodes
+
+log = structlog.get_logger("merger")
+
+#: Seconds until a cluster is looked at again after settling it failed.
+RETRY = 1.0
+#: Clusters that are settled at the same time. Most of the time goes to reading documents and to the log's answers.
+AT_ONCE = 32
+#: Seconds until a displaced group is decided again: at once, then after 1, 2, 4 ... up to the second value.
+BACK_OFF, BACK_OFF_MOST = 1.0, 300.0
+#: Documents, and groups that were displaced before, that are remembered.
+REMEMBERED = 4096
+
+
+class _Record(Model, kw_only=True):
+    """The part of a group's record that settling needs; manifests stay undecoded."""
+
+    revision: int
+    resolved: Revision
+
+
+_record = msgspec.json.Decoder(_Record).decode
+_status = msgspec.json.Decoder(GroupStatus).decode
+
+#: Is called for a group that was displaced, with the seconds until it is to be decided again.
+OnDisplaced = Callable[[Revision, float], None]
+
+
+class Settling:
+    """Runs while this merger holds the lease of what waits."""
+
+    def __init__(self, bus: Bus, decider: Decider, on_displaced: OnDisplaced) -> None:
+        self._bus, self._decider, self._on_displaced = bus, decider, on_displaced
+        self._suspects: dict[str, None] = {}
+        self._active: set[str] = set()
+        self._forced: set[str] = set()  # clusters to look at although the capacity shows nothing
+        self._lost = LostNodes(decider.fleet, decider.capacity, self._force)
+        self._wake = asyncio.Event()
+        self._documents = LruDict[tuple[str, int], Revision](REMEMBERED)
+        self._tries = LruDict[tuple[str, int], int](REMEMBERED)  # group, revision → times it was displaced
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        follower, fleet = self._decider.follower, self._decider.fleet
+        fleet.on_change.append(self._fleet_changed)
+        follower.on_fold.append(self._folded)
+        follower.on_reload.append(self._reloaded)
+        self._suspect(self._decider.ledger.by_cluster)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    for cluster in self._ready():
+                        self._active.add(cluster)
+                        tasks.create_task(self._settle_safely(cluster))
+        finally:
+            fleet.on_change.remove(self._fleet_changed)
+            follower.on_fold.remove(self._folded)
+            follower.on_reload.remove(self._reloaded)
+
+    def _ready(self) -> list[str]:
+        """Takes suspected clusters that are unsettled, as many as may be settled now."""
+        suspects, self._suspects = self._suspects, {}
+        ready: list[str] = []
+        for cluster in suspects:
+            self._lost.check(cluster)
+            if cluster not in self._forced and not self._may_be_unsettled(cluster):
+                continue
+            if cluster in self._active or len(self._active) + len(ready) >= AT_ONCE:
+                self._suspects[cluster] = None  # looked at again when a settlement is done
+            else:
+                ready.append(cluster)
+        return ready
+
+    def _may_be_unsettled(self, cluster: str) -> bool:
+        decider = self._decider
+        return decider.capacity.may_be_unsettled(cluster) or bool(decider.ledger.displaced_on(cluster))
+
+    async def _settle_safely(self, cluster: str) -> None:
+        """Settles the cluster. A failure holds up neither other clusters nor later tries."""
+        try:
+            await self._settle(cluster)
+        except (NoAnswer, BusError) as error:
+            log.warning("a cluster will be settled later", cluster=cluster, error=str(error))
+            asyncio.get_running_loop().call_later(RETRY, self._force, [cluster])
+        except Exception:
+            self._bus.count("failed_settlements")
+            log.exception("settling a cluster failed; it will be tried again", cluster=cluster)
+            asyncio.get_running_loop().call_later(RETRY, self._force, [cluster])
+        finally:
+            self._active.discard(cluster)
+            if self._suspects:
+                self._wake.set()
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def _suspect(self, clusters: Iterable[str]) -> None:
+        by_cluster = self._decider.ledger.by_cluster
+        self._suspects.update((cluster, None) for cluster in clusters if cluster in by_cluster)
+        if self._suspects:
+            self._wake.set()
+
+    def _force(self, clusters: Iterable[str]) -> None:
+        self._forced.update(clusters)
+        self._suspect(clusters)
+
+    def _fleet_changed(self, change: FleetChange) -> None:
+        names = self._decider.fleet.names
+        self._force([names[cid] for cid in change.node_sets.tolist()])  # slots of DaemonSets follow the nodes
+        self._suspect(self._decider.ledger.by_cluster if change.reset else (names[cid] for cid in change.clusters))
+
+    def _folded(self, _commit: Commit, changes: Changes) -> None:
+        claims = self._decider.ledger.claims
+        self._suspect({claims[ident].claim.cluster for ident in changes.claims if ident in claims})
+
+    def _reloaded(self, ledger: Ledger) -> None:
+        self._suspect(ledger.by_cluster)
+
+    # -- settling -----------------------------------------------------------------------------------------------------
+
+    async def _settle(self, cluster: str) -> None:
+        decider = self._decider
+        # The next change of these rows lets this merger look again.
+        if decider.ledger.settled_from_newer_rows(cluster, str(decider.fleet.epoch)):
+            return
+        documents: dict[str, Revision] = {}
+        progress: dict[str, Progress] = {}
+        draft = self._draft(cluster, documents, progress)
+        if draft is None or (cluster not in self._forced and not is_unsettled(draft)):
+            return
+        self._forced.discard(cluster)
+        groups = groups_to_settle(draft)
+        if unread := [group for group in groups if not self._recall(group, documents)]:
+            await asyncio.gather(*(self._read(group, documents) for group in unread))
+            found = self._compute(cluster, documents, progress)
+        else:
+            found = settle(draft)
+        known = decider.ledger.displaced_on(cluster).keys()
+        if found.displaced.keys() - known:
+            groups = {decider.ledger.claims[ident].group for ident in decider.ledger.by_cluster.get(cluster, ())}
+            await asyncio.gather(*(self._read_progress(group, progress) for group in groups - known))
+            found = self._compute(cluster, documents, progress)
+        if found.entry is None:
+            return
+        reached("merger.settling")
+        guard = self._guard(found.entry, documents, progress)
+        new = [group for group in found.displaced if group not in known and group in documents]
+        ended = {group for group in new if self._ends(group, found.entry)}
+        result = await decider.committer.commit(found.entry, guard)
+        reached("merger.settled")
+        if isinstance(result, Dropped):
+            self._suspect([cluster])
+            return
+        for group in new:
+            wait = self._next_wait(documents[group])
+            self._on_displaced(documents[group], wait)
+            if group in ended:
+                await self._tell(cluster, documents[group], found.displaced[group])
+
+    def _ends(self, group: str, entry: Settlement) -> bool:
+        standing = self._decider.ledger.standing.get(group)
+        return standing is not None and standing.id in entry.ended
+
+    def _compute(self, cluster: str, documents: Mapping[str, Revision], progress: Mapping[str, Progress]) -> Settled:
+        """Computes the settlement at this moment."""
+        draft = self._draft(cluster, documents, progress)
+        return Settled(None) if draft is None else settle(draft)
+
+    def _draft(self, cluster: str, documents: Mapping[str, Revision], progress: Mapping[str, Progress]) -> Draft | None:
+        """Reads the cluster as it is at this moment. None: it is not usable."""
+        decider = self._decider
+        cid = decider.fleet.ids.get(cluster)
+        if cid is None or not decider.fleet.usable_clusters[cid]:
+            return None
+        around = Surroundings(documents, decider.capacity.held_on(cluster), self._lost.on(cluster), progress.get)
+        return Draft(cid, decider.ledger, decider.fleet, around)
+
+    def _guard(self, entry: Settlement, documents: Mapping[str, Revision], progress: Mapping[str, Progress]) -> Guard:
+        """Lets the settlement pass only if it is what the newest state asks for."""
+        standing = {group: self._decider.ledger.standing.get(group) for group in progress}
+
+        def guard(ledger: Ledger) -> Dropped | None:
+            again = self._compute(entry.cluster, documents, progress).entry
+            same = again is not None and msgspec.structs.replace(again, epoch=entry.epoch) == entry
+            # The document and the progress of a group were read for the decision that stood then.
+            if same and all(_ident(ledger.standing.get(g)) == _ident(d) for g, d in standing.items()):
+                return None
+            return Dropped("Overtaken", "the cluster changed meanwhile")
+
+        return guard
+
+    def _recall(self, group: str, documents: dict[str, Revision]) -> bool:
+        """Adds the document that the group's decision was made from, if it is remembered. Returns whether nothing is left to
+        be read."""
+        standing = self._decider.ledger.standing.get(group)
+        if standing is None:
+            return True
+        document = self._documents.get((group, standing.revision))
+        if document is not None:
+            documents[group] = document
+        return document is not None
+
+    async def _read(self, group: str, documents: dict[str, Revision]) -> None:
+        """Reads the document that the group's decision was made from."""
+        standing = self._decider.ledger.standing.get(group)
+        document = await self._document(group, standing.revision) if standing is not None else None
+        if document is not None:
+            documents[group] = document
+
+    async def _document(self, group: str, revision: int) -> Revision | None:
+        key = (group, revision)
+        document = self._documents.get(key)
+        if document is not None:
+            return document
+        tokens = group_tokens(group)
+        for bucket, name in ((stores.GROUPS, tokens), (stores.REVISIONS, f"{tokens}.{revision}")):
+            stored = await self._bus.bucket(bucket).get(name)
+            record = _record(stored.value) if stored is not None else None
+            if record is not None and record.revision == revision:
+                self._documents[key] = record.resolved
+                return record.resolved
+        return None
+
+    async def _read_progress(self, group: str, progress: dict[str, Progress]) -> None:
+        ledger = self._decider.ledger
+        standing, previous = ledger.standing.get(group), ledger.previous.get(group)
+        if standing is None:
+            return
+        stored = await self._bus.bucket(stores.STATUS).get(group_tokens(group))
+        status = _status(stored.value) if stored is not None else None
+        ran = status is not None and (status.reached or status.ran)
+        progress[group] = Progress(
+            reached=status is not None and status.reached and status.decision == standing.id,
+            ran=ran,
+            restorable=previous is not None and await self._document(group, previous[-1].revision) is not None,
+        )
+
+    def _next_wait(self, document: Revision) -> float:
+        """Returns the seconds until a displaced group is decided again: longer from time to time."""
+        key = (document.group, document.revision)
+        tries = self._tries[key] = self._tries.get(key, 0) + 1
+        return 0.0 if tries == 1 else min(BACK_OFF_MOST, BACK_OFF * 2 ** min(tries - 2, 16))
+
+    async def _tell(self, cluster: str, document: Revision, shortfall: Shortfall) -> None:
+        """Publishes that the group's decision ended."""
+        attempt = Attempt(
+            group=document.group,
+            revision=document.revision,
+            phase="Pending",
+            epoch=str(self._decider.fleet.epoch),
+            apps={app.name: AppView(replicas=app.replicas) for app in document.apps},
+            reasons=[displaced_reason(cluster, shortfall)],
+        )
+        await self._bus.emit(subjects.decision_event("pending", document.group), attempt)
+
+
+def _ident(decision: Decision | None) -> str:
+    return decision.id if decision is not None else ""
