@@ -1,2 +1,2 @@
-"""The agent of one real cluster: says what its nodes and pods are, makes it run what was decided, says what became of it.
+"""The agent of one real cluster: reports its nodes and pods, applies decided objects, and confirms their state.
 It dials out, to the mesh and to its API server, and nothing dials in."""

@@ -1,5 +1,5 @@
-"""Reconciles one app of a group in this cluster: applies the newest version, repairs drift, prunes, and removes the app. Each
-app has one task, so versions come in order; a version that is overtaken is given up at its next object."""
+"""Reconciles one app of a group in this cluster: applies the newest version, repairs drift, prunes, and removes the app.
+Each app has one task, so versions come in order; a version that is overtaken is given up at its next object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import structlog
 
 from moorage.bus.failpoints import reached
 from moorage.kube import ApiError, ApiResource, Unreachable, apply_order
-from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
+from moorage.model.desired_state import DesiredApp
+from moorage.model.status import Confirm, ObjectStatus
 from moorage.podspec import object_key
 from moorage.telemetry import HANDLED, Handled, tracing
 
@@ -126,7 +127,7 @@ class AppReconciler:
         self._applied_version = desired.version
 
     async def _repair(self, desired: DesiredApp) -> None:
-        """Applies objects again that somebody changed or deleted, or that were refused before."""
+        """Applies objects again that were changed, deleted or refused."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for managed in sorted(self._app.objects.values(), key=lambda managed: apply_order(managed.ref.kind)):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.kube import Api, Term
+from moorage.kube import Api, LeaderTerm
 from moorage.kube.api import decode
 
 from .core.owned_objects import Ref, label_of
@@ -39,7 +39,7 @@ class AppRecord(FencedConfigMap[AppRecordContent]):
 class AppRecords(FencedConfigMaps):
     """One ConfigMap per app, and the one of the ownership registry."""
 
-    def __init__(self, api: Api, namespace: str, term: Term) -> None:
+    def __init__(self, api: Api, namespace: str, term: LeaderTerm) -> None:
         super().__init__(api, namespace, term)
         self.ownership = OwnershipRegistry(self)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from moorage.kube import Api, ApiDiscovery, ApiError, ApiResource, Term
+from moorage.kube import Api, ApiDiscovery, ApiError, ApiResource, LeaderTerm
 
 from .app_records import AppRecord, AppRecords
 from .core.cluster_state import ClusterState
@@ -35,7 +35,7 @@ class ClusterContext:
     def __init__(
         self,
         api: Api,
-        term: Term,
+        term: LeaderTerm,
         records: AppRecords,
         watches: ObjectWatches,
         state: ClusterState,

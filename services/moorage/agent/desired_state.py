@@ -1,4 +1,5 @@
-"""Asks the patcher what should run here, hands it to one reconciler per app, and confirms the results until they are stored."""
+"""Requests desired state from the patcher, passes it to one reconciler per app, and confirms the results until they are
+stored."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import structlog
 
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.kube import ApiResource
-from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
+from moorage.model.desired_state import DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.problems import Refused
+from moorage.model.status import Confirm
 
 from .app_reconciler import AppReconciler
 from .app_records import AppRecord, AppRecordContent
@@ -23,6 +25,9 @@ from .object_watches import Spawn
 log = structlog.get_logger("agent")
 
 REPLY_TIMEOUT = 5.0
+#: What is known of an app is forgotten this many seconds after its removal was confirmed. Until then the patcher may name the
+#: app again; after that it is removed again, which changes nothing.
+REMEMBERED_FOR = 120.0
 
 
 class DesiredStateClient:
@@ -44,14 +49,16 @@ class DesiredStateClient:
         self._generation = 0  # of the patcher that answered last
         self._confirms: dict[str, Confirm] = {}
         self._has_confirms = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by the app's label
+        self._removed: dict[str, tuple[Confirm, float]] = {}  # by name, the confirmed removal and its time
 
     def start_app(self, record: AppRecord) -> AppReconciler:
         content = record.content
         app = AppReconciler(self._cluster, record, self._confirm)
         self._apps[app.label] = app
-        # An app that nobody decides about any more is named in requests, too: after a restore it must be removed.
+        # An app without a decision is named in requests, too: after a restore it must be removed.
         self._have.setdefault(f"{content.group} {content.app}", 0)
-        self._spawn(app.run())
+        self._tasks[app.label] = self._spawn(app.run())
         return app
 
     def adopt(self, record: AppRecord, kind: ApiResource, ref: Ref) -> None:
@@ -80,6 +87,7 @@ class DesiredStateClient:
                     await self.ask_now.wait()
 
     async def _ask(self) -> None:
+        self._forget_removed()
         have = dict(self._have)  # all parts answer the same question
         part = 0
         while True:
@@ -107,6 +115,24 @@ class DesiredStateClient:
             app = self.start_app(AppRecord(AppRecordContent(group=desired.group, app=desired.app)))
         app.set_desired(desired)
 
+    def _forget_removed(self) -> None:
+        """Ends apps that were removed long ago, so that nothing grows with the number of apps that ever were."""
+        now = asyncio.get_running_loop().time()
+        for name, (confirm, since) in list(self._removed.items()):
+            if now - since < REMEMBERED_FOR:
+                break
+            del self._removed[name]
+            label = label_of(confirm.group, confirm.app)
+            app = self._apps.get(label)
+            if (
+                app is not None
+                and app.removed
+                and self._have.get(name) == confirm.version
+                and name not in self._confirms
+            ):
+                del self._have[name], self._apps[label]
+                self._tasks.pop(label).cancel()
+
     # --- confirmations
 
     def _confirm(self, confirm: Confirm) -> None:
@@ -124,6 +150,9 @@ class DesiredStateClient:
                     subject = subjects.desired("confirm", self._name)
                     await self._bus.call(subject, confirm, msgspec.Raw, timeout=REPLY_TIMEOUT + 1)
                     pause = 0.2
+                    self._removed.pop(name, None)
+                    if confirm.removed:
+                        self._removed[name] = confirm, asyncio.get_running_loop().time()
                 except (NoAnswer, Refused) as error:
                     log.debug("confirmation was not stored", error=str(error))
                     self._confirms.setdefault(name, confirm)

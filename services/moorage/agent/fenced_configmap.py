@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from moorage.kube import Api, ApiError, Term, Unreachable
+from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
 from moorage.kube.api import decode
 
 
@@ -33,7 +33,7 @@ class FencedConfigMap(Generic[C]):
 
 
 class FencedConfigMaps:
-    def __init__(self, api: Api, namespace: str, term: Term) -> None:
+    def __init__(self, api: Api, namespace: str, term: LeaderTerm) -> None:
         self.api, self._term = api, term
         self.path = f"/api/v1/namespaces/{namespace}/configmaps"
 

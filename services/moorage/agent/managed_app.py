@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from moorage.kube import ApiError, apply_order
 from moorage.kube.apply import is_container_kind
-from moorage.model.desired import DesiredApp
+from moorage.model.desired_state import DesiredApp
 
 from .app_records import AppRecord
 from .context import ClusterContext
 from .core.owned_objects import Owner, Ref, label_of
 from .fenced_configmap import StaleTerm
 from .managed_object import ManagedObject, ObjectWriter
+
+_T = TypeVar("_T")
 
 
 class Overtaken(Exception):
@@ -48,7 +50,7 @@ class ManagedApp:
         return self.cluster.namespace_writes if ref.kind == "Namespace" else self.cluster.writes
 
     async def apply(self, desired: DesiredApp, managed: ManagedObject, *, fresh: bool = False) -> None:
-        """Applies one object and keeps what the API server has against it. `fresh`: the app never had this object."""
+        """Applies one object and keeps the refusal of the API server. `fresh`: the app never had this object."""
         async with self.write_limit(managed.ref):
             self.check_current(desired)
             try:
@@ -67,8 +69,11 @@ class ManagedApp:
                 await run_all(self.writer.remove(ref, lambda: self.check_current(desired)) for ref in together)
 
 
-async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs all to their end, then raises the first failure."""
+async def run_all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Runs all to their end, then raises the first failure or returns the results."""
+    results: list[_T] = []
     for outcome in await asyncio.gather(*coroutines, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
+        results.append(outcome)
+    return results

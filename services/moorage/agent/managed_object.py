@@ -11,7 +11,7 @@ import structlog
 from moorage.kube import AlreadyExists, ApiError, ApiResource, apply, create, delete, release
 
 from .context import ClusterContext
-from .core.drift import Applied, RepairBackoff, digest, resource_version
+from .core.drift import AppliedState, RepairBackoff, digest, resource_version
 from .core.owned_objects import Live, Manifest, Owner, Ref, body_of, owned_body, owner_of
 
 log = structlog.get_logger("agent")
@@ -38,7 +38,7 @@ class ManagedObject:
         self.shared = False  # somebody else created it
         self.refused = ""  # the API server's message, if the last apply failed
         self.live: Live | None = None  # as it was read last
-        self.applied: Applied | None = None
+        self.applied: AppliedState | None = None
         self.repairs = RepairBackoff()
         self._compared_at = 0.0
         self.warned_at = 0.0  # when its events were read last; 0: not since it was ready
@@ -46,7 +46,7 @@ class ManagedObject:
 
     def learn_applied(self, live: Live) -> None:
         live["metadata"].pop("managedFields", None)
-        self.applied = Applied(live)
+        self.applied = AppliedState(live)
         self._compared_at = _now()
         self.live = live
 
@@ -121,7 +121,7 @@ class ObjectWriter:
         self._cluster.watches.watch(kind)
 
     async def _share(self, kind: ApiResource, managed: ManagedObject) -> None:
-        """Applies to an object that somebody else created."""
+        """Applies to an object of others."""
         obj, ref = managed.obj, managed.ref
         managed.shared = True
         if ref.kind == "Namespace" and not obj["metadata"].get("labels") and not obj.get("spec"):
@@ -134,7 +134,7 @@ class ObjectWriter:
     # --- drift
 
     async def has_drifted(self, managed: ManagedObject) -> bool:
-        """Whether somebody changed or deleted the object."""
+        """Returns whether the object was changed or deleted."""
         applied = managed.applied
         if applied is None:
             return False
@@ -149,12 +149,12 @@ class ObjectWriter:
         return due and await self._differs_on_server(managed, applied, kind)
 
     async def is_unwatched(self, managed: ManagedObject) -> bool:
-        """Whether the object must be compared now and then, because no watch reports its changes."""
+        """Returns whether the object must be compared now and then, because no watch reports its changes."""
         if managed.applied is None:
             return False
         return managed.shared or not self._cluster.watches.is_complete(await self._cluster.kind(managed.ref))
 
-    async def _differs_on_server(self, managed: ManagedObject, applied: Applied, kind: ApiResource) -> bool:
+    async def _differs_on_server(self, managed: ManagedObject, applied: AppliedState, kind: ApiResource) -> bool:
         """Reads only the metadata first: the content of Secrets travels only after a change."""
         path = kind.path(managed.ref.namespace, managed.ref.name)
         brief = await self._cluster.api.get(path, brief=True)
@@ -166,8 +166,8 @@ class ObjectWriter:
         return live is None or managed.shared or digest(live) != applied.digest
 
     async def is_own(self, kind: ApiResource, ref: Ref) -> bool:
-        """Whether a listed object exists and is this app's. Asks the server, because a watch may show a removed object for
-        a while."""
+        """Returns whether a listed object exists and is this app's. Asks the server, because a watch may show a removed
+        object for a while."""
         try:
             live = await self._cluster.api.get(kind.path(ref.namespace, ref.name), brief=True)
         except ApiError as error:
@@ -198,7 +198,7 @@ class ObjectWriter:
         await self._delete(kind, ref, uid, check_current)
 
     async def _inhabited(self, namespace: str) -> str:
-        """Says what others have in a namespace; empty if there is nothing."""
+        """Names the objects of others in a namespace; empty if there are none."""
         if self._cluster.has_other_app_in(namespace, self._owner.label):
             return "another app is in it"
         for path, plural in _INHABITANTS:

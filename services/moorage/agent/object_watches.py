@@ -61,7 +61,7 @@ class ObjectWatches:
             await reflector.synced.wait()
 
     def is_complete(self, kind: ApiResource) -> bool:
-        """Whether an object that `get` does not return does not exist: the kind is watched and was listed."""
+        """Returns whether an object that `get` does not return does not exist: the kind is watched and was listed."""
         reflector = self._reflectors.get((kind.api_version, kind.kind))
         return reflector is not None and reflector.listed and not reflector.absent
 

@@ -20,7 +20,7 @@ NAME = "moorage-marks"
 
 
 class OwnershipContent(FencedContent, kw_only=True, rename="camel"):
-    """`id` tells this agent's objects from those of agents that had other records in this cluster."""
+    """`id` distinguishes this agent's objects from those of agents with other records in this cluster."""
 
     id: str
     kinds: list[tuple[str, str]] = []

@@ -115,7 +115,7 @@ class Reporting:
 
 
 async def leave(bus: Bus, cluster: str, session: str) -> None:
-    """Tells inventory that the cluster leaves for good. `session`: the one that reported last."""
+    """Reports that the cluster leaves for good. `session`: the one that reported last."""
     own = new_id().encode()
     head = b'{"id":"%b.1","session":"%b","seq":1,"asOf":%.3f,"kind":"full","leaving":true,"succeeds":%b}'
     payload = head % (own, own, time.time(), _encode(session))

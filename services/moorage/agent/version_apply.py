@@ -8,7 +8,7 @@ import structlog
 
 from moorage.bus.failpoints import reached
 from moorage.kube import ApiError, apply_order
-from moorage.model.desired import DesiredApp
+from moorage.model.desired_state import DesiredApp
 
 from .core.owned_objects import Manifest, Ref
 from .core.readiness import readiness_of
@@ -30,15 +30,17 @@ async def apply_version(app: ManagedApp, desired: DesiredApp, objects: dict[Ref,
     orders = sorted({apply_order(ref.kind) for ref in objects})
     first = await _creatable(app, [app.objects[ref] for ref in fresh if apply_order(ref.kind) == orders[0]])
     app.record.set_refs([*recorded, *fresh], desired.version)
-    done: set[Ref] = set()
-    await run_all([*(_create(app, desired, managed, done) for managed in first), app.store_record()])
+    tried = await run_all([*(_create(app, desired, managed) for managed in first), app.store_record()])
+    created = {ref for ref in tried if ref is not None}
     reached("agent.recorded")
     untried = set(fresh) - {managed.ref for managed in first}
     for order in orders:
         together = [managed for ref, managed in app.objects.items() if apply_order(ref.kind) == order]
         app.check_current(desired)
         await run_all(
-            app.apply(desired, managed, fresh=managed.ref in untried) for managed in together if managed.ref not in done
+            app.apply(desired, managed, fresh=managed.ref in untried)
+            for managed in together
+            if managed.ref not in created
         )
         await _wait_established(app, desired, together)
     reached("agent.applied")
@@ -72,18 +74,18 @@ async def _creatable(app: ManagedApp, managed: list[ManagedObject]) -> list[Mana
     return [one for one, _ in absent]
 
 
-async def _create(app: ManagedApp, desired: DesiredApp, managed: ManagedObject, done: set[Ref]) -> None:
-    """Creates one object. An existing one is not changed before the record is stored."""
+async def _create(app: ManagedApp, desired: DesiredApp, managed: ManagedObject) -> Ref | None:
+    """Creates one object. Returns None if it exists: it is not changed before the record is stored."""
     async with app.write_limit(managed.ref):
         app.check_current(desired)
         try:
             if not await app.writer.create(managed):
-                return
+                return None
             managed.refused = ""
             reached("agent.made")
         except ApiError as error:
             managed.refused = error.message
-        done.add(managed.ref)
+        return managed.ref
 
 
 async def _missing_namespaces(app: ManagedApp, objects: dict[Ref, Manifest]) -> dict[Ref, Manifest]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from moorage.bus import Bus, Settings, new_id, subjects, until_done
-from moorage.kube import Api, ApiError, LeaderElector, Reflector, Term, Unreachable, connect
+from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
 from moorage.model.names import cluster_tokens
 from moorage.telemetry import ACTIVE, MetricValue
 
@@ -53,7 +53,7 @@ async def main(
         bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(cluster)}")
         try:
             agent = Agent(api, bus, cluster, dict(labels or {}), namespace)
-            bus.vitals.add_values(agent.figures)
+            bus.process_health.add_values(agent.metrics)
             await _run(agent)
         finally:
             await bus.close()
@@ -110,7 +110,7 @@ class Agent:
         self._desired: DesiredStateClient | None = None
         self._leading: _Leading | None = None
 
-    async def lead(self, term: Term) -> None:
+    async def lead(self, term: LeaderTerm) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._start(term, tasks)
@@ -130,7 +130,7 @@ class Agent:
         )
         return {"ok": not missing, "missing": missing, "role": "active"}
 
-    def figures(self) -> Iterable[MetricValue]:
+    def metrics(self) -> Iterable[MetricValue]:
         """Returns the metrics that are computed when they are collected."""
         leading = self._leading
         yield MetricValue(*ACTIVE, float(leading is not None))
@@ -141,7 +141,7 @@ class Agent:
         yield MetricValue("moorage_agent_reports_total", "Reports that were sent in this term", leading.reporting.sent)
         yield MetricValue("moorage_agent_apps", "Apps that it keeps in the cluster", len(leading.apps))
 
-    async def _start(self, term: Term, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, term: LeaderTerm, tasks: asyncio.TaskGroup) -> None:
         def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
             return tasks.create_task(coro)
 

@@ -29,7 +29,6 @@ class GroupCache:
     def __init__(self, groups: Bucket, documents: Bucket) -> None:
         self._groups, self._documents = groups, documents
         self.known: dict[str, CachedGroup] = {}  # by the group's tokens
-        self.deleted: set[str] = set()  # tokens of groups that are known to have existed before
         self.stale: set[str] = set()  # groups whose record may lack intents that name them
         self.stale_added = asyncio.Event()
         self._intents: dict[str, tuple[AcceptedIntent, int]] = {}
@@ -53,7 +52,7 @@ class GroupCache:
         return None if known is None else known.head
 
     def revision_of(self, head: Head) -> int:
-        """The bucket's revision of this head; -1, which never matches, where a newer one is known."""
+        """Returns the bucket's revision of this head; -1, which never matches, where a newer one is known."""
         known = self.known.get(group_tokens(head.group))
         return known.at if known is not None and known.head is head else -1
 
@@ -67,7 +66,6 @@ class GroupCache:
         old = self.known.get(tokens)
         if old is not None and (at == 0 or at > old.at):
             del self.known[tokens]
-        self.deleted.add(tokens)
 
     def _on_group(self, tokens: str, value: bytes | None, at: int) -> None:
         if value is None:
@@ -85,7 +83,7 @@ class GroupCache:
         return list(attached.values()) if attached else []
 
     def intents_with(self, intent: AcceptedIntent) -> list[AcceptedIntent]:
-        """The intents of the group as they would be with this one."""
+        """Returns the intents of the group as they would be with this one."""
         return list({**self._attached.get(str(intent.group), {}), intent.key: intent}.values())
 
     def has_intent(self, intent: AcceptedIntent) -> bool:
@@ -127,7 +125,7 @@ class GroupCache:
     # Groups that are behind their intents
 
     def is_behind(self, group: str) -> bool:
-        """Whether the group's record lacks intents that name it, or has others."""
+        """Returns whether the group's record lacks intents that name it, or has others."""
         known = self.known.get(group_tokens(group)) if group else None
         if known is None:
             return False

@@ -7,30 +7,18 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
-
 from moorage.bus import Bucket, Bus, Entry, new_id, subjects
 from moorage.bus.outbox import Outbox, RecordedEvent
 from moorage.model.groups import Stored, Withdraw
 from moorage.model.names import GroupName, group_tokens
 
 from .cache import CachedGroup, GroupCache
+from .tombstones import Tombstone, read_tombstone
 
 #: Changed groups, and deleted groups, whose events are compared with the kept ones.
 NEWEST = 256
 #: Changes of the revisions' bucket among which tombstones are searched.
 BACK = 4096
-
-
-class Tombstone(msgspec.Struct, omit_defaults=True):
-    """The trace of a deleted group, written before the deletion: its last revision, and the id and cause of its event."""
-
-    revision: int
-    told: str = ""
-    cause: str = ""
-
-
-read_tombstone = msgspec.json.Decoder(Tombstone).decode
 
 
 class GroupEvents:
@@ -46,7 +34,16 @@ class GroupEvents:
         self._outbox.check()
 
     async def publish(
-        self, group: str, revision: int, state: str, event: str, *, hint: str = "", cause: str = "", ident: str = ""
+        self,
+        group: str,
+        revision: int,
+        state: str,
+        event: str,
+        *,
+        hint: str = "",
+        cause: str = "",
+        ident: str = "",
+        created: str = "",
     ) -> None:
         """Publishes the event of a durable change, and a hint to mergers, who find the change by themselves if it is lost.
 
@@ -58,11 +55,11 @@ class GroupEvents:
         if hint == "decide":
             await self._bus.publish(subjects.GROUPS_STORED, Stored(id=ident, cause=cause))
         elif hint == "withdraw":
-            await self.withdraw(group, revision, ident)
+            await self.withdraw(group, revision, created, ident)
         await self._bus.emit(subjects.intent_event(event, group), data, cause=cause, id=ident, once=once)
 
-    async def withdraw(self, group: str, revision: int, cause: str) -> None:
-        hint = Withdraw(id=new_id(), cause=cause, group=group, revision=revision)
+    async def withdraw(self, group: str, revision: int, created: str, cause: str) -> None:
+        hint = Withdraw(id=new_id(), cause=cause, group=group, revision=revision, created=created)
         await self._bus.publish(subjects.GROUPS_WITHDRAW, hint)
 
     async def _recorded(self) -> list[RecordedEvent]:

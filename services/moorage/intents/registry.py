@@ -1,4 +1,4 @@
-"""Keeps the registry of controllers in its bucket: who registered, what operators set, which kinds of intents there are."""
+"""Keeps the registry of controllers in its bucket: registrations, settings of operators, and kinds of intents."""
 
 from __future__ import annotations
 

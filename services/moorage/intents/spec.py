@@ -20,11 +20,12 @@ SPEC = WorkerSpec(
         subjects.GROUPS_DECIDE,
         subjects.GROUPS_STORED,
         subjects.GROUPS_WITHDRAW,
+        subjects.MERGER_ENDED,
     ),
     subscribes=(subjects.DECISION_EVENTS,),
     owns=(
         Bucket(stores.GROUPS, backup=Backup.GROUPS),
-        Bucket(stores.REVISIONS, backup=Backup.GROUPS),
+        Bucket(stores.REVISIONS, purged=True, backup=Backup.GROUPS),
         Bucket(stores.DOCUMENTS),
         Bucket(stores.RESOURCES, atomic=True),
         Bucket(stores.CONTROLLERS),

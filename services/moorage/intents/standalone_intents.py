@@ -73,7 +73,7 @@ class StandaloneIntents:
         return "created" if before is None else "unchanged" if before is after else "updated"
 
     def check(self, intent: AcceptedIntent, record: GroupRecord | None) -> Done:
-        """Says what applying the intent would do, and stores nothing."""
+        """Returns the result of applying the intent, and stores nothing."""
         group = str(intent.group)
         if record is None or not record.document:
             outcome = "unchanged" if self._cache.has_intent(intent) else "created"

@@ -23,7 +23,8 @@ from .cache import CachedGroup, GroupCache
 from .core import transitions, validate
 from .core.transitions import Head, Transition
 from .core.validate import Accepted
-from .events import GroupEvents, Tombstone, read_tombstone
+from .events import GroupEvents
+from .tombstones import Tombstone, Tombstones
 
 _encode = msgspec.json.Encoder().encode
 _records = msgspec.json.Decoder(GroupRecord)
@@ -85,9 +86,11 @@ class GroupStore:
         self._revisions = bus.bucket(stores.REVISIONS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.cache = GroupCache(self._groups, bus.bucket(stores.DOCUMENTS))
+        self.tombstones = Tombstones(bus, self._revisions, self.cache.known)
         self.events = GroupEvents(bus, self._groups, self._revisions, self.cache)
 
     async def start(self) -> None:
+        await self.tombstones.start()
         await self.cache.start()
         self.events.start()
 
@@ -102,9 +105,8 @@ class GroupStore:
         return None if entry is None else record_of(entry)
 
     async def last_revision(self, group: str) -> int:
-        """The last revision of a deleted group of this name; 0 if there was none."""
-        entry = await self._revisions.get(f"{group_tokens(group)}.deleted")
-        return 0 if entry is None else read_tombstone(entry.value).revision
+        """Returns the last revision of a deleted group of this name; 0 if there was none, or if it is forgotten."""
+        return await self.tombstones.read(group_tokens(group))
 
     # Applications
 
@@ -124,7 +126,7 @@ class GroupStore:
         async def plan(known: CachedGroup | None, _entry: Entry | None) -> Transition:
             if not again:
                 matches(if_match, None if known is None else known.at)
-            last = await self.last_revision(group) if known is None and group_tokens(group) in self.cache.deleted else 0
+            last = await self.last_revision(group) if known is None and group_tokens(group) in self.tombstones else 0
             head = known.head if known is not None else None
             change = transitions.apply_document(head, application, data, self.cache.intents_of(group), now_text(), last)
             if again and change.record is not None:
@@ -134,7 +136,7 @@ class GroupStore:
         return await self.change(group, plan, cause, whole=False)
 
     def check(self, application: Accepted, data: dict[str, Any]) -> Done:
-        """Says what applying the document would do, and stores nothing."""
+        """Returns the result of applying the document, and stores nothing."""
         group = str(application.group)
         head = self.cache.head(group)
         change = transitions.apply_document(head, application, data, self.cache.intents_of(group), now_text())
@@ -170,7 +172,8 @@ class GroupStore:
                 return transitions.take_step(record, verb, now_text())
             except Refused:
                 if verb == "terminate" and record.state == "Terminated":
-                    await self.events.withdraw(group, record.revision, cause)  # in case the first hint was lost
+                    # In case the first hint was lost.
+                    await self.events.withdraw(group, record.revision, record.created, cause)
                 raise
 
         return await self.change(group, plan, cause)
@@ -210,7 +213,7 @@ class GroupStore:
                 transitions.check_state(group, head.state, "delete")
                 # Every store that deletes this very record gives the event the same id.
                 ident = f"{head.told[1]}-deleted" if len(head.told) == 2 else new_id()
-                await self._revisions.put(f"{tokens}.deleted", _encode(Tombstone(head.revision, ident, cause)))
+                await self.tombstones.put(tokens, Tombstone(head.revision, ident, cause))
                 try:
                     await self._groups.delete(tokens, entry.revision)
                 except Conflict:
@@ -249,7 +252,7 @@ class GroupStore:
                     continue
                 value = _stamped(change, change.record)
                 if change.hint == "decide":
-                    # Mergers ask controllers while the record is written; `Stored` tells them that they may commit.
+                    # Mergers ask controllers while the record is written; after `Stored` they may commit.
                     hint = Decide(id=change.record.told[1], cause=cause, record=change.record.resolved, ahead=True)
                     await self._bus.publish(subjects.GROUPS_DECIDE, hint)
                 is_fresh = True
@@ -266,13 +269,14 @@ class GroupStore:
 
     async def _write(self, tokens: str, value: bytes, known: CachedGroup | None, revision: int) -> int:
         if known is None:
-            if tokens in self.cache.deleted:
+            if tokens in self.tombstones:
                 return await self._groups.create(tokens, value)
             try:
-                return await self._groups.update(tokens, value, 0)  # succeeds only if the key was never used
+                return await self._groups.update(tokens, value, 0)  # succeeds only if the key has no recent past
             except Conflict:
-                self.cache.deleted.add(tokens)
-                raise
+                if await self.tombstones.read(tokens):
+                    raise
+                return await self._groups.create(tokens, value)
         if revision > known.head.revision:
             entry = await self._groups.get(tokens)
             if entry is None or entry.revision != known.at:
@@ -288,7 +292,14 @@ class GroupStore:
         reached("intents.stored")
         ident = record.told[1] if record.told else ""
         await self.events.publish(
-            group, record.revision, record.state, change.event, hint=change.hint, cause=cause, ident=ident
+            group,
+            record.revision,
+            record.state,
+            change.event,
+            hint=change.hint,
+            cause=cause,
+            ident=ident,
+            created=record.created,
         )
         return Done(group, record.revision, record.state, change.outcome, change.warnings, record)
 

@@ -47,6 +47,9 @@ CONCURRENCY = 512
 #: A resource may come with a file, in base64.
 MAX_CHANGE = 3 << 20
 
+#: Fields of a reply that are logged.
+_LOGGED = ("name", "group", "revision", "outcome", "state", "path", "seq")
+
 _settings = msgspec.json.Decoder(Setting)
 _registers = msgspec.json.Decoder(Register)
 _encode = msgspec.json.Encoder().encode
@@ -93,23 +96,28 @@ class Worker:
         await self._store.start()
         self._bus.spawn(self._standalone.repair())
         await self._lifecycle.start()
-        served: tuple[tuple[str, Handler], ...] = (
-            (subjects.INTENTS_APPLY, self._apply),
-            (subjects.INTENTS_CHECK, self._check),
-            (subjects.INTENTS_DELETE, self._delete),
-            (subjects.INTENTS_ACT, self._act),
-            (subjects.INTENTS_RESOURCE, self._resource),
-            (subjects.REGISTER, self._register),
-            (subjects.LEAVE, self._leave),
-            (subjects.CONTROLLERS_SET, self._set),
+        served: tuple[tuple[str, Handler, str], ...] = (
+            (subjects.INTENTS_APPLY, self._apply, "document applied"),
+            (subjects.INTENTS_CHECK, self._check, ""),
+            (subjects.INTENTS_DELETE, self._delete, "document deleted"),
+            (subjects.INTENTS_ACT, self._act, "group changed"),
+            (subjects.INTENTS_RESOURCE, self._resource, "resource changed"),
+            (subjects.REGISTER, self._register, "controller registered"),
+            (subjects.LEAVE, self._leave, "controller left"),
+            (subjects.CONTROLLERS_SET, self._set, "controller configured"),
         )
-        for subject, handle in served:
+        for subject, handle, logged in served:
             most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else yaml_json.MAX_BYTES
             await self._bus.serve(
-                subject, self._answered(handle), queue=QUEUE, limit=CONCURRENCY, max_bytes=most, refusal=_refusal
+                subject,
+                self._answered(handle, logged),
+                queue=QUEUE,
+                limit=CONCURRENCY,
+                max_bytes=most,
+                refusal=_refusal,
             )
 
-    def gauges(self) -> Iterable[MetricValue]:
+    def metrics(self) -> Iterable[MetricValue]:
         """Gauges that are counted when metrics are collected."""
         states = Counter(head.state for head in self._store.cache.heads())
         yield MetricValue("moorage_groups", "Groups by state", states, "state")
@@ -125,10 +133,15 @@ class Worker:
             "resources": len(self._lifecycle.resources.tree),
         }
 
-    def _answered(self, handle: Handler) -> Callable[[Incoming], Awaitable[bytes]]:
+    def _answered(self, handle: Handler, logged: str) -> Callable[[Incoming], Awaitable[bytes]]:
+        """Encodes what a handler returns or raises. `logged` is the text of the log line about a change, "" for none."""
+
         async def answer(incoming: Incoming) -> bytes:
             try:
-                return _encode({"accepted": True, **await handle(incoming)})
+                reply = await handle(incoming)
+                if logged:
+                    log.info(logged, **{field: reply[field] for field in _LOGGED if field in reply})
+                return _encode({"accepted": True, **reply})
             except Refused as refusal:
                 problem = refusal.problem
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -141,6 +154,8 @@ class Worker:
                     f"the store did not answer; whether this was stored is not known, and repeating it is safe: {error}"
                 )
                 problem = Problem(title="Store unavailable", status=503, code="StoreUnavailable", detail=detail[:500])
+            if logged:
+                log.info("refused", code=problem.code, detail=problem.detail, errors=len(problem.errors))
             if problem.code in UNREADABLE:
                 await self._bus.reject(incoming.subject, incoming.data, problem)
             return _refusal(problem)
@@ -153,10 +168,11 @@ class Worker:
         data = yaml_json.parse_document(incoming.data)
         # Fields beside the document, which the gateway takes from the headers of the request.
         if_match, again = data.pop("ifMatch", None), data.pop("again", False) is True
-        cause = _envelope(data)
+        cause, data = _split_envelope(data)
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch must be a number: the revision of the group in its bucket"))
-        accepted = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
+        data = await self._with_secrets(incoming, data)
+        accepted = validate.accept(data, self._registry.kinds)
         if isinstance(accepted, Accepted):
             if self._lifecycle.is_described(str(accepted.group)):
                 raise Refused(conflict(f"{accepted.group} is described by /v2 resources; change those instead"))
@@ -167,8 +183,9 @@ class Worker:
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
         data = yaml_json.parse_document(incoming.data)
-        _envelope(data)
-        accepted = validate.accept(await self._with_secrets(incoming, data), self._registry.kinds)
+        _, data = _split_envelope(data)
+        data = await self._with_secrets(incoming, data)
+        accepted = validate.accept(data, self._registry.kinds)
         if isinstance(accepted, Accepted):
             done = self._store.check(accepted, data)
         else:
@@ -179,14 +196,14 @@ class Worker:
         return reply
 
     async def _with_secrets(self, incoming: Incoming, data: dict[str, Any]) -> dict[str, Any]:
-        """Puts back the values of Secrets that were hidden from the sender, from the stored document."""
+        """Returns the document with the values of Secrets that were hidden from the sender, from the stored document."""
         if REDACTED.encode() in incoming.data and isinstance(spec := data.get("spec"), dict):
             meta = data.get("metadata")
             name, project = (meta.get("name"), meta.get("project")) if isinstance(meta, dict) else (None, None)
             record = None
             if is_name(str(name)) and is_name(str(project or "default")):
                 record = await self._store.record(f"{project or 'default'}/{name}/v1/default")
-            data["spec"] = restore(spec, record.document if record is not None else {})
+            return {**data, "spec": restore(spec, record.document if record is not None else {})}
         return data
 
     async def _delete(self, incoming: Incoming) -> dict[str, Any]:
@@ -265,13 +282,13 @@ class Worker:
         return {"name": setting.name, "controller": await self._registry.set(setting)}
 
 
-def _envelope(data: dict[str, Any]) -> str:
-    """Removes the fields that every message may have from the document, and returns the cause."""
-    envelope = {field: data.pop(field, "") for field in ENVELOPE}
+def _split_envelope(data: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the cause, and the document without the fields that every message may have."""
+    envelope = {field: data.get(field, "") for field in ENVELOPE}
     if wrong := [field for field, value in envelope.items() if type(value) is not str]:
         raise Refused(invalid([Violation(path=field, code="WrongType", message="must be text") for field in wrong]))
     cause: str = envelope["cause"]
-    return cause
+    return cause, {field: value for field, value in data.items() if field not in envelope}
 
 
 def _refusal(problem: Problem) -> bytes:
@@ -283,7 +300,7 @@ def _controllers_of(paths: list[list[str]]) -> list[str]:
 
 
 def _sender(incoming: Incoming) -> str:
-    """The name in the subject, on which only that controller may publish."""
+    """Returns the name in the subject, on which only that controller may publish."""
     return untoken(incoming.subject.split(".")[2])
 
 
@@ -309,7 +326,7 @@ async def main(settings: Settings, *, mesh: Mesh) -> None:
     try:
         worker = Worker(bus, mesh)
         await worker.start()
-        bus.vitals.add_values(worker.gauges)
+        bus.process_health.add_values(worker.metrics)
         await bus.announce(worker.health)
         log.info("ready", **worker.health())
         await bus.closed.wait()

@@ -10,11 +10,11 @@ from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.collections import LruDict
 from moorage.model.claims import Decision, decision_document
 from moorage.model.controllers import Controller
-from moorage.model.desired import ActionAsk, Contribution
+from moorage.model.desired_state import ActionAsk, Contribution
 from moorage.model.groups import GroupRecord
 from moorage.parsing.redaction import redact
 
-from .core.contributions import Answer, Contributed, combine, read_answer
+from .core.contributions import ActionResult, Contributed, combine, read_answer
 
 _encode = msgspec.json.Encoder().encode
 #: Questions whose answers are kept for controllers with the policy `stale-ok`.
@@ -74,7 +74,7 @@ def _request(record: GroupRecord, decision: Decision, budget_ms: float) -> bytes
     )
 
 
-def _answer_of(name: str, reply: Reply, record: GroupRecord) -> Answer:
+def _answer_of(name: str, reply: Reply, record: GroupRecord) -> ActionResult:
     if reply.outcome != "answered":
-        return Answer([], "ControllerTimeout", f"{name} did not answer what to write: {reply.error}")
+        return ActionResult([], "ControllerTimeout", f"{name} did not answer what to write: {reply.error}")
     return read_answer(name, reply.data, record.manifests)

@@ -12,9 +12,10 @@ from moorage.bus import Bus, Incoming, subjects
 from moorage.bus.failpoints import reached
 from moorage.collections import LruDict
 from moorage.ledger import Ledger, LedgerFollower
-from moorage.model.desired import Confirm, DesiredAsk, DesiredRecord
+from moorage.model.desired_state import DesiredAsk, DesiredRecord
 from moorage.model.names import cluster_from_tokens
 from moorage.model.problems import Problem, Refused
+from moorage.model.status import Confirm
 from moorage.telemetry import tracing
 
 from .core.claim_removal import may_remove
@@ -142,7 +143,7 @@ class AgentApi:
         return may_remove(self._ledger.standing.get(group), app, version, self._groups.confirmed.get(group, {}))
 
     async def hint(self, group: str) -> None:
-        """Tells all clusters with claims of the group to ask again."""
+        """Sends a hint to all clusters with claims of the group."""
         await self._hint({active.claim.cluster for active in claims_of(self._ledger, group)})
 
     async def _hint(self, clusters: Iterable[str]) -> None:
@@ -150,7 +151,7 @@ class AgentApi:
             await self._bus.publish(subjects.desired("changed", cluster), b"")
 
     async def hint_removals(self, group: str) -> None:
-        """Tells clusters that apps of the group have left to ask again, once the apps may be removed there."""
+        """Sends a hint to clusters that apps of the group have left, once the apps may be removed there."""
         desired = self._groups.desired.get(group)
         confirmed = self._groups.confirmed.get(group, {})
         clusters = set()

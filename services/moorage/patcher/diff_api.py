@@ -6,7 +6,7 @@ import msgspec
 
 from moorage.bus import Incoming
 from moorage.ledger import LedgerFollower
-from moorage.model.desired import DiffAsk, DiffReply
+from moorage.model.desired_state import DiffAsk, DiffReply
 from moorage.model.problems import Refused, not_found
 
 from .core.desired_state import diff_items

@@ -8,8 +8,8 @@ from moorage.bus import Bus, subjects
 from moorage.bus.fenced_bucket import FencedBucket
 from moorage.bus.outbox import Outbox, RecordedEvent
 from moorage.collections import LruDict
-from moorage.model.desired import GroupStatus, PhaseChange
 from moorage.model.names import group_tokens
+from moorage.model.status import GroupStatus, PhaseChange
 from moorage.telemetry import tracing
 
 from .group_queue import WORKERS, GroupQueue

@@ -11,14 +11,15 @@ import msgspec
 from moorage.bus import Bucket
 from moorage.collections import LruDict
 from moorage.ledger import Ledger
-from moorage.model.desired import AppStatus, DesiredRecord, GroupStatus
+from moorage.model.desired_state import DesiredRecord
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens
+from moorage.model.status import AppStatus, GroupStatus
 
-from .core.group_status import Head, Place
+from .core.group_status import GroupHead, Place
 from .core.missing_confirmations import MissingConfirmations
 
-_head = msgspec.json.Decoder(Head).decode
+_head = msgspec.json.Decoder(GroupHead).decode
 _record = msgspec.json.Decoder(GroupRecord).decode
 #: Records that are kept decoded.
 _KEPT_RECORDS = 256
@@ -33,7 +34,7 @@ class GroupQueue:
 
     def __init__(self, revisions: Bucket) -> None:
         self.raw: dict[str, bytes] = {}  # group → its newest record, not decoded
-        self.heads: dict[str, Head] = {}
+        self.heads: dict[str, GroupHead] = {}
         self.older: dict[str, tuple[int, bytes]] = {}  # record of the standing decision's revision, if not the newest
         self.desired: dict[str, DesiredRecord] = {}
         self.statuses: dict[str, GroupStatus] = {}
@@ -84,7 +85,7 @@ class GroupQueue:
             self._wake_one()
 
     def is_stored(self, group: str) -> bool:
-        """Whether nothing of the group waits to be stored."""
+        """Returns whether nothing of the group waits to be stored."""
         return group not in self.dirty and group not in self.busy and group not in self.stored
 
     # --- what is known
@@ -97,7 +98,7 @@ class GroupQueue:
         self.missing_confirmations.read(group, confirmed)
 
     def must_confirm_again(self, group: str, app: str, cluster: str, version: int) -> bool:
-        """Whether to ask an agent that has this version to confirm it again."""
+        """Returns whether to ask an agent that has this version to confirm it again."""
         status = self.confirmed.get(group, {}).get((app, cluster))
         confirmed = status is not None and status.version >= version
         now = asyncio.get_running_loop().time()

@@ -10,7 +10,7 @@ from moorage.bus import BusError, NoAnswer, new_id
 from moorage.bus.failpoints import reached
 from moorage.ledger import Changes, Ledger, LedgerFollower
 from moorage.model.claims import Commit, Decision, Withdrawal
-from moorage.model.desired import DesiredRecord
+from moorage.model.desired_state import DesiredRecord
 from moorage.telemetry import HANDLED, Handled, tracing
 
 from .action_fanout import ActionFanout
@@ -98,6 +98,8 @@ class GroupReconciler:
         active = self._ledger.has_active_claims(group)
         if group not in self._groups.heads and decision is None and not active:
             await self._stored.forget(group)
+            self._withdrawn_by.pop(group, None)
+            self._decided_at.pop(group, None)
             return
         desired = self._groups.desired.get(group)
         ident = decision.id if decision is not None else ""
@@ -105,20 +107,23 @@ class GroupReconciler:
             outdated = bool(ident) or active  # otherwise never decided, or long over
         else:
             outdated = desired.decision != ident or bool(desired.reasons) or desired.version < self._era
+            outdated = outdated or (decision is not None and nodes_of(decision, desired) != desired.nodes)
         if outdated:
             await self._update_desired(group, decision, desired)
         await self._update_status(group)
 
     async def _update_desired(self, group: str, decision: Decision | None, before: DesiredRecord | None) -> None:
-        """Stores what is to run from now on, then tells agents to ask for it."""
+        """Stores the new desired state, then sends hints to agents."""
         version = max(self._era + self._ledger.seq, before.version + 1 if before is not None else 1)
         decided_at = self._decided_at.get(group, self._ledger.seq)
         if decision is None:
             record = self._removal(group, version, before)
         else:
             record = await self._rollout(decision, version, decided_at, before)
-            known = (before.decision, before.reasons) if before is not None and before.version >= self._era else None
-            if known == (record.decision, record.reasons):
+            known = None
+            if before is not None and before.version >= self._era:
+                known = before.decision, before.reasons, before.nodes
+            if known == (record.decision, record.reasons, record.nodes):
                 return
         reached("patcher.asked")
         await self._stored.put_desired(record)

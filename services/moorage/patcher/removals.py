@@ -1,4 +1,4 @@
-"""Tells mergers which withdrawn claims are removed, again and again until the log shows their release."""
+"""Publishes which withdrawn claims are removed, repeatedly until the log shows their release."""
 
 from __future__ import annotations
 

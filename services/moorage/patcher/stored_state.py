@@ -12,8 +12,9 @@ import msgspec
 from moorage.bus import Bus
 from moorage.bus.fenced_bucket import FencedBucket
 from moorage.mesh import stores
-from moorage.model.desired import DesiredRecord, GroupStatus
+from moorage.model.desired_state import DesiredRecord
 from moorage.model.names import GroupName, group_tokens
+from moorage.model.status import GroupStatus
 
 from .group_queue import RETRY, GroupQueue
 

@@ -3,7 +3,6 @@ is active, the others stand by; everything it keeps can be read again from the l
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter as Tally
 from collections.abc import Iterable
 from typing import Any
@@ -56,7 +55,7 @@ class Patcher:
         self._reconciler: GroupReconciler | None = None
         self._events = PhaseEvents(bus, self.groups, self._stored.statuses)
 
-    def figures(self) -> Iterable[MetricValue]:
+    def metrics(self) -> Iterable[MetricValue]:
         """Returns the metrics that are computed when they are collected."""
         groups = self.groups
         phases = Tally(status.phase for status in groups.statuses.values())
@@ -115,23 +114,17 @@ async def main(settings: Settings) -> None:
     lease = Lease(bus, "patcher")
     state: dict[str, Any] = {"role": "standby"}
     try:
-        bus.vitals.add_values(lambda: [MetricValue(*ACTIVE, float(state["role"] == "active"))])
+        bus.process_health.add_values(lambda: [MetricValue(*ACTIVE, float(state["role"] == "active"))])
         await bus.announce(lambda: {"ok": True, **state})
         await lease.hold()
         era = await bus.bucket(stores.LEASES).get(ERA)
         patcher = Patcher(bus, lease, int(era.value) if era is not None else 0)
-        bus.vitals.add_values(patcher.figures)
+        bus.process_health.add_values(patcher.metrics)
         await patcher.start()
         state.update(role="active", generation=lease.generation)
         log.info("active", generation=lease.generation, groups=len(patcher.groups.heads))
-        closed = asyncio.create_task(bus.closed.wait())
-        lost = asyncio.create_task(lease.lost.wait())
-        try:
-            # Without the lease another patcher is active: end, and be started again as a standby.
-            await asyncio.wait({closed, lost}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            closed.cancel()
-            lost.cancel()
+        # Without the lease another patcher is active: end, and be started again as a standby.
+        await lease.until_lost()
     finally:
         await lease.release()
         await bus.close()

@@ -57,7 +57,7 @@ async def _run(sim: SimulatorRunner, wanted: dict[str, ClusterSpec], say: Say) -
     refused = (await sim.apply_fleet(wanted, timeout=86_400))["refused"]
     if refused and len(refused) == len(wanted):
         raise Refused(taken_problem(refused, "end that one first, or wait until it is silent"))
-    sim.bus.vitals.health = lambda: fleet_health(sim.core)
+    sim.bus.process_health.health = lambda: fleet_health(sim.core)
     say(f"simulating {cluster_count(len(wanted) - len(refused))}; Ctrl-C ends it")
     if refused:
         say(f"refused: {taken_text(refused)}; they join when that one is silent or gone")

@@ -22,7 +22,7 @@ LEAVE_TIMEOUT = 2.5
 
 
 def wall_clock_offset() -> float:
-    """The difference between the wall clock and the clock of the event loop."""
+    """Returns the difference between the wall clock and the clock of the event loop."""
     return time.time() - asyncio.get_running_loop().time()
 
 

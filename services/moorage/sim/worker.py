@@ -35,7 +35,7 @@ async def main(settings: Settings) -> None:
         await bus.serve(subjects.SIM_APPLY, commands.apply, queue="sim", max_bytes=MAX_FLEET)
         await bus.serve(subjects.SIM_LIST, commands.list, queue="sim")
         await bus.serve(subjects.SIM_FAULT, lambda incoming: inject_fault(sim, incoming, answers_for_all=True))
-        bus.vitals.add_values(lambda: _metrics(sim.core))
+        bus.process_health.add_values(lambda: _metrics(sim.core))
         await bus.announce(lambda: fleet_health(sim.core))
         await bus.closed.wait()
     finally:

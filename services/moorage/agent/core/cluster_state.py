@@ -14,7 +14,9 @@ from moorage.parsing import format_amount, parse_amount
 
 from .devices import Devices
 from .kube_types import ContainerStatus, Node, Pod, Slice, Topology
-from .pod_requests import exclusive_cores, requests
+from .pod_fingerprint import pod_hash
+from .pod_requests import exclusive_cores, has_exclusive_resources, host_ports, requests
+from .zones import attribute, counted_pods, topology_manager_of, use_of_zones, zones_of
 
 CLAIM = "moorage.dev/claim"
 #: Label or annotation by which operators set it for nodes whose topology is not reported.
@@ -29,11 +31,16 @@ Requests = tuple[tuple[str, int], ...]
 
 
 class BoundPod(NamedTuple):
-    """The resources that a pod takes from its node. `cores` are exclusive."""
+    """The resources that a pod takes from its node. `cores` are exclusive. `exclusive`: it has cores or devices for itself.
+    `started`: when, as its kubelet says. `name_hash` is that of the fingerprints of pods."""
 
     node: str
     requests: Requests
     cores: int
+    host_ports: tuple[str, ...] = ()
+    exclusive: bool = False
+    started: str = ""
+    name_hash: int = 0
 
 
 class NodeRows(NamedTuple):
@@ -56,12 +63,15 @@ class ClusterState:
         self._requested: dict[str, dict[str, int]] = {}  # by node
         self._pod_counts: dict[str, int] = {}
         self._cores: dict[str, int] = {}
+        self._host_ports: dict[str, dict[str, int]] = {}  # by node: host port → pods that use it
         self.devices = Devices(self._mark, self._mark_all)
+        self._on_node: dict[str, set[str]] = {}  # uids of the pods there
         self._topologies: dict[str, Topology] = {}
         self._sent: dict[str, int] = {}  # node → hash of the row that was reported last
         self._sent_pods: set[str] = set()
         self._dirty: dict[str, None] = {}
         self._dirty_pods: dict[str, None] = {}
+        self._failed_unsent: dict[str, PodReport] = {}  # that were deleted before they were reported
         self._shared: dict[Any, Any] = {}
         self.on_change: Callable[[], None] = lambda: None
 
@@ -95,8 +105,15 @@ class ClusterState:
         meta, status = pod.metadata, pod.status
         bound = None
         if pod.spec.node_name and status.phase not in _FINISHED:
-            shared = self._share(tuple(sorted(requests(pod).items())))
-            bound = BoundPod(self._share(pod.spec.node_name), shared, exclusive_cores(pod))
+            bound = BoundPod(
+                self._share(pod.spec.node_name),
+                self._share(tuple(sorted(requests(pod).items()))),
+                exclusive_cores(pod),
+                self._share(host_ports(pod)),
+                has_exclusive_resources(pod),
+                status.start_time or "",
+                pod_hash(meta.namespace, meta.name),
+            )
         self._bind(meta.uid, bound)
         claim = (meta.labels or {}).get(CLAIM, "")
         if not claim:
@@ -108,6 +125,8 @@ class ClusterState:
             name=meta.name,
             node=pod.spec.node_name or "",
             phase=status.phase,
+            reason=status.reason if status.phase == "Failed" else "",
+            message=status.message if status.phase == "Failed" else "",
             deleting=meta.deletion_timestamp is not None,
             labels=meta.labels or {},
             requests={name: format_amount(name, value) for name, value in sorted(requests(pod).items())},
@@ -123,6 +142,9 @@ class ClusterState:
 
     def drop_pod(self, _key: Key, uid: str) -> None:
         self._bind(uid, None)
+        # A stateful set replaces a pod at once that its node refused; that it did must be known all the same.
+        if (pod := self.pods.get(uid)) is not None and pod.phase == "Failed" and uid in self._dirty_pods:
+            self._failed_unsent[uid] = pod
         self._forget(uid)
         self.messages.pop(uid, None)
 
@@ -147,11 +169,20 @@ class ClusterState:
         for pod, sign in ((before, -1), (bound, 1)):
             if pod is None:
                 continue
+            on_node = self._on_node.setdefault(pod.node, set())
+            if sign > 0:
+                on_node.add(uid)
+            else:
+                on_node.discard(uid)
             sums = self._requested.setdefault(pod.node, {})
             for name, value in pod.requests:
                 sums[name] = sums.get(name, 0) + sign * value
             self._pod_counts[pod.node] = self._pod_counts.get(pod.node, 0) + sign
             self._cores[pod.node] = self._cores.get(pod.node, 0) + sign * pod.cores
+            if pod.host_ports:
+                used = self._host_ports.setdefault(pod.node, {})
+                for port in pod.host_ports:
+                    used[port] = used.get(port, 0) + sign
             self._mark(pod.node)
         if bound is None:
             del self.bound[uid]
@@ -174,7 +205,7 @@ class ClusterState:
         self._sent = {}
         self._sent_pods = set()
         self._dirty = dict.fromkeys(self.nodes)
-        self._dirty_pods = dict.fromkeys(self.pods)
+        self._dirty_pods = dict.fromkeys([*self.pods, *self._failed_unsent])
         return self.changed()
 
     def changed(self) -> NodeRows:
@@ -185,6 +216,8 @@ class ClusterState:
             if node is None:
                 if not self._pod_counts.get(name):
                     self._requested.pop(name, None)
+                    self._host_ports.pop(name, None)
+                    self._on_node.pop(name, None)
                 if self._sent.pop(name, None) is not None:
                     rows.nodes_gone.append(name)
                 continue
@@ -193,15 +226,19 @@ class ClusterState:
             if self._sent.get(name) != digest:
                 self._sent[name] = digest
                 rows.nodes.append(row)
+        failed, self._failed_unsent = self._failed_unsent, {}
         for uid in self._dirty_pods:
             pod = self.pods.get(uid)
             if pod is not None:
                 self._sent_pods.add(uid)
                 rows.pods.append(_encode(pod))
+            elif uid in failed:
+                self._sent_pods.add(uid)
+                rows.pods.append(_encode(failed[uid]))
             elif uid in self._sent_pods:
                 self._sent_pods.discard(uid)
                 rows.pods_gone.append(uid)
-        self._dirty, self._dirty_pods = {}, {}
+        self._dirty, self._dirty_pods = {}, dict.fromkeys(failed)
         return rows
 
     def row(self, node: Node) -> NodeReport:
@@ -224,20 +261,27 @@ class ClusterState:
             allocatable={k: str(v) for k, v in (status.allocatable or {}).items()},
             requested={k: format_amount(k, v) for k, v in sorted(self._requested.get(name, {}).items()) if v},
             pod_count=self._pod_counts.get(name, 0),
+            host_ports=sorted(port for port, pods in self._host_ports.get(name, {}).items() if pods),
             cpu_manager=self._cpu_manager(node, topology),
-            zones=list(topology.zones or ()) if topology is not None else [],
+            zones=zones_of(topology) if topology is not None else [],
+            topology_manager=topology_manager_of(topology) if topology is not None else None,
+            in_use=use_of_zones(topology) if topology is not None else {},
+            counted=self._counted(name, topology) if topology is not None else [],
             devices=list(self.devices.of(node)),
+            created=meta.creation_timestamp or "",
         )
+
+    def _counted(self, node: str, topology: Topology) -> list[str]:
+        """Returns the pods with a claim on this node that its zones count."""
+        pods = {uid: self.bound[uid] for uid in self._on_node.get(node, ())}
+        started = {uid: pod.started for uid, pod in pods.items() if uid in self.pods}
+        return counted_pods(topology, pods.values(), started)
 
     def _cpu_manager(self, node: Node, topology: Topology | None) -> CpuManager | None:
         """Returns the policy for whole cores from topology, label or annotation; None if there is none."""
-        reported = [
-            str(attribute.get("value", ""))
-            for attribute in (topology.attributes if topology else None) or ()
-            if attribute.get("name") == "cpuManagerPolicy"
-        ]
+        reported = attribute(topology, "cpuManagerPolicy")
         labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
-        policy = reported[0] if reported else labels.get(CPU_MANAGER, "") or annotations.get(CPU_MANAGER, "")
+        policy = reported or labels.get(CPU_MANAGER, "") or annotations.get(CPU_MANAGER, "")
         if not policy:
             return None
         if policy != "static":

@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
+from moorage.model.part_reports import DeviceReport, DeviceTaint, PropertyValue, Version
 from moorage.model.shapes import Requirement
 
 from .kube_types import Node, NodeSelector, SelectorRequirement, Slice, SliceSpec
 
-#: `shared`: other nodes can use the device too; it has the same id on each of them.
-Device = dict[str, Any]
 
-
-class Pool(NamedTuple):
+class DevicePool(NamedTuple):
     driver: str
     name: str
 
@@ -26,9 +26,9 @@ class Devices:
     def __init__(self, mark: Callable[[str], None], mark_all: Callable[[], None]) -> None:
         self._mark, self._mark_all = mark, mark_all
         self._slices: dict[str, SliceSpec] = {}
-        self._pools: dict[Pool, dict[str, SliceSpec]] = {}
-        self._on_node: dict[str, dict[Pool, int]] = {}  # node → slices of each pool that name it
-        self._for_many: dict[Pool, int] = {}  # slices of each pool that name no node
+        self._pools: dict[DevicePool, dict[str, SliceSpec]] = {}
+        self._on_node: dict[str, dict[DevicePool, int]] = {}  # node → slices of each pool that name it
+        self._for_many: dict[DevicePool, int] = {}  # slices of each pool that name no node
 
     def put(self, name: str, found: Slice) -> None:
         before = self._slices.get(name)
@@ -47,7 +47,7 @@ class Devices:
             self._changed(before)
 
     def _count(self, name: str, spec: SliceSpec, by: int) -> None:
-        pool = Pool(spec.driver, spec.pool.name)
+        pool = DevicePool(spec.driver, spec.pool.name)
         slices = self._pools.setdefault(pool, {})
         if by > 0:
             slices[name] = spec
@@ -65,7 +65,7 @@ class Devices:
         for spec in specs:
             if spec is None:
                 continue
-            pool = self._pools.get(Pool(spec.driver, spec.pool.name), {})
+            pool = self._pools.get(DevicePool(spec.driver, spec.pool.name), {})
             named = [slice_spec.node_name for slice_spec in (spec, *pool.values())]
             if not all(named):
                 self._mark_all()
@@ -73,7 +73,7 @@ class Devices:
             for node in named:
                 self._mark(str(node))
 
-    def of(self, node: Node) -> Iterator[Device]:
+    def of(self, node: Node) -> Iterator[DeviceReport]:
         pools = {**self._on_node.get(node.metadata.name, {}), **self._for_many}
         for pool in sorted(pools):
             slices = self._pools[pool]
@@ -85,23 +85,23 @@ class Devices:
                 yield from _reached(current[name], pool, node)
 
 
-def _reached(spec: SliceSpec, pool: Pool, node: Node) -> Iterator[Device]:
+def _reached(spec: SliceSpec, pool: DevicePool, node: Node) -> Iterator[DeviceReport]:
     each = spec.per_device_node_selection
     if not each and not _reaches(spec.node_name, spec.node_selector, spec.all_nodes, node):
         return
     for device in spec.devices or ():
         if each and not _reaches(device.node_name, device.node_selector, device.all_nodes, node):
             continue
-        usable = {
-            "id": f"{pool.driver}/{pool.name}/{device.name}",
-            "driver": pool.driver,
-            "pool": pool.name,
-            "name": device.name,
-            "attributes": {k: _attribute(v) for k, v in (device.attributes or {}).items()},
-            "capacity": {k: _capacity(v) for k, v in (device.capacity or {}).items()},
-            "taints": device.taints or [],
-        }
-        yield usable if (device if each else spec).node_name else {**usable, "shared": True}
+        yield DeviceReport(
+            id=f"{pool.driver}/{pool.name}/{device.name}",
+            driver=pool.driver,
+            pool=pool.name,
+            name=device.name,
+            attributes={k: _attribute(v) for k, v in (device.attributes or {}).items()},
+            capacity={k: _capacity(v) for k, v in (device.capacity or {}).items()},
+            taints=msgspec.convert(device.taints or [], list[DeviceTaint]),
+            shared=not (device if each else spec).node_name,
+        )
 
 
 def _reaches(name: str | None, selector: NodeSelector | None, everywhere: bool | None, node: Node) -> bool:
@@ -126,12 +126,13 @@ def _requirements(given: list[SelectorRequirement] | None) -> list[Requirement]:
     return [Requirement(key=r.key, operator=r.operator, values=tuple(r.values or ())) for r in given or ()]
 
 
-def _attribute(value: Any) -> Any:
+def _attribute(value: Any) -> PropertyValue:
     """Unwraps `{"string": "x"}` to `"x"`; a version keeps its type."""
-    if isinstance(value, dict) and len(value) == 1 and "version" not in value:
-        return next(iter(value.values()))
-    return value
+    inner = next(iter(value.values()), "") if isinstance(value, dict) else value
+    if isinstance(value, dict) and "version" in value:
+        return Version(version=str(inner))
+    return inner if isinstance(inner, bool | int | float | str) else str(inner)
 
 
-def _capacity(value: Any) -> Any:
-    return value.get("value", value) if isinstance(value, dict) else value
+def _capacity(value: Any) -> str:
+    return str(value.get("value", "0") if isinstance(value, dict) else value)

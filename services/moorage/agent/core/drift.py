@@ -6,14 +6,14 @@ import msgspec
 
 from .owned_objects import Live
 
-#: An object that somebody keeps changing back is repaired less and less often, in seconds; after a calm, at once again.
+#: Seconds between repairs of an object that keeps being changed: they grow, and start again after a quiet time.
 FIRST_REPAIR, LAST_REPAIR, CALM = 0.2, 30.0, 60.0
-#: Metadata that changes without anybody meaning to change the object.
+#: Metadata that the API server changes by itself.
 _VOLATILE = frozenset({"resourceVersion", "managedFields", "generation", "creationTimestamp", "uid", "selfLink"})
 
 
 def digest(obj: Live) -> int:
-    """Hashes what was asked of an object, without its status."""
+    """Hashes the desired state of an object, without its status."""
     metadata = {k: v for k, v in obj["metadata"].items() if k not in _VOLATILE}
     rest = {k: v for k, v in obj.items() if k not in ("metadata", "status", "apiVersion", "kind")}
     return hash(msgspec.json.encode([metadata, rest], order="sorted"))
@@ -25,7 +25,7 @@ def resource_version(obj: Live) -> int:
     return int(text) if text.isdigit() else 0
 
 
-class Applied:
+class AppliedState:
     """The state that the last apply left an object in."""
 
     def __init__(self, live: Live) -> None:
@@ -42,7 +42,7 @@ class RepairBackoff:
         self.not_before = 0.0
 
     def repair_now(self, now: float) -> bool:
-        """Whether the object may be repaired now; if so, it counts as repaired."""
+        """Returns whether the object may be repaired now; if so, it counts as repaired."""
         if now < self.not_before:
             return False
         self._repairs = 0 if now - self._last > CALM else self._repairs + 1

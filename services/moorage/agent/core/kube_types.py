@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.kube.objects import Object
+from moorage.kube.objects import Object, ObjectMetadata
 
 Amounts = dict[str, str | int | float] | None
 
@@ -49,8 +49,15 @@ class Resources(_Kube, kw_only=True, frozen=True):
     limits: Amounts = None
 
 
+class ContainerPort(_Kube, kw_only=True, frozen=True):
+    host_port: int = 0
+    host_ip: str = msgspec.field(default="", name="hostIP")
+    protocol: str = ""
+
+
 class Container(_Kube, kw_only=True, frozen=True):
     name: str = ""
+    ports: list[ContainerPort] | None = None
     resources: Resources | None = None
     restart_policy: str | None = None
 
@@ -84,6 +91,9 @@ class ContainerStatus(_Kube, kw_only=True, frozen=True):
 
 class PodStatus(_Kube, kw_only=True, frozen=True):
     phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    start_time: str | None = None
     qos_class: str = ""
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
@@ -142,14 +152,58 @@ class Slice(Object, kw_only=True):
     spec: SliceSpec = SliceSpec()
 
 
-class Topology(Object, kw_only=True):
+class ManagedFields(_Kube, kw_only=True, frozen=True):
+    time: str = ""
+
+
+class TopologyMetadata(ObjectMetadata, kw_only=True):
+    managed_fields: list[ManagedFields] | None = None
+
+
+class TopologyResource(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    capacity: str | int | float | None = None
+    allocatable: str | int | float | None = None
+    available: str | int | float | None = None
+
+
+class TopologyCost(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    value: int | float = -1
+
+
+class TopologyZone(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    type: str = ""
+    parent: str = ""
+    resources: list[TopologyResource] | None = None
+    costs: list[TopologyCost] | None = None
+
+
+class TopologyAttribute(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    value: str = ""
+
+
+class Topology(msgspec.Struct, kw_only=True, rename="camel"):
     """`topology.node.k8s.io` NodeResourceTopology, named like its node."""
 
-    zones: list[dict[str, Any]] | None = None
-    attributes: list[dict[str, Any]] | None = None
+    metadata: TopologyMetadata
+    zones: list[TopologyZone] | None = None
+    attributes: list[TopologyAttribute] | None = None
+    topology_policies: list[str] | None = None
 
 
 node = msgspec.json.Decoder(Node).decode
 pod = msgspec.json.Decoder(Pod).decode
 slice_ = msgspec.json.Decoder(Slice).decode
-topology = msgspec.json.Decoder(Topology).decode
+_topology = msgspec.json.Decoder(Topology).decode
+_object = msgspec.json.Decoder(Object).decode
+
+
+def topology(data: bytes | msgspec.Raw) -> Topology:
+    """Decodes a topology. Of one that is not as its definition says, nothing but the name is used: others must be read."""
+    try:
+        return _topology(data)
+    except msgspec.ValidationError:
+        return Topology(metadata=TopologyMetadata(name=_object(data).metadata.name))

@@ -1,4 +1,4 @@
-"""Names objects in a cluster, and tells which of them this agent created for which app."""
+"""Identifies objects in a cluster, and which of them this agent created for which app."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.kube import MANAGER, ApiResource
-from moorage.model.desired import DesiredApp
+from moorage.model.desired_state import DesiredApp
 from moorage.podspec import object_key
 
 Manifest = dict[str, Any]
@@ -49,7 +49,7 @@ class Owner(NamedTuple):
 
     @property
     def manager(self) -> str:
-        """The field manager on objects of others: each app has its own, so it gives back only its own fields."""
+        """Returns the field manager on objects of others: each app has its own, so it gives back only its own fields."""
         return f"{MANAGER}-{self.label}"
 
 
@@ -89,7 +89,7 @@ def owned_object(agent: str, kind: ApiResource, live: Live) -> OwnedObject | Non
 
 
 def is_listed(refs: Iterable[Ref], kind: ApiResource, ref: Ref) -> bool:
-    """Whether the object is among `refs`, in whatever version of its kind."""
+    """Returns whether the object is among `refs`, in whatever version of its kind."""
     group, name_of_kind, namespace, name = ref.place
     return any(
         place[:2] == (group, name_of_kind) and place[3] == name and (not kind.namespaced or place[2] == namespace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moorage import podspec
 from moorage.parsing import parse_amount
-from moorage.podspec import ContainerResources
+from moorage.podspec import ContainerResources, host_port
 
 from .kube_types import Amounts, Container, Pod
 
@@ -31,6 +31,22 @@ def requests(pod: Pod) -> dict[str, int]:
 def exclusive_cores(pod: Pod) -> int:
     """Counts the cores that a static CPU manager gives to this pod alone."""
     return podspec.exclusive_cores(_containers(pod)) if pod.status.qos_class == "Guaranteed" else 0
+
+
+def has_exclusive_resources(pod: Pod) -> bool:
+    """Returns whether the pod has cores or devices for itself."""
+    containers = _containers(pod)
+    if pod.status.qos_class == "Guaranteed" and any(podspec.whole_cores(c) for c in containers):
+        return True
+    return any("/" in name and amount > 0 for c in containers for name, amount in c.requests.items())
+
+
+def host_ports(pod: Pod) -> tuple[str, ...]:
+    """Returns the host ports that a pod uses as long as it runs. The API server has already made the ports of a pod in its
+    node's network host ports."""
+    sidecars = [c for c in pod.spec.init_containers or () if c.restart_policy == "Always"]
+    ports = [port for c in (*(pod.spec.containers or ()), *sidecars) for port in c.ports or () if port.host_port]
+    return tuple(sorted({str(host_port(p.host_port, p.protocol, p.host_ip)) for p in ports})) if ports else ()
 
 
 def _containers(pod: Pod) -> list[ContainerResources]:

@@ -1,1 +1,1 @@
-"""The controller `affinity` says which apps run on the same clusters and which on different ones."""
+"""The controller `affinity`: rules about apps on the same clusters or on different ones."""

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from moorage.model.documents import Consumer, ObjectRef
-from moorage.model.problems import Violation
-from moorage.model.reasons import Warn
 from moorage.podspec import REPLICATED
+from moorage.podspec.needs import kubernetes_need
 
-from .manifest_rules import Objects
+from .diagnostics import Diagnostics
+from .manifest_rules import AppObjects
 from .pod_templates import PodTemplate
 
 #: Objects that an error lists by name where a consumer names none of them.
@@ -30,37 +30,28 @@ class SourcedConsumer(NamedTuple):
         return self.consumer.name or self.consumer.object.name
 
 
-class Diagnostics(NamedTuple):
-    """Everything found wrong (the revision is refused) or questionable while a revision is worked out."""
-
-    errors: list[Violation]
-    warnings: list[Warn]
-
-
 def match_consumers(
-    app: str, objects: Objects, consumers: Iterable[SourcedConsumer], diagnostics: Diagnostics
+    app: str, objects: AppObjects, consumers: Iterable[SourcedConsumer], diagnostics: Diagnostics
 ) -> list[SourcedConsumer]:
-    """Returns the consumers with the full reference of their objects. Those that match none are left out, with an error."""
+    """Returns the consumers with the full reference of their objects and the resources of Kubernetes. Those that match none are left out, with an error."""
     matched = []
     for sourced in consumers:
-        pods = _object_of(app, sourced, objects, diagnostics.errors)
+        pods = _object_of(app, sourced, objects, diagnostics)
         if pods is None:
             continue
-        violation = _mismatch(app, sourced, pods)
-        if violation is not None:
-            diagnostics.errors.append(violation)
+        if not _matches(app, sourced, pods, diagnostics):
             continue
         ref = sourced.consumer.object
         if ref.api_version not in ("", pods.api_version):
             message = f"consumer {sourced.name!r} of app {app!r} names {pods.object} ({ref.api_version}); it has {pods.api_version}"
-            diagnostics.warnings.append(Warn(code="ApiVersionDiffers", message=message))
+            diagnostics.warn("ApiVersionDiffers", message)
         exact = ObjectRef(api_version=pods.api_version, kind=pods.kind, name=pods.name)
-        consumer = sourced.consumer if ref == exact else msgspec.structs.replace(sourced.consumer, object=exact)
-        matched.append(sourced._replace(consumer=consumer))
+        needs = [kubernetes_need(need) for need in sourced.consumer.needs]
+        matched.append(sourced._replace(consumer=msgspec.structs.replace(sourced.consumer, object=exact, needs=needs)))
     return matched
 
 
-def _object_of(app: str, sourced: SourcedConsumer, objects: Objects, errors: list[Violation]) -> PodTemplate | None:
+def _object_of(app: str, sourced: SourcedConsumer, objects: AppObjects, diagnostics: Diagnostics) -> PodTemplate | None:
     ref = sourced.consumer.object
     exactly_named = any(
         (m["apiVersion"], m["kind"], m["metadata"]["name"]) == (ref.api_version, ref.kind, ref.name)
@@ -77,7 +68,7 @@ def _object_of(app: str, sourced: SourcedConsumer, objects: Objects, errors: lis
     else:
         code, there = "ConsumerMatchesNothing", "which has no pods" if exactly_named else _alternatives(objects)
     message = f"consumer {sourced.name!r} of app {app!r} names {_text(ref)}, {there}"
-    errors.append(Violation(path=f"{sourced.path}.object", code=code, message=message))
+    diagnostics.error(f"{sourced.path}.object", code, message)
     return None
 
 
@@ -86,20 +77,22 @@ def _text(ref: ObjectRef) -> str:
     return f"{named} ({ref.api_version})" if ref.api_version else named
 
 
-def _mismatch(app: str, sourced: SourcedConsumer, pods: PodTemplate) -> Violation | None:
-    """Says why the object cannot be what the consumer describes. None: it can."""
+def _matches(app: str, sourced: SourcedConsumer, pods: PodTemplate, diagnostics: Diagnostics) -> bool:
+    """Checks that the object can be what the consumer describes."""
     consumer, about = sourced.consumer, f"consumer {sourced.name!r} of app {app!r}"
     if consumer.container and all(c.name != consumer.container for c in pods.containers):
         names = ", ".join(c.name for c in pods.containers)
         message = f"{about} names container {consumer.container!r}; {pods.object} has {names}"
-        return Violation(path=f"{sourced.path}.container", code="ConsumerMatchesNothing", message=message)
+        diagnostics.error(f"{sourced.path}.container", "ConsumerMatchesNothing", message)
+        return False
     if not consumer.object.kind and consumer.replicas not in (None, 1) and pods.kind not in REPLICATED:
         message = f"{about}: a {pods.kind} has no spec.replicas to set"
-        return Violation(path=f"{sourced.path}.replicas", code="NotReplicated", message=message)
-    return None
+        diagnostics.error(f"{sourced.path}.replicas", "NotReplicated", message)
+        return False
+    return True
 
 
-def _alternatives(objects: Objects) -> str:
+def _alternatives(objects: AppObjects) -> str:
     if not objects.manifests:
         return "but the app has no manifests"
     if objects.pods:

@@ -2,101 +2,124 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from moorage.model.documents import Consumer, Need
+from moorage.model.part_names import KUBERNETES_RESOURCES, is_part_class
 from moorage.parsing import need_amount
 from moorage.podspec import REPLICATED
-from moorage.podspec.needs import is_mandatory, label_text
+from moorage.podspec.needs import is_mandatory, kubernetes_need, label_text
 
+from .diagnostics import Diagnostics
 from .field_rules import LABEL_KEY, LABEL_VALUE, REQUESTABLE, check_count, check_name, is_requestable
 from .manifest_rules import MAX_PODS
-from .violations import Report
+from .topology_rules import check_suffix, check_topology
 
 MAX_CONSUMERS = 100
 MAX_NEEDS = 50
 
 
-def check_consumers(consumers: list[Consumer], path: str, report: Report) -> None:
-    check_count(consumers, MAX_CONSUMERS, path, report)
+def check_consumers(consumers: list[Consumer], path: str, diagnostics: Diagnostics) -> None:
+    check_count(consumers, MAX_CONSUMERS, path, diagnostics)
     for i, consumer in enumerate(consumers[:MAX_CONSUMERS]):
-        _check_consumer(consumer, f"{path}[{i}]", report)
+        _check_consumer(consumer, f"{path}[{i}]", diagnostics)
 
 
-def _check_consumer(consumer: Consumer, path: str, report: Report) -> None:
+def _check_consumer(consumer: Consumer, path: str, diagnostics: Diagnostics) -> None:
     if consumer.name:
-        check_name(consumer.name, f"{path}.name", report)
+        check_name(consumer.name, f"{path}.name", diagnostics)
     ref = consumer.object
     if not ref.name:
-        report(f"{path}.object.name", "Required", "is required: the name of the object that has the pods")
+        diagnostics.error(f"{path}.object.name", "Required", "is required: the name of the object that has the pods")
     if consumer.replicas is not None:
         if not 0 <= consumer.replicas <= MAX_PODS:
-            report(f"{path}.replicas", "OutOfRange", f"must be 0 to {MAX_PODS}: pods in each cluster")
+            diagnostics.error(f"{path}.replicas", "OutOfRange", f"must be 0 to {MAX_PODS}: pods in each cluster")
         elif consumer.replicas != 1 and ref.kind and ref.kind not in REPLICATED:
-            report(f"{path}.replicas", "NotReplicated", f"a {ref.kind} has no spec.replicas to set")
-    check_count(consumer.needs, MAX_NEEDS, f"{path}.needs", report)
+            diagnostics.error(f"{path}.replicas", "NotReplicated", f"a {ref.kind} has no spec.replicas to set")
+    check_count(consumer.needs, MAX_NEEDS, f"{path}.needs", diagnostics)
     needs_resource = False
-    seen: set[tuple[str, str, bool, str]] = set()
+    seen: set[tuple[str, str, str, bool, str]] = set()
     for i, need in enumerate(consumer.needs[:MAX_NEEDS]):
         at = f"{path}.needs[{i}]"
-        check_need(need, at, report)
-        needs_resource = needs_resource or bool(need.resource)
-        key = (need.resource, need.label, is_mandatory(need), _alternative(need))
+        check_need(need, at, diagnostics)
+        needs_resource = needs_resource or (bool(need.resource) and not is_part_class(need.resource))
+        key = (_resource(need), need.group, need.label, is_mandatory(need), _alternative(need))
         if key in seen:
-            report(at, "Duplicate", f"this consumer asks for {need.resource or need.label} twice")
+            diagnostics.error(at, "Duplicate", f"this consumer asks for {need.resource or need.label} twice")
         seen.add(key)
     if needs_resource and not consumer.container:
-        report(f"{path}.container", "Required", "a need for a resource belongs to a container; name it")
+        diagnostics.error(f"{path}.container", "Required", "a need for a resource belongs to a container; name it")
+    if consumer.topology is not None:
+        check_topology(consumer.topology, f"{path}.topology", diagnostics)
+
+
+def _resource(need: Need) -> str:
+    """Returns the resource by the name that all its spellings share."""
+    try:
+        return kubernetes_need(need).resource
+    except ValueError:
+        return need.resource
 
 
 def _alternative(need: Need) -> str:
-    """Returns what tells an optional label from others of its name: its value. A node has one of them at most."""
+    """Returns what distinguishes optional labels of one name: their value. A node has one of them at most."""
     return label_text(need.value) if need.label and not is_mandatory(need) else ""
 
 
-def check_need(need: Need, path: str, report: Report) -> None:
+def check_need(need: Need, path: str, diagnostics: Diagnostics) -> None:
     if need.name:
-        check_name(need.name, f"{path}.name", report)
+        check_name(need.name, f"{path}.name", diagnostics)
     if need.weight is not None and not 1 <= need.weight <= 10:
-        report(f"{path}.weight", "OutOfRange", "must be 1 to 10")
+        diagnostics.error(f"{path}.weight", "OutOfRange", "must be 1 to 10")
     if bool(need.resource) == bool(need.label):
-        report(path, "Contradiction", "give either resource (with requests or limits) or label (with its value)")
+        diagnostics.error(
+            path, "Contradiction", "give either resource (with requests or limits) or label (with its value)"
+        )
         if not need.resource:
             return
     if need.label:
-        _check_label(need, path, report)
+        _check_label(need, path, diagnostics)
     else:
-        _check_amounts(need, path, report)
+        _check_amounts(need, path, diagnostics)
 
 
-def _check_label(need: Need, path: str, report: Report) -> None:
+def _check_label(need: Need, path: str, diagnostics: Diagnostics) -> None:
     if LABEL_KEY.fullmatch(need.label) is None:
-        report(f"{path}.label", "InvalidLabel", f"{need.label!r} is not the name of a Kubernetes label")
+        diagnostics.error(f"{path}.label", "InvalidLabel", f"{need.label!r} is not the name of a Kubernetes label")
     if LABEL_VALUE.fullmatch(label_text(need.value)) is None:
-        report(f"{path}.value", "InvalidLabel", f"{need.value!r} is not the value of a Kubernetes label")
+        diagnostics.error(f"{path}.value", "InvalidLabel", f"{need.value!r} is not the value of a Kubernetes label")
     if need.requests is not None or need.limits is not None or need.units:
-        report(path, "Contradiction", "a label has a value, not requests, limits or units")
+        diagnostics.error(path, "Contradiction", "a label has a value, not requests, limits or units")
+    if need.group:
+        diagnostics.error(f"{path}.group", "Contradiction", "a label belongs to the node, a group to parts of it")
 
 
-def _check_amounts(need: Need, path: str, report: Report) -> None:
+def _check_amounts(need: Need, path: str, diagnostics: Diagnostics) -> None:
     if need.value != "":
-        report(f"{path}.value", "Contradiction", "a resource has requests and limits, not a value")
-    if not is_requestable(need.resource):
+        diagnostics.error(f"{path}.value", "Contradiction", "a resource has requests and limits, not a value")
+    if need.group:
+        check_suffix(need.group, f"{path}.group", diagnostics)
+    if not (is_requestable(need.resource) or is_part_class(need.resource) or need.resource in KUBERNETES_RESOURCES):
         message = f"{need.resource!r} is not a resource that a container can request: that is {REQUESTABLE}"
-        report(f"{path}.resource", "InvalidName", message)
+        diagnostics.error(f"{path}.resource", "InvalidName", message)
         return
     if need.requests is None and need.limits is None:
-        report(path, "Required", "requests or limits or both are needed")
+        diagnostics.error(path, "Required", "requests or limits or both are needed")
         return
-    requests = _amount(need, "requests", need.requests, path, report)
-    limits = _amount(need, "limits", need.limits, path, report)
+    requests = _amount(need, "requests", need.requests, path, diagnostics)
+    limits = _amount(need, "limits", need.limits, path, diagnostics)
     if requests is not None and limits is not None and requests > limits:
-        report(f"{path}.requests", "RequestsAboveLimits", f"{need.requests} is more than the limits of {need.limits}")
+        diagnostics.error(
+            f"{path}.requests", "RequestsAboveLimits", f"{need.requests} is more than the limits of {need.limits}"
+        )
 
 
-def _amount(need: Need, field: str, value: float | str | None, path: str, report: Report) -> int | None:
+def _amount(need: Need, field: str, value: float | str | None, path: str, diagnostics: Diagnostics) -> int | None:
     if value is None:
         return None
     try:
-        return need_amount(need.resource, value, need.units)
+        one = kubernetes_need(msgspec.structs.replace(need, requests=value, limits=None))
+        return need_amount(one.resource, one.requests or value, one.units)
     except ValueError as error:
-        report(f"{path}.{field}", "InvalidQuantity", str(error))
+        diagnostics.error(f"{path}.{field}", "InvalidQuantity", str(error))
         return None

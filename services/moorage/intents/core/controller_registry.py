@@ -10,9 +10,9 @@ import msgspec
 
 from moorage.model.controllers import Controller, Register, Setting
 from moorage.model.names import is_name
-from moorage.model.problems import Refused, Violation, invalid
+from moorage.model.problems import Refused, invalid
 
-from . import json_schemas
+from .diagnostics import Diagnostics
 from .validate import APPLICATION, BUILTIN
 
 _SETTABLE = ("deadline_ms", "policy", "weight", "placement", "actions")
@@ -71,23 +71,27 @@ def _check(
     kinds: dict[str, dict[str, Any]],
     owners: Mapping[str, Controller],
 ) -> None:
-    errors = []
+    diagnostics = Diagnostics()
     if not is_name(name):
-        errors.append(Violation(path="name", code="InvalidName", message=f"{name!r} cannot name a controller"))
+        diagnostics.error("name", "InvalidName", f"{name!r} cannot name a controller")
     if not 1 <= deadline_ms <= MAX_DEADLINE_MS:
-        errors.append(Violation(path="deadlineMs", code="OutOfRange", message=f"must be 1 to {MAX_DEADLINE_MS}"))
+        diagnostics.error("deadlineMs", "OutOfRange", f"must be 1 to {MAX_DEADLINE_MS}")
     if not 0 <= weight <= MAX_WEIGHT:
-        errors.append(Violation(path="weight", code="OutOfRange", message=f"must be 0 to {MAX_WEIGHT}"))
+        diagnostics.error("weight", "OutOfRange", f"must be 0 to {MAX_WEIGHT}")
     for kind, schema in kinds.items():
         if not kind.isalnum() or not kind.isascii() or kind == APPLICATION or kind == "Fleet" or kind in BUILTIN:
             message = "must consist of letters and digits, and must not be a built-in kind"
-            errors.append(Violation(path=f"kinds.{kind}", code="InvalidName", message=message))
-        elif wrong := json_schemas.wrong_with(schema):
-            errors.append(
-                Violation(path=f"kinds.{kind}", code="InvalidSchema", message=f"is not a usable JSON Schema: {wrong}")
-            )
+            diagnostics.error(f"kinds.{kind}", "InvalidName", message)
+        elif wrong := _wrong_with(schema):
+            diagnostics.error(f"kinds.{kind}", "InvalidSchema", f"is not a usable JSON Schema: {wrong}")
         elif (other := owners.get(kind)) is not None and other.kinds[kind] != schema:
             message = f"{other.name} registered this kind with another schema; use the same schema or another kind"
-            errors.append(Violation(path=f"kinds.{kind}", code="KindTaken", message=message))
-    if errors:
-        raise Refused(invalid(errors))
+            diagnostics.error(f"kinds.{kind}", "KindTaken", message)
+    if diagnostics.errors:
+        raise Refused(invalid(diagnostics.errors))
+
+
+def _wrong_with(schema: dict[str, Any]) -> str:
+    from . import json_schemas  # takes a while, and most meshes have no such controllers
+
+    return json_schemas.wrong_with(schema)

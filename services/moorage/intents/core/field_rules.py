@@ -9,7 +9,7 @@ from typing import Any
 from moorage.model.names import is_name
 from moorage.model.shapes import EXCLUSIVE
 
-from .violations import Report
+from .diagnostics import Diagnostics
 
 NAME_IS = "must be 1 to 128 of letters, digits, '-', '_' and '.', with a letter or digit at both ends"
 LABEL_KEY = re.compile(
@@ -21,12 +21,12 @@ LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 
 #: Resources of containers that have no domain in their names; `hugepages-` is followed by a size.
 _STANDARD = ("cpu", "memory", "ephemeral-storage")
-REQUESTABLE = f"{', '.join(_STANDARD)}, hugepages-SIZE, or DOMAIN/NAME like nvidia.com/gpu"
+REQUESTABLE = f"{', '.join(_STANDARD)}, hugepages-SIZE, DOMAIN/NAME like nvidia.com/gpu, or a class of parts like FPGA"
 NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def is_requestable(resource: str) -> bool:
-    """Whether a container can request the resource, by the rules of Kubernetes for its name."""
+    """Returns whether a container can request the resource, by the rules of Kubernetes for its name."""
     if "/" not in resource:
         return resource in _STANDARD or (
             resource.startswith("hugepages-") and LABEL_KEY.fullmatch(resource) is not None
@@ -40,28 +40,28 @@ def is_requestable(resource: str) -> bool:
     )
 
 
-def check_name(text: str, path: str, report: Report) -> None:
+def check_name(text: str, path: str, diagnostics: Diagnostics) -> None:
     if not is_name(text):
-        report(path, "InvalidName", NAME_IS if text else "is required")
+        diagnostics.error(path, "InvalidName", NAME_IS if text else "is required")
 
 
-def check_labels(labels: dict[str, str], path: str, report: Report) -> None:
+def check_labels(labels: dict[str, str], path: str, diagnostics: Diagnostics) -> None:
     for key, value in labels.items():
         if LABEL_KEY.fullmatch(key) is None:
-            report(f"{path}.{key}", "InvalidLabel", f"{key!r} is not the name of a label")
+            diagnostics.error(f"{path}.{key}", "InvalidLabel", f"{key!r} is not the name of a label")
         if LABEL_VALUE.fullmatch(value) is None:
-            report(f"{path}.{key}", "InvalidLabel", f"{value!r} is not the value of a label")
+            diagnostics.error(f"{path}.{key}", "InvalidLabel", f"{value!r} is not the value of a label")
 
 
-def check_count(items: Sequence[Any], limit: int, path: str, report: Report) -> None:
+def check_count(items: Sequence[Any], limit: int, path: str, diagnostics: Diagnostics) -> None:
     if len(items) > limit:
-        report(path, "TooMany", f"has {len(items)} entries; at most {limit} are allowed")
+        diagnostics.error(path, "TooMany", f"has {len(items)} entries; at most {limit} are allowed")
 
 
-def check_distinct(names: Sequence[str], path: str, noun: str, report: Report) -> None:
-    """Reports every repeated name; `noun` says what bears it."""
+def check_distinct(names: Sequence[str], path: str, noun: str, diagnostics: Diagnostics) -> None:
+    """Reports every repeated name; `noun` names the kind of thing that has it."""
     seen: set[str] = set()
     for i, name in enumerate(names):
         if name and name in seen:
-            report(f"{path}[{i}].name", "Duplicate", f"there is a second {noun} {name!r}")
+            diagnostics.error(f"{path}[{i}].name", "Duplicate", f"there is a second {noun} {name!r}")
         seen.add(name)

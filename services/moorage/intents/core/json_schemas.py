@@ -1,5 +1,6 @@
-"""Checks the JSON Schemas that controllers register for their own kinds of intents, and intents against them. Both are limited
-in time, since a pattern like `^(a+)+$`, or rules that refer to each other often enough, could occupy the store for ever."""
+"""Checks the JSON Schemas that controllers register for their own kinds of intents, and intents against them. Both are
+limited in time, since a pattern like `^(a+)+$`, or rules that refer to each other often enough, could occupy the store
+for ever."""
 
 from __future__ import annotations
 
@@ -15,11 +16,10 @@ import referencing
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from .violations import Report
+from .diagnostics import MAX_ERRORS, Diagnostics
 
 #: Seconds of CPU time for one document or schema.
 SECONDS = 0.25
-MAX_ERRORS = 200
 _SLOW = f"takes longer than {SECONDS:g} s"
 #: Keywords whose subschemas apply to the same value as the schema itself.
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
@@ -48,7 +48,7 @@ def _bounded() -> Iterator[None]:
 
 
 def wrong_with(schema: dict[str, Any]) -> str:
-    """Says why documents cannot be checked against this schema; empty if they can."""
+    """Returns why documents cannot be checked against this schema; empty if they can."""
     try:
         with _bounded():
             jsonschema.Draft202012Validator.check_schema(schema)
@@ -106,7 +106,7 @@ class _References:
         return ""
 
 
-def check(spec: dict[str, Any], schema: dict[str, Any], report: Report) -> None:
+def check(spec: dict[str, Any], schema: dict[str, Any], diagnostics: Diagnostics) -> None:
     # Every intent names its group and app; a schema that forbids unknown fields need not list those two.
     known = schema.get("properties", {})
     checked = {k: v for k, v in spec.items() if k not in ("group", "app") or k in known}
@@ -117,8 +117,10 @@ def check(spec: dict[str, Any], schema: dict[str, Any], report: Report) -> None:
             for i, error in enumerate(validator.iter_errors(checked)):
                 if i == MAX_ERRORS:
                     return
-                report("spec" + error.json_path[1:], "SchemaViolation", error.message[:500])
+                diagnostics.error("spec" + error.json_path[1:], "SchemaViolation", error.message[:500])
     except _TimeExceeded:
-        report("spec", "SchemaTooSlow", f"checking this against the controller's schema {_SLOW}; simplify either")
+        diagnostics.error(
+            "spec", "SchemaTooSlow", f"checking this against the controller's schema {_SLOW}; simplify either"
+        )
     except (Unresolvable, RecursionError, re.error) as error:
-        report("spec", "SchemaBroken", f"the controller's schema cannot be used: {error}"[:500])
+        diagnostics.error("spec", "SchemaBroken", f"the controller's schema cannot be used: {error}"[:500])

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar, Union
 
 import msgspec
 
-from moorage.model.problems import Violation
 from moorage.podspec.needs import label_text
+
+from .diagnostics import Diagnostics
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -45,15 +46,32 @@ def _plain(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(_fields(kind))
 
 
-def struct(data: Any, kind: type[T], path: str, errors: list[Violation]) -> T:
-    """Converts `data` to a `kind`, and adds every violation to `errors`. `path` is its place in the document."""
-    if type(data) is dict and data.keys() <= _plain(kind) and not any(type(v) in (dict, list) for v in data.values()):
+@cache
+def _origin(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind) or kind, typing.get_args(kind)
+
+
+def _is_simple(data: Any, kind: Any) -> bool:
+    """Returns whether data is an object without unknown fields and lists, down to objects of any content."""
+    if type(data) is not dict:
+        return False
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return bool(kind == dict[str, Any])
+    fields = _fields(kind)
+    return data.keys() <= _plain(kind) and all(
+        type(value) not in (dict, list) or _is_simple(value, fields[key].type) for key, value in data.items()
+    )
+
+
+def struct(data: Any, kind: type[T], path: str, diagnostics: Diagnostics) -> T:
+    """Converts `data` to a `kind`, and records every violation. `path` is its place in the document."""
+    if _is_simple(data, kind):
         try:
-            return msgspec.convert(data, kind)  # flat data without unknown fields: only types can be wrong
+            return msgspec.convert(data, kind)  # only types can be wrong
         except msgspec.ValidationError:
             pass
     if not isinstance(data, dict):
-        errors.append(_wrong_type(path, dict, data))
+        diagnostics.error(path, "WrongType", _wrong_type(dict, data))
         data = {}
         is_object = False
     else:
@@ -64,17 +82,17 @@ def struct(data: Any, kind: type[T], path: str, errors: list[Violation]) -> T:
         at = f"{path}.{key}" if path else str(key)
         field = fields.get(key)
         if field is None:
-            errors.append(Violation(path=at, code="UnknownField", message=_unknown(key, list(fields))))
+            diagnostics.error(at, "UnknownField", _unknown(key, list(fields)))
         elif value is not None:
-            before = len(errors)
-            converted = _value(value, field.type, at, errors)
-            if len(errors) == before or field.required or isinstance(converted, list | msgspec.Struct):
+            before = len(diagnostics.errors)
+            converted = _value(value, field.type, at, diagnostics)
+            if len(diagnostics.errors) == before or field.required or isinstance(converted, list | msgspec.Struct):
                 values[field.name] = converted
     for key, field in fields.items():
         if field.required and field.name not in values:
             at = f"{path}.{key}" if path else key
             if is_object:
-                errors.append(Violation(path=at, code="Required", message="is required"))
+                diagnostics.error(at, "Required", "is required")
             values[field.name] = _blank(field.type)
     return kind(**values)
 
@@ -84,11 +102,11 @@ def _unknown(key: object, known: list[str]) -> str:
     return f"unknown field; did you mean {close[0]!r}?" if close else f"unknown field; known are {', '.join(known)}"
 
 
-def _wrong_type(path: str, expected: Any, data: Any) -> Violation:
+def _wrong_type(expected: Any, data: Any) -> str:
     kinds = expected if isinstance(expected, tuple) else (expected,)
     names = " or ".join(dict.fromkeys(_NAMES.get(k, str(k)) for k in kinds if k is not int or float not in kinds))
     found = "null" if data is None else _NAMES.get(type(data), type(data).__name__)
-    return Violation(path=path, code="WrongType", message=f"must be {names}, not {found}")
+    return f"must be {names}, not {found}"
 
 
 def _blank(kind: Any) -> Any:
@@ -96,49 +114,50 @@ def _blank(kind: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _blank(typing.get_args(kind)[0])
     if isinstance(origin, type) and issubclass(origin, msgspec.Struct):
-        return struct(None, origin, "", [])
+        return struct(None, origin, "", Diagnostics())
     return origin()
 
 
-def _value(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
-    origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+def _value(data: Any, kind: Any, path: str, diagnostics: Diagnostics) -> Any:
+    origin, args = _origin(kind)
     if origin is Any:
         return data
     if origin in (Union, types.UnionType):
-        return _one_of(data, [a for a in args if a is not type(None)], path, errors)
+        return _one_of(data, [a for a in args if a is not type(None)], path, diagnostics)
     if isinstance(origin, type) and issubclass(origin, msgspec.Struct):
-        return struct(data, origin, path, errors)
+        return struct(data, origin, path, diagnostics)
     if origin is list:
         if not isinstance(data, list):
-            errors.append(_wrong_type(path, list, data))
+            diagnostics.error(path, "WrongType", _wrong_type(list, data))
             return []
-        return [_value(item, args[0], f"{path}[{i}]", errors) for i, item in enumerate(data)]
+        return [_value(item, args[0], f"{path}[{i}]", diagnostics) for i, item in enumerate(data)]
     if origin is dict:
         if not isinstance(data, dict):
-            errors.append(_wrong_type(path, dict, data))
+            diagnostics.error(path, "WrongType", _wrong_type(dict, data))
             return {}
-        return {str(k): _entry(v, args[1], f"{path}.{k}", errors) for k, v in data.items()}
-    return _leaf(data, origin, path, errors)
+        return {str(k): _entry(v, args[1], f"{path}.{k}", diagnostics) for k, v in data.items()}
+    return _leaf(data, origin, path, diagnostics)
 
 
-def _one_of(data: Any, kinds: list[Any], path: str, errors: list[Violation]) -> Any:
+def _one_of(data: Any, kinds: list[Any], path: str, diagnostics: Diagnostics) -> Any:
     for kind in kinds:
         if type(data) is (typing.get_origin(kind) or kind):
-            return _value(data, kind, path, errors)
+            return _value(data, kind, path, diagnostics)
     if len(kinds) == 1:
-        return _value(data, kinds[0], path, errors)
-    errors.append(_wrong_type(path, tuple(typing.get_origin(k) or k for k in kinds), data))
+        return _value(data, kinds[0], path, diagnostics)
+    expected = tuple(typing.get_origin(k) or k for k in kinds)
+    diagnostics.error(path, "WrongType", _wrong_type(expected, data))
     return _blank(kinds[0])
 
 
-def _entry(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
+def _entry(data: Any, kind: Any, path: str, diagnostics: Diagnostics) -> Any:
     """Converts a value of a map. Maps of text are labels and annotations, where `true` and `1` are accepted."""
     if kind is str and isinstance(data, bool | int | float):
         return label_text(data)
-    return _value(data, kind, path, errors)
+    return _value(data, kind, path, diagnostics)
 
 
-def _leaf(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
+def _leaf(data: Any, kind: Any, path: str, diagnostics: Diagnostics) -> Any:
     if kind is str and isinstance(data, str):
         return data
     if kind is not str and not isinstance(data, dict | list):
@@ -147,5 +166,5 @@ def _leaf(data: Any, kind: Any, path: str, errors: list[Violation]) -> Any:
                 return msgspec.convert(data, kind, strict=False)
         except msgspec.ValidationError:
             pass
-    errors.append(_wrong_type(path, kind, data))
+    diagnostics.error(path, "WrongType", _wrong_type(kind, data))
     return kind()

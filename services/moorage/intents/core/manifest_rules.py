@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from . import pod_templates
+from .diagnostics import Diagnostics
 from .field_rules import check_count
 from .pod_templates import PodTemplate
-from .violations import Report
 
 MAX_MANIFESTS = 500
 MAX_PODS = 100_000
@@ -16,19 +16,19 @@ MAX_PODS = 100_000
 _FROM_FILE = {"file", "chart"}
 
 
-class Objects(NamedTuple):
+class AppObjects(NamedTuple):
     """The manifests of an app, with the items of lists, and the pods of those that have some."""
 
     manifests: list[dict[str, Any]]
     pods: list[PodTemplate]
 
 
-def read_objects(manifests: list[dict[str, Any]] | dict[str, Any], path: str, report: Report) -> Objects:
+def read_objects(manifests: list[dict[str, Any]] | dict[str, Any], path: str, diagnostics: Diagnostics) -> AppObjects:
     """Reads one object, a list, or several of both."""
-    objects = Objects([], [])
+    objects = AppObjects([], [])
     seen: set[tuple[Any, ...]] = set()
     for at, manifest in _items(manifests, path):
-        if not _is_object(manifest, at, report):
+        if not _is_object(manifest, at, diagnostics):
             continue
         name = manifest["metadata"]["name"]
         has_pods = pod_templates.has_pods(manifest)
@@ -37,19 +37,23 @@ def read_objects(manifests: list[dict[str, Any]] | dict[str, Any], path: str, re
         if not has_pods:
             key += (manifest["apiVersion"], repr(manifest["metadata"].get("namespace")))
         if key in seen:
-            report(f"{at}.metadata.name", "Duplicate", f"there is a second {manifest['kind']} {name!r} in this app")
+            diagnostics.error(
+                f"{at}.metadata.name", "Duplicate", f"there is a second {manifest['kind']} {name!r} in this app"
+            )
         seen.add(key)
         objects.manifests.append(manifest)
-        if has_pods and (pods := pod_templates.read(manifest, at, report)) is not None:
+        if has_pods and (pods := pod_templates.read(manifest, at, diagnostics)) is not None:
             objects.pods.append(pods)
             if pods.count > MAX_PODS:
-                report(f"{at}.spec", "OutOfRange", f"asks for {pods.count} pods; at most {MAX_PODS} are allowed")
-    check_count(objects.manifests, MAX_MANIFESTS, path, report)
+                diagnostics.error(
+                    f"{at}.spec", "OutOfRange", f"asks for {pods.count} pods; at most {MAX_PODS} are allowed"
+                )
+    check_count(objects.manifests, MAX_MANIFESTS, path, diagnostics)
     return objects
 
 
 def _items(manifests: list[dict[str, Any]] | dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Each object with its path; a `List` yields its items."""
+    """Returns each object with its path; a `List` yields its items."""
     if isinstance(manifests, dict):
         entries = [(path, manifests)] if manifests else []
     else:
@@ -61,23 +65,23 @@ def _items(manifests: list[dict[str, Any]] | dict[str, Any], path: str) -> Itera
             yield at, manifest
 
 
-def _is_object(manifest: Any, path: str, report: Report) -> bool:
+def _is_object(manifest: Any, path: str, diagnostics: Diagnostics) -> bool:
     if not isinstance(manifest, dict):
-        report(path, "WrongType", "must be a Kubernetes object")
+        diagnostics.error(path, "WrongType", "must be a Kubernetes object")
         return False
     if "kind" not in manifest and (keys := _FROM_FILE & manifest.keys()):
         only = f"{{{min(keys)}: …}} works only with the command line (moorage apply -f)"
-        report(path, "NotInline", f"{only}; write the objects here")
+        diagnostics.error(path, "NotInline", f"{only}; write the objects here")
         return False
     has_type = True
     for field in ("apiVersion", "kind"):
         if not isinstance(manifest.get(field), str) or not manifest[field]:
-            report(f"{path}.{field}", "Required", "is required: text, as in every Kubernetes object")
+            diagnostics.error(f"{path}.{field}", "Required", "is required: text, as in every Kubernetes object")
             has_type = False
     meta = manifest.get("metadata")
     if not isinstance(meta, dict) or not isinstance(meta.get("name"), str) or not meta["name"]:
-        report(f"{path}.metadata.name", "Required", "is required: objects are applied by name")
+        diagnostics.error(f"{path}.metadata.name", "Required", "is required: objects are applied by name")
         return False
     if len(meta["name"]) > 253:
-        report(f"{path}.metadata.name", "InvalidName", "must have at most 253 characters")
+        diagnostics.error(f"{path}.metadata.name", "InvalidName", "must have at most 253 characters")
     return has_type

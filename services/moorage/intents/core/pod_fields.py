@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 Quantity = int | float | str
@@ -19,7 +17,10 @@ class ResourceQuantities(_Fields):
 
 
 class ContainerPort(_Fields):
+    container_port: int | None = None
     host_port: int | None = None
+    host_ip: str | None = msgspec.field(default=None, name="hostIP")
+    protocol: str | None = None
 
 
 class ContainerFields(_Fields):
@@ -50,8 +51,24 @@ class NodeAffinityFields(_Fields):
     )
 
 
+class LabelSelector(_Fields):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[SelectorRequirement] | None = None
+
+
+class PodAffinityTerm(_Fields):
+    topology_key: str
+    label_selector: LabelSelector | None = None
+    namespaces: list[str] | None = None
+    namespace_selector: LabelSelector | None = None
+    match_label_keys: list[str] | None = None
+    mismatch_label_keys: list[str] | None = None
+
+
 class PodAffinityFields(_Fields):
-    required: list[Any] | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+    required: list[PodAffinityTerm] | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
 
 
 class AffinityFields(_Fields):
@@ -68,7 +85,14 @@ class TolerationFields(_Fields):
 
 
 class TopologySpread(_Fields):
+    topology_key: str
+    max_skew: int = 1
     when_unsatisfiable: str | None = None
+    label_selector: LabelSelector | None = None
+    min_domains: int | None = None
+    node_affinity_policy: str | None = None
+    node_taints_policy: str | None = None
+    match_label_keys: list[str] | None = None
 
 
 class PodSpecFields(_Fields):
@@ -90,6 +114,7 @@ class PodTemplateFields(_Fields):
 
 class RollingUpdate(_Fields):
     max_surge: int | str | None = None
+    max_unavailable: int | str | None = None
 
 
 class UpdateStrategy(_Fields):

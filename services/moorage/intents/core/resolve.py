@@ -7,18 +7,23 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from moorage.model.documents import AffinityIntentSpec, App, Consumer, HpaIntentSpec, PlacementIntentSpec
+from moorage.model.documents import AffinityIntentSpec, App, Consumer, HpaIntentSpec, ObjectRef, PlacementIntentSpec
 from moorage.model.groups import Revision
 from moorage.model.problems import Problem, Refused, Violation
-from moorage.model.reasons import Warn
 from moorage.model.shapes import Intent, ShapedApp
 
-from .consumer_matching import Diagnostics, SourcedConsumer, match_consumers
+from .consumer_matching import SourcedConsumer, match_consumers
+from .diagnostics import Diagnostics
+from .group_rules import resolve_rules
 from .shapes import app_shapes
+from .topology_rules import check_groups_of_pod
 from .validate import Accepted, AcceptedIntent
 
 _encode = msgspec.json.Encoder().encode
 _TITLES = {
+    "Contradiction": "Consumers of a pod contradict each other",
+    "ResourcelessGroup": "A group has no resources",
+    "UnknownGroup": "Unknown group",
     "ConsumerAmbiguous": "A consumer matches several objects",
     "ConsumerMatchesNothing": "A consumer matches nothing",
     "NotReplicated": "An object has no replicas",
@@ -35,9 +40,11 @@ def resolve(
     apps = application.document.spec.apps
     standalone = sorted(attached, key=lambda intent: intent.key)
     _check_apps(standalone, [app.name for app in apps])
-    diagnostics = Diagnostics([], [])
+    diagnostics = Diagnostics()
     intents: list[Intent] = []
     shaped = []
+    templates = [(app.name, objects.pods) for app, objects in zip(apps, application.objects, strict=True)]
+    rules = resolve_rules(templates, diagnostics)
     for i, (app, objects) in enumerate(zip(apps, application.objects, strict=True)):
         written = [SourcedConsumer(c, f"spec.apps[{i}].consumers[{j}]") for j, c in enumerate(app.consumers)]
         own = match_consumers(app.name, objects, written, diagnostics)
@@ -50,9 +57,15 @@ def resolve(
                 spec = msgspec.structs.replace(intent.spec, consumers=[sourced.consumer for sourced in found])
                 standalone[k] = intent._replace(spec=spec)
                 consumers += found
-        shapes = app_shapes(objects, consumers, diagnostics)
+        _check_groups(consumers, diagnostics)
+        shapes = app_shapes(objects, consumers, rules.get(app.name, {}), diagnostics)
         shaped.append(
-            ShapedApp(name=app.name, replicas=_replicas(app, standalone, diagnostics.warnings), shapes=shapes)
+            ShapedApp(
+                name=app.name,
+                replicas=_replicas(app, standalone, diagnostics),
+                shapes=shapes,
+                steering=app.steering,
+            )
         )
         intents += _app_intents(group, app, [sourced.consumer for sourced in own])
     if diagnostics.errors:
@@ -70,6 +83,15 @@ def resolve(
         warnings=list(dict.fromkeys(diagnostics.warnings)),
         instantiated=instantiated,
     )
+
+
+def _check_groups(consumers: Sequence[SourcedConsumer], diagnostics: Diagnostics) -> None:
+    """Checks the groups of each pod, which consumers of several documents may share."""
+    of_object: dict[ObjectRef, list[SourcedConsumer]] = {}
+    for sourced in consumers:
+        of_object.setdefault(sourced.consumer.object, []).append(sourced)
+    for of_pod in of_object.values():
+        check_groups_of_pod(of_pod, diagnostics)
 
 
 def _refused(errors: list[Violation]) -> Refused:
@@ -114,7 +136,7 @@ def _check_apps(intents: Sequence[AcceptedIntent], apps: list[str]) -> None:
 
 
 def _named_apps(intent: AcceptedIntent) -> list[tuple[str, str]]:
-    """The apps that an intent names, each with its path in the document."""
+    """Returns the apps that an intent names, each with its path in the document."""
     if isinstance(intent.spec, HpaIntentSpec | PlacementIntentSpec):
         return [("spec.app", intent.spec.app)]
     if isinstance(intent.spec, AffinityIntentSpec):
@@ -126,10 +148,10 @@ def _named_apps(intent: AcceptedIntent) -> list[tuple[str, str]]:
     return []
 
 
-def _replicas(app: App, intents: Sequence[AcceptedIntent], warnings: list[Warn]) -> int:
-    """On how many clusters the app runs: its `replicas`, else the sum of its placement sets (0: all that they select),
-    else 1. Where replicas and sets contradict each other, this only warns: no candidate set will satisfy both, and the
-    merger says so."""
+def _replicas(app: App, intents: Sequence[AcceptedIntent], diagnostics: Diagnostics) -> int:
+    """Returns on how many clusters the app runs: its `replicas`, else the sum of its placement sets (0: all that they
+    select), else 1. Where replicas and sets contradict each other, this only warns: no candidate set will satisfy both,
+    and the merger says so."""
     sets = list(app.placement.sets) if app.placement is not None else []
     for intent in intents:
         if isinstance(intent.spec, PlacementIntentSpec) and intent.spec.app == app.name:
@@ -141,5 +163,5 @@ def _replicas(app: App, intents: Sequence[AcceptedIntent], warnings: list[Warn])
         return total
     if total and app.replicas != total:
         message = f"app {app.name}: replicas is {app.replicas}, but its placement sets count {total} together"
-        warnings.append(Warn(code="ReplicasConflict", message=message))
+        diagnostics.warn("ReplicasConflict", message)
     return app.replicas

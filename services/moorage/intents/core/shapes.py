@@ -11,15 +11,26 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.documents import Need, ObjectRef
-from moorage.model.problems import Violation
-from moorage.model.reasons import Warn
+from moorage.model.part_names import is_part_class
 from moorage.model.shapes import EXCLUSIVE, PODS, NeedRef, OptionalNeed, Requirement, Shape
-from moorage.podspec import REPLICATED, ContainerResources, exclusive_cores, is_guaranteed, pod_requests, whole_cores
+from moorage.podspec import (
+    REPLICATED,
+    ContainerResources,
+    exclusive_cores,
+    is_guaranteed,
+    is_host_port,
+    pod_requests,
+    port_amounts,
+    whole_cores,
+)
 from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
 
-from .consumer_matching import Diagnostics, SourcedConsumer
-from .manifest_rules import Objects
-from .pod_templates import PodTemplate, surge_of
+from .consumer_matching import SourcedConsumer
+from .diagnostics import Diagnostics
+from .group_rules import PodRules
+from .manifest_rules import AppObjects
+from .part_groups import alignment, part_amounts, part_needs
+from .pod_templates import PodTemplate, rollout_of
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -31,12 +42,12 @@ class _Container(NamedTuple):
     sums: dict[str, NeedAmounts]
     asked_by: dict[str, str]  # resource → the first consumer that needs it
 
-    def add(self, need: Need, consumer: str) -> None:
-        self.sums[need.resource] = self.sums.get(need.resource, NeedAmounts()).plus(need_amounts(need))
-        self.asked_by.setdefault(need.resource, consumer)
+    def add(self, resource: str, amounts: NeedAmounts, consumer: str) -> None:
+        self.sums[resource] = self.sums.get(resource, NeedAmounts()).plus(amounts)
+        self.asked_by.setdefault(resource, consumer)
 
     def resources(self, optional: Need | None = None) -> ContainerResources:
-        """The container with its needs, and with an optional one besides. Needs for a resource add up; together they
+        """Returns the container with its needs, and with an optional one besides. Needs for a resource add up; together they
         replace what the manifest says of it."""
         sums = self.sums
         if optional is not None:
@@ -51,22 +62,26 @@ class _Container(NamedTuple):
         return self.manifest._replace(requests=requests, limits=limits)
 
 
-def app_shapes(objects: Objects, consumers: Sequence[SourcedConsumer], diagnostics: Diagnostics) -> list[Shape]:
-    """`consumers` have the full references of their objects."""
+def app_shapes(
+    objects: AppObjects, consumers: Sequence[SourcedConsumer], rules: Mapping[str, PodRules], diagnostics: Diagnostics
+) -> list[Shape]:
+    """`consumers` have the full references of their objects; `rules` are by object."""
     of_object: dict[ObjectRef, list[SourcedConsumer]] = defaultdict(list)
     for sourced in consumers:
         of_object[sourced.consumer.object].append(sourced)
     shapes = []
     for pods in objects.pods:
         ref = ObjectRef(api_version=pods.api_version, kind=pods.kind, name=pods.name)
-        shape = _shape(pods, of_object.get(ref, ()), diagnostics)
+        shape = _shape(pods, of_object.get(ref, ()), rules.get(pods.object, PodRules([], [])), diagnostics)
         if shape is not None:
             shapes.append(shape)
     return shapes
 
 
-def _shape(pods: PodTemplate, consumers: Sequence[SourcedConsumer], diagnostics: Diagnostics) -> Shape | None:
-    count = _count(pods, consumers, diagnostics.errors)
+def _shape(
+    pods: PodTemplate, consumers: Sequence[SourcedConsumer], rules: PodRules, diagnostics: Diagnostics
+) -> Shape | None:
+    count = _count(pods, consumers, diagnostics)
     if count == 0:
         return None  # the object is applied, but no pod of it needs capacity
     containers = {c.name: _Container(c, {}, {}) for c in pods.containers}
@@ -82,28 +97,30 @@ def _shape(pods: PodTemplate, consumers: Sequence[SourcedConsumer], diagnostics:
                 value = label_text(need.value)
                 labels.setdefault(need.label, []).append(value)
                 needs.append(NeedRef(consumer=consumer.name, name=need.label, label=(need.label, value)))
-            elif container is not None:
-                container.add(need, consumer.name)
-                amount = need_amounts(need).requests
-                needs.append(NeedRef(consumer=consumer.name, name=need.resource, amount=amount))
-    resources = _pod_resources(pods, containers)
-    exclusive = _exclusive_needs(pods, containers, diagnostics.warnings)
+            elif container is not None or is_part_class(need.resource):
+                name, amounts = need.resource, need_amounts(need)
+                if container is not None and not is_part_class(name):
+                    container.add(name, amounts, consumer.name)
+                needs.append(NeedRef(consumer=consumer.name, name=name, amount=amounts.requests, group=need.group))
+    mandatory = {name: container.resources() for name, container in containers.items()}
+    resources = _pod_resources(pods, mandatory.values())
+    exclusive = _exclusive_needs(pods, containers, mandatory, diagnostics)
     if exclusive:
-        resources[EXCLUSIVE] = _exclusive_cores(c.resources() for c in containers.values())
+        resources[EXCLUSIVE] = _exclusive_cores(mandatory.values())
         needs += exclusive
     needs += _manifest_needs(resources, needs)
-    diagnostics.warnings.extend(
-        Warn(
-            code="NotConsidered", message=f"{pods.object}: {rule} is left to Kubernetes; placement does not look at it"
-        )
-        for rule in pods.ignored
-    )
-    wishes = [_optional(consumer, need, containers, resources.get(EXCLUSIVE, 0)) for consumer, need in optional]
+    wishes = [
+        _optional(consumer, need, containers, mandatory, resources.get(EXCLUSIVE, 0)) for consumer, need in optional
+    ]
     terms = _terms(pods, labels)
     tolerations = list(dict.fromkeys(pods.tolerations))
     per_node = pods.kind == "DaemonSet"
+    surge, unavailable = rollout_of(pods, count)
+    parts = part_needs(consumers, pods.containers)
+    aligned = alignment(list(mandatory.values()))
+    inside = (parts, aligned) if any(parts) or aligned.containers else ()
     return Shape(
-        key=_hash((resources, terms, tolerations, wishes, count, per_node)),
+        key=_hash((resources, terms, tolerations, wishes, count, per_node, *(rules if any(rules) else ()), *inside)),
         object=pods.object,
         count=count,
         per_node=per_node,
@@ -112,8 +129,15 @@ def _shape(pods: PodTemplate, consumers: Sequence[SourcedConsumer], diagnostics:
         tolerations=tolerations,
         optional=wishes,
         needs=needs,
-        template=_hash((pods.template, _normalized_needs(consumers))),
-        surge=surge_of(pods, count),
+        template=_hash((pods.template, _normalized_needs(consumers), *(parts if any(parts) else ()))),
+        surge=surge,
+        unavailable=unavailable,
+        rules=rules.rules,
+        marks=rules.marks,
+        guaranteed=aligned.guaranteed,
+        containers=aligned.containers,
+        groups=parts.groups,
+        relations=parts.relations,
     )
 
 
@@ -121,19 +145,19 @@ def _hash(value: Any) -> str:
     return hashlib.blake2b(_canonical(value), digest_size=12).hexdigest()
 
 
-def _count(pods: PodTemplate, consumers: Sequence[SourcedConsumer], errors: list[Violation]) -> int:
+def _count(pods: PodTemplate, consumers: Sequence[SourcedConsumer], diagnostics: Diagnostics) -> int:
     if pods.kind not in REPLICATED:
         return pods.count
     given = [(c.consumer.replicas, c.path) for c in consumers if c.consumer.replicas is not None]
     numbers = sorted({replicas for replicas, _ in given})
     if len(numbers) > 1:
         message = f"consumers of {pods.object} want {' and '.join(map(str, numbers))} pods in each cluster"
-        errors.append(Violation(path=f"{given[-1][1]}.replicas", code="ReplicasConflict", message=message))
+        diagnostics.error(f"{given[-1][1]}.replicas", "ReplicasConflict", message)
     return numbers[0] if numbers else pods.count
 
 
 def _terms(pods: PodTemplate, labels: Mapping[str, list[str]]) -> list[list[Requirement]]:
-    """The manifest's node selector terms, each with the labels that needs require."""
+    """Returns the manifest's node selector terms, each with the labels that needs require."""
     required = [
         Requirement(key=key, operator="In", values=(value,))
         for key, values in labels.items()
@@ -144,22 +168,26 @@ def _terms(pods: PodTemplate, labels: Mapping[str, list[str]]) -> list[list[Requ
     return [required] if required else []
 
 
-def _pod_resources(pods: PodTemplate, containers: Mapping[str, _Container]) -> dict[str, int]:
+def _pod_resources(pods: PodTemplate, containers: Iterable[ContainerResources]) -> dict[str, int]:
     total = pod_requests(
-        [container.resources() for container in containers.values()],
+        containers,
         requests=pods.requests,
         limits=pods.limits,
         overhead=pods.overhead,
     )
     resources = {resource: amount for resource, amount in sorted(total.items()) if amount}
     resources[PODS] = 1
-    return resources
+    return resources | port_amounts(pods.host_ports)
 
 
-def _exclusive_needs(pods: PodTemplate, containers: Mapping[str, _Container], warnings: list[Warn]) -> list[NeedRef]:
-    """The consumers that ask for exclusive cores: with an integer CPU need, and equal requests and limits for CPU and
-    memory. Kubernetes gives them only where the whole pod is Guaranteed."""
-    resources = {name: container.resources() for name, container in containers.items()}
+def _exclusive_needs(
+    pods: PodTemplate,
+    containers: Mapping[str, _Container],
+    resources: Mapping[str, ContainerResources],
+    diagnostics: Diagnostics,
+) -> list[NeedRef]:
+    """Returns the consumers that ask for exclusive cores: with an integer CPU need, and equal requests and limits for CPU
+    and memory. Kubernetes gives them only where the whole pod is Guaranteed. `resources`: the containers with mandatory needs."""
     asked_by = {
         name: container.asked_by["cpu"]
         for name, container in containers.items()
@@ -170,9 +198,7 @@ def _exclusive_needs(pods: PodTemplate, containers: Mapping[str, _Container], wa
     loose = [name for name, container in resources.items() if not is_guaranteed(container)]
     if loose:
         text = f"{pods.object}: containers {', '.join(loose)} have no equal requests and limits for cpu and memory"
-        warnings.append(
-            Warn(code="NotGuaranteed", message=f"{text}, so {next(iter(asked_by))} gets no exclusive cores")
-        )
+        diagnostics.warn("NotGuaranteed", f"{text}, so {next(iter(asked_by))} gets no exclusive cores")
         return []
     return [
         NeedRef(consumer=consumer, name=EXCLUSIVE, amount=whole_cores(resources[name]))
@@ -185,7 +211,7 @@ def _has_exclusive_cores(container: ContainerResources) -> bool:
 
 
 def _exclusive_cores(containers: Iterable[ContainerResources]) -> int:
-    """The cores a pod of these containers holds exclusively, no matter which of them was asked for."""
+    """Returns the cores a pod of these containers holds exclusively, no matter which of them was asked for."""
     resources = list(containers)
     return exclusive_cores(resources) if all(map(is_guaranteed, resources)) else 0
 
@@ -198,21 +224,32 @@ def _manifest_needs(resources: Mapping[str, int], needs: Sequence[NeedRef]) -> l
     return [
         NeedRef(consumer="", name=resource, amount=amount - asked[resource])
         for resource, amount in resources.items()
-        if resource != PODS and amount > asked[resource]
+        if resource != PODS and amount > asked[resource] and not is_host_port(resource)
     ]
 
 
 def _optional(
-    consumer: SourcedConsumer, need: Need, containers: Mapping[str, _Container], exclusive: int
+    consumer: SourcedConsumer,
+    need: Need,
+    containers: Mapping[str, _Container],
+    resources: Mapping[str, ContainerResources],
+    exclusive: int,
 ) -> OptionalNeed:
-    """`exclusive`: the exclusive cores that the pod has without this need."""
+    """`resources`: the containers with mandatory needs; `exclusive`: the exclusive cores that the pod has with these."""
     weight = need.weight or 1
     if need.label:
         label = (need.label, label_text(need.value))
         return OptionalNeed(consumer=consumer.name, name=need.label, weight=weight, label=label)
+    if is_part_class(need.resource):
+        return OptionalNeed(
+            consumer=consumer.name,
+            name=need.resource,
+            weight=weight,
+            group=need.group,
+            part_resources=part_amounts(need),
+        )
     # It adds to mandatory needs but replaces what the manifest has; one that asks for less than the manifest is met.
     resource, container = need.resource, consumer.consumer.container
-    resources = {name: c.resources() for name, c in containers.items()}
     with_need = containers[container].resources(need)
     more = {resource: with_need.requests[resource] - resources[container].requests.get(resource, 0)}
     if resource == "cpu" and _has_exclusive_cores(with_need):
@@ -222,6 +259,8 @@ def _optional(
         name=resource,
         weight=weight,
         resources={name: amount for name, amount in more.items() if amount > 0},
+        group=need.group,
+        part_resources=part_amounts(need),
     )
 
 
@@ -237,7 +276,10 @@ def _normalized_needs(consumers: Sequence[SourcedConsumer]) -> list[Any]:
                 others.append((need.label, label_text(need.value), weight))
                 continue
             amounts = need_amounts(need)
-            if is_mandatory(need):
+            if is_part_class(need.resource):
+                if not is_mandatory(need):  # mandatory ones are in the groups
+                    others.append((need.group, need.resource, amounts.requests))
+            elif is_mandatory(need):
                 key = (container, need.resource)
                 sums[key] = sums.get(key, NeedAmounts()).plus(amounts)
             else:

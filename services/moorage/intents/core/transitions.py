@@ -114,7 +114,7 @@ def _hash(value: Any) -> str:
 
 
 def stored_intents(attached: Iterable[AcceptedIntent]) -> dict[str, dict[str, Any]]:
-    """The documents of intents by `Kind/name`, as the group's record keeps them."""
+    """Returns the documents of intents by `Kind/name`, as the group's record keeps them."""
     return {intent.key: msgspec.to_builtins(intent.document) for intent in sorted(attached, key=lambda i: i.key)}
 
 

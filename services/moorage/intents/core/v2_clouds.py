@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model import v2_bodies
-from moorage.model.problems import Violation
 from moorage.model.v2_resources import Path, ResourceTree
 
+from .diagnostics import Diagnostics
 from .field_rules import NAMESPACE
 from .v2_spelling import plain
 from .validation_rules import MAX_TERMS
@@ -71,7 +71,7 @@ class Boundary(NamedTuple):
         return {**manifest, "metadata": {**metadata, "namespace": self.namespace}}
 
 
-def read_boundary(tree: ResourceTree, project: str, cloud: str, errors: list[Violation]) -> Boundary:
+def read_boundary(tree: ResourceTree, project: str, cloud: str, diagnostics: Diagnostics) -> Boundary:
     """Reads the logical cloud that a group names; without a name there is no boundary."""
     if not cloud:
         return Boundary()
@@ -80,14 +80,14 @@ def read_boundary(tree: ResourceTree, project: str, cloud: str, errors: list[Vio
     if stored is None:
         known = ", ".join(path[-1] for path in tree.members(clouds)) or "none"
         message = f"there is no logical cloud {cloud!r}; the project has {known}"
-        errors.append(Violation(path="spec.logicalCloud", code="UnknownCloud", message=message))
+        diagnostics.error("spec.logicalCloud", "UnknownCloud", message)
         return Boundary()
     spec = msgspec.json.decode(stored.value.body, type=v2_bodies.Named).spec
     namespace = next((value for key, value in spec.items() if plain(key) == "namespace"), "") or ""
     if namespace and not (isinstance(namespace, str) and NAMESPACE.fullmatch(namespace)):
         message = f"{namespace!r} is not the name of a namespace"
         path = f"logical-clouds/{cloud}: spec.namespace"
-        errors.append(Violation(path=path, code="InvalidName", message=message))
+        diagnostics.error(path, "InvalidName", message)
         namespace = ""
     references = (*clouds, cloud, "cluster-references")
     found = [
@@ -95,7 +95,7 @@ def read_boundary(tree: ResourceTree, project: str, cloud: str, errors: list[Vio
     ]
     if not found:
         message = f"the logical cloud has no clusters; add cluster-references to {cloud}"
-        errors.append(Violation(path="spec.logicalCloud", code="NoClusters", message=message))
+        diagnostics.error("spec.logicalCloud", "NoClusters", message)
     names = sorted({f"{reference.spec.cluster_provider}/{reference.spec.cluster}" for reference in found})
     return Boundary(_any_of([{"cluster": name} for name in names]), namespace)
 

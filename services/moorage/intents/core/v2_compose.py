@@ -12,10 +12,11 @@ import msgspec
 from moorage.model import v2_bodies
 from moorage.model.documents import API_VERSION
 from moorage.model.names import GroupName
-from moorage.model.problems import Problem, Refused, Violation
+from moorage.model.problems import Problem, Refused
 from moorage.model.reasons import Warn
 from moorage.model.v2_resources import Path, Resource, ResourceTree, group_path
 
+from .diagnostics import Diagnostics
 from .v2_clouds import read_boundary
 from .v2_rules import label_of
 from .v2_spelling import plain
@@ -56,8 +57,7 @@ class _Parts:
         self.tree = tree
         self.root = group_path(str(group))
         self.app_root = self.root[:5]
-        self.errors: list[Violation] = []
-        self.warnings: list[Warn] = []
+        self.diagnostics = Diagnostics()
         self.apps = [path[-1] for path in tree.members((*self.app_root, "apps"))]
 
     def resource(self, path: Path) -> Resource | None:
@@ -77,7 +77,7 @@ class _Parts:
         if app in self.apps:
             return True
         message = f"the composite app has no app {app!r}; it has {', '.join(self.apps) or 'none'}"
-        self.errors.append(Violation(path=where, code="UnknownApp", message=message))
+        self.diagnostics.error(where, "UnknownApp", message)
         return False
 
 
@@ -87,7 +87,7 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
     spec = parts.body(parts.root, v2_bodies.Group).spec
     if not parts.apps:
         message = "the composite app has no apps; add them with their manifests first"
-        parts.errors.append(Violation(path="apps", code="Required", message=message))
+        parts.diagnostics.error("apps", "Required", message)
     consumers = _consumers(parts)
     sets = _sets(parts)
     overrides: dict[str, dict[str, Any]] = {}
@@ -95,16 +95,16 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
         if parts.is_app(override.app, f"spec.overrideValues[{i}].app"):
             overrides.setdefault(override.app, {}).update(override.values)
     values = _values(parts, spec.composite_profile)
-    boundary = read_boundary(tree, group.project, spec.logical_cloud, parts.errors)
-    if parts.errors:
-        first = parts.errors[0]
+    boundary = read_boundary(tree, group.project, spec.logical_cloud, parts.diagnostics)
+    if errors := parts.diagnostics.errors:
+        first = errors[0]
         raise Refused(
             Problem(
                 title="The resources of the group contradict each other",
                 status=409,
                 code=first.code,
                 detail=f"{first.path}: {first.message}",
-                errors=parts.errors,
+                errors=errors,
             )
         )
     apps: list[dict[str, Any]] = []
@@ -130,14 +130,14 @@ async def compose(tree: ResourceTree, group: GroupName, render: Render) -> Compo
         "metadata": {"name": group.app, "project": group.project},
         "spec": {"apps": apps},
     }
-    return ComposedGroup(document, tuple(parts.warnings), written)
+    return ComposedGroup(document, tuple(parts.diagnostics.warnings), written)
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
 
 
 def _values(parts: _Parts, profile: str) -> dict[str, dict[str, Any]]:
-    """The values of the profiles in the group's composite profile, by app."""
+    """Returns the values of the profiles in the group's composite profile, by app."""
     if not profile:
         return {}
     root = (*parts.app_root, "composite-profiles", profile)
@@ -146,9 +146,9 @@ def _values(parts: _Parts, profile: str) -> dict[str, dict[str, Any]]:
         message = f"there is no composite profile {profile!r}"
         if charts:
             message += f", and {', '.join(charts)} would be rendered without its values"
-            parts.errors.append(Violation(path="spec.compositeProfile", code="UnknownProfile", message=message))
+            parts.diagnostics.error("spec.compositeProfile", "UnknownProfile", message)
         else:
-            parts.warnings.append(Warn(code="UnknownProfile", message=message))
+            parts.diagnostics.warn("UnknownProfile", message)
         return {}
     values: dict[str, dict[str, Any]] = {}
     for path in parts.tree.members((*root, "profiles")):
@@ -173,7 +173,7 @@ async def _manifests(parts: _Parts, chart: Chart, render: Render) -> Objects:
         return await render(chart._replace(archive=base64.b64decode(resource.chart)))
     if chart.values or chart.overrides:
         message = f"app {chart.app} has plain manifests; its values in profiles and in the group have no effect"
-        parts.warnings.append(Warn(code="ValuesUnused", message=message))
+        parts.diagnostics.warn("ValuesUnused", message)
     return resource.objects
 
 
@@ -188,7 +188,7 @@ class _ComposedConsumer(NamedTuple):
         """Notes the resources of the consumer and its needs. `at` is the path of the consumer in the document."""
         written.add(at, self.resource)
         written.add(f"{at}.object", f"{self.resource}: spec")
-        for field in ("container", "replicas"):
+        for field in ("container", "replicas", "topology"):
             written.add(f"{at}.{field}", f"{self.resource}: spec.{field}")
         for i, need in enumerate(self.document["needs"]):
             resource = f"{self.resource}/resource-requirements/{need['name']}"
@@ -199,7 +199,7 @@ class _ComposedConsumer(NamedTuple):
 
 #: Fields of needs, as requirements have them.
 _WRITTEN_AS = {"mandatory": "mandatory", "weight": "weight", "resource": "resource.name", "label": "resource.key"} | {
-    field: f"resource.{field}" for field in ("requests", "limits", "units", "value")
+    field: f"resource.{field}" for field in ("requests", "limits", "units", "group", "value")
 }
 
 
@@ -224,6 +224,8 @@ def _consumers(parts: _Parts) -> dict[str, list[_ComposedConsumer]]:
                 document["container"] = spec.container
             if spec.replicas is not None:
                 document["replicas"] = spec.replicas
+            if spec.topology is not None:
+                document["topology"] = msgspec.to_builtins(spec.topology)
             resource = f"hpa-intents/{intent}/hpa-resource-consumers/{name}"
             consumers.setdefault(body.spec.app, []).append(_ComposedConsumer(document, resource))
     return consumers
@@ -244,6 +246,8 @@ def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:
         need |= {k: v for k in ("requests", "limits") if (v := getattr(resource, k)) is not None}
         if resource.units:
             need["units"] = resource.units
+        if resource.group:
+            need["group"] = resource.group
     else:
         need |= {"label": resource.key, "value": resource.value or ""}
     return need
@@ -253,8 +257,8 @@ def _need(name: str, spec: v2_bodies.RequirementSpec) -> dict[str, Any]:
 
 
 def _sets(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
-    """Placement sets by app. In `allOf` a name means that cluster and a label every cluster that has it; `anyOf` means one
-    cluster of all that its terms select."""
+    """Returns the placement sets by app. In `allOf` a name means that cluster and a label every cluster that has it;
+    `anyOf` means one cluster of all that its terms select."""
     root = (*parts.root, "generic-placement-intents")
     named: set[str] = set()
     for map_name, body in parts.each((*parts.root, "intents"), v2_bodies.Intents):
@@ -264,7 +268,7 @@ def _sets(parts: _Parts) -> dict[str, list[dict[str, Any]]]:
                 if parts.tree.get((*root, value)) is None:
                     message = f"there is no generic placement intent {value!r}"
                     at = f"intents/{map_name}: spec.intent.{key}"
-                    parts.errors.append(Violation(path=at, code="UnknownIntent", message=message))
+                    parts.diagnostics.error(at, "UnknownIntent", message)
     found: dict[str, list[dict[str, Any]]] = {}
     for path in parts.tree.members(root):
         if named and path[-1] not in named:

@@ -8,16 +8,15 @@ import msgspec
 
 from moorage.model import v2_bodies
 from moorage.model.documents import Need
-from moorage.model.problems import Violation
 from moorage.podspec.needs import is_mandatory, label_text
 
 from . import lenient_decode
 from .consumer_rules import check_need
+from .diagnostics import Diagnostics
 from .v2_spelling import fields_of, plain, spelled
-from .violations import Report, reporter
 from .written_paths import WrittenPaths
 
-_AMOUNT_FIELDS, _LABEL_FIELDS = ("requests", "limits", "units"), ("key", "value")
+_AMOUNT_FIELDS, _LABEL_FIELDS = ("requests", "limits", "units", "group"), ("key", "value")
 
 
 class _Body(v2_bodies.Body, kw_only=True):
@@ -36,26 +35,27 @@ class _Resource(v2_bodies.Body, kw_only=True):
     requests: int | float | str | None = None
     limits: int | float | str | None = None
     units: str | None = None
+    group: str | None = None
     key: str | None = None
     value: str | bool | int | float | None = None
 
 
-def requirement(data: dict[str, Any], violations: list[Violation], written: WrittenPaths) -> v2_bodies.Requirement:
-    body = lenient_decode.struct(data, _Body, "", violations)
+def requirement(data: dict[str, Any], diagnostics: Diagnostics, written: WrittenPaths) -> v2_bodies.Requirement:
+    body = lenient_decode.struct(data, _Body, "", diagnostics)
     given = body.spec if isinstance(data.get("spec"), dict) else {}
-    top, flat, nested = _split(given, violations, written)
-    spec = lenient_decode.struct(top, _Spec, "spec", violations)
+    top, flat, nested = _split(given, diagnostics, written)
+    spec = lenient_decode.struct(top, _Spec, "spec", diagnostics)
     if nested is None:
         at, source = "spec", flat
     else:
         at = "spec.resource"
         if flat:
             message = f"repeats what {written.of(f'spec.{min(flat)}')} says; keep only one of the two"
-            violations.append(Violation(path=at, code="Contradiction", message=message))
-        source = spelled(nested, _Resource, at, violations, written)
-    before = len(violations)
-    resource = lenient_decode.struct(source, _Resource, at, violations)
-    amount = _amount(spec, resource, at, reporter(violations), is_readable=len(violations) == before)
+            diagnostics.error(at, "Contradiction", message)
+        source = spelled(nested, _Resource, at, diagnostics, written)
+    before = len(diagnostics.errors)
+    resource = lenient_decode.struct(source, _Resource, at, diagnostics)
+    amount = _amount(spec, resource, at, diagnostics, is_readable=len(diagnostics.errors) == before)
     return v2_bodies.Requirement(
         metadata=body.metadata,
         spec=v2_bodies.RequirementSpec(
@@ -68,9 +68,10 @@ def requirement(data: dict[str, Any], violations: list[Violation], written: Writ
 
 
 def _split(
-    spec: dict[str, Any], violations: list[Violation], written: WrittenPaths
+    spec: dict[str, Any], diagnostics: Diagnostics, written: WrittenPaths
 ) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """The fields of the requirement, those of the resource that stand beside them (the older shape), and `resource`."""
+    """Returns the fields of the requirement, those of the resource that stand beside them (the older shape), and
+    `resource`."""
     top_names, resource_names = fields_of(_Spec)[1], fields_of(_Resource)[1]
     top: dict[str, Any] = {}
     flat: dict[str, Any] = {}
@@ -87,17 +88,19 @@ def _split(
             nested = value
         else:
             message = "unknown field; known are mandatory, weight, allocatable, resource"
-            violations.append(Violation(path=f"spec.{key}", code="UnknownField", message=message))
+            diagnostics.error(f"spec.{key}", "UnknownField", message)
     return top, flat, nested
 
 
-def _amount(spec: _Spec, resource: _Resource, at: str, report: Report, *, is_readable: bool) -> v2_bodies.Amount:
+def _amount(
+    spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics, *, is_readable: bool
+) -> v2_bodies.Amount:
     if spec.weight is not None and not 1 <= spec.weight <= 10:
-        report("spec.weight", "OutOfRange", "must be 1 to 10")
+        diagnostics.error("spec.weight", "OutOfRange", "must be 1 to 10")
     amounts = [field for field in _AMOUNT_FIELDS if getattr(resource, field) is not None]
     labels = [field for field in _LABEL_FIELDS if getattr(resource, field) is not None]
     if amounts and labels:
-        report(
+        diagnostics.error(
             f"{at}.{labels[0]}",
             "Contradiction",
             f"belongs to a node label, {amounts[0]} to a resource; a requirement is for one or the other",
@@ -105,49 +108,54 @@ def _amount(spec: _Spec, resource: _Resource, at: str, report: Report, *, is_rea
         return v2_bodies.Amount()
     is_allocatable = not labels if spec.allocatable is None else spec.allocatable
     if spec.allocatable and labels:
-        report(
+        diagnostics.error(
             f"{at}.{labels[0]}", "Contradiction", "is only for labels: an allocatable resource has requests and limits"
         )
     elif spec.allocatable is False and amounts:
-        report(f"{at}.{amounts[0]}", "Contradiction", "is only for allocatable resources: a label has a value")
+        diagnostics.error(
+            f"{at}.{amounts[0]}", "Contradiction", "is only for allocatable resources: a label has a value"
+        )
     if is_allocatable:
-        return _allocatable(resource, at, report, check=not labels and is_readable)
-    return _label(resource, at, report, check=not amounts)
+        return _allocatable(resource, at, diagnostics, check=not labels and is_readable)
+    return _label(resource, at, diagnostics, check=not amounts)
 
 
-def _allocatable(resource: _Resource, at: str, report: Report, *, check: bool) -> v2_bodies.Amount:
-    name, units = resource.name or "", resource.units or ""
+def _allocatable(resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:
+    name, units, group = resource.name or "", resource.units or "", resource.group or ""
     if not name:
-        report(f"{at}.name", "Required", "is required: the Kubernetes name of the resource")
+        diagnostics.error(f"{at}.name", "Required", "is required: the Kubernetes name of the resource")
     if check:
-        need = Need(resource=name or "cpu", requests=resource.requests, limits=resource.limits, units=units)
-        _check(need, at, report)
+        need = Need(
+            resource=name or "cpu", requests=resource.requests, limits=resource.limits, units=units, group=group
+        )
+        _check(need, at, diagnostics)
     return v2_bodies.Amount(
-        name=name, requests=_number(resource.requests), limits=_number(resource.limits), units=units
+        name=name, requests=_number(resource.requests), limits=_number(resource.limits), units=units, group=group
     )
 
 
-def _label(resource: _Resource, at: str, report: Report, *, check: bool) -> v2_bodies.Amount:
+def _label(resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:
     key = resource.key or resource.name or ""
     if resource.key and resource.name and resource.key != resource.name:
-        report(f"{at}.name", "Contradiction", f"is {resource.name!r}, but key is {resource.key!r}")
+        diagnostics.error(f"{at}.name", "Contradiction", f"is {resource.name!r}, but key is {resource.key!r}")
     if not key:
-        report(f"{at}.{'name' if at == 'spec' else 'key'}", "Required", "is required: the name of a node label")
+        diagnostics.error(
+            f"{at}.{'name' if at == 'spec' else 'key'}", "Required", "is required: the name of a node label"
+        )
     if resource.value is None:
-        report(f"{at}.value", "Required", "is required: the value of the node label")
+        diagnostics.error(f"{at}.value", "Required", "is required: the value of the node label")
     value = "" if resource.value is None else label_text(resource.value)
     if key and check:
-        _check(Need(label=key, value=value), at, report, label_field="key" if resource.key else "name")
+        _check(Need(label=key, value=value), at, diagnostics, label_field="key" if resource.key else "name")
     return v2_bodies.Amount(key=key, value=value)
 
 
-def _check(need: Need, at: str, report: Report, label_field: str = "key") -> None:
-    def renamed(path: str, code: str, message: str) -> None:
-        report(
-            path.replace(f"{at}.label", f"{at}.{label_field}").replace(f"{at}.resource", f"{at}.name"), code, message
-        )
-
-    check_need(need, at, renamed)
+def _check(need: Need, at: str, diagnostics: Diagnostics, label_field: str = "key") -> None:
+    checked = Diagnostics()
+    check_need(need, at, checked)
+    for error in checked.errors:
+        path = error.path.replace(f"{at}.label", f"{at}.{label_field}").replace(f"{at}.resource", f"{at}.name")
+        diagnostics.error(path, error.code, error.message)
 
 
 def _number(value: float | str | None) -> float | str | None:

@@ -14,17 +14,19 @@ from moorage.model.documents import (
     HpaIntentSpec,
     IntentDocument,
     PlacementIntentSpec,
+    TopologyIntentSpec,
 )
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid
 
-from . import json_schemas, lenient_decode, validation_rules
-from .manifest_rules import Objects
-from .violations import reporter
+from . import lenient_decode, validation_rules
+from .diagnostics import MAX_ERRORS, Diagnostics
+from .manifest_rules import AppObjects
 
 APPLICATION = "Application"
 BUILTIN: dict[str, type[msgspec.Struct]] = {
     "HpaIntent": HpaIntentSpec,
+    "TopologyIntent": TopologyIntentSpec,
     "PlacementIntent": PlacementIntentSpec,
     "AffinityIntent": AffinityIntentSpec,
 }
@@ -38,7 +40,7 @@ class Accepted(NamedTuple):
     """An Application that keeps all rules, with the objects of its apps."""
 
     document: Application
-    objects: list[Objects]
+    objects: list[AppObjects]
     group: GroupName
 
 
@@ -73,39 +75,40 @@ def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
 
 def application(data: dict[str, Any], group: GroupName | None = None) -> Accepted:
     """`group`: the group of the document, where its name does not tell."""
-    errors: list[Violation] = []
-    document = _struct(data, Application, "", errors)
-    formal = len(errors)
-    objects = validation_rules.application(document, reporter(errors))
-    if errors:
-        raise Refused(invalid(_by_place(errors, formal)))
+    diagnostics = Diagnostics()
+    document = _struct(data, Application, "", diagnostics)
+    formal = len(diagnostics.errors)
+    objects = validation_rules.application(document, diagnostics)
+    if diagnostics.errors:
+        raise Refused(invalid(_by_place(diagnostics.errors, formal)))
     named = GroupName(document.metadata.project, document.metadata.name, "v1", "default")
     return Accepted(document, objects, group or named)
 
 
 def intent(data: dict[str, Any], kinds: Kinds) -> AcceptedIntent:
-    errors: list[Violation] = []
-    document = _struct(data, IntentDocument, "", errors)
+    diagnostics = Diagnostics()
+    document = _struct(data, IntentDocument, "", diagnostics)
     builtin = BUILTIN.get(document.kind)
     spec: Any = document.spec
     if builtin is not None and isinstance(data.get("spec"), dict):
-        spec = _struct(document.spec, builtin, "spec", errors)
-    formal = len(errors)
-    report = reporter(errors)
-    validation_rules.version(document.api_version, report)
-    validation_rules.metadata(document.metadata, report)
-    group = validation_rules.group(document.spec.get("group"), document.metadata.project, report)
+        spec = _struct(document.spec, builtin, "spec", diagnostics)
+    formal = len(diagnostics.errors)
+    validation_rules.version(document.api_version, diagnostics)
+    validation_rules.metadata(document.metadata, diagnostics)
+    group = validation_rules.group(document.spec.get("group"), document.metadata.project, diagnostics)
     if isinstance(spec, HpaIntentSpec):
-        validation_rules.hpa_intent(spec, report)
+        validation_rules.hpa_intent(spec, diagnostics)
     elif isinstance(spec, PlacementIntentSpec):
-        validation_rules.placement_intent(spec, report)
+        validation_rules.placement_intent(spec, diagnostics)
     elif isinstance(spec, AffinityIntentSpec):
-        validation_rules.affinity_intent(spec, report)
+        validation_rules.affinity_intent(spec, diagnostics)
     else:
         for schema in kinds.get(document.kind, ()):
-            json_schemas.check(document.spec, schema, report)
-    if errors or group is None:
-        raise Refused(invalid(_by_place(errors, formal)))
+            from . import json_schemas  # takes a while, and most meshes have no such controllers
+
+            json_schemas.check(document.spec, schema, diagnostics)
+    if diagnostics.errors or group is None:
+        raise Refused(invalid(_by_place(diagnostics.errors, formal)))
     if group.project != document.metadata.project:
         document.metadata.project = group.project
     return AcceptedIntent(document, spec, group)
@@ -115,16 +118,16 @@ def read_stored(data: dict[str, Any]) -> AcceptedIntent:
     """Decodes an intent that was accepted before, perhaps by another schema than today's."""
     document = msgspec.convert(data, IntentDocument)
     builtin = BUILTIN.get(document.kind)
-    spec = document.spec if builtin is None else lenient_decode.struct(document.spec, builtin, "spec", [])
+    spec = document.spec if builtin is None else lenient_decode.struct(document.spec, builtin, "spec", Diagnostics())
     group = GroupName.parse(document.spec["group"], document.metadata.project)
     return AcceptedIntent(document, spec, group)
 
 
-def _struct(data: Any, kind: type[_T], path: str, errors: list[Violation]) -> _T:
+def _struct(data: Any, kind: type[_T], path: str, diagnostics: Diagnostics) -> _T:
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError:
-        return lenient_decode.struct(data, kind, path, errors)
+        return lenient_decode.struct(data, kind, path, diagnostics)
 
 
 def _by_place(errors: Iterable[Violation], formal: int) -> list[Violation]:
@@ -138,13 +141,13 @@ def _by_place(errors: Iterable[Violation], formal: int) -> list[Violation]:
         elif i >= formal and any(_follows_from(error.path, place) for place in broken):
             continue
         shown.setdefault(error.path, error)
-        if len(shown) == json_schemas.MAX_ERRORS:
+        if len(shown) == MAX_ERRORS:
             break
     return list(shown.values())
 
 
 def _follows_from(path: str, broken: str) -> bool:
-    """Whether a violation is at the broken place, inside it, or about the object that lacks it."""
+    """Returns whether a violation is at the broken place, inside it, or about the object that lacks it."""
     if not broken or path == broken or path.startswith((broken + ".", broken + "[")):
         return True
     return path == broken.rpartition(".")[0]

@@ -17,12 +17,12 @@ from . import uploads
 
 TIMEOUT = 30.0
 MAX_OUTPUT = 4 << 20
-#: Characters of helm's error output that are answered: its end says what is wrong.
+#: Characters of helm's error output in the answer: the error is at its end.
 _SHOWN = 500
 
 
 def missing() -> Problem | None:
-    """The problem to answer where helm is not installed."""
+    """Returns the problem to answer where helm is not installed."""
     if helm.is_installed():
         return None
     return Problem(

@@ -11,9 +11,9 @@ import structlog
 
 from moorage.bus import MAX_PAYLOAD, Bus, Entry, NoAnswer
 from moorage.mesh import stores
-from moorage.model.desired import GroupStatus
 from moorage.model.names import group_tokens
 from moorage.model.problems import Refused
+from moorage.model.status import GroupStatus
 
 from ..cache import CachedGroup
 from ..core.transitions import Head, Transition
@@ -68,7 +68,7 @@ class FollowUp:
             await self._end_predecessor(head.group, head.succeeds)
 
     async def delete_if_ended(self, head: Head) -> Done | None:
-        """Deletes a leaving group if its status says that nothing of it runs. None: it still runs, or is gone."""
+        """Deletes a leaving group if by its status nothing of it runs. None: it still runs, or is gone."""
         at = self._cache.revision_of(head)
         status = await self._status(head.group)
         if status is None or status.phase != "Terminated" or status.revision != head.revision:

@@ -71,7 +71,7 @@ class Lifecycle:
     # --- groups and resources ----------------------------------------------------------------------------------------
 
     def _is_made_by_application(self, path: Path) -> bool:
-        """Whether the path is of a project, composite app or group that an Application made."""
+        """Returns whether the path is of a project, composite app or group that an Application made."""
         if len(path) == 7 and path[5] == "deployment-intent-groups":
             head = self._cache.head(group_name(path))
             return head is not None and head.origin != transitions.V2
@@ -85,7 +85,7 @@ class Lifecycle:
         )
 
     def is_described(self, group: str) -> bool:
-        """Whether /v2 resources describe the group."""
+        """Returns whether /v2 resources describe the group."""
         return self.resources.tree.get(group_path(group)) is not None
 
     def _was_described(self, group: str) -> bool:
@@ -144,7 +144,7 @@ class Lifecycle:
             record = await self._record(step.group, entry)
             if step.repeat and record.state in _REACHED.get(step.verb, ()):
                 if step.verb == "terminate":
-                    await self._store.events.withdraw(step.group, record.revision, step.cause)
+                    await self._store.events.withdraw(step.group, record.revision, record.created, step.cause)
                 return Transition(record if entry is None else None, "unchanged")
             if step.verb == "update":
                 transitions.check_state(step.group, record.state, "update")
@@ -157,7 +157,7 @@ class Lifecycle:
         return await self._store.change(step.group, plan, step.cause)
 
     async def _record(self, group: str, entry: Entry | None) -> GroupRecord:
-        """The stored record, or a new one where the group's resource is there and its record is not."""
+        """Returns the stored record, or a new one where the group's resource is there and its record is not."""
         if entry is not None:
             return record_of(entry)
         if not self.is_described(group):

@@ -37,7 +37,7 @@ class ResourceCopy:
         return self.tree.get(path) is not None or self._is_elsewhere(path)
 
     def priority(self, controller: str) -> int:
-        """The priority in the resource of a controller; 0 where it has none."""
+        """Returns the priority in the resource of a controller; 0 where it has none."""
         stored = self.tree.get(("controllers", controller))
         return 0 if stored is None else _controller.decode(stored.value.body).spec.priority
 

@@ -131,7 +131,7 @@ class ResourceStore:
         try:
             return await self._bucket.create(key, data)
         except NoAnswer:
-            # The write may have happened; reading tells.
+            # The write may have happened, so the value is read.
             entry = await self._bucket.get(key)
             if entry is None or entry.value != data:
                 raise
@@ -168,7 +168,7 @@ class ResourceStore:
     # --- delete ------------------------------------------------------------------------------------------------------
 
     async def to_delete(self, change: Change) -> list[Path]:
-        """The resources that a DELETE is about: one, or all of a collection."""
+        """Returns the resources that a DELETE is about: one, or all of a collection."""
         path = tuple(change.path)
         if change.verb == "delete":
             _kind(path)
@@ -257,7 +257,7 @@ def _kind(path: Path, *, collection: bool = False) -> ResourceKind:
 def _replaced(
     kind: ResourceKind, body: NormalizedBody, value: Resource, stored: Resource, *, has_file: bool
 ) -> Resource:
-    """The new value, with what a body without a file does not change."""
+    """Returns the new value, with what a body without a file does not change."""
     if has_file:
         objects = restore(value.objects, stored.objects)
         return msgspec.structs.replace(value, objects=objects, created=stored.created)

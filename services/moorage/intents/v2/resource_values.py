@@ -96,7 +96,7 @@ def _remove_kubeconfig(body: msgspec.Struct) -> str:
 
 
 def is_same(resource: Resource, other: Resource) -> bool:
-    """Whether two values differ only in the time of their creation."""
+    """Returns whether two values differ only in the time of their creation."""
     return msgspec.structs.replace(resource, created="") == msgspec.structs.replace(other, created="")
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from moorage.model.problems import Refused, Violation, invalid
 from moorage.parsing import yaml_json
 
+from ..core.diagnostics import Diagnostics
 from ..core.manifest_rules import read_objects
-from ..core.violations import reporter
 
 MAX_UNPACKED = 4 << 20
 MAX_FILES = 1000
@@ -48,22 +48,22 @@ def app(data: bytes) -> Upload:
 
 
 def manifests(data: bytes | str, path: str) -> list[dict[str, Any]]:
-    """The Kubernetes objects of a YAML or JSON text, with the items of lists."""
+    """Returns the Kubernetes objects of a YAML or JSON text, with the items of lists."""
     entries: list[Any] = []
     for document in documents(data, path):
         if document is not None:
             entries += document if isinstance(document, list) else [document]
-    violations: list[Violation] = []
-    objects = read_objects([entry if isinstance(entry, dict) else {} for entry in entries], path, reporter(violations))
-    if violations:
-        raise Refused(invalid(violations))
+    diagnostics = Diagnostics()
+    objects = read_objects([entry if isinstance(entry, dict) else {} for entry in entries], path, diagnostics)
+    if diagnostics.errors:
+        raise Refused(invalid(diagnostics.errors))
     if not objects.manifests:
         raise refused("NoManifests", "the text has no Kubernetes object", path)
     return objects.manifests
 
 
 def values(data: bytes) -> dict[str, Any]:
-    """The values of a profile: of a YAML file, or of the file that the archive's manifest.yaml names."""
+    """Returns the values of a profile: of a YAML file, or of the file that the archive's manifest.yaml names."""
     files = _archive(data)
     if files is None:
         return _mapping(data, "file")
@@ -104,7 +104,7 @@ def documents(data: bytes | str, path: str) -> list[Any]:
 
 
 def _archive(data: bytes) -> dict[str, bytes] | None:
-    """The names and contents of a tar archive, compressed or not. None: the data is plain text."""
+    """Returns the names and contents of a tar archive, compressed or not. None: the data is plain text."""
     if data[:2] == _GZIP:
         data = _unzipped(data)
         if not _is_tar(data):

@@ -6,14 +6,15 @@ from collections.abc import Set as AbstractSet
 
 from moorage.ledger import Ledger
 from moorage.model.claims import Decision
-from moorage.model.desired import ClaimsRemoved, DesiredRecord
+from moorage.model.desired_state import DesiredRecord
+from moorage.model.status import ClaimsRemoved
 
 from .desired_state import claims_of
 from .group_status import Confirmed
 
 
 def may_remove(decision: Decision | None, app: str, version: int, confirmed: Confirmed) -> bool:
-    """Whether the app runs in all its new places: the new place comes first, then the removal of the old one."""
+    """Returns whether the app runs in all its new places: the new place comes first, then the removal of the old one."""
     clusters = {c.cluster for c in decision.claims if c.app == app} if decision is not None else set()
     for cluster in clusters:
         status = confirmed.get((app, cluster))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moorage.model.desired import Contribution
+from moorage.model.desired_state import Contribution
 from moorage.model.reasons import Reason
 from moorage.podspec import PointerError, list_index, object_key, parse_pointer, template_path
 
@@ -91,7 +91,7 @@ def unusable(manifests: Mapping[str, Sequence[Manifest]], contributions: Iterabl
 
 
 def _problem(manifest: Manifest | None, contribution: Contribution) -> str:
-    """Says why the contribution cannot be applied to the manifest; empty if it can."""
+    """Returns why the contribution cannot be applied to the manifest; empty if it can."""
     if manifest is None:
         return f"there is no {contribution.object} in app {contribution.app!r}"
     try:

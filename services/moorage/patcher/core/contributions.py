@@ -8,21 +8,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.controllers import Controller
-from moorage.model.desired import ActionAnswer, Contribution
+from moorage.model.desired_state import ActionAnswer, Contribution
 from moorage.model.problems import problem_in
 from moorage.model.reasons import Reason, Warn
 
 from .contribution_checks import disagreements, unusable
 
 _answer = msgspec.json.Decoder(ActionAnswer).decode
+#: Answers of all controllers together: an agent gets an app in one message, with its manifests and contributions.
+MAX_BYTES = 4 << 20
 
 
-class Answer(NamedTuple):
-    """One controller's contributions, or the code and message of why there are none."""
+class ActionResult(NamedTuple):
+    """One controller's contributions, or the code and message of why there are none. `size`: of its answer, in bytes."""
 
     contributions: list[Contribution]
     code: str = ""
     message: str = ""
+    size: int = 0
 
 
 class Contributed(NamedTuple):
@@ -34,7 +37,7 @@ class Contributed(NamedTuple):
     retry: bool = False
 
 
-def read_answer(name: str, data: bytes, manifests: Mapping[str, list[dict[str, Any]]]) -> Answer:
+def read_answer(name: str, data: bytes, manifests: Mapping[str, list[dict[str, Any]]]) -> ActionResult:
     if problem_in(data) is not None:
         return _error(f"{name} refused the request")
     try:
@@ -47,15 +50,15 @@ def read_answer(name: str, data: bytes, manifests: Mapping[str, list[dict[str, A
     contributions = [msgspec.structs.replace(contribution, by=name) for contribution in answer.contributions]
     if reasons := unusable(manifests, contributions):
         return _error(reasons[0].message)
-    return Answer(contributions)
+    return ActionResult(contributions, size=len(data))
 
 
-def _error(message: str) -> Answer:
-    return Answer([], "ControllerError", message)
+def _error(message: str) -> ActionResult:
+    return ActionResult([], "ControllerError", message)
 
 
 def combine(
-    controllers: Iterable[Controller], answers: Mapping[str, Answer], last: Mapping[str, list[Contribution]]
+    controllers: Iterable[Controller], answers: Mapping[str, ActionResult], last: Mapping[str, list[Contribution]]
 ) -> Contributed:
     """Joins the contributions of all controllers. `last`: their last answers to the same question, for `stale-ok`."""
     contributions: list[Contribution] = []
@@ -74,5 +77,10 @@ def combine(
             warnings.append(Warn(code=answer.code, message=f"{answer.message}; its last answer is used"))
         else:
             warnings.append(Warn(code=answer.code, message=f"{answer.message}; it is left out"))
+    size = sum(answer.size for answer in answers.values())
+    if size > MAX_BYTES:
+        largest = max(answers, key=lambda name: answers[name].size)
+        message = f"contributions are {size} bytes, most of them from {largest}; at most {MAX_BYTES}"
+        reasons.append(Reason(code="PatchTooLarge", by=largest, message=message))
     reasons += disagreements(contributions)
     return Contributed(contributions, reasons, warnings, retry)

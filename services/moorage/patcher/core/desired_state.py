@@ -9,12 +9,12 @@ import msgspec
 
 from moorage.ledger import ActiveClaim, Ledger
 from moorage.model.claims import Claim, Decision
-from moorage.model.desired import AppVersion, DesiredRecord, DiffItem, EncodedDesiredApp
+from moorage.model.desired_state import AppVersion, DesiredRecord, DiffItem, EncodedDesiredApp
 from moorage.model.groups import GroupRecord
 from moorage.parsing.redaction import redact
 from moorage.podspec import diff
 
-from .final_objects import FinalObjects, preferred_nodes
+from .final_objects import FinalObjects, preferred_nodes, required_nodes
 
 #: Replies to agents are split into parts below this size; an app alone may be larger.
 PART_BYTES = 400_000
@@ -45,9 +45,12 @@ def claims_of(ledger: Ledger, group: str) -> Iterable[ActiveClaim]:
 
 
 def nodes_of(decision: Decision, before: DesiredRecord | None) -> dict[str, list[str]]:
-    """Returns the preferred nodes by claim. A claim that stays keeps its own: another pod template restarts pods."""
+    """Returns the nodes, by claim, that pods prefer or are confined to. A claim that stays keeps the preferred ones: another
+    pod template restarts pods. Those that pods are confined to change in the log only where pods could start nowhere else."""
     kept = before.nodes if before is not None else {}
-    return {claim.id: kept.get(claim.id) or preferred_nodes(claim) for claim in decision.claims}
+    return {
+        claim.id: required_nodes(claim) or kept.get(claim.id) or preferred_nodes(claim) for claim in decision.claims
+    }
 
 
 def final_objects(record: GroupRecord, desired: DesiredRecord, app: str) -> FinalObjects:

@@ -10,7 +10,7 @@ import msgspec
 
 from moorage.collections import LruDict
 from moorage.model.claims import Claim
-from moorage.model.desired import Contribution
+from moorage.model.desired_state import Contribution
 from moorage.podspec import WORKLOADS, object_key, parse_pointer, template, template_path, with_value, with_values
 
 CLAIM_LABEL = "moorage.dev/claim"
@@ -134,10 +134,10 @@ def with_claim(manifest: Manifest, claim: Claim, nodes: Sequence[str]) -> Manife
     if nodes:
         requirement = {"key": HOSTNAME, "operator": "In", "values": list(nodes)}
         spec = found.get("spec") or {}
-        if _names_parts(claim):
+        if claim.required_nodes or _names_parts(claim):
             spec = _with_required(spec, [requirement])
         # A DaemonSet's pods are bound by name already; a preference would only make its template change with nodes.
-        if manifest.get("kind") != "DaemonSet":
+        if manifest.get("kind") != "DaemonSet" and not claim.required_nodes:
             spec = _with_preferred(spec, {"weight": CLAIMED_WEIGHT, "preference": {"matchExpressions": [requirement]}})
         found = {**found, "spec": spec}
     return _with_template(manifest, found)
@@ -148,9 +148,14 @@ def preferred_nodes(claim: Claim) -> list[str]:
     return sorted({slot.host or slot.node for slot in claim.slots if slot.node})
 
 
+def required_nodes(claim: Claim) -> list[str]:
+    """Lists the nodes that the claim's pods are confined to by their hostname labels."""
+    return sorted({host or node for node, host in claim.required_nodes.items()})
+
+
 def _names_parts(claim: Claim) -> bool:
-    """Whether slots name something inside a node: they are valid only there."""
-    return any(slot.devices or slot.providers or slot.numa is not None for slot in claim.slots)
+    """Returns whether slots name something inside a node: they are valid only there."""
+    return any(slot.devices or slot.parts for slot in claim.slots)
 
 
 def _with_template(manifest: Manifest, pod_template: Manifest) -> Manifest:

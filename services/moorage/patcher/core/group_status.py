@@ -7,11 +7,13 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from moorage.ledger import Ledger
-from moorage.model.desired import AppStatus, Confirm, DesiredRecord, GroupStatus
+from moorage.ledger import Ledger, displaced_reason
+from moorage.model.claims import Decision
+from moorage.model.desired_state import DesiredRecord
 from moorage.model.groups import State
 from moorage.model.phases import ENDED, phase
-from moorage.model.reasons import Reason
+from moorage.model.reasons import Reason, Warn
+from moorage.model.status import AppStatus, Confirm, GroupStatus
 
 from .desired_state import claims_of
 
@@ -19,7 +21,7 @@ Place = tuple[str, str]  # app, cluster
 Confirmed = Mapping[Place, AppStatus]
 
 
-class Head(msgspec.Struct, rename="camel"):
+class GroupHead(msgspec.Struct, rename="camel"):
     """The few fields of a group's record that a phase needs."""
 
     group: str
@@ -29,7 +31,7 @@ class Head(msgspec.Struct, rename="camel"):
 
 def conclude(
     group: str,
-    head: Head | None,
+    head: GroupHead | None,
     ledger: Ledger,
     desired: DesiredRecord | None,
     before: GroupStatus | None,
@@ -51,18 +53,23 @@ def conclude(
         version=desired.version if desired is not None else 0,
     )
     if desired is not None and current:
-        status.reasons = [*desired.reasons, *map(_cluster_gone, sorted({cluster for _, cluster in standing} & left))]
-        status.warnings = desired.warnings
+        gone = sorted({cluster for _, cluster in standing} & left)
+        status.reasons = [*desired.reasons, *(_cluster_gone(cluster, head, decision) for cluster in gone)]
+        status.reasons += [displaced_reason(c, lack) for c, lack in sorted(ledger.displaced.get(group, {}).items())]
+        status.warnings = [*desired.warnings, *_refusals(decision)]
     places = standing if current and standing else active
     status.apps = [confirmed.get(place) or AppStatus(app=place[0], cluster=place[1]) for place in sorted(places)]
     status.reached = before is not None and before.decision == status.decision and before.reached
     state, revision = (head.state, head.revision) if head is not None else ("Terminated", 0)
     if head is not None and state in ENDED:
-        counting = ledger.is_terminating(group, revision)
+        terminated = before is not None and before.phase == "Terminated" and before.revision == revision
+        counting = ledger.is_terminating(group, revision, was_terminated=terminated)
     else:
         counting = ledger.has_active_claims(group)
     status.phase = phase(state, revision, ident, counting, None, status if current else None)
     status.reached = status.reached or status.phase == "Running"
+    ran_before = before is not None and (before.ran or before.reached) and ledger.has_active_claims(group)
+    status.ran = status.reached or ran_before
     if status.phase == "Degraded":
         status.reasons = [*status.reasons, *apply_failures(status.apps)]
     # Apps that are being removed are shown beside the standing ones until they are gone.
@@ -70,11 +77,33 @@ def conclude(
     return status
 
 
-def _cluster_gone(cluster: str) -> Reason:
-    message = (
-        f"the cluster left the fleet, and pods may still run there; `moorage delete cluster {cluster} --abandon-claims`"
-        " places the group again"
-    )
+def _refusals(decision: Decision | None) -> list[Warn]:
+    """Returns a warning for each claim whose pods a node refused."""
+    claims = decision.claims if decision is not None else []
+    return [
+        Warn(
+            code="NodeRefused",
+            message=f"{node} of {claim.cluster} refused a pod of {claim.app} {claim.object}: {words}",
+        )
+        for claim in claims
+        for node, words in sorted(claim.refused_by.items())
+    ]
+
+
+def _cluster_gone(cluster: str, head: GroupHead | None, decision: Decision | None) -> Reason:
+    """Returns what the operator can do, unless it was done: the group is then decided again, and waits for another
+    cluster."""
+    if head is not None and decision is not None and head.revision > decision.revision:
+        message = f"the cluster left the fleet; revision {head.revision} waits for another cluster"
+    elif head is not None and head.state == "InstantiateStopped":
+        message = (
+            f"the cluster left the fleet, and the group is stopped; `moorage instantiate {head.group}` places it again"
+        )
+    else:
+        message = (
+            f"the cluster left the fleet, and pods may still run there; `moorage delete cluster {cluster} --abandon-claims`"
+            " places the group again"
+        )
     return Reason(code="ClusterGone", cluster=cluster, clusters=1, samples=[cluster], message=message)
 
 
@@ -111,5 +140,5 @@ def learn(confirm: Confirm, cluster: str, before: AppStatus | None) -> AppStatus
 
 
 def repeats(status: AppStatus, before: AppStatus) -> bool:
-    """Whether nothing but the time differs."""
+    """Returns whether nothing but the time differs."""
     return msgspec.structs.replace(status, as_of=before.as_of) == before

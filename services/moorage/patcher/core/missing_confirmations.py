@@ -41,7 +41,8 @@ class MissingConfirmations:
         self._due.pop(group, None)
 
     def ask_now(self, group: str, place: Place, confirmed: bool, now: float) -> bool:
-        """Whether to ask for this confirmation now; if so, not again for a while. `confirmed`: as far as is known."""
+        """Returns whether to ask for this confirmation now; if so, not again for a while. `confirmed`: as far as is
+        known."""
         due = self._due.get(group, {}).get(place)
         if due is None:
             if confirmed:

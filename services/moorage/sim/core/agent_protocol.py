@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.desired import Confirm, DesiredApp, DesiredReply
+from moorage.model.desired_state import DesiredApp, DesiredReply
 from moorage.model.problems import problem_in
 from moorage.model.reports import ReportReply, parts_of
+from moorage.model.status import Confirm
 from moorage.telemetry import tracing
 
 from .cluster import AppKey, SimulatedCluster
@@ -23,6 +24,9 @@ from .cluster_spec import ClusterSpec, encode
 
 #: A message without a reply is resent after this many seconds.
 RESEND_AFTER = 3.0
+#: What is known of an app is forgotten this many seconds after its removal was confirmed, or once so many others were removed
+#: since. Until then the patcher may name the app again; after that it is removed again, which changes nothing.
+REMEMBERED_FOR, REMEMBERED_APPS = 120.0, 4096
 
 #: Cached by their bytes, because most replies are equal.
 _decode_report_reply = lru_cache(64)(msgspec.json.Decoder(ReportReply).decode)
@@ -53,7 +57,7 @@ class SimulatedAgent:
     """The agent of one cluster. `out` collects the messages to send, which the simulator takes out. `state` is new,
     introducing, known, refused, leaving or gone."""
 
-    __slots__ = ("apply_spans", "ask_again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "reason", "received", "refusals", "reporting", "seq", "session", "state", "succeeds", "traceparents")  # fmt: skip
+    __slots__ = ("apply_spans", "ask_again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "reason", "received", "refusals", "removed", "removing", "reporting", "seq", "session", "state", "succeeds", "traceparents")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str) -> None:
         self.cluster = SimulatedCluster(spec)
@@ -80,6 +84,8 @@ class SimulatedAgent:
         self.confirmed: dict[AppKey, bytes] = {}
         self.apply_spans: dict[AppKey, Any] = {}  # open until the app runs; empty without tracing
         self.traceparents: dict[AppKey, str] = {}  # continued by confirmations
+        self.removing: AppKey | None = None  # the app whose removal is being confirmed
+        self.removed: dict[AppKey, float] = {}  # when the removal of these apps was confirmed
         self.fault = ""
         self.fault_until = float("inf")
 
@@ -89,7 +95,7 @@ class SimulatedAgent:
 
     @property
     def has_apps(self) -> bool:
-        """Whether an app of the mesh is applied here, or was received."""
+        """Returns whether an app of the mesh is applied here, or was received."""
         return bool(self.cluster.apps or self.received)
 
     # --- sending
@@ -112,6 +118,7 @@ class SimulatedAgent:
     def beat(self, now: float, wall: float) -> None:
         """Reports changes or a heartbeat once per period, and asks for desired state."""
         self._resend(now)
+        self._forget_removed(now)
         if self.fault == "replay" and self.state == "known":
             self._replay(wall)
         self.report(now, wall, heartbeat=True)
@@ -139,7 +146,7 @@ class SimulatedAgent:
         self._send_new(self.reporting, "report", self.parts.popleft(), now)
 
     def _has_changes(self) -> bool:
-        """Whether nodes or pods changed since the last report."""
+        """Returns whether nodes or pods changed since the last report."""
         return bool(self.cluster.dirty_nodes or self.cluster.dirty_pods or self.cluster.gone_pods)
 
     def _envelope(self, wall: float, part: int, parts: int, rest: bytes) -> bytes:
@@ -212,6 +219,7 @@ class SimulatedAgent:
             key = next(iter(self.confirms))
             confirm = self.confirms.pop(key)
             confirm.as_of, confirm.traceparent = wall, self.traceparents.get(key, "")
+            self.removing = key if confirm.removed else None
             self._send_new(self.confirming, "confirm", encode(confirm), now)
 
     # --- receiving
@@ -232,8 +240,30 @@ class SimulatedAgent:
         if channel is self.asking:
             self._on_desired_reply(data, now)
         else:
+            if self.removing is not None:
+                self.removed.pop(self.removing, None)
+                self.removed[self.removing] = now
             self.send_confirmation(now, wall)
         return False
+
+    def _forget_removed(self, now: float) -> None:
+        """Forgets apps that were removed long ago, so that nothing grows with the number of apps that ever were."""
+        if self.part:  # all parts answer the same request
+            return
+        forgotten = False
+        for key, since in list(self.removed.items()):
+            if now - since < REMEMBERED_FOR and len(self.removed) <= REMEMBERED_APPS:
+                break
+            del self.removed[key]
+            if key in self.cluster.apps or key in self.confirms or any((a.group, a.app) == key for a in self.received):
+                continue  # it came again
+            forgotten = True
+            self.have.pop(f"{key[0]} {key[1]}", None)
+            self.confirmed.pop(key, None)
+            self.traceparents.pop(key, None)
+            self.cluster.versions.pop(key, None)
+        if forgotten:
+            self.have_json = encode(self.have)
 
     def _on_report_reply(self, data: bytes, now: float, wall: float) -> bool:
         reply = _decode_report_reply(data)

@@ -3,17 +3,20 @@ becomes timers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from moorage.model.desired import Confirm, DesiredApp, ObjectStatus
+from moorage.model.desired_state import DesiredApp
 from moorage.model.reports import PodReport
 from moorage.model.shapes import PODS
+from moorage.model.status import Confirm, ObjectStatus
 from moorage.parsing import format_amount
+from moorage.parts.kubelet import TOPOLOGY_AFFINITY_ERROR, TOPOLOGY_AFFINITY_MESSAGE
 from moorage.podspec import object_key
 from moorage.selectors import tolerated
 
 from .cluster_spec import ClusterSpec, NodeKind, encode, initial_usage
+from .node_zones import NodeZones, ZoneUse
 from .pod_needs import PodNeed, read_pod
 from .scheduler import SchedulerNode, choose, passes_filters
 from .workloads import SimulatedPod, Workload, next_steps
@@ -22,12 +25,17 @@ AppKey = tuple[str, str]  # group, app
 WorkloadKey = tuple[AppKey, str]
 #: Bound on the rounds of one reconciliation. A workload that needs more is faulty; it continues with the next event.
 _MAX_ROUNDS = 10_000
+#: Seconds until a kubelet has rejected a pod.
+REJECT_DELAY = 0.25
+#: Failed pods of a workload that are kept.
+MAX_REFUSED = 100
 
 
 class SimulatedCluster:
-    """The state of a cluster. `timers` collects (when, action, argument); the simulator takes them out."""
+    """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
+    delay; the simulator takes them out."""
 
-    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gone_pods", "hold_until", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "workloads")  # fmt: skip
+    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gone_pods", "hold_until", "late_zones", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "workloads")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
@@ -46,6 +54,7 @@ class SimulatedCluster:
         self.hold_until = 0.0
         self.serial = 0
         self.timers: list[tuple[float, str, Any]] = []
+        self.late_zones: list[tuple[SchedulerNode, ZoneUse]] = []  # to be reported after the delay
         if spec.pods:
             self._materialize()
 
@@ -59,6 +68,12 @@ class SimulatedCluster:
                 used, pods = initial_usage(kind, self.spec.seed, number)
                 self.nodes[name] = SchedulerNode(name, kind, dict(used), pods)
             self._place_given_pods()
+            for node in self.nodes.values():
+                if node.zones is not None and (now := node.zones.now()) != node.zones.report:
+                    if self.spec.topology_delay:
+                        self.late_zones.append((node, now))
+                    else:
+                        node.zones.report = now
         return self.nodes
 
     def _place_given_pods(self) -> None:
@@ -69,9 +84,11 @@ class SimulatedCluster:
             node = self.nodes.get(need.node_name)
             if node is None or (manifest.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 continue
+            uid = f"{self.spec.id}/given-{number}"
+            if node.zones is not None and not node.zones.admit(uid, need.containers):
+                continue
             node.take(need)
             if need.claim:
-                uid = f"{self.spec.id}/given-{number}"
                 pod = SimulatedPod(uid, manifest["metadata"]["name"], "", need, "", 0)
                 pod.node, pod.ready = node, True
                 self.pods[uid] = pod
@@ -83,12 +100,21 @@ class SimulatedCluster:
         if self.nodes is None:
             for number, (name, kind) in enumerate(self.spec.nodes()):
                 used, pods = initial_usage(kind, self.spec.seed, number)
-                yield kind.row(ident, name, used, pods, 0)
+                yield kind.row(ident, name, used, pods, 0, (), kind.initial_zones)
             return
         for name in self.nodes if names is None else names:
             node = self.nodes.get(name)
             if node is not None:
-                yield node.kind.row(ident, name, node.used, node.pods, node.cores)
+                yield node.kind.row(
+                    ident, name, node.used, node.pods, node.cores, node.ports, self._zone_fields(node.zones)
+                )
+
+    def _zone_fields(self, zones: NodeZones | None) -> bytes:
+        """Encodes what is reported to be in use of a node's zones, and the listed pods that it includes."""
+        if zones is None:
+            return b""
+        listed = [uid for uid in zones.report.counted if (pod := self.pods.get(uid)) is not None and pod.need.claim]
+        return zones.report.fields(listed)
 
     def original_rows(self) -> Iterator[bytes]:
         """Encodes all nodes as they were before any pod ran here."""
@@ -105,8 +131,10 @@ class SimulatedCluster:
                 uid=uid,
                 namespace=work.namespace if work is not None else "default",
                 name=pod.name,
-                node=pod.node.name if pod.node is not None else "",
-                phase="Running" if pod.ready else "Pending",
+                node=pod.node.name if pod.node is not None else pod.refused,
+                phase="Failed" if pod.refused else "Running" if pod.ready else "Pending",
+                reason=TOPOLOGY_AFFINITY_ERROR if pod.refused else "",
+                message=TOPOLOGY_AFFINITY_MESSAGE if pod.refused else "",
                 labels=pod.need.labels,
                 requests={k: format_amount(k, v) for k, v in pod.need.requests.items() if k != PODS},
                 claim=pod.need.claim,
@@ -120,11 +148,14 @@ class SimulatedCluster:
             if spec.pods:
                 self._materialize()
             return
+        before: Mapping[str, SchedulerNode] = self.nodes
         self.nodes = None
         for uid in [uid for uid, pod in self.pods.items() if not pod.key]:
             del self.pods[uid]
             self.gone_pods.add(uid)
         nodes = self._materialize()
+        if spec.topology_delay:
+            _keep_reports(before, nodes)
         for pod in list(self.pods.values()):
             if not pod.key or pod.node is None:
                 continue
@@ -135,6 +166,7 @@ class SimulatedCluster:
                 continue
             pod.node = node
             node.take(pod.need)
+            self._admit(pod, node, now)
             if pod.ready != node.kind.ready:
                 pod.ready = node.kind.ready
                 self._mark_changed(pod)
@@ -178,13 +210,13 @@ class SimulatedCluster:
             self.pending[key] = None
 
     def refuse(self, app: DesiredApp, message: str) -> Confirm:
-        """The confirmation of a version whose objects the API server refuses."""
+        """Returns the confirmation of a version whose objects the API server refuses."""
         names = [object_key(manifest) for manifest in app.objects] or self.apps.get((app.group, app.app), [])
         objects = [ObjectStatus(object=name, state="Failed", message=message) for name in names]
         return Confirm(group=app.group, app=app.app, version=app.version, objects=objects)
 
     def confirm(self, key: AppKey) -> Confirm:
-        """The status of an app, object by object."""
+        """Returns the status of an app, object by object."""
         version = self.versions.get(key, 0)
         if key not in self.apps:
             return Confirm(group=key[0], app=key[1], version=version, removed=True)
@@ -201,7 +233,7 @@ class SimulatedCluster:
         work = self.workloads.pop(key, None)
         self.pending.pop(key, None)
         self.failed.pop(key, None)
-        for pod in list(work.pods) if work is not None else ():
+        for pod in [*work.pods, *work.refused] if work is not None else ():
             self._delete(pod, work)
 
     # --- pods
@@ -221,16 +253,87 @@ class SimulatedCluster:
         pod.deleted = True
         self.pods.pop(pod.uid, None)
         self.unbound.pop(pod.uid, None)
-        if work is not None and pod in work.pods:
-            work.pods.remove(pod)
-        if pod.node is not None:
-            pod.node.take(pod.need, -1)
-            self.dirty_nodes.add(pod.node.name)
-            pod.node = None
+        for pods in (work.pods, work.refused) if work is not None else ():
+            if pod in pods:
+                pods.remove(pod)
+        self._release(pod)
         self._mark_changed(pod)
         self.dirty_pods.discard(pod.uid)
         if pod.need.claim:
             self.gone_pods.add(pod.uid)
+
+    def _release(self, pod: SimulatedPod) -> None:
+        """Takes a pod off its node."""
+        node = pod.node
+        if node is None:
+            return
+        node.take(pod.need, -1)
+        self.dirty_nodes.add(node.name)
+        pod.node = None
+        if node.zones is not None:
+            node.zones.leave(pod.uid)
+            self._zones_changed(node)
+
+    # --- kubelets with zones
+
+    def _admit(self, pod: SimulatedPod, node: SchedulerNode, now: float) -> bool:
+        """Lets the node's kubelet give zones to a pod that was bound to it. It rejects a pod a moment later."""
+        if node.zones is None:
+            return True
+        admitted = node.zones.admit(pod.uid, pod.need.containers)
+        if admitted:
+            self._zones_changed(node)
+        else:
+            self.timers.append((now + REJECT_DELAY, "reject", pod))
+        return admitted
+
+    def _zones_changed(self, node: SchedulerNode) -> None:
+        """Reports what is in use of the zones now, or later where that takes its time."""
+        assert node.zones is not None
+        if self.spec.topology_delay:
+            self.late_zones.append((node, node.zones.now()))
+        else:
+            node.zones.report = node.zones.now()
+            self.dirty_nodes.add(node.name)
+
+    def report_zones(self, node: SchedulerNode, report: ZoneUse) -> None:
+        """Reports what was in use of a node's zones a while ago."""
+        if node.zones is not None and self.nodes is not None and self.nodes.get(node.name) is node:
+            node.zones.report = report
+            self.dirty_nodes.add(node.name)
+
+    def reject(self, pod: SimulatedPod, now: float) -> None:
+        """Fails a pod that its kubelet did not admit. Its controller makes another one."""
+        node = pod.node
+        if pod.deleted or node is None:
+            return
+        self._release(pod)
+        pod.refused, pod.ready = node.name, False
+        self._mark_changed(pod)
+        work = self._workload_of(pod)
+        if work is not None and pod.owner is not None:
+            again = work.rejections.note(work.kind, pod.name, node.name, now)
+            if again is not None:
+                self.timers.append((again, "retry", pod.owner))
+            if work.kind == "StatefulSet":  # the next pod has the same name
+                self.timers.append((now + REJECT_DELAY, "replace", pod))
+            else:
+                work.pods.remove(pod)
+                work.refused.append(pod)
+                for old in work.refused[:-MAX_REFUSED]:
+                    self._delete(old, work)
+        self.reconcile(now)
+
+    def retry(self, key: WorkloadKey, now: float) -> None:
+        """Lets a controller create pods for which it waited after rejections."""
+        self.pending[key] = None
+        self.reconcile(now)
+
+    def replace(self, pod: SimulatedPod, now: float) -> None:
+        """Deletes a failed pod whose successor has the same name."""
+        if not pod.deleted:
+            self._delete(pod)
+            self.reconcile(now)
 
     def _create(self, key: WorkloadKey, work: Workload, number: int, node: str, now: float) -> None:
         assert work.need is not None
@@ -255,7 +358,7 @@ class SimulatedCluster:
         nodes = self._materialize()
         if pod.need.node_name:
             named = nodes.get(pod.need.node_name)
-            node = choose(pod.need, [named]) if named is not None else None
+            node = choose(pod.need, [named], nodes.values()) if named is not None else None
         else:
             node = choose(pod.need, nodes.values())
         if node is None:
@@ -264,6 +367,8 @@ class SimulatedCluster:
         pod.node = node
         self.dirty_nodes.add(node.name)
         self._mark_changed(pod)
+        if not self._admit(pod, node, now):
+            return True
         if not self.spec.ready_delay:
             pod.ready = node.kind.ready
         else:
@@ -302,10 +407,10 @@ class SimulatedCluster:
             for pod in steps.delete:
                 self._delete(pod, work)
             on_hold = now < self.hold_until
-            if not on_hold:
-                for number, name in steps.create:
-                    self._create(key, work, number, name, now)
-            if steps.delete or (steps.create and not on_hold):
+            create = [] if on_hold else [step for step in steps.create if work.rejections.allow(step[1], now)]
+            for number, name in create:
+                self._create(key, work, number, name, now)
+            if steps.delete or create:
                 self.pending[key] = None
             if not self.pending:
                 self._rebind(now)
@@ -321,7 +426,16 @@ class SimulatedCluster:
                     self.unbound.pop(pod.uid, None)
 
 
+def _keep_reports(before: Mapping[str, SchedulerNode], nodes: Mapping[str, SchedulerNode]) -> None:
+    """Leaves what is reported of zones as it was, until there are newer reports."""
+    for name, node in nodes.items():
+        old = before.get(name)
+        if node.zones is None or old is None or old.zones is None or node.kind.topology != old.kind.topology:
+            continue
+        node.zones.report = old.zones.report
+
+
 def _tolerates_no_execute(kind: NodeKind, need: PodNeed) -> bool:
-    """Whether the pod stays on a node of this kind. Taints with NoExecute evict it; a node that is not ready keeps its pods
-    for a while in Kubernetes, and for good here."""
+    """Returns whether the pod stays on a node of this kind. Taints with NoExecute evict it; a node that is not ready
+    keeps its pods for a while in Kubernetes, and for good here."""
     return tolerated([t for t in kind.taints if t.effect == "NoExecute"], need.tolerations)

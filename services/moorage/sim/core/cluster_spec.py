@@ -3,7 +3,7 @@ a number until a pod runs on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,9 @@ import msgspec
 from moorage.model.reports import Taint
 from moorage.model.shapes import PODS
 from moorage.parsing import format_amount, parse_amount
+from moorage.podspec import HostPort
+
+from .node_zones import NodeTopology, NodeZones
 
 HOSTNAME = "kubernetes.io/hostname"
 _NOT_READY = "node.kubernetes.io/not-ready"
@@ -33,7 +36,9 @@ class NodeKind:
         unschedulable: bool = False,
         policy: str = "",
         exclusive: int = 0,
-        extras: dict[str, list[dict[str, Any]]] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        topology: NodeTopology | None = None,
+        used: Mapping[str, int] | None = None,
     ) -> None:
         self.labels = labels or {}
         self.taints = taints
@@ -42,13 +47,15 @@ class NodeKind:
         self.policy = policy
         self.exclusive = exclusive
         self.extras = {key: value for key, value in (extras or {}).items() if value}
+        self.topology = topology
+        self.used = dict(used or {})  # from the start, by pods that are not told one by one
         self.texts = {PODS: "110", **allocatable}
         self.amounts = {name: parse_amount(name, text, False) for name, text in self.texts.items()}
 
     def _fields(self) -> tuple[Any, ...]:
         return (
             self.labels, self.taints, self.ready, self.unschedulable,
-            self.policy, self.exclusive, self.extras, self.amounts,
+            self.policy, self.exclusive, self.extras, self.amounts, self.topology, self.used,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -59,7 +66,7 @@ class NodeKind:
 
     @cached_property
     def repelling_taints(self) -> tuple[Taint, ...]:
-        """The taints of the node with those that Kubernetes adds for its state."""
+        """Returns the taints of the node with those that Kubernetes adds for its state."""
         added = []
         if not self.ready:
             added += [Taint(key=_NOT_READY, effect="NoSchedule"), Taint(key=_NOT_READY, effect="NoExecute")]
@@ -68,8 +75,13 @@ class NodeKind:
         return (*self.taints, *added)
 
     @cached_property
+    def initial_zones(self) -> bytes:
+        """Returns the fields of a row about the zones of a node where no pod ran."""
+        return b"" if self.topology is None else NodeZones(self.topology).report.fields()
+
+    @cached_property
     def _json(self) -> tuple[bytes, bytes]:
-        """The labels after the host name, and all fields that never change."""
+        """Returns the labels after the host name, and all fields that never change."""
         labels = {key: value for key, value in self.labels.items() if key != HOSTNAME}
         fixed: dict[str, Any] = {"allocatable": self.texts, "capacity": self.texts, **self.extras}
         if self.taints:
@@ -80,8 +92,18 @@ class NodeKind:
             fixed["unschedulable"] = True
         return b"," + encode(labels)[1:] if labels else b"}", encode(fixed)[1:-1]
 
-    def row(self, cluster: str, name: str, used: dict[str, int], pods: int, cores: int) -> bytes:
-        """Encodes a node as a row of a report; `cores` of it are exclusively allocated."""
+    def row(
+        self,
+        cluster: str,
+        name: str,
+        used: dict[str, int],
+        pods: int,
+        cores: int,
+        ports: Iterable[HostPort] = (),
+        zones: bytes = b"",
+    ) -> bytes:
+        """Encodes a node as a row of a report; `cores` of it are exclusively allocated. `zones`: fields about what is in use
+        of its zones."""
         labels, fixed = self._json
         hostname = encode(self.labels.get(HOSTNAME, name))
         requested = encode({key: format_amount(key, value) for key, value in used.items() if value and key != PODS})
@@ -91,6 +113,9 @@ class NodeKind:
                 encode(self.policy),
                 max(0, self.exclusive - cores),
             )
+        if ports:
+            manager += b',"hostPorts":%b' % encode(sorted(map(str, ports)))
+        manager += zones
         return b'{"name":%b,"uid":%b,"labels":{"kubernetes.io/hostname":%b%b,%b,"requested":%b,"podCount":%d%b}' % (
             encode(name), encode(f"{cluster}/{name}"), hostname, labels, fixed, requested, pods, manager,
         )  # fmt: skip
@@ -115,6 +140,7 @@ class ClusterSpec(NamedTuple):
     pods: tuple[dict[str, Any], ...] = ()
     apply_delay: float = 0.0
     ready_delay: float = 0.0
+    topology_delay: float = 0.0  # until what is in use of zones is reported
     seed: int = 0
 
     @property
@@ -137,7 +163,7 @@ _MASK = (1 << 64) - 1
 
 
 def pseudo_random(*parts: int) -> int:
-    """A pseudo-random number that depends on `parts` only (splitmix64), so that usage needs no memory."""
+    """Returns a pseudo-random number that depends on `parts` only (splitmix64), so that usage needs no memory."""
     state = 0
     for part in parts:
         state = (state ^ part) * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D & _MASK
@@ -148,9 +174,10 @@ def pseudo_random(*parts: int) -> int:
 
 
 def initial_usage(kind: NodeKind, seed: int, number: int) -> tuple[dict[str, int], int]:
-    """The requests and the number of pods that are on a node from the start: a fifth of the nodes is idle, a few are full."""
+    """Returns the requests and the number of pods that are on a node from the start: a fifth of the nodes is idle, a few
+    are full."""
     if not seed:
-        return {}, 0
+        return dict(kind.used), 0
     random_number = pseudo_random(seed, number)
     share = 0 if random_number % 5 == 0 else min(1000, random_number // 7 % 1100)
     used = {}

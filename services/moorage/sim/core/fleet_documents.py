@@ -17,6 +17,7 @@ from moorage.model.reports import Taint
 from moorage.parsing import canonical_quantity, parse_amount
 
 from .cluster_spec import ClusterSpec, NodeKind, NodeRun
+from .inside_documents import ProviderDocument, TopologyManagerDocument, ZoneDocument, check_inside, inside_of
 from .pod_needs import read_pod
 
 MAX_CLUSTERS = 200_000
@@ -43,15 +44,17 @@ class NodeDocument(Strict, kw_only=True):
     ready: bool = True
     unschedulable: bool = False
     cpu_manager: CpuManagerDocument | None = None
-    zones: list[dict[str, Any]] = []
+    zones: list[ZoneDocument] = []
     devices: list[dict[str, Any]] = []
-    providers: list[dict[str, Any]] = []
+    providers: list[ProviderDocument] = []
+    topology_manager: TopologyManagerDocument | None = None
     machines: list[dict[str, Any]] = []
 
 
 class Behaviour(Strict, kw_only=True):
     apply_delay_ms: float = 0
     ready_delay_ms: float = 0
+    topology_delay_ms: float = 0
 
 
 class ClusterDocument(Strict, kw_only=True):
@@ -77,7 +80,7 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _struct_of(kind: Any) -> tuple[type[msgspec.Struct] | None, bool]:
-    """The Struct in a type, and whether the type is a list of them."""
+    """Returns the Struct in a type, and whether the type is a list of them."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         return next((_struct_of(arg) for arg in typing.get_args(kind) if arg is not type(None)), (None, False))
@@ -114,8 +117,8 @@ def _type_errors(data: Any, kind: type[msgspec.Struct], path: str) -> Iterator[V
 
 
 def _ill_typed(value: Any, kind: Any, path: str) -> list[Violation]:
-    """The violations of one field. In maps of text each value is reported by itself, with the quotes that YAML needs to read
-    it as text."""
+    """Returns the violations of one field. In maps of text each value is reported by itself, with the quotes that YAML
+    needs to read it as text."""
     if kind == dict[str, str] and isinstance(value, dict):
         return [
             Violation(path=f"{path}.{key}", code="WrongType", message=f"must be text{_quoted(item)}")
@@ -172,7 +175,8 @@ class _FleetRules:
             if not is_name(value):
                 self._report(f"{path}.{field}", "BadName", f"{value!r} is not a name")
         self._count(cluster.count, MAX_CLUSTERS, f"{path}.count")
-        if cluster.behaviour.apply_delay_ms < 0 or cluster.behaviour.ready_delay_ms < 0:
+        behaviour = cluster.behaviour
+        if min(behaviour.apply_delay_ms, behaviour.ready_delay_ms, behaviour.topology_delay_ms) < 0:
             self._report(f"{path}.behaviour", "OutOfRange", "delays must not be negative")
         names: set[str] = set()
         for i, node in enumerate(cluster.nodes):
@@ -196,9 +200,11 @@ class _FleetRules:
         if not is_name(node.name):
             self._report(f"{path}.name", "BadName", f"{node.name!r} is not a name")
         self._count(node.count, MAX_NODES, f"{path}.count")
+        amounts: dict[str, int] = {}
         for name, value in node.allocatable.items():
             try:
-                if parse_amount(name, quantity_text(value), False) < 0:
+                amounts[name] = parse_amount(name, quantity_text(value), False)
+                if amounts[name] < 0:
                     self._report(f"{path}.allocatable.{name}", "OutOfRange", "must not be negative")
             except ValueError as error:
                 self._report(f"{path}.allocatable.{name}", "BadQuantity", str(error))
@@ -210,6 +216,8 @@ class _FleetRules:
                 self._report(f"{path}.cpuManager.policy", "BadValue", "must be none or static")
             if node.cpu_manager.exclusive < 0:
                 self._report(f"{path}.cpuManager.exclusive", "OutOfRange", "must not be negative")
+        if node.zones or node.providers or node.topology_manager is not None:
+            self.errors += check_inside(node.zones, node.providers, node.topology_manager, amounts, path)
 
     def _pod(self, pod: dict[str, Any], path: str, nodes: set[str]) -> None:
         try:
@@ -223,6 +231,12 @@ class _FleetRules:
 
 def _names(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
+
+
+def cluster_names(document: FleetDocument) -> Iterator[str]:
+    """Yields the names of all clusters, PROVIDER/NAME."""
+    for cluster in document.clusters:
+        yield from (f"{cluster.provider}/{name}" for name in _names(cluster.name, cluster.count))
 
 
 def decode(data: Any) -> FleetDocument:
@@ -243,6 +257,9 @@ def decode(data: Any) -> FleetDocument:
 
 def _kind(node: NodeDocument) -> NodeKind:
     manager = node.cpu_manager
+    inside = inside_of(node.zones, node.providers, node.topology_manager)
+    topology = inside.topology(static_cpu=manager is None or manager.policy == "static")
+    used = {} if topology is not None else {"inUse": inside.texts} if inside.used else {}
     return NodeKind(
         allocatable={name: canonical_quantity(quantity_text(value)) for name, value in node.allocatable.items()},
         labels=node.labels,
@@ -252,11 +269,13 @@ def _kind(node: NodeDocument) -> NodeKind:
         policy=manager.policy if manager is not None else "",
         exclusive=manager.exclusive if manager is not None else 0,
         extras={
-            "zones": node.zones,
+            **inside.fields,
+            **used,
             "devices": node.devices,
-            "providers": node.providers,
             "machines": node.machines,
         },
+        topology=topology,
+        used=inside.node_use,
     )
 
 
@@ -274,5 +293,6 @@ def expand(document: FleetDocument) -> dict[str, ClusterSpec]:
                 tuple(cluster.pods),
                 cluster.behaviour.apply_delay_ms / 1e3,
                 cluster.behaviour.ready_delay_ms / 1e3,
+                cluster.behaviour.topology_delay_ms / 1e3,
             )
     return fleet

@@ -13,12 +13,12 @@ _MAX_NAMES = 5
 
 
 def refused_clusters(simulator: Simulator) -> dict[str, str]:
-    """The clusters that the inventory refuses, with its reasons."""
+    """Returns the clusters that the inventory refuses, with its reasons."""
     return {ident: agent.reason for ident, agent in simulator.agents.items() if agent.state == "refused"}
 
 
 def fleet_health(simulator: Simulator) -> dict[str, Any]:
-    """The health of the worker: it is not well while clusters are refused."""
+    """Returns the health of the worker: it is not well while clusters are refused."""
     refused = refused_clusters(simulator)
     missing = [f"{ident} is refused: another simulator has it" for ident in list(refused)[:_MAX_NAMES]]
     return {"ok": not refused, "missing": missing, "clusters": len(simulator.agents)}
@@ -29,14 +29,14 @@ def cluster_count(clusters: int) -> str:
 
 
 def name_list(clusters: Iterable[str]) -> str:
-    """The first names, and the number of further ones."""
+    """Returns the first names, and the number of further ones."""
     names = sorted(clusters)
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def taken_text(refused: Mapping[str, str]) -> str:
-    """Says who has the refused clusters, with the inventory's reason for the first: the others have the same."""
+    """Returns the owner of the refused clusters, with the inventory's reason for the first: the others have the same."""
     pronoun = "it" if len(refused) == 1 else "them"
     return f"{name_list(refused)}: another simulator or agent has {pronoun} ({refused[min(refused)]})"
 

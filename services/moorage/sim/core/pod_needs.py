@@ -10,11 +10,15 @@ from moorage.parsing import parse_amount
 from moorage.podspec import (
     DAEMON_SET_TOLERATIONS,
     ContainerResources,
+    HostPort,
     container_resources,
     exclusive_cores,
+    host_port,
     is_guaranteed,
     pod_requests,
 )
+
+from .pod_constraints import PodConstraints, read_constraints
 
 CLAIM = "moorage.dev/claim"
 #: The requests that the scheduler assumes for containers without any, in its scores only.
@@ -35,6 +39,10 @@ class PodNeed(NamedTuple):
     cores: int  # exclusive where the CPU manager policy is static
     scored: tuple[int, int]
     labels: dict[str, str]
+    host_ports: tuple[HostPort, ...] = ()
+    namespace: str = "default"
+    constraints: PodConstraints = PodConstraints()
+    containers: tuple[ContainerResources, ...] = ()
 
     @property
     def claim(self) -> str:
@@ -68,8 +76,18 @@ def _containers(spec: Mapping[str, Any]) -> list[ContainerResources]:
     return init + [_container(container, False) for container in spec.get("containers") or []]
 
 
+def _host_ports(spec: Mapping[str, Any]) -> tuple[HostPort, ...]:
+    """Returns the host ports that the pod uses as long as it runs. In the node's network, every port is one."""
+    shared = bool(spec.get("hostNetwork"))
+    sidecars = [c for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always"]
+    ports = [port for c in (*(spec.get("containers") or []), *sidecars) for port in c.get("ports") or []]
+    numbers = [int(port.get("hostPort") or (port.get("containerPort") if shared else 0) or 0) for port in ports]
+    used = zip(ports, numbers, strict=True)
+    return tuple(sorted({host_port(n, port.get("protocol"), port.get("hostIP")) for port, n in used if n > 0}))
+
+
 def _requests(spec: Mapping[str, Any], containers: list[ContainerResources]) -> tuple[dict[str, int], tuple[int, int]]:
-    """The requests that the scheduler's filters count, and CPU and memory as its scores count them."""
+    """Returns the requests that the scheduler's filters count, and CPU and memory as its scores count them."""
     requests, limits = _resources(spec)
     overhead = _amounts(spec.get("overhead"))
     total = pod_requests(containers, requests=requests, limits=limits, overhead=overhead)
@@ -123,8 +141,15 @@ def _tolerations(spec: Mapping[str, Any]) -> tuple[Toleration, ...]:
     )
 
 
-def read_template(template: Mapping[str, Any], *, daemon: bool = False) -> PodNeed:
-    """Reads a pod template. Raises ValueError where Kubernetes would refuse the pod."""
+def read_template(
+    template: Mapping[str, Any],
+    *,
+    daemon: bool = False,
+    namespace: str = "default",
+    generated: Mapping[str, str] | None = None,
+) -> PodNeed:
+    """Reads a pod template. `generated` are the labels that its controller adds. Raises ValueError where Kubernetes would
+    refuse the pod."""
     spec, metadata = template.get("spec"), template.get("metadata") or {}
     if not isinstance(spec, dict) or not isinstance(spec.get("containers"), list):
         raise ValueError("a pod needs spec.containers")  # noqa: TRY004
@@ -137,6 +162,8 @@ def read_template(template: Mapping[str, Any], *, daemon: bool = False) -> PodNe
             for p in node.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
         )
         tolerations = _tolerations(spec)
+        ports = _host_ports(spec)
+        labels = {str(k): str(value) for k, value in (metadata.get("labels") or {}).items()} | dict(generated or {})
         return PodNeed(
             requests,
             _terms(spec),
@@ -145,7 +172,11 @@ def read_template(template: Mapping[str, Any], *, daemon: bool = False) -> PodNe
             str(spec.get("nodeName") or ""),
             exclusive_cores(containers) if all(map(is_guaranteed, containers)) else 0,
             scored,
-            {str(k): str(quantity) for k, quantity in (metadata.get("labels") or {}).items()},
+            labels,
+            ports,
+            namespace,
+            read_constraints(spec, labels, namespace),
+            tuple(containers),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the pod cannot be read: {error}") from error
@@ -155,4 +186,4 @@ def read_pod(pod: Mapping[str, Any]) -> PodNeed:
     """Reads a bare pod. Raises ValueError where Kubernetes would refuse it."""
     if not isinstance(pod, dict) or not (pod.get("metadata") or {}).get("name"):
         raise ValueError("a pod needs metadata.name")
-    return read_template(pod)
+    return read_template(pod, namespace=str(pod["metadata"].get("namespace") or "default"))

@@ -5,12 +5,18 @@ Claims are never read: what the mesh decided must come true through the manifest
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import cast
 
+from moorage.model.reports import Taint
 from moorage.model.shapes import Requirement
+from moorage.podspec import HostPort
 from moorage.selectors import requirement_matches, tolerated
 
 from .cluster_spec import HOSTNAME, NodeKind
+from .node_zones import NodeZones
+from .pod_constraints import PodFilters
 from .pod_needs import PodNeed
 
 _NAME = "metadata.name"
@@ -19,7 +25,7 @@ _NAME = "metadata.name"
 class SchedulerNode:
     """A node with the requests of the pods on it."""
 
-    __slots__ = ("cores", "kind", "name", "pods", "scored", "used")
+    __slots__ = ("_running", "cores", "kind", "name", "pods", "ports", "scored", "used", "zones")
 
     def __init__(self, name: str, kind: NodeKind, used: dict[str, int], pods: int) -> None:
         self.name = name
@@ -27,16 +33,36 @@ class SchedulerNode:
         self.used = used
         self.pods = pods
         self.cores = 0
+        self.ports: Counter[HostPort] = Counter()
+        self._running: dict[int, tuple[PodNeed, int]] = {}
         self.scored = (used.get("cpu", 0), used.get("memory", 0))
+        self.zones = NodeZones(kind.topology) if kind.topology is not None else None
 
     def take(self, need: PodNeed, sign: int = 1) -> None:
         """Adds a pod; with sign -1, removes one."""
         for name, value in need.requests.items():
             self.used[name] = self.used.get(name, 0) + sign * value
         self.pods += sign
+        count = self._running.get(id(need), (need, 0))[1] + sign
+        if count:
+            self._running[id(need)] = need, count
+        else:
+            del self._running[id(need)]
+        for port in need.host_ports:
+            self.ports[port] += sign
+            if not self.ports[port]:
+                del self.ports[port]
         self.scored = (self.scored[0] + sign * need.scored[0], self.scored[1] + sign * need.scored[1])
         if self.kind.policy == "static":
             self.cores += sign * need.cores
+
+    def running(self) -> Iterable[tuple[PodNeed, int]]:
+        """Yields the pods that run here, each with the number of equal ones."""
+        return self._running.values()
+
+    @property
+    def taints(self) -> Sequence[Taint]:
+        return self.kind.repelling_taints
 
     def label(self, key: str) -> str | None:
         if key == HOSTNAME:
@@ -49,16 +75,21 @@ def _matches(term: Sequence[Requirement], node: SchedulerNode) -> bool:
 
 
 def passes_filters(need: PodNeed, node: SchedulerNode) -> bool:
-    """Whether the node passes the filters that do not depend on the pods there: name, affinity, taints."""
-    if need.node_name and need.node_name != node.name:
-        return False
-    if need.terms is not None and not any(_matches(term, node) for term in need.terms):
-        return False
-    return tolerated(node.kind.repelling_taints, need.tolerations)
+    """Returns whether the node passes the filters that do not depend on the pods there: name, affinity, taints."""
+    return selects(need, node) and tolerated(node.kind.repelling_taints, need.tolerations)
+
+
+def has_free_ports(need: PodNeed, node: SchedulerNode) -> bool:
+    """Returns whether the node passes the filter for host ports."""
+    return not any(
+        port[:2] == used[:2] and (not port.ip or not used.ip or port.ip == used.ip)
+        for port in need.host_ports
+        for used in node.ports
+    )
 
 
 def has_capacity(need: PodNeed, node: SchedulerNode) -> bool:
-    """Whether the node passes the filter for resources and the number of pods."""
+    """Returns whether the node passes the filter for resources and the number of pods."""
     amounts, used = node.kind.amounts, node.used
     if node.pods >= amounts["pods"]:
         return False
@@ -68,7 +99,7 @@ def has_capacity(need: PodNeed, node: SchedulerNode) -> bool:
 
 
 def _least_allocated(need: PodNeed, node: SchedulerNode) -> int:
-    """The score of the NodeResourcesFit plugin: the mean free share of CPU and memory, in percent."""
+    """Returns the score of the NodeResourcesFit plugin: the mean free share of CPU and memory, in percent."""
     shares = []
     for i, name in enumerate(("cpu", "memory")):
         allocatable = node.kind.amounts.get(name, 0)
@@ -78,9 +109,30 @@ def _least_allocated(need: PodNeed, node: SchedulerNode) -> int:
     return sum(shares) // len(shares) if shares else 0
 
 
-def choose(need: PodNeed, nodes: Iterable[SchedulerNode]) -> SchedulerNode | None:
-    """The feasible node with the highest score; of equal ones the first, where Kubernetes picks at random."""
-    feasible = [node for node in nodes if has_capacity(need, node) and passes_filters(need, node)]
+def selects(need: PodNeed, node: SchedulerNode) -> bool:
+    """Returns whether the node passes the pod's own node affinity."""
+    if need.node_name and need.node_name != node.name:
+        return False
+    return need.terms is None or any(_matches(term, node) for term in need.terms)
+
+
+def _has_neighbour_rules(need: PodNeed, nodes: Iterable[SchedulerNode]) -> bool:
+    """Whether rules of the pod or of one that runs are about other pods."""
+    return any(need.constraints) or any(pod.constraints.apart for node in nodes for pod, _ in node.running())
+
+
+def choose(
+    need: PodNeed, nodes: Collection[SchedulerNode], cluster: Collection[SchedulerNode] | None = None
+) -> SchedulerNode | None:
+    """Returns the feasible node with the highest score; of equal ones the first, where Kubernetes picks at random. `cluster`: all nodes,
+    where only some may be chosen."""
+    everywhere = nodes if cluster is None else cluster
+    feasible = [
+        node for node in nodes if has_capacity(need, node) and has_free_ports(need, node) and passes_filters(need, node)
+    ]
+    if feasible and _has_neighbour_rules(need, everywhere):
+        filters = PodFilters(need, list(everywhere), lambda node: selects(need, cast("SchedulerNode", node)))
+        feasible = [node for node in feasible if filters.passes(node)]
     if len(feasible) < 2:
         return feasible[0] if feasible else None
     affinities = [sum(weight for weight, term in need.preferred if _matches(term, node)) for node in feasible]

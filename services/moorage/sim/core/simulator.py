@@ -23,7 +23,7 @@ SLOW_DELAY = 2.0
 LOST_SECONDS = 1.0
 
 
-class FleetChange(NamedTuple):
+class FleetDifference(NamedTuple):
     """The clusters that a new fleet document adds, changes and removes."""
 
     added: list[str]
@@ -88,6 +88,14 @@ class Simulator:
             agent.cluster.ready(argument, now)
         elif action == "reconcile":
             agent.cluster.reconcile(now)
+        elif action == "reject":
+            agent.cluster.reject(argument, now)
+        elif action == "replace":
+            agent.cluster.replace(argument, now)
+        elif action == "retry":
+            agent.cluster.retry(argument, now)
+        elif action == "zones":
+            agent.cluster.report_zones(*argument)
         elif action == "end-fault" and argument == agent.fault_until:
             self._end_fault(agent, now)
         self._collect(agent, now)
@@ -98,6 +106,9 @@ class Simulator:
         for when, action, argument in cluster.timers:
             self._schedule(when, agent, action, argument)
         cluster.timers.clear()
+        for late in cluster.late_zones:
+            self._schedule(now + cluster.spec.topology_delay, agent, "zones", late)
+        cluster.late_zones.clear()
         while agent.received:
             app = agent.received.popleft()
             self._schedule(now + cluster.spec.apply_delay, agent, "apply", app)
@@ -114,7 +125,7 @@ class Simulator:
 
     # --- the fleet
 
-    def apply(self, wanted: Mapping[str, ClusterSpec], now: float) -> FleetChange:
+    def apply(self, wanted: Mapping[str, ClusterSpec], now: float) -> FleetDifference:
         """Makes the fleet equal to `wanted`, and ends all faults."""
         for agent in list(self.agents.values()):
             if agent.fault:
@@ -136,7 +147,7 @@ class Simulator:
         for ident in removed:
             self._leave(self.agents[ident], now)
         self._introduce(now)
-        return FleetChange(added, changed, removed)
+        return FleetDifference(added, changed, removed)
 
     def _join(self, spec: ClusterSpec) -> None:
         old = self.agents.get(spec.id)

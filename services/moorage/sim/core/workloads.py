@@ -11,19 +11,28 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.desired import ObjectStatus
+from moorage.model.status import ObjectStatus
+from moorage.parts.kubelet import TOPOLOGY_AFFINITY_ERROR, TOPOLOGY_AFFINITY_MESSAGE
 from moorage.podspec import REPLICATED, object_key, template
 
 from .pod_needs import PodNeed, read_template
 from .scheduler import SchedulerNode
 
 DECISION = "moorage.dev/decision"
+#: The label by which a controller tells apart the pods of its revisions.
+_REVISION = {
+    "Deployment": "pod-template-hash",
+    "StatefulSet": "controller-revision-hash",
+    "DaemonSet": "controller-revision-hash",
+}
+#: Seconds until the first pod in place of a rejected one, doubled each time, and the longest wait.
+_BACK_OFF = {"DaemonSet": (1.0, 900.0), "Job": (10.0, 360.0)}
 
 
 class SimulatedPod:
-    """A pod of a workload, or one that the fleet document gives."""
+    """A pod of a workload, or one that the fleet document gives. `refused`: the node whose kubelet did not admit it."""
 
-    __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "ready", "template", "uid")
+    __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "ready", "refused", "template", "uid")
 
     def __init__(self, uid: str, name: str, key: str, need: PodNeed, template: str, number: int) -> None:
         self.uid = uid
@@ -36,6 +45,7 @@ class SimulatedPod:
         self.node: SchedulerNode | None = None
         self.ready = False
         self.deleted = False
+        self.refused = ""
 
 
 def template_hash(manifest: Mapping[str, Any]) -> str:
@@ -58,14 +68,44 @@ def _share(value: Any, of: int, up: bool) -> int:
     return int(value)
 
 
+class Rejections:
+    """Delays pods in place of those that kubelets rejected, as the controllers of Kubernetes do: those of replica sets and
+    stateful sets come at once, those of daemon sets and jobs later each time, bare pods never. `last`: the pod that was
+    rejected last."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self._count: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+
+    def note(self, kind: str, pod: str, node: str, now: float) -> float | None:
+        """Notes a rejected pod. Returns when the next one may come, if it has to wait."""
+        self.last = pod
+        place = node if kind == "DaemonSet" else ""
+        if kind == "Pod":
+            self._until[place] = float("inf")
+        if kind not in _BACK_OFF:
+            return None
+        first, most = _BACK_OFF[kind]
+        times = self._count[place] = self._count.get(place, 0) + 1
+        self._until[place] = now + min(first * 2.0 ** min(times - 1, 20), most)
+        return self._until[place]
+
+    def allow(self, node: str, now: float) -> bool:
+        """Returns whether a pod may be created now, for a daemon set on this node."""
+        return now >= self._until.get(node, 0.0)
+
+
 class Workload:
     """One applied object and its pods. Raises ValueError where Kubernetes would refuse the object."""
 
-    __slots__ = ("key", "kind", "message", "name", "namespace", "need", "ordered", "pods", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
+    __slots__ = ("key", "kind", "message", "name", "namespace", "need", "ordered", "partition", "pods", "refused", "rejections", "rolling", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
 
     def __init__(self, manifest: Mapping[str, Any], key: str) -> None:
         self.key = key
         self.pods: list[SimulatedPod] = []
+        self.refused: list[SimulatedPod] = []  # pods that failed, which no controller counts any more
+        self.rejections = Rejections()
         self.serial = 0
         self.template = ""
         self.update(manifest)
@@ -82,11 +122,20 @@ class Workload:
         self.need: PodNeed | None = None
         self.wanted = 0
         self.surge, self.unavailable, self.ordered = 0, 0, False
+        self.partition = 0  # pods of a StatefulSet with a smaller ordinal are not updated
+        self.rolling: Mapping[str, Any] | None = {}  # of a DaemonSet; None: pods are updated once somebody deletes them
         body = template(dict(manifest))
         if body is None:
             return
-        self.need = read_template(body, daemon=self.kind == "DaemonSet")
-        self.template = template_hash(manifest)
+        if self.template != (template_now := template_hash(manifest)):
+            self.rejections = Rejections()
+        self.template = template_now
+        self.need = read_template(
+            body,
+            daemon=self.kind == "DaemonSet",
+            namespace=self.namespace,
+            generated={_REVISION[self.kind]: self.template} if self.kind in _REVISION else None,
+        )
         try:
             self._update_counts(spec)
         except (TypeError, ValueError, AttributeError) as error:
@@ -111,6 +160,9 @@ class Workload:
     def _update_strategy(self, spec: Mapping[str, Any]) -> None:
         if self.kind == "StatefulSet":
             self.ordered = spec.get("podManagementPolicy") != "Parallel"
+            strategy = spec.get("updateStrategy") or {}
+            partition = (strategy.get("rollingUpdate") or {}).get("partition") or 0
+            self.partition = self.wanted if strategy.get("type") == "OnDelete" else int(partition)
         if self.kind == "Deployment":
             strategy = spec.get("strategy") or {}
             rolling = strategy.get("rollingUpdate") or {}
@@ -122,11 +174,22 @@ class Workload:
                 if not self.surge and not self.unavailable:
                     self.unavailable = 1
         elif self.kind == "DaemonSet":
-            rolling = (spec.get("updateStrategy") or {}).get("rollingUpdate") or {}
-            self.unavailable = max(1, int(_share(rolling.get("maxUnavailable", 1), 1, True)))
+            strategy = spec.get("updateStrategy") or {}
+            self.rolling = None if strategy.get("type") == "OnDelete" else strategy.get("rollingUpdate") or {}
+            self.count_nodes(1)
+
+    def count_nodes(self, nodes: int) -> None:
+        """Resolves the numbers of a DaemonSet for this many nodes."""
+        self.wanted = nodes
+        rolling = self.rolling or {}
+        self.surge = _share(rolling.get("maxSurge", 0), nodes, True)
+        self.unavailable = _share(rolling.get("maxUnavailable", 0 if self.surge else 1), nodes, True)
+        if not self.surge and not self.unavailable:
+            self.unavailable = 1
 
     def current(self) -> list[SimulatedPod]:
-        """The pods of the current template. A ReplicaSet counts all its pods, because it never replaces older ones."""
+        """Returns the pods of the current template. A ReplicaSet counts all its pods, because it never replaces older
+        ones."""
         if self.kind in ("ReplicaSet", "ReplicationController"):
             return list(self.pods)
         return [pod for pod in self.pods if pod.template == self.template]
@@ -140,6 +203,8 @@ class Workload:
         message = ""
         if not done and any(pod.node is None for pod in self.pods):
             message = "Unschedulable: no node fits"
+        if not done and self.rejections.last:
+            message = f"pod {self.rejections.last}: {TOPOLOGY_AFFINITY_ERROR}: {TOPOLOGY_AFFINITY_MESSAGE}"
         return ObjectStatus(
             object=self.key,
             state="Ready" if done else "Progressing",
@@ -170,7 +235,7 @@ def next_steps(work: Workload, eligible: list[str] | None = None) -> Steps:
 
 
 def _job_steps(work: Workload) -> Steps:
-    """Pods of jobs and bare pods are recreated, never patched."""
+    """Yields the steps for jobs and bare pods: their pods are recreated, never patched."""
     current = work.current()
     outdated = [pod for pod in work.pods if pod not in current]
     return Steps(delete=outdated) if outdated else _scale_steps(work, current)
@@ -213,7 +278,7 @@ def _stateful_set_steps(work: Workload) -> Steps:
     if create or delete:
         return Steps(create, delete)
     # Updated from the last to the first, one at a time; a pod that never became ready does not block the update.
-    outdated = [pod for pod in work.pods if pod.template != work.template]
+    outdated = [pod for pod in work.pods if pod.template != work.template and pod.number >= work.partition]
     unready = [pod for pod in outdated if not pod.ready]
     if not unready and outdated and all(pod.ready for pod in work.pods):
         return Steps(delete=[max(outdated, key=lambda pod: pod.number)])
@@ -221,14 +286,31 @@ def _stateful_set_steps(work: Workload) -> Steps:
 
 
 def _daemon_set_steps(work: Workload, eligible: list[str]) -> Steps:
-    work.wanted = len(eligible)
-    nodes = set(eligible)
-    by_node = {pod.need.node_name: pod for pod in work.pods}
-    create = [(0, name) for name in eligible if name not in by_node]
-    delete = [pod for pod in work.pods if pod.need.node_name not in nodes]
-    if create or delete:
+    """Replaces pods of older templates on their nodes: new pods come after these, or, as far as `maxSurge` allows, before."""
+    work.count_nodes(len(eligible))
+    by_node: dict[str, list[SimulatedPod]] = {name: [] for name in eligible}
+    delete: list[SimulatedPod] = []
+    for pod in work.pods:
+        by_node.get(pod.need.node_name, delete).append(pod)
+    create: list[tuple[int, str]] = []
+    outdated: list[SimulatedPod] = []
+    surging = 0
+    for name, pods in by_node.items():
+        new = [pod for pod in pods if pod.template == work.template]
+        old = [pod for pod in pods if pod.template != work.template]
+        if not pods:
+            create.append((0, name))
+        elif new and old:
+            surging += 1
+            delete += old if any(pod.ready for pod in new) else [pod for pod in old if not pod.ready]
+        else:
+            outdated += old
+    if create or delete or work.rolling is None:
         return Steps(create, delete)
-    outdated = [pod for pod in work.pods if pod.template != work.template]
     unready = [pod for pod in outdated if not pod.ready]
+    if unready:
+        return Steps(delete=unready)
+    if work.surge:
+        return Steps(create=[(0, pod.need.node_name) for pod in outdated[: max(0, work.surge - surging)]])
     down = sum(not pod.ready for pod in work.pods)
-    return Steps(delete=unready or outdated[: max(0, work.unavailable - down)])
+    return Steps(delete=outdated[: max(0, work.unavailable - down)])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.documents import Consumer, HpaIntentSpec
+from moorage.model.part_names import is_part_class
 from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import REPLICATED, find, format_pointer, named, object_key, pod_spec, template_path
 from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
@@ -49,7 +50,7 @@ class _Target(NamedTuple):
 def _targets(ask: ActionAsk) -> list[_Target]:
     targets: dict[tuple[str, str, str], _Target] = {}
     for intent in ask.intents:
-        if intent.get("kind") != "HpaIntent":
+        if intent.get("kind") not in ("HpaIntent", "TopologyIntent"):
             continue
         spec = msgspec.convert(intent.get("spec") or {}, HpaIntentSpec)
         for consumer in spec.consumers:
@@ -67,10 +68,11 @@ def _sums(target: _Target, extra: Mapping[str, int]) -> Sums:
     optional: dict[str, list[tuple[str, NeedAmounts]]] = {}
     for consumer in target.consumers:
         for need in consumer.needs:
-            if need.label:
+            if need.label or is_part_class(need.resource):
                 continue
             if is_mandatory(need):
-                _add(sums, consumer.container, need.resource, need_amounts(need))
+                key = (consumer.container, need.resource)
+                sums[key] = sums.get(key, NeedAmounts()).plus(need_amounts(need))
             else:
                 optional.setdefault(need.resource, []).append((consumer.container, need_amounts(need)))
     for resource, candidates in optional.items():
@@ -82,13 +84,8 @@ def _sums(target: _Target, extra: Mapping[str, int]) -> Sums:
         chosen = granted(extra.get(resource, 0), more)
         for (container, amounts), is_granted in zip(candidates, chosen, strict=True):
             if is_granted:
-                _add(sums, container, resource, amounts)
+                sums[container, resource] = sums.get((container, resource), NeedAmounts()).plus(amounts)
     return sums
-
-
-def _add(sums: Sums, container: str, resource: str, amounts: NeedAmounts) -> None:
-    key = (container, resource)
-    sums[key] = sums.get(key, NeedAmounts()).plus(amounts)
 
 
 def _manifest_request(target: _Target, container: str, resource: str) -> int:
@@ -125,7 +122,7 @@ def _resources(target: _Target, sums: Sums, cluster: str) -> Iterable[Contributi
 
 
 def _limit(container: Mapping[str, Any], resource: str, amounts: NeedAmounts) -> int:
-    """The limit to write; 0 where the container keeps what its manifest has."""
+    """Returns the limit to write; 0 where the container keeps what its manifest has."""
     quantity = ((container.get("resources") or {}).get("limits") or {}).get(resource)
     manifest = parse_amount(resource, str(quantity), False) if quantity is not None else 0
     limit = amounts.limit(manifest)
@@ -162,7 +159,7 @@ def _replicas(target: _Target) -> Iterable[Contribution]:
 
 
 def contributions(ask: ActionAsk, has_label: HasLabel) -> list[Contribution]:
-    """Everything that the group's needs change in its manifests, per cluster where the clusters differ."""
+    """Returns everything that the group's needs change in its manifests, per cluster where the clusters differ."""
     decision = msgspec.convert(ask.decision, Decision)
     shapes = {(app.name, shape.object): shape for app in ask.apps for shape in app.shapes}
     found: list[Contribution] = []
@@ -181,7 +178,7 @@ def contributions(ask: ActionAsk, has_label: HasLabel) -> list[Contribution]:
 
 
 def _sums_by_cluster(target: _Target, decision: Decision, shape: Shape | None) -> dict[str, Sums]:
-    """By cluster that has a claim for the object, or under "" where none has."""
+    """Returns the sums by cluster that has a claim for the object, or under "" where none has."""
     per_cluster: dict[str, Sums] = {}
     for claim in decision.claims:
         if claim.app != target.app or claim.object != target.object:

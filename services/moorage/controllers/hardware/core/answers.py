@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from moorage.fit import ConflictCache, FitCache, envelope
+from moorage.fit import MAX_COMBINED, ConflictCache, FitCache, asks_parts, envelope, without_parts
 from moorage.sdk import (
     BOUNDLESS,
     EXCLUSIVE,
@@ -19,7 +20,6 @@ from moorage.sdk import (
     Conflict,
     Fleet,
     Mask,
-    Reason,
     Shape,
     ShapedApp,
     Warn,
@@ -32,7 +32,8 @@ from moorage.sdk import (
 
 from .actions import NAME
 from .levels import levels
-from .refusals import RefusalReasons, conflict_reason
+from .own_placements import OwnPlacements
+from .refusals import Refusal, RefusalReasons, conflict_reason
 
 #: Pairs of apps checked for conflicts. A conflict that is not reported shows up in the joint assignment, so checking more
 #: pairs would cost more than it saves.
@@ -44,6 +45,13 @@ MAX_EXACT = 64
 _UNREPORTED_CORES = Shape(key="nodes that report no CPU manager", object="", resources={EXCLUSIVE: BOUNDLESS // 2})
 
 
+class _Computed(NamedTuple):
+    """An answer, and per app the clusters that fit."""
+
+    answer: Answer
+    fits: list[Mask]
+
+
 class HardwareAnswers:
     """Answers asks over one fleet. Fits are cached per shape, and whole answers until the fleet changes."""
 
@@ -52,51 +60,82 @@ class HardwareAnswers:
         self._fits = FitCache(fleet)
         self._conflicts = ConflictCache(fleet)
         self._answered_at = (-1, -1, -1)
-        self._answered: dict[tuple[tuple[str, ...], ...], Answer] = {}
+        self._answered: dict[tuple[tuple[str, ...], ...], _Computed] = {}
 
     def answer(self, ask: Ask) -> Answer:
         """Returns the cached answer to the same shapes if the fleet has not changed: of many asks at once, many are the
         same."""
         fleet = self._fleet
         if ask.explain or ask.held:
-            return self._answer(ask)
+            return self._compute(ask).answer
         now = (fleet.tick, fleet.resets, fleet.size)
         if now != self._answered_at:
             self._answered_at = now
             self._answered.clear()
-        key = tuple((app.name, *(shape.key for shape in app.shapes)) for app in ask.apps)
+        # Warnings name objects, which the key of a shape leaves out.
+        key = tuple((app.name, *(text for s in app.shapes for text in (s.key, s.object))) for app in ask.apps)
         cached = self._answered.get(key)
-        if cached is None:
-            cached = self._answer(ask)
-            if cached.warnings or any(app.reasons for app in cached.apps.values()):
-                return cached  # it names objects and needs, whose names may differ in another ask with the same shapes
-            self._answered[key] = cached
-        return msgspec.structs.replace(cached)
+        if cached is not None and (not ask.own or self._needs_no_own_room(ask, cached)):
+            return msgspec.structs.replace(cached.answer)
+        computed = self._compute(ask)
+        found = computed.answer
+        plain = not ask.own or (len(ask.apps) == 1 and self._needs_no_own_room(ask, computed))
+        # Reasons name consumers and needs, whose names may differ in another ask with the same shapes.
+        if plain and not any(app.reasons for app in found.apps.values()):
+            self._answered[key] = computed
+        return msgspec.structs.replace(found)
 
-    def _answer(self, ask: Ask) -> Answer:
+    def _needs_no_own_room(self, ask: Ask, computed: _Computed) -> bool:
+        """Returns whether the group's own room changes nothing: its pods fit beside those that it has."""
+        if computed.answer.conflicts:
+            return False
+        return all(
+            not any(shape.optional for shape in app.shapes)
+            and all(cid is not None and fits[cid] for cid in map(self._fleet.ids.get, ask.own.get(app.name, ())))
+            for app, fits in zip(ask.apps, computed.fits, strict=True)
+        )
+
+    def _compute(self, ask: Ask) -> _Computed:
         fleet = self._fleet
         if not any(app.shapes for app in ask.apps):
-            return answer({app.name: deny() for app in ask.apps}, ask, fleet, NAME)
+            found = answer({app.name: deny() for app in ask.apps}, ask, fleet, NAME)
+            return _Computed(found, [fleet.known] * len(ask.apps))
         results: dict[str, Allowed] = {}
+        all_fits: list[Mask] = []
         new_fits: list[Mask] = []
         warnings: list[Warn] = []
         uncertain = self._uncertain(ask)
         for app in ask.apps:
-            shape_fits = [self._fits.get(shape) for shape in app.shapes]
+            # The controller `topology` answers for the inside of nodes. Here it only decides which optional needs are granted.
+            shape_fits = [self._fits.get(without_parts(shape)) for shape in app.shapes]
             each_alone = np.logical_and.reduce([fleet.usable_clusters, *(fit.fits for fit in shape_fits)])
             conflict = self._conflict(app.shapes, (), each_alone & uncertain) if len(app.shapes) > 1 else None
             fits = each_alone if conflict is None else each_alone & ~conflict
-            # Where the app runs already, unchanged, it has its place however full the cluster is.
+            # Where the app runs already its room is its own, however full the cluster is.
             held = fleet.clusters.mask(ask.held.get(app.name, ())) & fleet.usable_clusters
             fits = fits | held
-            reasons: list[Reason] = []
+            own = OwnPlacements(fleet, ask, app, fits)
+            if own:
+                fits = (fits & ~own.all) | own.fits
+                shape_fits = own.met(shape_fits)
+            refusals: list[Refusal] = []
             if ask.explain or not fits.any():
-                reasons = RefusalReasons(fleet, app, self._explained(ask, app)).reasons(shape_fits, conflict)
+                about = self._explained(ask, app)
+                refusals = RefusalReasons(fleet, app, about & ~own.all).reasons(shape_fits, conflict)
+                refusals += own.refusals(about)
             silent = self._fits.get(_UNREPORTED_CORES).fits if _exclusive_objects(app) else None
-            scores = levels(fleet, app, shape_fits, fits, silent)
-            results[app.name] = allow(fits, levels=scores, reasons=reasons)
-            new_fits.append(fits & ~held)  # where it runs already it conflicts with no other app
+            inner_fits = [
+                self._fits.get(shape) if shape.optional and asks_parts(shape, fleet) else fit
+                for shape, fit in zip(app.shapes, shape_fits, strict=True)
+            ]
+            scores = levels(fleet, app, own.met(inner_fits) if own else inner_fits, fits, silent)
+            results[app.name] = allow(
+                fits, levels=scores, reasons=[r.reason for r in refusals], excluded=[r.clusters for r in refusals]
+            )
+            all_fits.append(fits)
+            new_fits.append(fits & ~(held | own.fits))  # where it runs already it conflicts with no other app
             warnings += self._unreported_cores(app, fits)
+            warnings += _not_combined(app)
         found = answer(results, ask, fleet, NAME)
         found.warnings = warnings
         for (a, fits_a), (b, fits_b) in islice(combinations(zip(ask.apps, new_fits, strict=True), 2), MAX_PAIRS):
@@ -107,7 +146,7 @@ class HardwareAnswers:
                 explained = conflict & self._explained(ask, a) & self._explained(ask, b)
                 if ask.explain and explained.any():
                     found.apps[a.name].reasons.append(conflict_reason(fleet, a, b, explained))
-        return found
+        return _Computed(found, all_fits)
 
     def _explained(self, ask: Ask, app: ShapedApp) -> Mask:
         """Returns the clusters that reasons about the app should count: those that other controllers leave."""
@@ -156,6 +195,16 @@ class HardwareAnswers:
                 code="ExclusiveCoresUnknown",
                 message=f"{text}; the whole cores of {', '.join(objects)} may not be exclusive there",
             )
+
+
+def _not_combined(app: ShapedApp) -> Iterable[Warn]:
+    needs = sum(len(shape.optional) for shape in app.shapes)
+    if needs > MAX_COMBINED:
+        message = (
+            f"{app.name} has {needs} optional needs; the best combination of the {MAX_COMBINED} heaviest is granted, "
+            "lighter ones where room is left"
+        )
+        yield Warn(code="OptionalNotCombined", message=message)
 
 
 def _exclusive_objects(app: ShapedApp) -> list[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.fit import Fit
-from moorage.sdk import EXCLUSIVE, Fleet, Mask, OptionalNeed, Shape, ShapedApp
+from moorage.fit import MAX_COMBINED, Fit, by_weight, combinations
+from moorage.sdk import EXCLUSIVE, Fleet, Mask, Shape, ShapedApp
 
 #: An answer has at most this many levels. Scores are exact up to that, beyond it fifteenths, rounded down.
 LEVELS = 16
+#: Weights up to this are found by counting, which needs no sorting.
+_MAX_COUNTED = 1 << 12
 
 
 def levels(
@@ -29,35 +31,57 @@ def levels(
 def _met_weight(
     fleet: Fleet, app: ShapedApp, shape_fits: Sequence[Fit], allowed: Mask
 ) -> tuple[NDArray[np.int64], int]:
-    """Returns the weight of the optional needs that each cluster meets, 0 where it is not allowed, and that of all."""
-    optionals = [
-        (shape, optional, met)
-        for shape, fit in zip(app.shapes, shape_fits, strict=True)
-        for optional, met in zip(shape.optional, fit.met, strict=True)
-    ]
-    weight = sum(optional.weight for _, optional, _ in optionals)
+    """Returns the most weight of optional needs that each cluster can be granted, 0 where it is not allowed, and that of all
+    needs. It is the maximum over the same combinations for all clusters, so more hardware never scores less."""
+    weight = sum(optional.weight for shape in app.shapes for optional in shape.optional)
     met_weight = np.zeros(len(allowed), np.int64)
     if not weight or not allowed.any():
         return met_weight, weight
-    remaining = _Remaining(fleet, app) if len(app.shapes) > 1 else None
-    for shape, optional, met in sorted(optionals, key=lambda entry: -entry[1].weight):
-        met_weight += optional.weight * (met if remaining is None else remaining.take(shape, optional, met))
-    met_weight[~allowed] = 0
+    sums = _Sums(fleet, app) if len(app.shapes) > 1 else None
+    undecided = allowed.copy()
+    for needs in combinations(app.shapes):
+        granted = undecided.copy()
+        for number, fit in enumerate(shape_fits):
+            granted &= _granted(fit, app.shapes[number], [i for n, i in needs if n == number])
+        if sums is not None and granted.any():
+            granted = sums.hold(needs, granted)
+        met_weight[granted] = sum(app.shapes[number].optional[i].weight for number, i in needs)
+        undecided &= ~granted
+        if not undecided.any():
+            break
     return met_weight, weight
+
+
+def _granted(fit: Fit, shape: Shape, needs: Sequence[int]) -> Mask:
+    """Returns the clusters that can be granted these needs of one shape."""
+    order = by_weight(shape)
+    ranks = [order.index(i) for i in needs]
+    subset = sum(1 << rank for rank in ranks if rank < MAX_COMBINED)
+    return fit.granted(subset, sum(rank >= MAX_COMBINED for rank in ranks))
 
 
 def _levels_of(met: NDArray[np.int64], total: int) -> list[tuple[float, Mask]]:
     """Returns the scores met ÷ total with their clusters."""
-    values = np.unique(met[met > 0])
-    if values.size > LEVELS:
+    values = _different(met, total)
+    if len(values) > LEVELS:
         met, total = (LEVELS - 1) * met // total, LEVELS - 1
-        values = np.unique(met[met > 0])
-    return [(value / total, met == value) for value in values.tolist()]
+        values = _different(met, total)
+    return [(value / total, met == value) for value in values]
 
 
-class _Remaining:
-    """The sums per cluster that the shapes of an app leave free. An optional need that is granted to one shape takes from
-    them, so the others cannot have it."""
+def _different(met: NDArray[np.int64], most: int) -> list[int]:
+    """Returns the different values above 0, in ascending order; none is above `most`."""
+    if most <= _MAX_COUNTED:
+        values = np.bincount(met).nonzero()[0]
+    else:
+        values = np.unique(met)
+    found: list[int] = values.tolist()
+    return [value for value in found if value]
+
+
+class _Sums:
+    """The sums per cluster that the mandatory needs of an app leave free. Shapes that are granted more together than these
+    do not fit together."""
 
     def __init__(self, fleet: Fleet, app: ShapedApp) -> None:
         self._fleet, self._app = fleet, app
@@ -70,12 +94,15 @@ class _Remaining:
             free = self._free[resource] = self._fleet.sums(resource)[0] - taken
         return free
 
-    def take(self, shape: Shape, optional: OptionalNeed, clusters: Mask) -> Mask:
-        """Returns those of these clusters that have enough left for the need, and takes it there."""
-        # Nodes without a bound on exclusive cores have no sum of them, and pods on every node have no number.
-        needs = {} if shape.per_node else {r: n * shape.count for r, n in optional.resources.items() if r != EXCLUSIVE}
-        for resource, need in needs.items():
+    def hold(self, needs: Iterable[tuple[int, int]], clusters: Mask) -> Mask:
+        """Returns those of these clusters that have enough left for all these needs."""
+        total: dict[str, int] = {}
+        for number, i in needs:
+            shape = self._app.shapes[number]
+            # Nodes without a bound on exclusive cores have no sum of them, and pods on every node have no number.
+            for resource, need in {} if shape.per_node else shape.optional[i].resources.items():
+                if resource != EXCLUSIVE:
+                    total[resource] = total.get(resource, 0) + need * shape.count
+        for resource, need in total.items():
             clusters = clusters & (self._of(resource) >= need)
-        for resource, need in needs.items():
-            self._of(resource)[clusters] -= need
         return clusters

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from moorage.fit import Fit, Rejection, explain, largest_shortage
-from moorage.parsing import format_amount
+from moorage.parsing import format_amount, readable_amount
+from moorage.podspec import port_text
 from moorage.sdk import Fleet, Mask, Reason, Shape, ShapedApp
 
 from .actions import NAME
 
 SAMPLES = 5
+_RULES = {"PodAntiAffinity": "pod anti-affinity", "PodAffinity": "pod affinity", "TopologySpread": "topology spread"}
+
+
+class Refusal(NamedTuple):
+    """A reason, and the clusters that it is about."""
+
+    reason: Reason
+    clusters: Mask
 
 
 class RefusalReasons:
@@ -22,7 +32,7 @@ class RefusalReasons:
     def __init__(self, fleet: Fleet, app: ShapedApp, within: Mask) -> None:
         self._fleet, self._app, self._within = fleet, app, within
 
-    def reasons(self, shape_fits: Sequence[Fit], conflict: Mask | None) -> list[Reason]:
+    def reasons(self, shape_fits: Sequence[Fit], conflict: Mask | None) -> list[Refusal]:
         """`conflict`: clusters where the objects of the app fit each alone but not together."""
         fleet = self._fleet
         reasons = self._unusable()
@@ -38,12 +48,12 @@ class RefusalReasons:
             reasons.append(self._reason("PackingFails", conflict, message, **fields))
         return reasons
 
-    def _unusable(self) -> list[Reason]:
+    def _unusable(self) -> list[Refusal]:
         """Returns the reasons for clusters that take nothing at the moment."""
         fleet = self._fleet
         unusable = fleet.known & self._within & ~fleet.usable_clusters
         if not fleet.known.any():
-            return [Reason(code="NoClusters", message="no cluster reports", app=self._app.name)]
+            return [Refusal(Reason(code="NoClusters", message="no cluster reports", app=self._app.name), unusable)]
         states = {"Stale": np.zeros(fleet.size, np.bool_), "Cordoned": np.zeros(fleet.size, np.bool_)}
         for cid in np.flatnonzero(unusable).tolist():
             state = fleet.state(cid)
@@ -56,8 +66,8 @@ class RefusalReasons:
             if clusters.any()
         ]
 
-    def _reason(self, code: str, clusters: Mask, message: str, **fields: str) -> Reason:
-        return Reason(
+    def _reason(self, code: str, clusters: Mask, message: str, **fields: str) -> Refusal:
+        reason = Reason(
             code=code,
             message=message,
             app=self._app.name,
@@ -65,8 +75,9 @@ class RefusalReasons:
             samples=self._fleet.clusters.named(clusters, SAMPLES),
             **fields,
         )
+        return Refusal(reason, clusters)
 
-    def _of_shape(self, shape: Shape, rejection: Rejection) -> Reason:
+    def _of_shape(self, shape: Shape, rejection: Rejection) -> Refusal:
         code, clusters, resource = rejection.code, rejection.clusters, rejection.resource
         if code == "LabelMissing":
             message = f"no node carries {rejection.label}, which {shape.object} needs"
@@ -79,13 +90,22 @@ class RefusalReasons:
             message = f"room for at most {rejection.best} of the {rejection.needed} pods of {shape.object}"
             amounts = {"needed": str(rejection.needed), "free": str(rejection.best)}
             return self._reason(code, clusters, message, consumer=_consumers(shape), need="pods", **amounts)
+        if code in _RULES:
+            message = f"{_RULES[code]} leaves room for at most {rejection.best} of the {rejection.needed} pods of {shape.object}"
+            amounts = {"needed": str(rejection.needed), "free": str(rejection.best)}
+            return self._reason(code, clusters, message, consumer=_consumers(shape), need="pods", **amounts)
+        if code == "HostPortTaken":
+            where = "a node" if shape.per_node else "every node"
+            message = f"{port_text(resource)}, which {shape.object} needs, is in use on {where}"
+            fields = {"need": port_text(resource), "needed": str(rejection.needed), "free": "0"}
+            return self._reason(code, clusters, message, consumer=_consumers(shape), **fields)
         if not resource:
             return self._reason(code, clusters, f"{shape.object}: {rejection.message}", consumer=_consumers(shape))
         needed, free = format_amount(resource, rejection.needed), format_amount(resource, rejection.best)
-        short = format_amount(resource, rejection.needed - rejection.best)
         where = "every node" if shape.per_node else "one node"
-        message = f"a pod of {shape.object} needs {needed} {resource} on {where}"
-        message += f"; at most {free} is free there, {short} too little"
+        most, short = (readable_amount(resource, n) for n in (rejection.best, rejection.needed - rejection.best))
+        message = f"a pod of {shape.object} needs {readable_amount(resource, rejection.needed)} {resource} on {where}"
+        message += f"; at most {most} is free there, {short} too little"
         consumer = _consumers(shape, resource)
         return self._reason(code, clusters, message, consumer=consumer, need=resource, needed=needed, free=free)
 
@@ -110,8 +130,9 @@ def _shortage(fleet: Fleet, shapes: Sequence[Shape], clusters: Mask) -> tuple[st
     if shortage is None:
         return "", {}
     fields = shortage.reason_fields()
-    needed, free = fields["needed"], fields["free"]
-    return f": they need {needed} {shortage.resource}, one cluster has at most {free} free{shortage.caveat}", fields
+    needed, free = (readable_amount(shortage.resource, n) for n in (shortage.needed, shortage.free))
+    text = f": they need {needed} {fields['need']}, one cluster has at most {free} free{shortage.caveat}"
+    return text, fields
 
 
 def _consumers(shape: Shape, need: str = "") -> str:
