@@ -1,4 +1,4 @@
-"""Serves the OpenAPI document, and a page to read and try it that loads nothing from other hosts."""
+"""Serves the OpenAPI document, a page to read and try it, and the page at `/`. They load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from moorage.telemetry import version_of_moorage
 
 from .core.openapi import document
-from .responses import encode
+from .responses import encode, json_response
 from .route import TABLE
 
 _CACHE = web.AppKey("openapi", dict[str, bytes])
@@ -35,17 +35,29 @@ async def get_openapi(request: web.Request) -> web.StreamResponse:
     return web.Response(body=cache["body"], content_type="application/json", headers=headers)
 
 
+async def get_version(request: web.Request) -> web.StreamResponse:
+    return json_response({"version": version_of_moorage()})
+
+
 async def get_docs(request: web.Request) -> web.StreamResponse:
-    page, policy = _page()
+    return _page("docs.html")
+
+
+async def get_start(request: web.Request) -> web.StreamResponse:
+    return _page("start.html")
+
+
+def _page(name: str) -> web.Response:
+    page, policy = _content(name)
     headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
     return web.Response(body=page, content_type="text/html", charset="utf-8", headers=headers)
 
 
 @cache
-def _page() -> tuple[bytes, str]:
-    """Returns the page and a content security policy that allows only its own script and style, and requests to this
+def _content(name: str) -> tuple[bytes, str]:
+    """Returns a page and a content security policy that allows only its own script and style, and requests to this
     gateway."""
-    text = (files("moorage.gateway") / "docs.html").read_text(encoding="utf-8")
+    text = (files("moorage.gateway") / name).read_text(encoding="utf-8").replace("VERSION", version_of_moorage())
     script, style = (_content_hash(text, tag) for tag in ("script", "style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
@@ -56,5 +68,6 @@ def _page() -> tuple[bytes, str]:
 
 def _content_hash(text: str, tag: str) -> str:
     found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    assert found is not None, f"the page has no {tag}"
+    if found is None:
+        return "'none'"
     return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"

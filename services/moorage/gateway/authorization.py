@@ -47,7 +47,8 @@ def check_route(request: web.Request, who: Caller) -> None:
 
 
 def may_see_event(who: Caller, subject: str) -> bool:
-    """Whether a caller may see an event: those of its projects and of the fleet; audit events need an administrator."""
+    """Returns whether a caller may see an event: those of its projects and of the fleet; audit events need an
+    administrator."""
     tokens = subject.split(".")
     if len(tokens) < 5:
         return who.may("admin")

@@ -11,35 +11,30 @@ import numpy as np
 from aiohttp import web
 
 from moorage.bus import new_id, subjects
-from moorage.candidates import WeightedAnswer, decode_answer, disjoint_sets, merge
+from moorage.candidates import WeightedAnswer, decode_answer, disjoint_sets, merge, value_parts
 from moorage.fleet import Fleet
 from moorage.ledger import existing_placement
 from moorage.model.candidates import Answer, Ask
 from moorage.model.groups import Revision
+from moorage.model.records import DecisionRecord
+from moorage.model.replies import Reply
 
-from .groups import known_decision, known_group
+from .groups import known_group
 from .middleware import Gateway, gateway_of
 from .responses import bad_parameter, json_response
 
 _decode = msgspec.json.Decoder(Answer).decode
 _MAX_NAMES = 1000
+#: Clusters up to which sets are computed at once.
+_QUICK = 10_000
 
 
 async def get_group_candidates(request: web.Request) -> web.StreamResponse:
     known = known_group(request)
-    return json_response(await candidates(gateway_of(request), known.record.resolved, _names(request)))
+    return json_response(await candidates(gateway_of(request), known.record.resolved, names_of(request)))
 
 
-async def get_decision_candidates(request: web.Request) -> web.StreamResponse:
-    """Returns the candidates of the decision's group as it is now; the controllers are asked again."""
-    decision = known_decision(request)
-    gateway = gateway_of(request)
-    record = gateway.view.record(decision.group)
-    assert record is not None, "a decision of a group that was never stored"
-    return json_response({"decision": decision.id, **await candidates(gateway, record.resolved, _names(request))})
-
-
-def _names(request: web.Request) -> int:
+def names_of(request: web.Request) -> int:
     text = request.query.get("names", str(_MAX_NAMES))
     if not text.isdigit() or len(text) > 7:
         raise bad_parameter("names", "must be the number of clusters to list for each set")
@@ -51,6 +46,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
     fleet = view.fleet
     asked = {name: c for name, c in sorted(view.controllers.items()) if c.placement}
     budget_ms = max((c.deadline_ms for c in asked.values()), default=500.0)
+    existing = existing_placement(revision, fleet, view.ledger)
     ask = Ask(
         id=new_id(),
         group=revision.group,
@@ -60,18 +56,29 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
         tenant=revision.tenant,
         apps=revision.apps,
         intents=revision.intents,
-        held=existing_placement(revision, fleet, view.ledger).unchanged_clusters(revision.apps, fleet),
+        held=existing.unchanged_clusters(revision.apps, fleet),
+        own=existing.own,
     )
     replies = await gateway.bus.ask_many(
         {name: (subjects.candidates(name), c.deadline_ms / 1e3) for name, c in asked.items()},
         msgspec.json.encode(ask),
     )
+    weights = {name: controller.weight for name, controller in asked.items()}
+    if fleet.size <= _QUICK:
+        return candidates_of(fleet, revision, weights, replies, names)
+    return await asyncio.to_thread(candidates_of, fleet, revision, weights, replies, names)
+
+
+def candidates_of(
+    fleet: Fleet, revision: Revision, weights: Mapping[str, float], replies: Mapping[str, Reply], names: int
+) -> dict[str, Any]:
+    """Shows what each controller said, and what follows from it for each app."""
     apps = [app.name for app in revision.apps]
     answers: list[WeightedAnswer] = []
     items: list[dict[str, Any]] = []
     for name, reply in replies.items():
         item: dict[str, Any] = {"name": name, "outcome": reply.outcome, "tookMs": round(reply.took_ms, 3), "apps": {}}
-        if reply.outcome == "answered":
+        if reply.outcome in ("answered", "stale"):
             try:
                 raw = _decode(reply.data)
                 if raw.error:
@@ -80,7 +87,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
             except (msgspec.DecodeError, ValueError) as error:
                 item |= {"outcome": "error", "error": str(error)[:300]}
             else:
-                answers.append(WeightedAnswer(name, asked[name].weight, decoded))
+                answers.append(WeightedAnswer(name, weights[name], decoded))
                 item["apps"] = _candidate_sets(fleet, revision, decoded.apps, names)
                 item["conflicts"] = [
                     {"apps": [apps[a], apps[b]], "clusters": fleet.clusters.named(mask, names)}
@@ -91,7 +98,7 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
             item["error"] = reply.error
         items.append(item)
     merged = merge([app.replicas for app in revision.apps], fleet.usable_clusters, answers, fleet.known)
-    sets = await asyncio.to_thread(disjoint_sets, merged) if fleet.size > 10_000 else disjoint_sets(merged)
+    sets = disjoint_sets(merged)
     return {
         "group": revision.group,
         "revision": revision.revision,
@@ -101,6 +108,24 @@ async def candidates(gateway: Gateway, revision: Revision, names: int) -> dict[s
         },
         "controllers": items,
     }
+
+
+def choices_of(fleet: Fleet, record: DecisionRecord) -> list[dict[str, Any]]:
+    """Shows the choices of clusters that were tried, each app's best clusters with their values."""
+    shown: list[dict[str, Any]] = []
+    for choice in record.tried:
+        apps: dict[str, Any] = {}
+        for app, clusters, ranked in zip(record.revision.apps, choice.clusters, choice.ranked, strict=False):
+            best = [(fleet.names[cid], value_parts(value)) for cid, value in ranked]
+            apps[app.name] = {
+                "clusters": [fleet.names[cid] for cid in clusters],
+                "best": [
+                    {"cluster": name, "stays": parts.stays, "score": parts.score, "tie": parts.tie}
+                    for name, parts in best
+                ],
+            }
+        shown.append({"apps": apps, "withoutRoom": [fleet.names[cid] for cid in choice.failed]})
+    return shown
 
 
 def _candidate_sets(fleet: Fleet, revision: Revision, answers: Mapping[int, Any], names: int) -> dict[str, Any]:

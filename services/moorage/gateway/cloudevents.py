@@ -17,7 +17,7 @@ _AREAS = {"intents": 4, "decisions": 4, "fleet": 2, "audit": 1}  # tokens of wha
 
 
 def wanted(request: web.Request) -> bool:
-    """Whether CloudEvents are requested, by Accept or by a parameter: a browser's EventSource cannot set headers."""
+    """Returns whether CloudEvents are requested, by Accept or by a parameter: a browser's EventSource cannot set headers."""
     text = request.query.get("format", "")
     if text not in ("", "cloudevents", "plain"):
         raise bad_parameter("format", f"{text[:50]!r} is not a format; use cloudevents or plain")

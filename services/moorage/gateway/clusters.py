@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from moorage.bus import time_text
 from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim
 from moorage.model.problems import Refused, not_found
@@ -18,30 +19,41 @@ from .read_model import ReadModel
 from .responses import json_response, list_response, page_of
 
 
-def _amounts(fleet: Fleet, cid: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Sums allocatable over all nodes, and free over usable nodes (0 on a cordoned or stale cluster). Resources that no node
-    has are left out."""
-    allocatable: dict[str, str] = {}
-    free: dict[str, str] = {}
+class _Amounts(NamedTuple):
+    allocatable: dict[str, str]
+    free: dict[str, str]
+    used: dict[str, str]
+
+
+def _amounts(fleet: Fleet, cid: int) -> _Amounts:
+    """Sums allocatable and used amounts over all nodes, and free over usable nodes (0 on a cordoned or stale cluster).
+    Resources that no node has are left out."""
+    found = _Amounts({}, {}, {})
     rows = fleet.rows_of(cid)
     for name, column in fleet.stored.items():
         if total := int(column.allocatable[rows].sum()):
             free_by_cluster, _ = fleet.sums(name)
-            allocatable[name] = format_amount(name, total)
-            free[name] = format_amount(name, max(0, int(free_by_cluster[cid])))
-    return allocatable, free
+            found.allocatable[name] = format_amount(name, total)
+            found.free[name] = format_amount(name, max(0, int(free_by_cluster[cid])))
+            found.used[name] = format_amount(name, total - int(column.free[rows].sum()))
+    return found
+
+
+def _times(fleet: Fleet, cid: int) -> dict[str, str]:
+    """Returns when a cluster joined, if that is known, and when it reported last."""
+    times = {"created": fleet.joined_at(cid), "lastReport": fleet.as_of(cid)}
+    return {name: time_text(seconds) for name, seconds in times.items() if seconds > 0}
 
 
 def cluster_item(fleet: Fleet, cid: int) -> dict[str, Any]:
-    allocatable, free = _amounts(fleet, cid)
     return {
         "id": fleet.names[cid],
         "state": fleet.state(cid),
         "seq": fleet.seq(cid),
         "labels": fleet.cluster_labels(cid),
         "nodes": len(fleet.rows_of(cid)),
-        "allocatable": allocatable,
-        "free": free,
+        **_amounts(fleet, cid)._asdict(),
+        **_times(fleet, cid),
     }
 
 
@@ -106,10 +118,12 @@ async def get_cluster(request: web.Request) -> web.StreamResponse:
 def node_item(fleet: Fleet, cid: int, name: str, row: int) -> dict[str, Any]:
     allocatable: dict[str, str] = {}
     free: dict[str, str] = {}
+    used: dict[str, str] = {}
     for resource, column in fleet.stored.items():
-        if column.allocatable[row]:
-            allocatable[resource] = format_amount(resource, int(column.allocatable[row]))
+        if total := int(column.allocatable[row]):
+            allocatable[resource] = format_amount(resource, total)
             free[resource] = format_amount(resource, max(0, int(column.free[row])))
+            used[resource] = format_amount(resource, total - int(column.free[row]))
     labels = dict(fleet.label_sets[int(fleet.labelset[row])])
     if fleet.host_label[row]:
         labels["kubernetes.io/hostname"] = name
@@ -121,8 +135,19 @@ def node_item(fleet: Fleet, cid: int, name: str, row: int) -> dict[str, Any]:
         "taints": list(fleet.taint_sets[int(fleet.taintset[row])]),
         "allocatable": allocatable,
         "free": free,
+        **({"hostPorts": list(ports)} if (ports := fleet.port_sets[int(fleet.portset[row])]) else {}),
+        "used": used,
+        **_times(fleet, cid),  # a node that does not report its age is as old as its cluster here
         **{key: value for key, value in fleet.extras(row).items() if value},
+        **_inside(fleet, row),
     }
+
+
+def _inside(fleet: Fleet, row: int) -> dict[str, Any]:
+    """Returns the zones, providers and topology manager that a node reports, those that there are."""
+    inside = fleet.inside(row)[1].inside
+    found = {"zones": inside.zones, "providers": inside.providers, "topologyManager": inside.topology_manager}
+    return {name: value for name, value in found.items() if value}
 
 
 async def list_nodes(request: web.Request) -> web.StreamResponse:

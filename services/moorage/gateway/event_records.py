@@ -18,7 +18,7 @@ REJECTED_LOG = stores.REJECTED
 
 
 def is_event_subject(pattern: str) -> bool:
-    """Whether this is a well-formed subject or pattern below `moorage.events` or `moorage.rejected`."""
+    """Returns whether this is a well-formed subject or pattern below `moorage.events` or `moorage.rejected`."""
     tokens = pattern.split(".")
     if tokens[0] != "moorage" or len(tokens) < 3 or tokens[1] not in ("events", "rejected"):
         return False
@@ -38,7 +38,7 @@ def matches(pattern: tuple[str, ...], subject: str) -> bool:
     return len(tokens) == len(pattern)
 
 
-class RecordedEvent(NamedTuple):
+class LoggedEvent(NamedTuple):
     """An event with its sequence number in the log."""
 
     seq: int
@@ -55,13 +55,13 @@ class _Head(msgspec.Struct):
 _head = msgspec.json.Decoder(_Head).decode
 
 
-def decode_event(seq: int, data: bytes) -> RecordedEvent | None:
+def decode_event(seq: int, data: bytes) -> LoggedEvent | None:
     """Decodes an event. Returns None for undecodable ones, which their writer has counted."""
     try:
         head = _head(data)
     except msgspec.DecodeError:
         return None
-    return RecordedEvent(seq, head.id.replace("\n", ""), head.subject, data)
+    return LoggedEvent(seq, head.id.replace("\n", ""), head.subject, data)
 
 
 class _RejectedMessage(msgspec.Struct):
@@ -76,7 +76,7 @@ _rejected = msgspec.json.Decoder(_RejectedMessage).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def decode_rejected(seq: int, data: bytes) -> RecordedEvent | None:
+def decode_rejected(seq: int, data: bytes) -> LoggedEvent | None:
     """Converts a rejected message to an event, whose id is made from its sequence number."""
     try:
         message = _rejected(data)
@@ -89,4 +89,4 @@ def decode_rejected(seq: int, data: bytes) -> RecordedEvent | None:
         subject=subjects.rejected(message.subject),
         data=msgspec.Raw(_encode(body)),
     )
-    return RecordedEvent(seq, event.id, event.subject, _encode(event))
+    return LoggedEvent(seq, event.id, event.subject, _encode(event))

@@ -10,16 +10,16 @@ from typing import Protocol
 
 from moorage.bus import Bus
 from moorage.bus.ordered_consumer import OrderedConsumer
-from moorage.collections import LruDict
 from moorage.model.auth import Caller
 
 from .authorization import may_see_event
-from .event_records import EVENTS, LOG, RecordedEvent, decode_event, matches
+from .core.event_numbers import EventNumbers
+from .event_records import EVENTS, LOG, LoggedEvent, decode_event, matches
 
 #: Limits of a listener: events queued while it is sent older ones, and bytes in its connection's write buffer.
 _MAX_QUEUED, _MAX_BUFFER = 8192, 4 << 20
 #: Number of events whose sequence number is known by id, and of events that are sent again to a resuming client.
-_MAX_SEQS, _MAX_REPLAYED = 100_000, 20_000
+_MAX_SEQS, _MAX_REPLAYED = 65_536, 20_000
 
 
 class Transport(Protocol):
@@ -34,14 +34,14 @@ class Listener:
     """A client of an event stream. Events are written directly to its connection: a thousand clients are served in one loop,
     without a task each. A client that reads too slowly is disconnected and may resume, so memory is bounded."""
 
-    def __init__(self, out: Transport, frame: Callable[[RecordedEvent], bytes], is_valid: Callable[[], bool]) -> None:
+    def __init__(self, out: Transport, frame: Callable[[LoggedEvent], bytes], is_valid: Callable[[], bool]) -> None:
         self._out, self._frame, self._is_valid = out, frame, is_valid
-        self._queue: list[RecordedEvent] | None = []  # until older events have been sent
+        self._queue: list[LoggedEvent] | None = []  # until older events have been sent
         self.last_seq = 0
         self.slow = False
         self.ended = asyncio.Event()
 
-    def send(self, event: RecordedEvent) -> None:
+    def send(self, event: LoggedEvent) -> None:
         if self.ended.is_set() or event.seq <= self.last_seq:
             return
         if self._queue is not None:
@@ -87,11 +87,11 @@ class EventStream:
         bus: Bus,
         root: str = EVENTS,
         log: str = LOG,
-        decode: Callable[[int, bytes], RecordedEvent | None] = decode_event,
+        decode: Callable[[int, bytes], LoggedEvent | None] = decode_event,
     ) -> None:
         self._bus, self._root, self._name, self._decode = bus, root, log, decode
         self._audiences: dict[Audience, set[Listener]] = {}
-        self._seqs = LruDict[str, int](_MAX_SEQS)
+        self._seqs = EventNumbers(_MAX_SEQS)
         self._recalled = False
         self._recalling = asyncio.Lock()
         self._follower: OrderedConsumer | None = None
@@ -111,7 +111,7 @@ class EventStream:
         event = self._decode(seq, data)
         if event is None:
             return
-        self._seqs[event.id] = seq
+        self._seqs.put(event.id, seq)
         for audience, listeners in self._audiences.items():
             if may_receive(audience, event.subject):
                 for listener in listeners:
@@ -129,10 +129,10 @@ class EventStream:
 
     async def seq_of(self, ident: str) -> int | None:
         """Returns an event's sequence number. Ids from before the start are read from the log once for all clients."""
-        if ident not in self._seqs:
+        if self._seqs.get(ident) is None:
             await self._catch_up()
         async with self._recalling:
-            if ident not in self._seqs and not self._recalled:
+            if self._seqs.get(ident) is None and not self._recalled:
                 self._recalled = True
                 await self._recall()
         return self._seqs.get(ident)
@@ -146,21 +146,22 @@ class EventStream:
             await asyncio.sleep(0.01)
 
     async def _recall(self) -> None:
-        older: list[tuple[str, int]] = []
+        numbers = EventNumbers(_MAX_SEQS)
 
         def collect(seq: int, data: bytes) -> None:
             if (event := self._decode(seq, data)) is not None:
-                older.append((event.id, seq))
+                numbers.put(event.id, seq)
 
         log = self._bus.log(self._name)
         start = max(await log.first(), self.next - _MAX_SEQS)
         await (await log.follow(start, collect)).stop()
-        self._seqs = LruDict(_MAX_SEQS, [*older, *self._seqs.items()])
+        numbers.put_all(self._seqs)
+        self._seqs = numbers
 
-    async def events_after(self, seq: int, audience: Audience) -> tuple[list[RecordedEvent], bool]:
+    async def events_after(self, seq: int, audience: Audience) -> tuple[list[LoggedEvent], bool]:
         """Returns an audience's events after a sequence number, and whether they are complete."""
         log = self._bus.log(self._name)
-        found: deque[RecordedEvent] = deque(maxlen=_MAX_REPLAYED)
+        found: deque[LoggedEvent] = deque(maxlen=_MAX_REPLAYED)
         dropped = False
 
         def collect(at: int, data: bytes) -> None:
@@ -175,13 +176,13 @@ class EventStream:
         await (await log.follow(seq + 1, collect, keys="" if keys == self._root else keys)).stop()
         return list(found), complete and not dropped
 
-    async def last_events(self, subject: str, limit: int, shown: Callable[[str], bool]) -> list[RecordedEvent]:
+    async def last_events(self, subject: str, limit: int, shown: Callable[[str], bool]) -> list[LoggedEvent]:
         """Returns the last events of a subject that are still in the log and may be shown."""
         log = self._bus.log(self._name)
         start = 1
         if subject == self._root:
             start = max(1, await log.last() - 4 * limit + 1)  # enough, because most events may be shown
-        found: deque[RecordedEvent] = deque(maxlen=limit)
+        found: deque[LoggedEvent] = deque(maxlen=limit)
 
         def collect(seq: int, data: bytes) -> None:
             event = self._decode(seq, data)

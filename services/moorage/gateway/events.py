@@ -16,7 +16,7 @@ from moorage.model.problems import Refused, not_found
 
 from . import cloudevents
 from .authorization import caller_of, may_see_event, require
-from .event_records import EVENTS, LOG, RecordedEvent, is_event_subject
+from .event_records import EVENTS, LOG, LoggedEvent, is_event_subject
 from .event_stream import Audience, EventStream, Listener
 from .middleware import Gateway, gateway_of
 from .rate_limits import TooManyRequests
@@ -47,7 +47,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     subject = request.query.get("subject") or EVENTS
     if not is_event_subject(subject):
         raise bad_parameter("subject", f"{subject[:200]!r} is not a subject below moorage.events or moorage.rejected")
-    if subject.startswith("moorage.rejected."):  # these may hold anything that somebody sent
+    if subject.startswith("moorage.rejected."):  # these may hold anything that a client sent
         require(caller_of(request), "admin")
     gateway = gateway_of(request)
     clouds = cloudevents.wanted(request)
@@ -120,7 +120,7 @@ async def _resume(response: web.StreamResponse, gateway: Gateway, audience: Audi
 
 
 @lru_cache(256)
-def _frame(event: RecordedEvent, *, clouds: bool, chunked: bool) -> bytes:
+def _frame(event: LoggedEvent, *, clouds: bool, chunked: bool) -> bytes:
     """Encodes an event, including HTTP/1.1 chunking, once for all listeners."""
     data = encode(cloudevents.structured(_decode(event.data))) if clouds else event.data
     frame = b"id: " + event.id.encode() + b"\ndata: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"

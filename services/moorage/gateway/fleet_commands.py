@@ -10,10 +10,7 @@ import msgspec
 from aiohttp import web
 
 from moorage.bus import Bus, subjects
-from moorage.model.problems import (
-    Refused,
-    wrong_state,
-)
+from moorage.model.problems import Refused, still_reports, wrong_state
 
 from .audit import request_id
 from .bus_client import call
@@ -21,6 +18,7 @@ from .clusters import claims_on, cluster_of, known_cluster
 from .core.schemas import ClusterEdit, Misbehaviour
 from .document_bodies import read_documents
 from .middleware import gateway_of
+from .read_model import ReadModel
 from .responses import bool_parameter, encode, json_response
 
 
@@ -41,6 +39,7 @@ async def delete_cluster(request: web.Request) -> web.StreamResponse:
     """Deletes a lost cluster. With `abandonClaims` the caller asserts that nothing runs there any more: pending removals then
     count as done, and groups with claims there are placed again."""
     gateway, cluster = gateway_of(request), cluster_of(request)
+    _check_lost(gateway.view, cluster)
     claims = claims_on(gateway.view, cluster)
     if claims and not bool_parameter(request, "abandonClaims", False):
         groups = sorted({active.group for active in claims})
@@ -63,6 +62,13 @@ async def delete_cluster(request: web.Request) -> web.StreamResponse:
     return web.Response(status=204)
 
 
+def _check_lost(view: ReadModel, cluster: str) -> None:
+    """Raises Refused if the cluster reports, as the inventory would, before anything else is advised."""
+    fleet = view.fleet
+    if view.follower.healthy and known_cluster(fleet, cluster) and fleet.state(fleet.ids[cluster]) != "Stale":
+        raise Refused(wrong_state(still_reports(cluster)))
+
+
 async def apply_fleet(bus: Bus, document: dict[str, Any]) -> dict[str, Any]:
     return await call(bus, subjects.SIM_APPLY, encode(document), timeout=600)
 
@@ -75,7 +81,9 @@ async def put_fleet(request: web.Request) -> web.StreamResponse:
 
 
 async def list_sim_clusters(request: web.Request) -> web.StreamResponse:
-    return json_response(await call(gateway_of(request).bus, subjects.SIM_LIST, {}))
+    """Returns a page of at most 10,000 clusters; `continue` in it is that of the next page."""
+    after = {"continue": request.query["continue"]} if request.query.get("continue") else {}
+    return json_response(await call(gateway_of(request).bus, subjects.SIM_LIST, after))
 
 
 async def inject_fault(request: web.Request) -> web.StreamResponse:

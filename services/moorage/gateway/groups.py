@@ -8,14 +8,12 @@ from typing import Any
 from aiohttp import web
 
 from moorage.bus import subjects
-from moorage.model.claims import Decision, decision_document
 from moorage.model.controllers import Controller
-from moorage.model.desired import DiffAsk
+from moorage.model.desired_state import DiffAsk
 from moorage.model.names import token, untoken
 from moorage.model.problems import Refused, Violation, invalid, not_found
-from moorage.parsing import format_amount
 
-from .authorization import caller_of, require
+from .authorization import caller_of
 from .bus_client import call
 from .core.explain import Known, application_item, group_item, why
 from .core.selectors import parse, selects
@@ -124,7 +122,7 @@ def _versioned(request: web.Request, item: Any, group: str) -> web.Response:
 
 # --- standalone intents ----------------------------------------------------------------------------------------------
 
-_BUILTIN = ("HpaIntent", "PlacementIntent", "AffinityIntent")
+_BUILTIN = ("HpaIntent", "TopologyIntent", "PlacementIntent", "AffinityIntent")
 
 
 def intent_kind(view: ReadModel, text: str) -> str:
@@ -164,48 +162,6 @@ async def get_intent(request: web.Request) -> web.StreamResponse:
     response = json_response(document)
     response.headers["ETag"] = etag(view.document_revisions[key])
     return response
-
-
-# --- decisions -------------------------------------------------------------------------------------------------------
-
-
-async def _decision_item(view: ReadModel, decision: Decision) -> dict[str, Any]:
-    item = decision_document(decision)
-    item["seq"] = await view.seq_of(decision.group, decision.id)
-    for claim in item.setdefault("claims", []):
-        for slot in claim["slots"]:
-            slot.setdefault("count", 1)
-            slot["resources"] = {
-                name: format_amount(name, amount) for name, amount in slot.get("resources", {}).items()
-            }
-    return item
-
-
-async def list_decisions(request: web.Request) -> web.StreamResponse:
-    """Lists the current decisions by group."""
-    view = gateway_of(request).view
-    standing = view.ledger.standing
-    if group := request.query.get("group"):
-        keys = [group] if group in standing else []
-    else:
-        keys = sorted(standing)
-    if (who := caller_of(request)).projects:
-        keys = [key for key in keys if who.sees(project_of(key))]
-    page, more = page_of(request, keys)
-    return list_response([await _decision_item(view, standing[key]) for key in page if key in standing], more)
-
-
-def known_decision(request: web.Request) -> Decision:
-    ident = request.match_info["id"]
-    for found in gateway_of(request).view.ledger.standing.values():
-        if found.id == ident:
-            require(caller_of(request), "viewer", project_of(found.group))
-            return found
-    raise Refused(not_found(f"current decision {ident}"))
-
-
-async def get_decision(request: web.Request) -> web.StreamResponse:
-    return json_response(await _decision_item(gateway_of(request).view, known_decision(request)))
 
 
 # --- controllers -----------------------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from moorage.bus import new_id, subjects
+from moorage.bus import FoundWorker, find_workers, new_id, subjects
 from moorage.ledger.metrics import follower_metrics
 from moorage.model.auth import Caller
 from moorage.model.candidates import Ask
@@ -18,8 +19,10 @@ from moorage.telemetry import MetricValue
 
 from .authorization import caller_of
 from .clusters import claims_on, known_cluster
+from .core.explain import has_pending_revision
 from .groups import project_of
 from .middleware import Gateway, gateway_of
+from .read_model import ReadModel
 from .responses import json_response, list_response, problem_response, unavailable
 
 #: Seconds until workers and controllers must have answered a ping.
@@ -60,19 +63,30 @@ def view_metrics(gateway: Gateway) -> Iterable[MetricValue]:
 async def get_health(request: web.Request) -> web.StreamResponse:
     """Returns the workers and controllers that answer, stale clusters, and groups on stale or deleted clusters."""
     gateway = gateway_of(request)
-    workers, controllers = await asyncio.gather(_workers(gateway), _controllers(gateway))
+    workers, controllers, records = await asyncio.gather(
+        find_workers(gateway.bus, _PING_SECONDS, partial(_all_answered, gateway)),
+        _controllers(gateway),
+        gateway.records.state(),
+    )
+    unrecorded = sum(worker.unrecorded for worker in workers)
     fleet = gateway.view.fleet
     stale = [fleet.names[cid] for cid in range(fleet.size) if fleet.known[cid] and fleet.state(cid) == "Stale"]
     away = _away(gateway, set(stale), caller_of(request))
     return json_response(
         {
             "expected": [name for name, spec in gateway.mesh.workers.items() if not spec.optional],
-            "workers": workers,
+            "workers": [
+                {"kind": w.kind, "id": w.id, "version": w.version, "pid": w.pid, "ok": w.ok, "missing": w.missing}
+                for w in workers
+            ],
             "controllers": controllers,
             "stale": sorted(stale)[:_MAX_ITEMS],
             "staleCount": len(stale),
             "away": away[:_MAX_ITEMS],
             "awayCount": len(away),
+            "records": {"kept": False, "lost": unrecorded}
+            if records is None
+            else {"kept": True, "lost": unrecorded, "bytes": records.bytes, "since": records.since},
         }
     )
 
@@ -89,52 +103,19 @@ def _away(gateway: Gateway, stale: set[str], who: Caller) -> list[dict[str, Any]
             continue
         for group in {active.group for active in claims_on(view, cluster)}:
             if who.sees(project_of(group)):
-                item = found.setdefault(group, {"group": group, "stale": [], "gone": []})
+                item = found.get(group) or found.setdefault(group, _away_item(view, group))
                 item["gone" if gone else "stale"].append(cluster)
     return [found[group] for group in sorted(found)]
 
 
-async def _workers(gateway: Gateway) -> list[dict[str, Any]]:
-    """Returns all workers that answer a ping, as soon as every known kind has answered or time is up."""
-    bus = gateway.bus
-    found: list[dict[str, Any]] = []
-    complete = asyncio.Event()
+def _away_item(view: ReadModel, group: str) -> dict[str, Any]:
+    known = view.known(group)
+    state, pending = ("", False) if known is None else (known.record.state, has_pending_revision(known))
+    return {"group": group, "state": state, "stale": [], "gone": [], "pending": pending}
 
-    def on_answer(_: str, data: bytes) -> None:
-        try:
-            answer = msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError:
-            return  # the answer of a service that is not part of the mesh
-        name = str(answer.get("name", ""))
-        if not name.startswith("moorage-"):
-            return
-        meta = answer.get("metadata") or {}
-        found.append(
-            {
-                "kind": name.removeprefix("moorage-"),
-                "id": answer.get("id", ""),
-                "version": answer.get("version", ""),
-                "pid": meta.get("pid", ""),
-                "ok": meta.get("ok") == "true",
-                "missing": meta.get("missing", ""),
-            }
-        )
-        if gateway.mesh.workers.keys() <= {worker["kind"] for worker in found}:
-            complete.set()
 
-    inbox = f"{bus.nc.new_inbox()}.ping"
-    subscription = await bus.subscribe(inbox, on_answer)
-    try:
-        await bus.publish("$SRV.PING", b"", reply=inbox)
-        try:
-            async with asyncio.timeout(_PING_SECONDS):
-                await complete.wait()
-                await asyncio.sleep(0.02)  # more workers of the same kind may answer
-        except TimeoutError:
-            pass  # the response shows which workers have not answered
-    finally:
-        await subscription.unsubscribe()
-    return sorted(found, key=lambda worker: (worker["kind"], worker["pid"]))
+def _all_answered(gateway: Gateway, found: list[FoundWorker]) -> bool:
+    return gateway.mesh.workers.keys() <= {worker.kind for worker in found}
 
 
 async def _controllers(gateway: Gateway) -> list[dict[str, Any]]:

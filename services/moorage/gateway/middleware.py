@@ -20,14 +20,15 @@ from moorage.mesh import Mesh
 from moorage.model.auth import Caller
 from moorage.model.problems import Problem, Refused, unreadable
 from moorage.telemetry import SECONDS
+from moorage.web import AuditWriter, make_session
 
-from .audit_writer import AuditWriter
 from .authorization import ADMINISTRATOR, check_route, set_caller
+from .decision_records import DecisionRecords
 from .event_stream import EventStream
 from .rate_limits import Limits, RateLimiter, TooManyRequests
 from .read_model import ReadModel
 from .responses import http_problem, problem_response, unavailable
-from .route import Handler, route_of
+from .route import Handler, is_passed_on, route_of
 from .tokens import TokenStore
 
 log = structlog.get_logger("gateway")
@@ -48,13 +49,15 @@ class Gateway:
 
     @property
     def registry(self) -> CollectorRegistry:
-        return self.bus.vitals.registry
+        return self.bus.process_health.registry
 
     def __post_init__(self) -> None:
         #: Metrics of a method, route and status; looked up once, because binding labels is slow.
         self.bound_metrics: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
         self.tokens = TokenStore(self.bus)
         self.audit = AuditWriter(self.bus)
+        self.session = make_session()
+        self.records = DecisionRecords(self.bus)
         self.rates = RateLimiter(self.limits.rate)
         self.failures = RateLimiter(self.limits.failures)
         self.requests = Counter(
@@ -86,6 +89,8 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         response = await handler(request)
         status = response.status
+        if status >= 400:
+            _log_error(request, response)
     finally:
         method = request.method if request.method in hdrs.METH_ALL else "other"  # bounds the number of label values
         key = (method, route, status)
@@ -97,6 +102,15 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
         if route != "/v1/events":  # a stream lasts until its client leaves
             bound[1](time.perf_counter() - started)
     return response
+
+
+def _log_error(request: web.Request, response: web.StreamResponse) -> None:
+    """Logs one line for a request that is answered with an error."""
+    problem: Problem | None = response.get("problem")
+    fields = {"method": request.method, "path": request.path[:1000], "status": response.status}
+    if problem is not None:
+        fields |= {"code": problem.code, "detail": problem.detail}
+    log.info("request refused" if response.status < 500 else "request failed", **fields)
 
 
 @web.middleware
@@ -136,6 +150,8 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Authenticates and authorizes the caller. Without a token, even unknown paths are answered with 401."""
     route = route_of(request)
+    if is_passed_on(request):
+        return await handler(request)
     if route is None or not route.open:
         who = _authenticated(request)
         set_caller(request, who)

@@ -13,17 +13,20 @@ import msgspec
 import structlog
 
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, Settings, subjects
+from moorage.collections import LruDict
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import Capacity, Changes, Ledger, LedgerFollower, open_ledger
+from moorage.ledger.room import gone_parts
 from moorage.mesh import stores
 from moorage.model.attempts import Attempt
 from moorage.model.claims import Commit, Decision
 from moorage.model.controllers import Controller
-from moorage.model.desired import DesiredRecord, GroupStatus
+from moorage.model.desired_state import DesiredRecord
 from moorage.model.events import Event
 from moorage.model.groups import GroupRecord
 from moorage.model.names import GroupName, group_tokens, untoken
 from moorage.model.phases import ENDED
+from moorage.model.status import GroupStatus
 from moorage.model.v2_resources import Path, ResourceTree, ShownResource, path_of
 
 from .core.explain import Known
@@ -40,10 +43,12 @@ _document = msgspec.json.Decoder(dict[str, Any]).decode
 
 #: Decision events that have an Attempt as data; the patcher's phases are in the status.
 _ATTEMPT_PHASES = ("placed", "pending", "failed")
+#: Groups without a record of which something is kept: the record is on its way, or was deleted.
+_EARLY = 1024
 
 
 class _Lazy:
-    """A record that is decoded on first use, because most records change again before anybody reads them."""
+    """A record that is decoded on first use, because most records change again before they are read."""
 
     __slots__ = ("raw", "revision", "value")
 
@@ -71,6 +76,9 @@ class ReadModel:
         self._statuses: dict[str, _Lazy] = {}
         self._attempts: dict[str, _Lazy] = {}
         self._seqs: dict[str, tuple[str, int]] = {}  # the newest decision of each group, and its sequence in the log
+        # Attempts and sequences that arrived before the group's record, or after its deletion.
+        self._early_attempts = LruDict[str, _Lazy](_EARLY)
+        self._early_seqs = LruDict[str, tuple[str, int]](_EARLY)
         self._changed = asyncio.Event()
         self._log: LedgerFollower | None = None
         self._capacity: Capacity | None = None
@@ -114,9 +122,14 @@ class ReadModel:
         group = str(GroupName.from_tokens(key))
         if value is None:
             self._groups.pop(group, None)
-            self._attempts.pop(group, None)
-            self._seqs.pop(group, None)
+            for known in (self._attempts, self._seqs, self._early_attempts, self._early_seqs):
+                known.pop(group, None)
         else:
+            if group not in self._groups:
+                if (attempt := self._early_attempts.pop(group, None)) is not None:
+                    self._attempts[group] = attempt
+                if (seq := self._early_seqs.pop(group, None)) is not None:
+                    self._seqs[group] = seq
             self._groups[group] = _Lazy(value, revision)
         self._notify()
 
@@ -167,13 +180,14 @@ class ReadModel:
         phase, _, tokens = subject.removeprefix("moorage.events.decisions.").partition(".")
         group = str(GroupName.from_tokens(tokens))
         if phase in _ATTEMPT_PHASES:
-            self._attempts[group] = _Lazy(data, 0)
+            (self._attempts if group in self._groups else self._early_attempts)[group] = _Lazy(data, 0)
         self._notify()
 
     def _on_commit(self, commit: Commit, changes: Changes) -> None:
         for decision in commit.entries_of(Decision):
             if decision.id not in changes.refused:
-                self._seqs[decision.group] = decision.id, changes.seq
+                seqs = self._seqs if decision.group in self._groups else self._early_seqs
+                seqs[decision.group] = decision.id, changes.seq
         if self._capacity is not None:
             self._capacity.folded(changes)
         self._notify()
@@ -189,7 +203,8 @@ class ReadModel:
         self._changed = asyncio.Event()
 
     async def _recall(self) -> None:
-        """Reads the last attempts of pending groups from the event log, because their events were published before the start."""
+        """Reads the last attempts of pending groups from the event log, because their events were published before the
+        start."""
         events = self.bus.log(stores.EVENTS)
         for group in list(self._groups):
             known = self.known(group)
@@ -226,19 +241,28 @@ class ReadModel:
         if record is None:
             return None
         status = self._statuses.get(group)
-        ended = record.state in ENDED
+        reported: GroupStatus | None = None if status is None else status.get(_status)
+        standing = self.ledger.standing.get(group)
         return Known(
             record,
-            self.ledger.standing.get(group),
-            self.ledger.is_terminating(group, record.revision) if ended else self.ledger.has_active_claims(group),
+            standing,
+            self._is_counting(record, reported),
             self._attempt(group),
-            None if status is None else status.get(_status),
+            reported,
             self._clusters(group),
+            gone_parts(standing.claims, self.fleet) if standing is not None and self.follower.healthy else (),
         )
 
+    def _is_counting(self, record: GroupRecord, status: GroupStatus | None) -> bool:
+        """Returns whether claims of the group count, or may still come to count although it is terminated."""
+        if record.state not in ENDED:
+            return self.ledger.has_active_claims(record.group)
+        terminated = status is not None and status.phase == "Terminated" and status.revision == record.revision
+        return self.ledger.is_terminating(record.group, record.revision, was_terminated=terminated)
+
     def _clusters(self, group: str) -> dict[str, float | None]:
-        """Returns clusters with claims of the group, and for stale ones the seconds since the last report. While the fleet
-        cannot be read, none is shown as stale."""
+        """Returns clusters with claims of the group, and for stale ones the seconds since the last report, `inf` if it was
+        before the mesh started. While the fleet cannot be read, none is shown as stale."""
         fleet, ledger = self.fleet, self.ledger
         found: dict[str, float | None] = {}
         for ident in ledger.by_group.get(group, ()):
@@ -246,7 +270,7 @@ class ReadModel:
             if cluster not in found:
                 cid = fleet.ids.get(cluster, fleet.size)
                 stale = cid < fleet.size and bool(fleet.known[cid]) and fleet.state(cid) == "Stale"
-                found[cluster] = max(0.0, time.time() - fleet.as_of(cid)) if stale and self.follower.healthy else None
+                found[cluster] = fleet.report_age(cid, time.time()) if stale and self.follower.healthy else None
         return found
 
     def _attempt(self, group: str) -> Attempt | None:

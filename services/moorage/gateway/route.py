@@ -41,6 +41,7 @@ class Route(NamedTuple):
     query: tuple[Query, ...] = ()
     refusals: tuple[int, ...] = ()  # in addition to those that follow from the other fields
     role: Role | Literal["", "nobody"] = ""  # "": see `needed`; "nobody": needs no token
+    role_detail: str = ""  # what needs another role
     tag: str = ""
     etag: Literal["", "response", "request"] = ""  # the response has an ETag; the request may have If-Match
 
@@ -54,7 +55,8 @@ class Route(NamedTuple):
 
     @property
     def needed(self) -> Role:
-        """The required role. By default, viewers read, editors change projects, and administrators change everything else."""
+        """Returns the required role. By default, viewers read, editors change projects, and administrators change
+        everything else."""
         return self.role if self.role and self.role != "nobody" else role_for(self.method, self.path)
 
 
@@ -63,6 +65,10 @@ def role_for(method: str, path: str) -> Role:
         return "viewer"
     return "editor" if "{project}" in path else "admin"
 
+
+#: The paths whose requests go to the placement worker, which checks the caller itself.
+PASSED_ON = ("/placement", "/placement/{path:.*}")
+_PASSED_ON = frozenset(path.replace(":.*", "") for path in PASSED_ON)  # as `path_of` returns them
 
 #: Routes by method and path, spelled as aiohttp does.
 Table = dict[tuple[str, str], Route]
@@ -86,6 +92,10 @@ def path_of(request: web.Request) -> str:
     """Returns the path pattern of the matched route, "" if there is none."""
     resource = request.match_info.route.resource
     return "" if resource is None else resource.canonical
+
+
+def is_passed_on(request: web.Request) -> bool:
+    return path_of(request) in _PASSED_ON
 
 
 def route_of(request: web.Request) -> Route | None:

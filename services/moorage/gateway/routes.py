@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from moorage.model.attempts import Why
-from moorage.model.desired import DiffReply
+from moorage.model.desired_state import DiffReply
 from moorage.model.documents import IntentDocument
+from moorage.model.records import Replay
 
 from . import (
     api_docs,
@@ -14,11 +15,13 @@ from . import (
     cloudevents,
     clusters,
     commands,
+    decisions,
     documents,
     events,
     fleet_commands,
     groups,
     health,
+    parts,
     token_routes,
 )
 from .core import schemas
@@ -40,6 +43,7 @@ _NAMES = Query("names", "Maximum number of clusters to list for each set.", int)
 _DOCUMENTS = (JSON, YAML)
 
 OPEN = (
+    Route("GET", "/", api_docs.get_start, "Show what this is, with links.", str, produces=("text/html",), role="nobody", tag="description"),
     Route("GET", "/livez", health.livez, "The process is alive.", str, produces=(TEXT,), role="nobody", tag="health"),
     Route(
         "GET",
@@ -54,6 +58,7 @@ OPEN = (
     ),
     Route("GET", "/metrics", health.get_metrics, "Get metrics for Prometheus.", str, produces=(TEXT,), role="nobody", tag="health"),
     Route("GET", "/openapi.json", api_docs.get_openapi, "Get this OpenAPI document.", dict[str, Any], role="nobody", tag="description"),
+    Route("GET", "/v1/version", api_docs.get_version, "Get the version of the gateway.", schemas.Version, role="nobody", tag="description"),
     Route("GET", "/docs", api_docs.get_docs, "Show the documentation page.", str, produces=("text/html",), role="nobody", tag="description"),
 )  # fmt: skip
 
@@ -69,6 +74,7 @@ DOCUMENTS = (
         query=(Query("dryRun", "Validate and place without storing anything.", bool),),
         refusals=(403, 404, 409, 503),
         role="viewer",
+        role_detail="A viewer may only use dry runs, and a Fleet requires the role admin.",
         tag="documents",
         etag="request",
     ),
@@ -110,16 +116,19 @@ FLEET = (
     Route("DELETE", "/v1/clusters/{provider}/{name}", fleet_commands.delete_cluster, "Delete a lost cluster; 409 while it reports or has active claims.", None, 204, query=(Query("abandonClaims", "Delete the cluster despite active claims. Its groups are placed again; pods that may still run there are not removed.", bool),), refusals=(400, 409, 503), tag="fleet"),
     Route("GET", "/v1/nodes", clusters.list_nodes, "List nodes.", Page[schemas.NodeItem], query=(*_SELECTED, Query("cluster", "Only nodes of this cluster, PROVIDER/NAME.", str, "lab/edge-1")), refusals=(404,), tag="fleet"),
     Route("GET", "/v1/nodes/{provider}/{cluster}/{name}", clusters.get_node, "Get a node.", schemas.NodeItem, tag="fleet"),
-    Route("GET", "/v1/sim/clusters", fleet_commands.list_sim_clusters, "List simulated clusters.", dict[str, Any], refusals=(503,), tag="fleet"),
+    Route("GET", "/v1/parts", parts.list_parts, "List parts of nodes, with their use and holders.", Page[schemas.PartItem], query=(*_PAGED, Query("cluster", "Only parts of this cluster, PROVIDER/NAME.", str, "lab/edge-1"), Query("node", "Only parts of nodes of this name.", str, "n-0")), refusals=(404,), tag="fleet"),
+    Route("GET", "/v1/parts/{provider}/{cluster}/{id}", parts.get_part, "Get a part of a node; in its id `/` is written %2F.", schemas.PartItem, tag="fleet"),
+    Route("GET", "/v1/sim/clusters", fleet_commands.list_sim_clusters, "List simulated clusters.", dict[str, Any], query=(_PAGED[1],), refusals=(503,), tag="fleet"),
     Route("PUT", "/v1/sim/clusters", fleet_commands.put_fleet, "Replace the simulated fleet.", dict[str, Any], body=dict[str, Any], consumes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),
     Route("POST", "/v1/sim/clusters", fleet_commands.put_fleet, "Replace the simulated fleet.", dict[str, Any], body=dict[str, Any], consumes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),
     Route("POST", "/v1/sim/clusters/{provider}/{name}/fault", fleet_commands.inject_fault, "Inject a fault into a simulated cluster.", dict[str, Any], body=schemas.Misbehaviour, refusals=(503,), tag="fleet"),
 )  # fmt: skip
 
 DECISIONS = (
-    Route("GET", "/v1/decisions", groups.list_decisions, "List current decisions.", Page[schemas.DecisionItem], query=(*_PAGED, Query("group", "Only the decision of this group.")), tag="decisions"),
-    Route("GET", "/v1/decisions/{id}", groups.get_decision, "Get a decision.", schemas.DecisionItem, tag="decisions"),
-    Route("GET", "/v1/decisions/{id}/candidates", candidates.get_decision_candidates, "List the clusters that qualify now for each app of a decision.", schemas.Candidates, query=(_NAMES,), tag="decisions"),
+    Route("GET", "/v1/decisions", decisions.list_decisions, "List current decisions, or all that are remembered.", Page[schemas.DecisionItem], query=(*_PAGED, Query("group", "Only decisions of this group."), Query("all", "Also past decisions, with how they ended.", bool)), refusals=(503,), tag="decisions"),
+    Route("GET", "/v1/decisions/{id}", decisions.get_decision, "Get a current or past decision.", schemas.DecisionItem, refusals=(503,), tag="decisions"),
+    Route("GET", "/v1/decisions/{id}/candidates", decisions.get_decision_candidates, "List the answers that led to a decision, and the choices that were tried.", schemas.Candidates, query=(_NAMES,), refusals=(503,), tag="decisions"),
+    Route("GET", "/v1/decisions/{id}/replay", decisions.replay_decision, "Decide again from the record of a decision, and compare.", Replay, refusals=(503,), tag="decisions"),
     Route("GET", "/v1/controllers", groups.list_controllers, "List controllers.", Page[schemas.ControllerItem], query=_PAGED, tag="decisions"),
     Route("GET", "/v1/controllers/{name}", groups.get_controller, "Get a controller.", schemas.ControllerItem, tag="decisions"),
     Route("PUT", "/v1/controllers/{name}", commands.put_controller, "Create, change or remove a controller.", schemas.ControllerItem, 200, (204,), body=schemas.ControllerEdit, refusals=(503,), tag="decisions"),

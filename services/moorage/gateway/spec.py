@@ -15,6 +15,7 @@ SPEC = WorkerSpec(
         subjects.INTENTS_ACT,
         subjects.INTENTS_RESOURCE,
         subjects.MERGER_SIMULATE,
+        subjects.MERGER_REPLAY,
         subjects.PATCHER_DIFF,
         subjects.CONTROLLERS_SET,
         subjects.CANDIDATES,
@@ -34,6 +35,7 @@ SPEC = WorkerSpec(
     ),
     owns=(Bucket(stores.TOKENS),),
     reads=(
+        stores.PROVIDERS,
         stores.GROUPS,
         stores.REVISIONS,
         stores.DOCUMENTS,
@@ -46,6 +48,7 @@ SPEC = WorkerSpec(
         stores.LEDGER,
         stores.SNAPSHOTS,
         stores.EVENTS,
+        stores.RECORDS,
         stores.REJECTED,
     ),
 )

@@ -10,8 +10,9 @@ from aiohttp import web
 
 from moorage.bus import Bus, Settings, setting
 from moorage.mesh import Mesh
+from moorage.web import listener_of
 
-from . import api_docs, health
+from . import api_docs, health, placement
 from .audit import audit_requests
 from .event_records import REJECTED, REJECTED_LOG, decode_rejected
 from .event_stream import EventStream
@@ -20,7 +21,7 @@ from .middleware import GATEWAY, Gateway, authenticate, count_requests, render_e
 from .rate_limits import BODY_LIMIT, Limits
 from .read_model import ReadModel
 from .request_tracing import trace_requests
-from .route import add_routes
+from .route import PASSED_ON, add_routes
 from .routes import V1
 from .v2 import routes as v2
 
@@ -34,20 +35,13 @@ def build(gateway: Gateway) -> web.Application:
         client_max_size=BODY_LIMIT,
     )
     app[GATEWAY] = gateway
-    gateway.bus.vitals.add_values(lambda: health.view_metrics(gateway))
+    gateway.bus.process_health.add_values(lambda: health.view_metrics(gateway))
     api_docs.prepare(app)
     add_routes(app, V1)
     v2.add_v2_routes(app, gateway)
+    for path in PASSED_ON:
+        app.router.add_route("*", path, placement.pass_on)
     return app
-
-
-def listener_of(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, int(port)))
-    return sock
 
 
 async def main(settings: Settings, *, mesh: Mesh, listener: socket.socket | None = None, token: str = "") -> None:
@@ -83,6 +77,7 @@ async def main(settings: Settings, *, mesh: Mesh, listener: socket.socket | None
             await rejected.stop()
             await runner.cleanup()
             await gateway.audit.flush()
+            await gateway.session.close()
             await view.stop()
     finally:
         await asyncio.shield(bus.close())

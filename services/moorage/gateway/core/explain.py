@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moorage.model.attempts import AppView, Attempt, ClaimView, Why, slot_views
+from moorage.model.attempts import AppView, Attempt, ClaimView, Why
 from moorage.model.claims import Decision
-from moorage.model.desired import GroupStatus
 from moorage.model.groups import GroupRecord, Phase
 from moorage.model.phases import ENDED, phase
 from moorage.model.reasons import Reason, Warn
+from moorage.model.status import GroupStatus
+from moorage.podspec.slot_views import slot_views
+
+_PARTS = 5  # that a warning names
 
 
 class Known(NamedTuple):
@@ -23,7 +27,8 @@ class Known(NamedTuple):
     status: GroupStatus | None
     clusters: Mapping[
         str, float | None
-    ] = {}  # clusters with active claims; for stale ones, seconds since the last report
+    ] = {}  # clusters with active claims; for stale ones, seconds since the last report, `inf` if there was none
+    parts_gone: Sequence[str] = ()  # that slots of the current decision name
 
 
 def phase_of(known: Known) -> Phase:
@@ -39,7 +44,8 @@ def silent_of(known: Known) -> list[str]:
 
 
 def has_pending_revision(known: Known) -> bool:
-    """Whether the current decision is of an older revision, because the newest is undecided, does not fit or is stopped."""
+    """Returns whether the current decision is of an older revision, because the newest is undecided, does not fit or is
+    stopped."""
     return (
         known.record.state in ("Instantiated", "InstantiateStopped")
         and known.decision is not None
@@ -82,7 +88,7 @@ def why(known: Known) -> Why:
         pending_phase=pending_phase(known),
     )
     if attempt is not None and attempt.phase != "Placed" and (decision is None or pending):
-        found.reasons = list(attempt.reasons)
+        found.reasons, found.blocking, found.funnel = list(attempt.reasons), attempt.blocking, attempt.funnel
     if known.status is not None and decision is not None and known.status.decision == decision.id:
         found.reasons = [*found.reasons, *known.status.reasons]
     found.reasons = [*_without_duplicates(found.reasons), *_report_reasons(known, found.phase)]
@@ -91,8 +97,16 @@ def why(known: Known) -> Why:
         attempt.warnings if attempt is not None else (),
         decision.warnings if decision is not None else (),
         known.status.warnings if known.status is not None and decision is not None else (),
+        _parts_gone(known.parts_gone),
     )
     return found
+
+
+def _parts_gone(parts: Sequence[str]) -> Iterable[Warn]:
+    if parts:
+        more = f" and {len(parts) - _PARTS} more" if len(parts) > _PARTS else ""
+        message = f"claimed but not reported any more: {', '.join(parts[:_PARTS])}{more}"
+        yield Warn(code="PartGone", message=message)
 
 
 def _without_duplicates(reasons: list[Reason]) -> list[Reason]:
@@ -108,7 +122,8 @@ def _report_reasons(known: Known, phase: Phase) -> Iterable[Reason]:
     for cluster, seconds in sorted(known.clusters.items()):
         if seconds is not None and (going or cluster in silent):
             what = "removal is not confirmed" if going else "pods may no longer be running there"
-            yield _cluster_reason("ClusterStale", cluster, f"{what}; last report {seconds:.0f} s ago")
+            last = f"last report {seconds:.0f} s ago" if math.isfinite(seconds) else "no report since the mesh started"
+            yield _cluster_reason("ClusterStale", cluster, f"{what}; {last}")
         elif going:
             yield _cluster_reason("RemovalUnconfirmed", cluster, "waiting for the cluster to confirm the removal")
 
@@ -193,6 +208,8 @@ def simulated(record: GroupRecord, attempt: Attempt) -> Why:
         controllers=attempt.controllers,
         reasons=attempt.reasons,
         warnings=_distinct(record.resolved.warnings, attempt.warnings),
+        blocking=attempt.blocking,
+        funnel=attempt.funnel,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from moorage.model.auth import ROLES
 from moorage.model.problems import Problem
 
 from ..route import JSON, SSE, YAML, Query, Route
@@ -106,7 +107,7 @@ def _operation(row: Route, refs: _Refs) -> dict[str, Any]:
     if row.open:
         operation["security"] = []
     else:
-        operation["description"] = f"Requires the role {row.needed}."
+        operation["description"] = _roles_text(row)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"\{(\w+)\}", _plain(row.path))
@@ -124,6 +125,13 @@ def _operation(row: Route, refs: _Refs) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = _responses(row, refs)
     return operation
+
+
+def _roles_text(row: Route) -> str:
+    """Names all roles that may call the operation."""
+    *others, last = ROLES[ROLES.index(row.needed) :]
+    text = f"Requires the role {', '.join(others)} or {last}." if others else f"Requires the role {last}."
+    return f"{text} {row.role_detail}".rstrip()
 
 
 def _query(query: Query, refs: _Refs) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from moorage.model.claims import IntentRef, OptionalGrant
 from moorage.model.controllers import Policy
 from moorage.model.documents import Application, IntentDocument
 from moorage.model.groups import Phase, State
+from moorage.model.part_reports import PropertyValue, ProviderReport, TopologyManager, ZoneReport
 from moorage.model.problems import Problem
 from moorage.model.reasons import Warn
 from moorage.model.reports import Taint
+from moorage.model.slots import DeviceGrant
 
 T = TypeVar("T")
 
@@ -73,6 +75,9 @@ class ClusterItem(Model, kw_only=True):
     nodes: int = 0
     allocatable: dict[str, str] = {}
     free: dict[str, str] = {}
+    used: dict[str, str] = {}
+    created: str = ""  # when it joined
+    last_report: str = ""
     claims: list[ClusterClaim] = []
 
 
@@ -93,12 +98,57 @@ class NodeItem(Model, kw_only=True):
     taints: list[Taint]
     allocatable: dict[str, str]
     free: dict[str, str]
+    host_ports: list[str] = []
+    used: dict[str, str]
+    created: str = ""  # or when its cluster joined, if the node does not report it
+    last_report: str = ""  # of its cluster
+    zones: list[ZoneReport] = []
+    providers: list[ProviderReport] = []
+    topology_manager: TopologyManager | None = None
+
+
+class PartInventory(Model, kw_only=True):
+    total: str
+    reserved: str = ""
+    min_unit: str = ""
+    max_unit: str = ""  # without a limit: absent
+    step_size: str = ""
+    allocation_ratio: float | None = None  # 1: absent
+
+
+class HolderItem(Model, kw_only=True):
+    claim: str = ""
+    consumer: str = ""  # of an allocation over the placement interface
+    amounts: dict[str, str] = {}
+
+
+class PartItem(Model, kw_only=True):
+    """A part of a node. `used` includes claims that pods do not cover yet. `provider` is its uuid in the placement interface."""
+
+    id: str
+    cluster: str
+    node: str
+    parent: str
+    kind: str
+    traits: list[str]
+    aggregates: list[str]
+    health: str
+    inventories: dict[str, PartInventory]
+    used: dict[str, str]
+    holders: list[HolderItem]
+    provider: str
+    properties: dict[str, PropertyValue] = {}
 
 
 class SlotItem(Model, kw_only=True):
     node: str = ""
     count: int
     resources: dict[str, str] = {}
+    parts: dict[str, dict[str, str]] = {}
+    instances: list[str] = []
+    devices: list[DeviceGrant] = []
+    host_ports: list[str] = []
+    surge: bool = False
 
 
 class ClaimItem(Model, kw_only=True):
@@ -110,10 +160,13 @@ class ClaimItem(Model, kw_only=True):
     app: str = ""
     object: str = ""
     cluster: str = ""
+    replaces: str = ""
     optional: list[OptionalGrant] = []
 
 
 class DecisionItem(Model, kw_only=True):
+    """A decision. Past ones have `outcome` and what follows it; in lists they have no claims, but their number."""
+
     id: str
     group: str
     revision: int
@@ -121,6 +174,13 @@ class DecisionItem(Model, kw_only=True):
     claims: list[ClaimItem]
     epoch: str = ""
     scores: dict[str, float] = {}
+    outcome: Literal["Current", "Replaced", "Withdrawn", "Displaced", "Ended", ""] = ""
+    decided: str = ""
+    ended: str = ""
+    replaced_by: str = ""
+    recorded: bool = False  # it can be replayed
+    apps: dict[str, list[str]] = {}  # the clusters of each app
+    claim_count: int = 0
 
 
 class CandidateSet(Model, kw_only=True):
@@ -134,20 +194,46 @@ class CandidateSet(Model, kw_only=True):
 
 class CandidatesOf(Model, kw_only=True):
     name: str
-    outcome: Literal["answered", "timeout", "error"]
+    outcome: Literal["answered", "timeout", "error", "stale"]
     took_ms: float
     apps: dict[str, list[CandidateSet]]
     conflicts: list[Conflict] = []
     error: str = ""
 
 
+class RankedCluster(Model, kw_only=True):
+    """A cluster for one app. It is preferred where the app stays, then by score, then by the tie value: the smallest share of a
+    resource that would stay free."""
+
+    cluster: str
+    stays: bool
+    score: float
+    tie: float
+
+
+class ChoiceOf(Model, kw_only=True):
+    clusters: list[str]
+    best: list[RankedCluster]
+
+
+class TriedChoice(Model, kw_only=True):
+    """A choice of clusters that was tried. `without_room`: clusters where the pods did not fit on the nodes."""
+
+    apps: dict[str, ChoiceOf]
+    without_room: list[str]
+
+
 class Candidates(Model, kw_only=True):
+    """Which clusters qualify. Of a decision (`decision`), `recorded` tells whether these are the answers that led to it."""
+
     group: str
     revision: int
     epoch: str
     merged: dict[str, list[CandidateSet]]
     controllers: list[CandidatesOf]
     decision: str = ""
+    recorded: bool = False
+    choices: list[TriedChoice] = []
 
 
 class ControllerItem(Model, kw_only=True):
@@ -242,11 +328,24 @@ class ControllerHealth(Model, kw_only=True):
 
 
 class Away(Model, kw_only=True):
-    """A group with claims on clusters that do not report, or are gone from the fleet."""
+    """A group with claims on clusters that do not report, or are gone from the fleet. `pending`: it is to be placed elsewhere
+    and waits for another cluster."""
 
     group: str
+    state: str
     stale: list[str]
     gone: list[str]
+    pending: bool
+
+
+class RecordsHealth(Model, kw_only=True):
+    """Records of decisions: whether their stream exists, its bytes and the time of the oldest one, and how many decisions the
+    running mergers did not record."""
+
+    kept: bool
+    lost: int
+    bytes: int = 0
+    since: str = ""
 
 
 class Health(Model, kw_only=True):
@@ -259,6 +358,7 @@ class Health(Model, kw_only=True):
     stale_count: int
     away: list[Away]
     away_count: int
+    records: RecordsHealth
 
 
 class SubjectRow(Model, kw_only=True):
@@ -283,6 +383,10 @@ class TokenMade(TokenItem, kw_only=True):
     """A new token. Only this response has its text."""
 
     token: str
+
+
+class Version(Model, kw_only=True):
+    version: str
 
 
 class Me(Model, kw_only=True):

@@ -51,5 +51,5 @@ def _requirement(match: re.Match[str]) -> Requirement:
 
 
 def selects(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
-    """Whether labels match all requirements. Without requirements, everything matches."""
+    """Returns whether labels match all requirements. Without requirements, everything matches."""
     return all(requirement_matches(requirement, labels.get(requirement.key)) for requirement in requirements)

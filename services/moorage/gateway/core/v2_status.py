@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.desired import AppStatus, ObjectStatus
 from moorage.model.groups import Phase
+from moorage.model.status import AppStatus, ObjectStatus
 
 from .explain import Known, apps_of, phase_of, why
 
@@ -79,25 +79,25 @@ def status(known: Known, asked: StatusQuery, watch: str) -> dict[str, Any]:
 
 
 def _apps(known: Known, asked: StatusQuery) -> list[dict[str, Any]]:
-    said: dict[tuple[str, str], AppStatus] = {}
+    confirmed: dict[tuple[str, str], AppStatus] = {}
     version = 0
     if known.status is not None:
         version = known.status.version
-        said = {(s.app, s.cluster): s for s in known.status.apps}
+        confirmed = {(s.app, s.cluster): s for s in known.status.apps}
     apps = []
     for name, view in apps_of(known).items():
         if asked.apps and name not in asked.apps:
             continue
         manifests = known.record.manifests.get(name, [])
         where = list(view.clusters)
-        where += [cluster for app, cluster in said if app == name and cluster not in where]
+        where += [cluster for app, cluster in confirmed if app == name and cluster not in where]
         clusters = []
         for cluster in where:
             if asked.clusters and cluster not in asked.clusters:
                 continue
             provider, _, short = cluster.partition("/")
-            told = said.get((name, cluster))
-            resources = _resources(manifests, told, version, asked, asked.detail.get((cluster, name)))
+            status = confirmed.get((name, cluster))
+            resources = _resources(manifests, status, version, asked, asked.detail.get((cluster, name)))
             if asked.resources and not resources:
                 continue
             clusters.append(
@@ -114,13 +114,13 @@ def _apps(known: Known, asked: StatusQuery) -> list[dict[str, Any]]:
 
 def _resources(
     manifests: Iterable[dict[str, Any]],
-    told: AppStatus | None,
+    status: AppStatus | None,
     version: int,
     asked: StatusQuery,
     detail: list[dict[str, Any]] | None,
 ) -> list[dict[str, Any]]:
-    states: dict[str, ObjectStatus] = {o.object: o for o in told.objects} if told is not None else {}
-    current = told is not None and told.version >= version
+    states: dict[str, ObjectStatus] = {o.object: o for o in status.objects} if status is not None else {}
+    current = status is not None and status.version >= version
     found = []
     for number, manifest in enumerate(manifests):
         meta = manifest["metadata"]
@@ -131,10 +131,10 @@ def _resources(
         item: dict[str, Any] = {
             "GVK": {"Group": group, "Version": api_version, "Kind": manifest["kind"]},
             "name": meta["name"],
-            "deployedStatus": _deployed(state, told, current),
+            "deployedStatus": _deployed(state, status, current),
             "readyStatus": "Pending" if state is None else _READY[state.state],
         }
-        if state is None and current and told is not None and not told.removed:
+        if state is None and current and status is not None and not status.removed:
             item["readyStatus"] = "Ready"
         if state is not None and state.message:
             item["message"] = state.message
@@ -146,9 +146,9 @@ def _resources(
     return found
 
 
-def _deployed(state: ObjectStatus | None, told: AppStatus | None, current: bool) -> str:
-    if told is None or not current:
+def _deployed(state: ObjectStatus | None, status: AppStatus | None, current: bool) -> str:
+    if status is None or not current:
         return "Pending"
-    if told.removed or (state is not None and state.state == "Removed"):
+    if status.removed or (state is not None and state.state == "Removed"):
         return "Deleted"
     return "Failed" if state is not None and state.state == "Failed" else "Applied"

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from moorage.bus import subjects
-from moorage.model.desired import DiffAsk
+from moorage.model.desired_state import DiffAsk
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid, not_found

@@ -1,0 +1,128 @@
+"""HTTP handlers that read the parts of nodes: what each has, what is in use of it, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from aiohttp import web
+
+from moorage.fleet import Fleet
+from moorage.model.problems import Refused, not_found
+from moorage.parsing import CAPACITY_MAX, format_amount
+from moorage.parts.forest import Inventory
+from moorage.parts.inside import Layout, provider_uuid
+
+from .authorization import caller_of
+from .clusters import claims_on, known_cluster
+from .core.schemas import HolderItem, PartInventory, PartItem
+from .groups import project_of
+from .middleware import gateway_of
+from .responses import json_response, list_response, page_of
+
+
+class _Node(NamedTuple):
+    """A node with parts. `first` is the row of its own part."""
+
+    cid: int
+    name: str
+    first: int
+    layout: Layout
+
+
+def _nodes(fleet: Fleet, cid: int, only: str) -> Iterable[_Node]:
+    """Yields the nodes of a cluster that have parts; of one name if it is given."""
+    rows, firsts, layouts = fleet.parts.first_rows(cid, fleet.first_row(cid))
+    for row, first, layout in zip(rows.tolist(), firsts.tolist(), layouts.tolist(), strict=True):
+        name = fleet.node_name(row)
+        if not only or name == only:
+            yield _Node(cid, name, first, fleet.parts.layouts.found[layout])
+
+
+async def list_parts(request: web.Request) -> web.StreamResponse:
+    fleet = gateway_of(request).view.fleet
+    cluster = request.query.get("cluster", "")
+    if cluster and not known_cluster(fleet, cluster):
+        raise Refused(not_found(f"cluster {cluster}"))
+    cids = [fleet.ids[cluster]] if cluster else fleet.parts.clusters
+    places: dict[str, tuple[_Node, int]] = {}
+    for cid in cids:
+        for node in _nodes(fleet, cid, request.query.get("node", "")):
+            for i, part in enumerate(node.layout.parts[1:], 1):
+                places[f"{fleet.names[cid]}/{node.name}{part.path}"] = node, i
+    page, token = page_of(request, sorted(places))
+    holders = {cid: _holders(request, fleet.names[cid]) for cid in {places[key][0].cid for key in page}}
+    return list_response([_item(fleet, *places[key], holders[places[key][0].cid]) for key in page], token)
+
+
+async def get_part(request: web.Request) -> web.StreamResponse:
+    fleet, info = gateway_of(request).view.fleet, request.match_info
+    cluster, ident = f"{info['provider']}/{info['cluster']}", info["id"]
+    if known_cluster(fleet, cluster):
+        cid = fleet.ids[cluster]
+        for node in _nodes(fleet, cid, ident.partition("/")[0]):
+            at = node.layout.at.get(ident[len(node.name) :], 0)
+            if at:
+                return json_response(_item(fleet, node, at, _holders(request, cluster)))
+    raise Refused(not_found(f"part {ident} of cluster {cluster}"))
+
+
+def _item(fleet: Fleet, node: _Node, at: int, holders: dict[str, list[HolderItem]]) -> PartItem:
+    part, cluster = node.layout.parts[at], fleet.names[node.cid]
+    ident = node.name + part.path
+    used: dict[str, str] = {}
+    for name in sorted(part.inventories):
+        columns = fleet.parts.classes[name]
+        position = columns.position(node.cid, node.first + at)
+        if position is not None:
+            used[name] = format_amount(name, int(columns.used[position] + columns.claimed[position]))
+    return PartItem(
+        id=ident,
+        cluster=cluster,
+        node=node.name,
+        parent=node.name + node.layout.parts[part.parent].path,
+        kind=part.kind,
+        traits=sorted(part.traits),
+        aggregates=sorted(part.aggregates),
+        properties=dict(sorted(part.properties)),
+        health="Healthy" if part.healthy else "Unhealthy",
+        inventories={name: _inventory(name, found) for name, found in sorted(part.inventories.items())},
+        used=used,
+        holders=holders.get(ident, []),
+        provider=provider_uuid(cluster, ident),
+    )
+
+
+def _inventory(name: str, found: Inventory) -> PartInventory:
+    limited = found.max_unit < CAPACITY_MAX
+    return PartInventory(
+        total=format_amount(name, found.total),
+        reserved=format_amount(name, found.reserved) if found.reserved else "",
+        min_unit=format_amount(name, found.min_unit) if found.min_unit > 1 else "",
+        max_unit=format_amount(name, found.max_unit) if limited else "",
+        step_size=format_amount(name, found.step_size) if found.step_size > 1 else "",
+        allocation_ratio=found.allocation_ratio if found.allocation_ratio != 1 else None,
+    )
+
+
+def _holders(request: web.Request, cluster: str) -> dict[str, list[HolderItem]]:
+    """Returns who holds parts of a cluster, by part: the claims that the caller may see."""
+    view, who = gateway_of(request).view, caller_of(request)
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for active in claims_on(view, cluster):
+        if not who.sees(project_of(active.group)):
+            continue
+        for slot in active.claim.slots:
+            for ident, amounts in slot.parts.items():
+                held = found.setdefault(ident, {}).setdefault(active.claim.id, {})
+                for name, amount in amounts.items():
+                    held[name] = held.get(name, 0) + amount * slot.count
+    return {
+        ident: [
+            HolderItem(
+                claim=claim, amounts={name: format_amount(name, amount) for name, amount in sorted(held.items())}
+            )
+            for claim, held in sorted(claims.items())
+        ]
+        for ident, claims in found.items()
+    }

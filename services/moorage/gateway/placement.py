@@ -1,0 +1,61 @@
+"""Serves the Placement interface below `/placement`: passes requests on to the active placement worker, which checks the token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import time
+
+import aiohttp
+from aiohttp import web
+
+from moorage.bus import NoAnswer
+from moorage.model.problems import Problem, Refused
+from moorage.web import forward, placement_leader, token_of
+
+from .audit import mark_dry_run
+from .middleware import Gateway, gateway_of
+from .rate_limits import TooManyRequests
+
+PREFIX = "/placement"
+
+
+async def pass_on(request: web.Request) -> web.StreamResponse:
+    gateway = gateway_of(request)
+    mark_dry_run(request)  # the worker publishes the audit event
+    leader = await placement_leader(gateway.bus)
+    if leader is None:
+        raise NoAnswer("the placement worker: none has become active")
+    if leader.unchecked and not _is_loopback(request.remote):
+        detail = "the placement worker does not check callers (noauth2), so only this machine may call it"
+        raise Refused(Problem(title="Not allowed", status=403, code="Forbidden", detail=detail))
+    if not leader.unchecked:
+        _limit_rate(gateway, request)
+    path = request.raw_path.removeprefix(PREFIX)
+    if not path.startswith("/"):
+        path = f"/{path}"
+    try:
+        return await forward(gateway.session, request, f"{leader.url}{path}", PREFIX)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise NoAnswer(f"the placement worker at {leader.url}: {error}") from None
+
+
+def _limit_rate(gateway: Gateway, request: web.Request) -> None:
+    """Raises TooManyRequests as on other paths: by token, and by address for wrong tokens, which the worker will refuse."""
+    given = token_of(request)
+    if not given or hmac.compare_digest(given.encode(), gateway.token.encode()):
+        return
+    now = time.monotonic()
+    if (found := gateway.tokens.authenticate(given)) is not None:
+        if wait := gateway.rates.take(found[0], now):
+            detail = f"the token {found[1].name} is limited to {gateway.limits.rate:g} requests per second"
+            raise TooManyRequests(detail, wait)
+    elif wait := gateway.failures.take(request.remote or "", now):
+        raise TooManyRequests("too many invalid tokens from this address", wait)
+
+
+def _is_loopback(address: str | None) -> bool:
+    try:
+        return ipaddress.ip_address(address or "").is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,253 @@
+"""Allocations of consumers, and the exchange of inventories together with them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from . import inventories, schemas
+from .call import Answer, Call
+from .errors import (
+    CONCURRENT_UPDATE,
+    INVENTORY_IN_USE,
+    PROVIDER_NOT_FOUND,
+    bad_request,
+    conflict,
+    not_found,
+)
+from .records import Change, Consumer, ConsumerWrite, InventoryRecord, Provider
+from .state import State
+
+#: Project and user of consumers from before 1.8, whose requests name none.
+INCOMPLETE = "00000000-0000-0000-0000-000000000000"
+UNKNOWN_TYPE = "unknown"
+
+
+class _Invalid(Exception):
+    """Inventories do not allow an allocation."""
+
+
+class _Missing(Exception):
+    """A resource class that is named does not exist."""
+
+
+# -- showing ------------------------------------------------------------------------------------------------------
+
+
+def of_consumer(call: Call) -> Answer:
+    consumer = call.state.consumers.get(call.path["consumer_uuid"])
+    if consumer is None:
+        return Answer(body={"allocations": {}}, modified=call.now)
+    body: dict[str, Any] = {
+        "allocations": {
+            provider: {"resources": amounts, "generation": call.state.generation(provider)}
+            for provider, amounts in consumer.allocations.items()
+        }
+    }
+    if call.version >= 12:
+        body |= {"project_id": consumer.project, "user_id": consumer.user}
+    if call.version >= 28:
+        body["consumer_generation"] = consumer.generation
+    if call.version >= 38:
+        body["consumer_type"] = consumer.type or UNKNOWN_TYPE
+    return Answer(body=body, modified=consumer.updated)
+
+
+def of_provider(call: Call) -> Answer:
+    wanted = call.path["uuid"]
+    if wanted not in call.state.providers:
+        raise not_found(f"Resource provider '{wanted}' not found: No resource provider with uuid {wanted} found")
+    holders = call.state.consumers_of(wanted)
+    shown: dict[str, Any] = {}
+    for consumer in holders:
+        shown[consumer.uuid] = {"resources": consumer.allocations[wanted]}
+        if call.version >= 28:
+            shown[consumer.uuid]["consumer_generation"] = consumer.generation
+    body = {"allocations": shown, "resource_provider_generation": call.state.generation(wanted)}
+    return Answer(body=body, modified=max((c.updated for c in holders), default=call.now))
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def replace(call: Call) -> Answer:
+    given = call.path["consumer_uuid"]
+    if not schemas.is_uuid(given):
+        raise bad_request(f"Malformed consumer_uuid: {given}")
+    consumer = str(uuid.UUID(given))
+    data = schemas.decoded(call.body, schemas.allocations(call.version))
+    if call.version < 12:
+        listed = data["allocations"]
+        data["allocations"] = {a["resource_provider"]["uuid"]: {"resources": a["resources"]} for a in listed}
+    writes = _writes(call, {consumer: data})
+    return _committed(call, writes, lambda error: f"Unable to allocate inventory for consumer {consumer}: {error}")
+
+
+def replace_many(call: Call) -> Answer:
+    data = schemas.decoded(call.body, schemas.many_allocations(call.version))
+    writes = _writes(call, data)
+    return _committed(call, writes, lambda error: f"Unable to allocate inventory {error}")
+
+
+def delete(call: Call) -> Answer:
+    wanted = call.path["consumer_uuid"]
+    consumer = call.state.consumers.get(wanted)
+    if consumer is None:
+        raise not_found(f"No allocations for consumer '{wanted}'")
+    ended = msgspec.structs.replace(consumer, allocations={}, updated=call.now)
+    return Answer(204, change=Change(consumers=(ConsumerWrite(consumer=ended, expected=consumer.generation),)))
+
+
+def reshape(call: Call) -> Answer:
+    data = schemas.decoded(call.body, schemas.reshape(call.version))
+    state = call.state
+    new: dict[str, dict[str, InventoryRecord]] = {}
+    for wanted, given in data["inventories"].items():
+        if wanted not in state.providers:
+            raise bad_request(
+                f"Resource provider {wanted} in inventories not found: No resource provider with uuid {wanted} found",
+                PROVIDER_NOT_FOUND,
+            )
+        generation = state.generation(wanted)
+        if given["resource_provider_generation"] != generation:
+            raise conflict(
+                f"resource provider generation conflict for provider {wanted}: actual: {generation}, "
+                f"given: {given['resource_provider_generation']}",
+                CONCURRENT_UPDATE,
+            )
+        new[wanted] = {name: inventories.record(f, call.now) for name, f in given["inventories"].items()}
+    writes = _writes(call, data["allocations"])
+    for found in new.values():
+        for name in found:
+            if name not in state.classes:
+                raise bad_request(f"malformed reshaper data: No such resource class {name}.")
+    try:
+        # While allocations move, a provider has what it had and what it will have.
+        both = {wanted: {**state.providers[wanted].inventories, **found} for wanted, found in new.items()}
+        _check(state, writes, both)
+    except _Invalid as error:
+        raise conflict(f"Unable to allocate inventory: {error}") from None
+    except _Missing as error:
+        raise bad_request(f"malformed reshaper data: {error}") from None
+    after = _used_after(state, writes)
+    written: dict[str, Provider | None] = {}
+    for wanted, found in new.items():
+        old = state.providers[wanted]
+        lost = [n for n in old.inventories if n not in found and after.get((wanted, n), state.used(wanted, n))]
+        if lost:
+            raise conflict(
+                f"update conflict: Inventory for '{', '.join(lost)}' on resource provider '{wanted}' in use.",
+                INVENTORY_IN_USE,
+            )
+        # Inventories that are not empty are written twice: with the old ones while allocations move, then alone.
+        grown = old.generation + (2 if found else 1)
+        written[wanted] = msgspec.structs.replace(old, inventories=found, generation=grown)
+    return Answer(204, change=Change(written, consumers=_named_once(writes), exchanges=new))
+
+
+def _writes(call: Call, data: dict[str, Any]) -> list[ConsumerWrite]:
+    """Checks generations and providers of all consumers, and returns their writes."""
+    for consumer, given in data.items():
+        _check_generation(call, consumer, given)
+    found = []
+    for consumer, given in data.items():
+        old = call.state.consumers.get(consumer)
+        for provider in given["allocations"]:
+            if provider not in call.state.providers:
+                raise bad_request(f"Allocation for resource provider '{provider}' that does not exist.")
+        amounts = {provider: a["resources"] for provider, a in given["allocations"].items()}
+        named = tuple(amounts or (old.allocations if old is not None else ()))
+        if not amounts and old is None:
+            continue
+        kept = given.get("consumer_type") or (old.type if old is not None else None)
+        new = Consumer(
+            uuid=consumer,
+            project=given.get("project_id") or INCOMPLETE,
+            user=given.get("user_id") or INCOMPLETE,
+            type=kept,
+            generation=(old.generation if old is not None else 0) + 1,
+            allocations=amounts,
+            updated=call.now,
+        )
+        expected = old.generation if old is not None else None
+        found.append(ConsumerWrite(consumer=new, expected=expected, named=named))
+    return found
+
+
+def _check_generation(call: Call, consumer: str, given: dict[str, Any]) -> None:
+    if call.version < 28:
+        return
+    old, told = call.state.consumers.get(consumer), given.get("consumer_generation")
+    if old is not None and old.generation != told:
+        raise conflict(f"consumer generation conflict - expected {old.generation} but got {told}", CONCURRENT_UPDATE)
+    if old is None and told is not None:
+        raise conflict(f"consumer generation conflict - expected null but got {told}", CONCURRENT_UPDATE)
+
+
+def _committed(call: Call, writes: list[ConsumerWrite], missing: Callable[[object], str]) -> Answer:
+    try:
+        _check(call.state, writes, {})
+    except _Missing as error:
+        raise bad_request(missing(error)) from None
+    except _Invalid as error:
+        raise conflict(f"Unable to allocate inventory: {error}") from None
+    return Answer(204, change=Change(consumers=_named_once(writes)))
+
+
+def _named_once(writes: list[ConsumerWrite]) -> tuple[ConsumerWrite, ...]:
+    """A provider's generation grows once, however many consumers of a request name it."""
+    seen: set[str] = set()
+    found = []
+    for write in writes:
+        found.append(msgspec.structs.replace(write, named=tuple(p for p in write.named if p not in seen)))
+        seen.update(write.named)
+    return tuple(found)
+
+
+def _used_after(state: State, writes: list[ConsumerWrite]) -> dict[tuple[str, str], int]:
+    """Returns what is used of each class that a write changes, after all writes."""
+    after: dict[tuple[str, str], int] = {}
+    for write in writes:
+        old = state.consumers.get(write.consumer.uuid)
+        for sign, allocations in ((-1, old.allocations if old is not None else {}), (1, write.consumer.allocations)):
+            for provider, amounts in allocations.items():
+                for name, amount in amounts.items():
+                    key = provider, name
+                    after[key] = after.get(key, state.used(*key)) + sign * amount
+    return after
+
+
+def _check(state: State, writes: list[ConsumerWrite], replaced: dict[str, dict[str, InventoryRecord]]) -> None:
+    """Raises if the writes take more than there is. What does not add to an amount over capacity is allowed."""
+    after = _used_after(state, writes)
+    for write in writes:
+        for amounts in write.consumer.allocations.values():
+            for name in amounts:
+                if name not in state.classes:
+                    raise _Missing(f"No such resource class {name}.")
+    for write in writes:
+        for provider, amounts in write.consumer.allocations.items():
+            known = replaced.get(provider) or state.providers[provider].inventories
+            for name, amount in amounts.items():
+                _check_amount(state, provider, name, amount, known.get(name), after)
+
+
+def _check_amount(
+    state: State,
+    provider: str,
+    name: str,
+    amount: int,
+    found: InventoryRecord | None,
+    after: dict[tuple[str, str], int],
+) -> None:
+    if found is None:
+        raise _Invalid(f"Inventory for '{name}' on resource provider '{provider}' invalid.")
+    said = f"Unable to create allocation for '{name}' on resource provider '{provider}'. The requested amount would "
+    if not found.min_unit <= amount <= found.max_unit or amount % found.step_size:
+        raise _Invalid(f"{said}violate inventory constraints.")
+    used = after[provider, name]
+    if used > (found.total - found.reserved) * found.allocation_ratio and used > state.used(provider, name):
+        raise _Invalid(f"{said}exceed the capacity.")

@@ -1,0 +1,283 @@
+"""Keeps providers, names, consumers and what they use, and the columns that candidates are found with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import os_resource_classes
+import os_traits
+
+from moorage.collections import LruDict
+from moorage.parts import Forest, Part
+
+from .errors import not_found, unknown_class, unknown_traits
+from .records import Change, Consumer, ConsumerWrite, Provider, column
+
+#: Encoded summaries that are kept.
+SUMMARIES = 200_000
+
+
+class State:
+    """Everything that the interface shows. `apply` is the only way in which it changes."""
+
+    def __init__(self) -> None:
+        self.providers: dict[str, Provider] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.classes: dict[str, float] = dict.fromkeys(os_resource_classes.STANDARDS, 0.0)
+        self.traits: dict[str, float] = dict.fromkeys(os_traits.get_traits(), 0.0)
+        self.forest = Forest()
+        self._named: dict[str, str] = {}
+        self._children: dict[str, dict[str, None]] = {}
+        self._consumers_of: dict[str, dict[str, None]] = {}
+        self._used: dict[tuple[str, str], int] = {}
+        self._writes: dict[str, int] = {}  # allocation writes that named a provider
+        self._may_be_gone: set[str] = set()  # providers that were deleted after such writes, among others
+        self._blocks: dict[str, int] = {}  # by root
+        self._next_block = 0
+        self._summaries = LruDict[str, msgspec.Raw](SUMMARIES)
+        self._class_users: dict[str, int] = {}
+        self._trait_users: dict[str, int] = {}
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def provider(self, uuid: str) -> Provider:
+        found = self.providers.get(uuid)
+        if found is None:
+            raise not_found(f"No resource provider with uuid {uuid} found")
+        return found
+
+    def named(self, name: str) -> str | None:
+        """Returns the uuid of the provider of this name."""
+        return self._named.get(name)
+
+    def generation(self, uuid: str) -> int:
+        return self.providers[uuid].generation + self.writes(uuid)
+
+    def writes(self, uuid: str) -> int:
+        """Returns how often allocations named the provider."""
+        return self._writes.get(uuid, 0)
+
+    def root_of(self, uuid: str) -> str:
+        while (parent := self.providers[uuid].parent) is not None:
+            uuid = parent
+        return uuid
+
+    def children(self, uuid: str) -> Iterable[str]:
+        return self._children.get(uuid, ())
+
+    def subtree(self, uuid: str) -> Iterator[str]:
+        """Yields a provider and all below it, each before its children."""
+        waiting = [uuid]
+        while waiting:
+            found = waiting.pop()
+            yield found
+            waiting.extend(reversed(list(self.children(found))))
+
+    def used(self, uuid: str, name: str) -> int:
+        return self._used.get((uuid, name), 0)
+
+    def consumers_of(self, uuid: str) -> list[Consumer]:
+        return [self.consumers[consumer] for consumer in self._consumers_of.get(uuid, ())]
+
+    def is_class_used(self, name: str) -> bool:
+        return self._class_users.get(name, 0) > 0
+
+    def is_trait_used(self, name: str) -> bool:
+        return self._trait_users.get(name, 0) > 0
+
+    def summary(self, uuid: str, only: set[str] | None = None, traits: bool = True) -> dict[str, Any]:
+        """Shows a provider as candidates do. `only`: the classes to show, None for all."""
+        provider = self.providers[uuid]
+        shown: dict[str, Any] = {
+            "resources": {
+                name: {"capacity": inventory.capacity, "used": self.used(uuid, name)}
+                for name, inventory in provider.inventories.items()
+                if only is None or name in only
+            }
+        }
+        if traits:
+            shown["traits"] = provider.traits
+        return shown
+
+    def encoded_summary(self, uuid: str) -> msgspec.Raw:
+        """Returns the summary with parent and root, encoded. It is kept: answers show whole trees again and again."""
+        found = self._summaries.get(uuid)
+        if found is None:
+            shown = self.summary(uuid)
+            shown["parent_provider_uuid"] = self.providers[uuid].parent
+            shown["root_provider_uuid"] = self.root_of(uuid)
+            found = self._summaries[uuid] = msgspec.Raw(msgspec.json.encode(shown))
+        return found
+
+    def check_class(self, name: str) -> None:
+        if name not in self.classes:
+            raise unknown_class(name)
+
+    def check_traits(self, names: Iterable[str]) -> None:
+        """Raises UnknownName for the first that does not exist."""
+        for name in names:
+            if name not in self.traits:
+                raise unknown_traits(name)
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    def restore(self, consumers: Iterable[Consumer], writes: Mapping[str, int]) -> None:
+        """Loads what consumers hold, before any provider is there."""
+        self._writes = dict(writes)
+        self._may_be_gone = set(writes)
+        for consumer in consumers:
+            self.consumers[consumer.uuid] = consumer
+            self._count(consumer, 1)
+
+    def gone(self) -> list[str]:
+        """Returns providers that do not exist any more, and whose writes are counted."""
+        if not self._may_be_gone:
+            return []
+        self._may_be_gone -= self.providers.keys()
+        return [uuid for uuid in self._may_be_gone if uuid not in self._consumers_of]
+
+    def forget_writes(self, providers: list[str]) -> None:
+        self._may_be_gone.difference_update(providers)
+        for uuid in providers:
+            self._writes.pop(uuid, None)
+
+    def without_unknown(self) -> tuple[ConsumerWrite, ...]:
+        """Returns writes after which no consumer holds anything of a provider that does not exist."""
+        found = []
+        for uuid in {
+            c for provider, names in self._consumers_of.items() if provider not in self.providers for c in names
+        }:
+            old = self.consumers[uuid]
+            left = {p: amounts for p, amounts in old.allocations.items() if p in self.providers}
+            new = msgspec.structs.replace(old, allocations=left, generation=old.generation + 1)
+            found.append(ConsumerWrite(consumer=new, expected=old.generation))
+        return tuple(found)
+
+    def unknown_classes(self) -> dict[str, float | None]:
+        """Returns the classes, with a time, that providers offer and that do not exist."""
+        found = {name: p.updated for p in self.providers.values() for name in p.inventories}
+        return {name: updated for name, updated in found.items() if name not in self.classes}
+
+    def apply(self, change: Change) -> None:
+        for names, known in ((change.classes, self.classes), (change.traits, self.traits)):
+            for name, created in names.items():
+                if created is None:
+                    known.pop(name, None)
+                else:
+                    known[name] = created
+        if change.providers:
+            self._write_providers(change.providers)
+        for write in change.consumers:
+            self._write_consumer(write)
+
+    def _write_providers(self, written: dict[str, Provider | None]) -> None:
+        roots = {self.root_of(uuid) for uuid in written if uuid in self.providers}
+        changed = {uuid for uuid, new in written.items() if _has_other_columns(self.providers.get(uuid), new)}
+        for uuid, new in written.items():
+            self._forget(uuid)
+            if new is not None:
+                self._learn(new)
+            else:
+                self.providers.pop(uuid, None)
+                self._children.pop(uuid, None)
+                if uuid in self._writes:
+                    self._may_be_gone.add(uuid)
+        if not changed:
+            return
+        # All blocks are emptied before one is written: parts may have moved from tree to tree.
+        for root in roots:
+            if root in self._blocks:
+                self.forest.write(self._blocks.pop(root), ())
+        roots = {root for root in roots if root in self.providers and self.providers[root].parent is None}
+        roots |= {self.root_of(uuid) for uuid in written if uuid in self.providers}
+        for root in roots:
+            if root in self._blocks:
+                self.forest.write(self._blocks[root], ())
+            for uuid in self.subtree(root):
+                self._summaries.pop(uuid, None)
+        for root in sorted(roots):
+            self._write_tree(root)
+
+    def _forget(self, uuid: str) -> None:
+        old = self.providers.get(uuid)
+        if old is None:
+            return
+        del self._named[old.name]
+        if old.parent is not None:
+            del self._children[old.parent][uuid]
+        for name in old.inventories:
+            self._class_users[name] -= 1
+        for name in old.traits:
+            self._trait_users[name] -= 1
+
+    def _learn(self, new: Provider) -> None:
+        self.providers[new.uuid] = new
+        self._named[new.name] = new.uuid
+        if new.parent is not None:
+            self._children.setdefault(new.parent, {})[new.uuid] = None
+        for name in new.inventories:
+            self._class_users[name] = self._class_users.get(name, 0) + 1
+        for name in new.traits:
+            self._trait_users[name] = self._trait_users.get(name, 0) + 1
+
+    def _write_tree(self, root: str) -> None:
+        block = self._blocks.get(root)
+        if block is None:
+            block = self._blocks[root] = self._next_block
+            self._next_block += 1
+        self.forest.write(block, [self._part(self.providers[uuid]) for uuid in self.subtree(root)])
+
+    def _part(self, provider: Provider) -> Part:
+        return Part(
+            provider.uuid,
+            provider.parent,
+            frozenset(provider.traits),
+            frozenset(provider.aggregates),
+            {name: column(inventory) for name, inventory in provider.inventories.items()},
+            {name: self.used(provider.uuid, name) for name in provider.inventories},
+        )
+
+    def _write_consumer(self, write: ConsumerWrite) -> None:
+        new = write.consumer
+        old = self.consumers.get(new.uuid)
+        if (old.generation if old is not None else None) != write.expected:
+            return
+        if old is not None:
+            self._count(old, -1)
+            del self.consumers[new.uuid]
+        if new.allocations:
+            self.consumers[new.uuid] = new
+            self._count(new, 1)
+        for uuid in write.named:
+            self._writes[uuid] = self._writes.get(uuid, 0) + 1
+
+    def _count(self, consumer: Consumer, sign: int) -> None:
+        for uuid, amounts in consumer.allocations.items():
+            holders = self._consumers_of.setdefault(uuid, {})
+            if sign > 0:
+                holders[consumer.uuid] = None
+            else:
+                del holders[consumer.uuid]
+                if not holders:
+                    del self._consumers_of[uuid]
+            provider = self.providers.get(uuid)
+            for name, amount in amounts.items():
+                used = self._used[uuid, name] = self._used.get((uuid, name), 0) + sign * amount
+                if not used:
+                    del self._used[uuid, name]
+                self._summaries.pop(uuid, None)
+                if provider is not None and name in provider.inventories:
+                    self.forest.set_used(self.forest.rows[uuid], name, used)
+
+
+def _has_other_columns(old: Provider | None, new: Provider | None) -> bool:
+    if old is None or new is None:
+        return True
+    return (old.parent, old.inventories, set(old.traits), set(old.aggregates)) != (
+        new.parent,
+        new.inventories,
+        set(new.traits),
+        set(new.aggregates),
+    )

@@ -1,0 +1,44 @@
+"""Operations that return the amounts in use, of a provider or of a project."""
+
+from __future__ import annotations
+
+from . import schemas
+from .allocations import UNKNOWN_TYPE
+from .call import Answer, Call
+from .errors import not_found
+from .records import Consumer
+
+
+def of_provider(call: Call) -> Answer:
+    wanted = call.path["uuid"]
+    provider = call.state.providers.get(wanted)
+    if provider is None:
+        raise not_found(f"No resource provider with uuid {wanted} found: No resource provider with uuid {wanted} found")
+    used = {name: call.state.used(wanted, name) for name in provider.inventories}
+    return Answer(
+        body={"resource_provider_generation": call.state.generation(wanted), "usages": used}, modified=call.now
+    )
+
+
+def total(call: Call) -> Answer:
+    schemas.check_query(call.query, schemas.usage_query(call.version))
+    project, user, kind = (call.parameter(name) for name in ("project_id", "user_id", "consumer_type"))
+    found = [c for c in call.state.consumers.values() if c.project == project and user in (None, "", c.user)]
+    if call.version < 38:
+        return Answer(body={"usages": _sums(found)}, modified=call.now)
+    groups: dict[str, list[Consumer]] = {}
+    for consumer in found:
+        known = consumer.type or UNKNOWN_TYPE
+        if kind in (None, "all", known):
+            groups.setdefault("all" if kind == "all" else known, []).append(consumer)
+    body = {name: {**_sums(members), "consumer_count": len(members)} for name, members in groups.items()}
+    return Answer(body={"usages": body}, modified=call.now)
+
+
+def _sums(consumers: list[Consumer]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for consumer in consumers:
+        for amounts in consumer.allocations.values():
+            for name, amount in amounts.items():
+                sums[name] = sums.get(name, 0) + amount
+    return sums

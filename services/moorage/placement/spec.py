@@ -1,0 +1,14 @@
+from moorage.mesh import Bucket, WorkerSpec, stores, subjects
+
+SPEC = WorkerSpec(
+    name="placement",
+    entry="moorage.placement.worker:main",
+    order=35,
+    nice=10,
+    replicas=2,
+    publishes=(subjects.LEDGER_COMMIT, subjects.AUDIT_EVENTS),
+    subscribes=(subjects.LEDGER_COMMIT,),
+    owns=(Bucket(stores.PROVIDERS),),
+    writes=(stores.LEASES,),
+    reads=(stores.LEDGER, stores.SNAPSHOTS, stores.TOKENS, stores.EVENTS),
+)

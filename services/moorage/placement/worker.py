@@ -1,0 +1,140 @@
+"""The placement worker: serves the interface while it holds the lease, and passes requests on to the holder while it does not."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+import aiohttp
+import structlog
+from aiohttp import web
+
+from moorage.bus import Bus, BusError, Lease, NoAnswer, Settings, setting
+from moorage.ledger import open_ledger
+from moorage.telemetry import ACTIVE, MetricValue
+from moorage.web import AuditWriter, TokenReader, forward, listener_of, make_session, placement_leader
+
+from .callers import CallerOf, by_token, unchecked
+from .core.call import Answer
+from .core.errors import Refused
+from .http import PlacementApi
+from .metrics import CandidateMetrics
+from .settings import UNCHECKED, PlacementSettings
+from .steps import Operation
+from .storage import Deposed, Storage
+
+log = structlog.get_logger("placement")
+
+#: Bytes of a body. What is stored of it must fit into one message.
+BODY_LIMIT = 1 << 20
+
+
+class PlacementServer:
+    """Answers HTTP. Until `activate` it passes requests on."""
+
+    def __init__(self, bus: Bus, settings: PlacementSettings, caller_of: CallerOf, lease: Lease) -> None:
+        self._bus, self._settings, self._caller_of, self._lease = bus, settings, caller_of, lease
+        self._api: PlacementApi | None = None
+        self._session = make_session()
+        self.audit = AuditWriter(bus)
+        self._metrics = CandidateMetrics(bus.process_health.registry)
+
+    @property
+    def active(self) -> bool:
+        return self._api is not None
+
+    def activate(self, storage: Storage) -> None:
+        async def commit(operation: Operation) -> Answer:
+            if not self._lease.is_certain:
+                raise Refused(503)
+            try:
+                answer = await storage.commit(operation)
+            except Deposed:
+                raise Refused(503) from None
+            if not self._lease.is_certain:
+                raise Refused(503)
+            return answer
+
+        self._api = PlacementApi(storage.state, commit, self._caller_of, self._settings, self.audit, self._metrics)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self._api is not None:
+            return await self._api.handle(request)
+        if not request.raw_path.startswith("/"):
+            return web.Response(status=400)
+        try:
+            leader = await placement_leader(self._bus)
+            if leader is not None:
+                return await forward(self._session, request, f"{leader.url}{request.raw_path}")
+        except (aiohttp.ClientError, TimeoutError, NoAnswer, BusError) as error:
+            log.warning("a request could not be passed on", error=str(error))
+        return web.Response(status=503, headers={"retry-after": "1"})
+
+    async def close(self) -> None:
+        await self.audit.flush()
+        await self._session.close()
+
+
+def application(server: PlacementServer) -> web.Application:
+    app = web.Application(client_max_size=BODY_LIMIT)
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    return app
+
+
+async def main(settings: Settings, *, listener: socket.socket | None = None, token: str = "") -> None:
+    """`listener` and `token` come from the supervisor; alone, MOORAGE_PLACEMENT_HTTP and MOORAGE_TOKEN say them."""
+    own = PlacementSettings.from_env()
+    bus = await Bus.connect(settings, worker="placement")
+    lease = Lease(bus, "placement")
+    tokens = TokenReader(bus)
+    caller_of = unchecked if own.auth == UNCHECKED else by_token(tokens, token or setting("MOORAGE_TOKEN"))
+    server = PlacementServer(bus, own, caller_of, lease)
+    runner = web.AppRunner(application(server), access_log=None, shutdown_timeout=1.0, handle_signals=False)
+    try:
+        bus.process_health.add_values(lambda: [MetricValue(*ACTIVE, float(server.active))])
+        await tokens.start()
+        await runner.setup()
+        sock = listener if listener is not None else listener_of(own.http)
+        await web.SockSite(runner, sock).start()
+        if listener is not None:
+            # Workers of one supervisor share its socket: what is passed on must reach the one that is active.
+            sock = listener_of("127.0.0.1:0")
+            await web.SockSite(runner, sock).start()
+        address = _address_of(sock, settings.nats_url)
+        await bus.announce(lambda: {"ok": True, "role": "active" if server.active else "standby"})
+        await lease.hold()
+        follower = await open_ledger(bus)
+        storage = Storage(bus, follower, lease.generation)
+        await storage.open(f"http://{address}", unchecked=own.auth == UNCHECKED)
+        server.activate(storage)
+        log.info("active", generation=lease.generation, providers=len(storage.state.providers))
+        # Without the lease another worker is active: end, and be started again as a standby.
+        await lease.until_lost()
+    finally:
+        await runner.cleanup()
+        await server.close()
+        await lease.release()
+        await bus.close()
+
+
+def _address_of(sock: socket.socket, nats_url: str) -> str:
+    """Returns the address for other workers. If the socket listens on all addresses, it is the one that NATS sees."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = local_address_towards(nats_url)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local_address_towards(url: str) -> str:
+    """Returns the address of this machine on its way to another. Nothing is sent."""
+    target = urlsplit(url.split(",")[0])
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        target.hostname, target.port or 4222, type=socket.SOCK_DGRAM
+    ):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return socket.gethostname()
