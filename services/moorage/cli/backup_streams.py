@@ -71,7 +71,8 @@ async def take_snapshot(settings: Settings, stack: ExitStack) -> Snapshot:
 
 @contextlib.asynccontextmanager
 async def _detect_conflicts(bus: Bus) -> AsyncIterator[Callable[[dict[str, Any]], Awaitable[str]]]:
-    """Watches the decision log while streams are copied. Yields a function that says why the copies cannot be used, if so."""
+    """Watches the decision log while streams are copied. Yields a function that returns why the copies cannot be used, if
+    so."""
     from moorage.ledger import open_ledger
     from moorage.mesh.stores import SNAPSHOTS
     from moorage.model.claims import Decision

@@ -12,9 +12,9 @@ from typing import Any
 from .exit_codes import FAILED, USAGE, Failure
 from .helm import is_chart
 from .helm import render as render_chart
+from .terminal import STDIN
 
 _SUFFIXES = (".yaml", ".yml", ".json")
-STDIN = "/dev/stdin"
 API_VERSION = "moorage.dev/v1alpha1"
 #: The largest size of a decoded file; the gateway refuses larger bodies anyway.
 MAX_BYTES = 64 << 20

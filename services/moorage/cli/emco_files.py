@@ -60,7 +60,8 @@ class AnchoredDocument:
 
     @property
     def names(self) -> list[str]:
-        """The path segments of the resource below its collection: usually its name; composite apps add their version."""
+        """Returns the path segments of the resource below its collection: usually its name; composite apps add their
+        version."""
         fields = {str(k).lower().replace("-", ""): v for k, v in self.body.items()}
         meta = fields.get("metadata")
         if isinstance(meta, dict):
@@ -90,7 +91,7 @@ class AnchoredDocument:
 
 
 def apply(client: Client, document: Document) -> dict[str, Any]:
-    """Creates the resource, or updates the existing one. `outcome` in the answer says which."""
+    """Creates or updates the resource; see `outcome` in the answer."""
     given = AnchoredDocument(document)
     if given.step:
         try:
@@ -111,7 +112,7 @@ def apply(client: Client, document: Document) -> dict[str, Any]:
 
 
 def _is_running(client: Client, given: AnchoredDocument) -> bool:
-    """Whether the group is instantiated, which implies that it was approved."""
+    """Returns whether the group is instantiated, which implies that it was approved."""
     status = client.call("GET", given.url.rsplit("/", 1)[0] + "/status", query={"output": "summary"})
     return status["state"] in ("Instantiated", "InstantiateStopped")
 

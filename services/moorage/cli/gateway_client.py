@@ -18,9 +18,12 @@ from .state_dir import StateDirectory, state_dir
 class Refusal(Failure):
     """A problem document from the gateway; callers may look at its code."""
 
-    def __init__(self, problem: dict[str, Any], status: int, where: str = "") -> None:
+    def __init__(
+        self, problem: dict[str, Any], status: int, where: str = "", client: Client | None = None, path: str = ""
+    ) -> None:
         self.problem = problem
         self.status = status
+        self.client, self.path = client, path  # of the refused request
         super().__init__(problem_text(problem, where), of_status(status))
 
 
@@ -126,7 +129,7 @@ class Client:
                     **problem,
                     "detail": f"{problem.get('detail', 'no token')}; set MOORAGE_TOKEN together with MOORAGE_URL",
                 }
-            raise Refusal(problem, reply.status, where)
+            raise Refusal(problem, reply.status, where, self, path)
         return answer
 
     def get(self, path: str, **query: str) -> Any:

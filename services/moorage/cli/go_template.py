@@ -28,11 +28,10 @@ class _Scope(NamedTuple):
 
 def render(text: str, values: dict[str, Any], where: str) -> str:
     tokens = list(_tokens(text))
-    out: list[str] = []
-    end = _block(tokens, 0, _Scope(values, values, {}), out, where, True)
+    rendered, end = _block(tokens, 0, _Scope(values, values, {}), where, True)
     if end != len(tokens):
         raise _failure(where, tokens[end], f"unexpected {tokens[end].action!r}")
-    return "".join(out)
+    return rendered
 
 
 def _tokens(text: str) -> Iterator[_Token]:
@@ -55,8 +54,9 @@ def _failure(where: str, token: _Token, message: str) -> Failure:
     return Failure(f"{where}:{token.line}: {message}", FAILED)
 
 
-def _block(tokens: list[_Token], at: int, scope: _Scope, out: list[str], where: str, active: bool) -> int:
-    """Renders up to the matching `end` or `else` and returns its index."""
+def _block(tokens: list[_Token], at: int, scope: _Scope, where: str, active: bool) -> tuple[str, int]:
+    """Renders up to the matching `end` or `else`. Returns the text and the index of that token."""
+    out: list[str] = []
     while at < len(tokens):
         token = tokens[at]
         if token.action is None:
@@ -66,9 +66,10 @@ def _block(tokens: list[_Token], at: int, scope: _Scope, out: list[str], where: 
             continue
         head, _, rest = token.action.partition(" ")
         if head in ("end", "else"):
-            return at
+            break
         if head in ("if", "with", "range"):
-            at = _nested(tokens, at, head, rest.strip(), scope, out, where, active)
+            text, at = _nested(tokens, at, head, rest.strip(), scope, where, active)
+            out.append(text)
             continue
         if active:
             assigned = re.fullmatch(r"(\$\w+)\s*:?=\s*(.+)", token.action, re.DOTALL)
@@ -77,12 +78,13 @@ def _block(tokens: list[_Token], at: int, scope: _Scope, out: list[str], where: 
             else:
                 out.append(_to_text(_value(token.action, scope, where, token)))
         at += 1
-    return at
+    return "".join(out), at
 
 
 def _nested(
-    tokens: list[_Token], at: int, head: str, rest: str, scope: _Scope, out: list[str], where: str, active: bool
-) -> int:
+    tokens: list[_Token], at: int, head: str, rest: str, scope: _Scope, where: str, active: bool
+) -> tuple[str, int]:
+    out: list[str] = []
     begin = tokens[at]
     names = dict(scope.names)
     loop: list[str] = []
@@ -97,21 +99,24 @@ def _nested(
         end = body
         for key, item in pairs:
             loop_names = dict(zip(loop, (key, item), strict=False)) if len(loop) == 2 else dict.fromkeys(loop, item)
-            end = _block(tokens, body, _Scope(item, scope.root, names | loop_names), out, where, True)
+            text, end = _block(tokens, body, _Scope(item, scope.root, names | loop_names), where, True)
+            out.append(text)
     else:
         inner = _Scope(value if head == "with" else scope.dot, scope.root, names)
-        end = _block(tokens, body, inner, out, where, truth and head != "range")
+        text, end = _block(tokens, body, inner, where, truth and head != "range")
+        out.append(text)
     while end < len(tokens) and tokens[end].action is not None and str(tokens[end].action).startswith("else"):
         token = tokens[end]
         condition = str(token.action)[4:].strip()
         chosen = active and not truth
         if condition.startswith("if "):
             chosen = chosen and bool(_value(condition[3:], scope, where, token))
-        end = _block(tokens, end + 1, scope, out, where, chosen)
+        text, end = _block(tokens, end + 1, scope, where, chosen)
+        out.append(text)
         truth = truth or chosen
     if end >= len(tokens):
         raise _failure(where, begin, f"{begin.action!r} has no end")
-    return end + 1
+    return "".join(out), end + 1
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

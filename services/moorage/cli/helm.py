@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moorage.podspec import helm
-
 from .exit_codes import FAILED, Failure
 
 _TIMEOUT = 60.0
-#: Characters of helm's error output that are shown: its end says what is wrong.
+#: Characters of helm's error output that are shown: the error is at its end.
 _SHOWN = 2000
 
 
@@ -21,6 +19,8 @@ def is_chart(item: object) -> bool:
 
 def render(item: Mapping[str, Any], release: str, where: str, base: Path) -> str:
     """Renders the chart with the values, as YAML documents. `where` is the path of the item in the document."""
+    from moorage.podspec import helm  # imported only for charts, because each import delays every command
+
     name, values = item["chart"], item.get("values") or {}
     if not isinstance(name, str) or not name:
         raise Failure(f"{where}.chart: must be a path", FAILED)

@@ -22,8 +22,15 @@ IMAGE, NATS, REDIS = "moorage", "nats:2.12-alpine", "redis:7-alpine"
 USER = 65532
 METRICS = 9464
 #: The files that `moorage bus config` writes into each user's directory.
-FILES = {"nats": ("nats.conf", "users.conf"), "redis": ("redis.conf",), "gateway": ("nats.nk", "redis.url", "token")}
 _WORKER_FILES = ("nats.nk", "redis.url")
+FILES = {
+    "nats": ("nats.conf", "users.conf"),
+    "redis": ("redis.conf",),
+    "gateway": (*_WORKER_FILES, "token"),
+    "placement": (*_WORKER_FILES, "token"),
+}
+#: The setting with the address of each worker that serves HTTP, and its port.
+HTTP = {"gateway": ("MOORAGE_HTTP", 7070), "placement": ("MOORAGE_PLACEMENT_HTTP", 8778)}
 
 
 def _labels(name: str) -> dict[str, str]:
@@ -91,9 +98,10 @@ def worker(spec: WorkerSpec) -> Object:
     kind = spec.name
     ports = [{"name": "metrics", "containerPort": METRICS}]
     more: dict[str, str] = {}
-    if kind == "gateway":
-        ports.append({"name": "http", "containerPort": 7070})
-        more = {"MOORAGE_HTTP": "0.0.0.0:7070", "MOORAGE_TOKEN_FILE": "/run/moorage/token"}
+    if kind in HTTP:
+        setting, port = HTTP[kind]
+        ports.append({"name": "http", "containerPort": port})
+        more = {setting: f"0.0.0.0:{port}", "MOORAGE_TOKEN_FILE": "/run/moorage/token"}
     container = _container(
         kind,
         IMAGE,
@@ -202,7 +210,7 @@ def mesh() -> dict[str, list[Object]]:
         ],
         "workers.yaml": [
             *map(worker, workers.values()),
-            _service("gateway", "http", 7070),
+            *(_service(kind, "http", port) for kind, (_, port) in HTTP.items()),
             *(_budget(kind) for kind, spec in workers.items() if spec.replicas > 1),
         ],
     }

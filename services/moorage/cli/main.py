@@ -7,8 +7,8 @@ import sys
 
 from cyclopts import App, CycloptsError
 
-from .documents import STDIN
 from .exit_codes import FAILED, USAGE, Failure
+from .terminal import STDIN
 
 #: Help group → command → (module:function, summary for the overview).
 _COMMANDS = {
@@ -17,12 +17,15 @@ _COMMANDS = {
         "describe": ("commands.describe:describe", "Show the details of one resource."),
         "why": ("commands.why:why", "Explain the placement of a group."),
         "candidates": ("commands.why:candidates", "List the clusters that qualify for each app."),
+        "replay": ("commands.replay:replay", "Decide again from the record of a decision, and compare."),
         "story": ("commands.why:story", "Show all messages about a group in order."),
-        "diff": ("commands.diff:diff", "Compare applied objects with the manifests."),
+        "diff": ("commands.diff:diff", "Compare documents or applied objects with what was given."),
+        "explain": ("commands.explain:explain", "Describe the fields of documents."),
         "events": ("commands.events:events", "Show events."),
         "subjects": ("commands.events:subjects", "List all NATS subjects."),
+        "logs": ("commands.logs:logs", "Show the logs of the workers on this machine."),
         "check": ("commands.check:check", "Check the health of the mesh."),
-        "version": ("commands.version:version", "Print the version."),
+        "version": ("commands.version:version", "Print the versions of this command and of the gateway."),
     },
     "Manage": {
         "apply": ("commands.apply:apply", "Apply documents."),
@@ -54,22 +57,39 @@ _COMMANDS = {
 }
 
 
+#: Commands that have commands of their own.
+WITH_COMMANDS = [
+    name for commands in _COMMANDS.values() for name, (target, _) in commands.items() if target.endswith(":app")
+]
+_HELP_FLAGS = {"--help", "-h"}
+
+
 def build(argv: list[str]) -> App:
     app = App(
         name="moorage",
         help="Place applications on the clusters of a Kubernetes fleet by their hardware capabilities.\n\n"
         "Exit codes: 0 success; 1 refused, failed, or differences found; 2 usage error; 3 not found; 4 conflict or wrong "
         "state; 5 not allowed; 6 unreachable; 7 timed out.",
-        help_flags=["--help", "-h"],
+        help_flags=_HELP_FLAGS,
+        version=_version,
         version_flags=["--version"],
+        version_format="plaintext",
         result_action="return_value",
     )
     # The summaries are for the overview only: set on a command, they would replace its own help.
-    overview = not argv or argv[0] in ("--help", "-h")
+    overview = not argv or argv[0] in _HELP_FLAGS
     for group, commands in _COMMANDS.items():
         for name, (target, summary) in commands.items():
             app.command(f"moorage.cli.{target}", name=name, group=group, help=summary if overview else None)
+    for flag in (*app.help_flags, *app.version_flags):
+        app[flag].show = False  # they would need a help group of their own
     return app
+
+
+def _version() -> str:
+    from .commands.version import version_text
+
+    return version_text()
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -77,21 +97,44 @@ def run(argv: list[str] | None = None) -> int:
     # The parser would take a lone dash for an option; here it stands for stdin or stdout.
     argv = [STDIN if word == "-" else word for word in (sys.argv[1:] if argv is None else argv)]
     try:
-        return build(argv)(argv, exit_on_error=False, print_error=False) or 0
+        code = build(argv)(argv, exit_on_error=False, print_error=False) or 0
+        if not argv or not _HELP_FLAGS.isdisjoint(argv[: argv.index("--") if "--" in argv else None]):
+            from .examples import examples_text
+
+            sys.stdout.write(examples_text(argv) + "\n")
+        return code
     except CycloptsError as wrong:
         from cyclopts.exceptions import ValidationError
 
         cause = wrong.__cause__ if isinstance(wrong, ValidationError) else None
-        sys.stderr.write(f"moorage: {cause or wrong}\nSee `moorage --help` or `moorage COMMAND --help`.\n")
+        text = cause or _unknown_command(argv) or wrong
+        sys.stderr.write(f"moorage: {text}\nSee `moorage --help` or `moorage COMMAND --help`.\n")
         return USAGE
     except Failure as wrong:
-        sys.stderr.write(f"moorage: {wrong}\n")
+        from .suggestions import for_failure
+
+        sys.stderr.write(f"moorage: {wrong}{for_failure(wrong)}\n")
         return wrong.code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+
+
+def _unknown_command(argv: list[str]) -> str:
+    """Says that a command such as `cluster` has no command of the name that follows. "" if it has, or has no commands."""
+    from .suggestions import did_you_mean
+
+    if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
+        return ""
+    app = build(argv)
+    known = [name for name in app[argv[0]] if not name.startswith("-")] if argv[0] in app else []
+    if not known or argv[1] in known:
+        return ""
+    return f"unknown command {argv[1]!r} of `moorage {argv[0]}`" + (
+        did_you_mean(argv[1], known) or f"; known are {', '.join(known)}"
+    )
 
 
 if __name__ == "__main__":

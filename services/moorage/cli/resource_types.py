@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+from .durations import age
 from .exit_codes import USAGE, Failure
 from .gateway_client import group_path, path
 from .names import cluster_parts, full_name
-from .output import Column, Row, amounts, clusters_of, field, yes_no
+from .output import Column, Row, clusters_of, field, yes_no
+from .quantities import percent, readable
+from .suggestions import closest
+
+Columns = tuple[Column, ...]
 
 
 @dataclass(frozen=True)
 class ResourceType:
     name: str
     aliases: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: Columns | Callable[[Sequence[Row]], Columns]
     item_path: Callable[[str, str], str]  # name, project → REST path
     qualified_name: Callable[[Row], str]
     subject: str  # events that may change it
     intent_kind: str = ""
+
+    def columns_for(self, items: Sequence[Row]) -> Columns:
+        """Returns the columns; clusters and nodes have one for each resource."""
+        return self.columns(items) if callable(self.columns) else self.columns
 
 
 def _meta(name: str) -> Callable[[Row], object]:
@@ -39,6 +51,13 @@ def _node_path(name: str, project: str) -> str:
     return path("nodes", *parts)
 
 
+def _part_path(name: str, project: str) -> str:
+    parts = name.split("/", 2)
+    if len(parts) != 3 or "/" not in parts[2]:
+        raise Failure(f"{name!r} is not a part name; use PROVIDER/CLUSTER/NODE/PART", USAGE)
+    return path("parts", *parts)
+
+
 def _intent_path(name: str, project: str) -> str:
     kind, slash, rest = name.partition("/")
     if not slash:
@@ -50,16 +69,71 @@ def _pairs(row: Row) -> str:
     return ",".join(f"{k}={v}" for k, v in sorted((row.get("labels") or {}).items()))
 
 
+def _cluster_columns(items: Sequence[Row]) -> Columns:
+    return (
+        Column("CLUSTER", field("id"), is_name=True),
+        Column("STATE", field("state"), least=8),
+        Column("NODES", field("nodes")),
+        *_resource_columns(items),
+        *_TIMES,
+        Column("LABELS", _pairs, wide=True),
+    )
+
+
+def _node_columns(items: Sequence[Row]) -> Columns:
+    return (
+        Column("CLUSTER", field("cluster"), is_name=True),
+        Column("NODE", field("name"), is_name=True),
+        Column("USABLE", lambda r: yes_no(r.get("usable"))),
+        *_resource_columns(items),
+        *_TIMES,
+        Column("LABELS", _pairs, wide=True),
+    )
+
+
+_TIMES = (
+    Column("AGE", lambda row: age(row.get("created")), least=5),
+    Column("REPORT", lambda row: f"{ago} ago" if (ago := age(row.get("lastReport"))) else "", least=8),
+)
+
+
+def _resource_columns(items: Sequence[Row]) -> Iterable[Column]:
+    """Yields a column for each resource of the items: CPU and memory first, pods last and only in wide tables. Titles are
+    without the vendor's domain where that is unambiguous."""
+    names = {name for item in items for name in item.get("allocatable") or ()}
+    short = Counter(name.rpartition("/")[2] for name in names)
+    for name in sorted(names, key=lambda n: (n == "pods", n not in ("cpu", "memory"), n)):
+        title = name.rpartition("/")[2]
+        yield Column((title if short[title] == 1 else name).upper(), partial(_usage, name), wide=name == "pods")
+
+
+def _usage(resource: str, row: Row) -> str:
+    """Formats used, total and per cent of a resource: `5/32 16%`."""
+    total = (row.get("allocatable") or {}).get(resource)
+    if total is None:
+        return ""
+    used = (row.get("used") or {}).get(resource, "0")
+    return f"{readable(resource, used)}/{readable(resource, total)} {percent(resource, used, total)}"
+
+
+def part_usage(part: Mapping[str, Any]) -> str:
+    """Formats used and total of each class of a part: `cpu 2/4, FPGA 0/1`."""
+    inventories: dict[str, Row] = part["inventories"]
+    names = sorted(inventories, key=lambda name: (name not in ("cpu", "memory"), name))
+    used = part["used"]
+    return ", ".join(f"{n} {readable(n, used[n])}/{readable(n, inventories[n]['total'])}" for n in names)
+
+
 KINDS: tuple[ResourceType, ...] = (
     ResourceType(
         "applications",
         ("application", "app", "apps"),
         (
             Column("PROJECT", _meta("project")),
-            Column("NAME", _meta("name")),
+            Column("NAME", _meta("name"), is_name=True),
             Column("APPS", lambda r: ",".join(a["name"] for a in r["spec"].get("apps", []))),
-            Column("PHASE", lambda r: r["status"]["phase"]),
-            Column("REVISION", lambda r: _revision(r["status"])),
+            Column("PHASE", lambda r: r["status"]["phase"], least=11),
+            Column("REVISION", lambda r: _revision(r["status"]), least=13),
             Column("CLUSTERS", lambda r: clusters_of(r["status"])),
             Column("GROUP", lambda r: r["status"]["group"], wide=True),
         ),
@@ -71,10 +145,10 @@ KINDS: tuple[ResourceType, ...] = (
         "groups",
         ("group", "grp", "deploymentintentgroups", "deploymentintentgroup", "dig", "digs"),
         (
-            Column("GROUP", field("group")),
-            Column("REVISION", _revision),
-            Column("STATE", field("state")),
-            Column("PHASE", field("phase")),
+            Column("GROUP", field("group"), is_name=True),
+            Column("REVISION", _revision, least=13),
+            Column("STATE", field("state"), least=18),
+            Column("PHASE", field("phase"), least=11),
             Column("CLUSTERS", clusters_of),
             Column("SILENT", lambda r: ",".join(r.get("silent", [])), wide=True),
             Column("APPS", lambda r: ",".join(r.get("apps", {})), wide=True),
@@ -87,14 +161,7 @@ KINDS: tuple[ResourceType, ...] = (
     ResourceType(
         "clusters",
         ("cluster", "cl"),
-        (
-            Column("CLUSTER", field("id")),
-            Column("STATE", field("state")),
-            Column("NODES", field("nodes")),
-            Column("FREE", lambda r: amounts(r.get("free"))),
-            Column("ALLOCATABLE", lambda r: amounts(r.get("allocatable")), wide=True),
-            Column("LABELS", _pairs, wide=True),
-        ),
+        _cluster_columns,
         lambda name, project: path("clusters", *cluster_parts(name)),
         lambda r: f"cluster/{r['id']}",
         "moorage.events.>",
@@ -102,24 +169,34 @@ KINDS: tuple[ResourceType, ...] = (
     ResourceType(
         "nodes",
         ("node", "no"),
-        (
-            Column("CLUSTER", field("cluster")),
-            Column("NODE", field("name")),
-            Column("USABLE", lambda r: yes_no(r.get("usable"))),
-            Column("FREE", lambda r: amounts(r.get("free"))),
-            Column("ALLOCATABLE", lambda r: amounts(r.get("allocatable")), wide=True),
-            Column("LABELS", _pairs, wide=True),
-        ),
+        _node_columns,
         _node_path,
         lambda r: f"node/{r['cluster']}/{r['name']}",
+        "moorage.events.fleet.>",
+    ),
+    ResourceType(
+        "parts",
+        ("part",),
+        (
+            Column("CLUSTER", field("cluster"), is_name=True),
+            Column("PART", field("id"), is_name=True),
+            Column("KIND", field("kind")),
+            Column("USED", part_usage),
+            Column("HEALTH", field("health"), wide=True),
+            Column("HOLDERS", lambda r: ",".join(h.get("claim") or h["consumer"] for h in r["holders"]), wide=True),
+            Column("TRAITS", lambda r: ",".join(r["traits"]), wide=True),
+            Column("AGGREGATES", lambda r: ",".join(r["aggregates"]), wide=True),
+        ),
+        _part_path,
+        lambda r: f"part/{r['cluster']}/{r['id']}",
         "moorage.events.fleet.>",
     ),
     ResourceType(
         "decisions",
         ("decision", "dec"),
         (
-            Column("ID", field("id")),
-            Column("GROUP", field("group")),
+            Column("ID", field("id"), is_name=True),
+            Column("GROUP", field("group"), is_name=True),
             Column("REVISION", field("revision")),
             Column("SEQ", field("seq")),
             Column("CLAIMS", lambda r: len(r.get("claims", []))),
@@ -133,7 +210,7 @@ KINDS: tuple[ResourceType, ...] = (
         "controllers",
         ("controller", "ctl", "ctrl"),
         (
-            Column("NAME", field("name")),
+            Column("NAME", field("name"), is_name=True),
             Column("DEADLINE", lambda r: f"{r.get('deadlineMs', 500):g} ms"),
             Column("POLICY", field("policy")),
             Column("WEIGHT", field("weight")),
@@ -151,7 +228,7 @@ KINDS: tuple[ResourceType, ...] = (
         (
             Column("KIND", field("kind")),
             Column("PROJECT", _meta("project")),
-            Column("NAME", _meta("name")),
+            Column("NAME", _meta("name"), is_name=True),
             Column("GROUP", lambda r: r["spec"].get("group")),
             Column("APP", lambda r: r["spec"].get("app"), wide=True),
         ),
@@ -161,8 +238,31 @@ KINDS: tuple[ResourceType, ...] = (
     ),
 )
 
+
+def _past_clusters(row: Row) -> str:
+    apps = row.get("apps")
+    found = [c for app in apps.values() for c in app] if apps else [c["cluster"] for c in row.get("claims", [])]
+    return ",".join(dict.fromkeys(found))
+
+
 _BY_NAME = {alias: kind for kind in KINDS for alias in (kind.name, *kind.aliases)}
-_INTENT_KINDS = {"hpaintent": "HpaIntent", "placementintent": "PlacementIntent", "affinityintent": "AffinityIntent"}
+#: Decisions as `get decisions --all` lists them.
+PAST_DECISIONS = replace(
+    _BY_NAME["decisions"],
+    columns=(
+        Column("ID", field("id")),
+        Column("GROUP", field("group")),
+        Column("REVISION", field("revision")),
+        Column("SEQ", field("seq")),
+        Column("OUTCOME", field("outcome")),
+        Column("DECIDED", field("decided")),
+        Column("ENDED", field("ended")),
+        Column("CLUSTERS", _past_clusters, wide=True),
+        Column("RECORDED", lambda r: yes_no(r.get("recorded")), wide=True),
+        Column("REPLACED BY", field("replacedBy"), wide=True),
+    ),
+)
+INTENT_KINDS = {kind.lower(): kind for kind in ("HpaIntent", "TopologyIntent", "PlacementIntent", "AffinityIntent")}
 
 
 def _application(name: str, project: str) -> tuple[str, str]:
@@ -179,11 +279,13 @@ def resolve(text: str) -> ResourceType:
     if low in _BY_NAME:
         return _BY_NAME[low]
     single = low.removesuffix("s")
-    if single in _INTENT_KINDS or text[:1].isupper():
-        kind = _INTENT_KINDS.get(single, text)
+    if single in INTENT_KINDS or text[:1].isupper():
+        kind = INTENT_KINDS.get(single, text)
 
         def item_path(name: str, project: str) -> str:
             return path("intents", kind, project or "default", name)
 
         return replace(_BY_NAME["intents"], intent_kind=kind, item_path=item_path)
-    raise Failure(f"unknown resource type {text!r}; known are {', '.join(k.name for k in KINDS)}", USAGE)
+    close = closest(low, [*_BY_NAME, *INTENT_KINDS])
+    suggestion = f"did you mean {close!r}?" if close else f"known are {', '.join(k.name for k in KINDS)}"
+    raise Failure(f"unknown resource type {text!r}; {suggestion}", USAGE)

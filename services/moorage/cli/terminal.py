@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
 from typing import Any
 
+#: The file that a lone dash stands for.
+STDIN = "/dev/stdin"
 #: ANSI colour codes of states and phases.
 _COLOURS = {
     "Running": 32, "Ready": 32, "Placed": 32, "ok": 32, "answered": 32,
-    "Pending": 33, "Deciding": 33, "Deploying": 33, "Stale": 33, "Terminating": 33, "restarting": 33, "stale": 33,
+    "warning": 33, "Pending": 33, "Deciding": 33, "Deploying": 33, "Stale": 33, "Terminating": 33, "restarting": 33, "stale": 33,
     "Failed": 31, "Degraded": 31, "down": 31, "unhealthy": 31, "timeout": 31, "error": 31,
 }  # fmt: skip
 
@@ -48,22 +49,3 @@ def as_yaml(value: Any) -> str:
 
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
     return text.rstrip("\n")
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, heading: bool = True) -> str:
-    """Formats a table like kubectl: three spaces between columns, no lines, `-` for empty cells."""
-    cells = [[_cell(c) for c in row] for row in rows]
-    widths = [len(h) for h in headers]
-    for row in cells:
-        widths = [max(w, len(c)) for w, c in zip(widths, row, strict=True)]
-    lines = ["   ".join(h.ljust(w) for h, w in zip(headers, widths, strict=True)).rstrip()] if heading else []
-    lines += ["   ".join(paint(c.ljust(w)) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)

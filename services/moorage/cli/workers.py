@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 from moorage.mesh.discovery import installed
 
 from .exit_codes import DONE, FAILED, FORBIDDEN, USAGE, Failure
+from .process_title import set_title
 from .terminal import note
 
 if TYPE_CHECKING:
     from moorage.bus import Settings
     from moorage.telemetry import ProcessHealth
-
-#: Imported once before workers are forked, so that they share the memory.
-HEAVY = ("numpy", "nats", "msgspec", "redis.asyncio", "pyroaring", "uvloop", "structlog", "asyncio", "hiredis")
 
 #: Seconds after which a worker that has not ended is cancelled again.
 CANCEL_AGAIN = 3.0
@@ -44,7 +42,7 @@ def prepare_process(nice: int = 0) -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def serve(coro: Coroutine[Any, Any, None], vitals: ProcessHealth, listener: socket.socket | None = None) -> int:
+def serve(coro: Coroutine[Any, Any, None], process_health: ProcessHealth, listener: socket.socket | None = None) -> int:
     """Runs a worker's main until it ends or SIGTERM or SIGINT cancels it, and returns 0 only after a signal. Health and
     metrics are served on `listener`, or where MOORAGE_METRICS says, if it is set."""
     import uvloop
@@ -68,7 +66,7 @@ def serve(coro: Coroutine[Any, Any, None], vitals: ProcessHealth, listener: sock
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, end)
-        async with serve_health(vitals, listener or from_env()):
+        async with serve_health(process_health, listener or from_env()):
             try:
                 await task
             except asyncio.CancelledError:
@@ -87,11 +85,12 @@ def run_worker(what: str, settings: Settings) -> int:
     from moorage.telemetry import configure
 
     workers = installed().workers
+    set_title(what)
     if what in workers:
-        vitals = configure(what)
+        process_health = configure(what)
         main = load(what)
         prepare_process(workers[what].nice)
-        return serve(main(settings), vitals)
+        return serve(main(settings), process_health)
     path = Path(what)
     if path.suffix != ".py" and not path.exists():
         raise Failure(f"{what!r} is neither a worker ({', '.join(workers)}) nor a Python file", USAGE)
@@ -99,10 +98,10 @@ def run_worker(what: str, settings: Settings) -> int:
         raise Failure(f"there is no file '{path}'", USAGE)
     from moorage.sdk import CannotRun, run_file
 
-    vitals = configure(path.stem)
+    process_health = configure(path.stem)
     reserved = {spec.name for spec in installed().builtin_controllers}
     try:
-        return serve(run_file(str(path), settings, reserved, _announce), vitals)
+        return serve(run_file(str(path), settings, reserved, _announce), process_health)
     except CannotRun as wrong:
         raise Failure(str(wrong), FORBIDDEN if wrong.forbidden else FAILED) from None
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from ..exit_codes import USAGE, Failure
 from ..output import StateDir
+from ..process_title import set_title
 from ..state_dir import StateDirectory, state_dir
 from ..terminal import note
 
@@ -75,9 +76,10 @@ def agent(
         settings = Settings(known["MOORAGE_NATS_URL"], known.get("MOORAGE_NATS_SEED", ""))
     else:
         settings = local_settings(where, cluster)
-    vitals = configure("agent")
+    process_health = configure("agent")
+    set_title(f"agent {cluster}")
     note(f"running the agent of {cluster}; press Ctrl-C to stop")
-    return serve(main(settings, cluster=cluster, kubeconfig=kubeconfig, context=context, labels=labels), vitals)
+    return serve(main(settings, cluster=cluster, kubeconfig=kubeconfig, context=context, labels=labels), process_health)
 
 
 def ask_cluster(kubeconfig: Path | None, context: str | None, question: Callable[[Api], Awaitable[T]]) -> T:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from ..documents import Document, merge_fleets, read_all, read_values
+from ..durations import seconds
 from ..emco_files import apply as apply_anchored
 from ..emco_files import is_anchored
 from ..exit_codes import DONE, FAILED, USAGE, Failure
 from ..gateway_client import Client, Refusal
-from ..output import Format, StateDir, show
+from ..output import Format, StateDir, Yes, show
+from ..placement_text import PLACED, why_text
+from ..suggestions import for_failure
 from ..terminal import counted, note, out
-from .why import PLACED, why_text
+from .wait import get_group, wait_for_phase
 
 Files = Annotated[
     list[str],
@@ -27,11 +33,20 @@ Values = Annotated[
 ]
 
 
+#: The step of an anchored document that instantiates a group.
+_INSTANTIATED = re.compile(
+    "projects/([^/]+)/composite-apps/([^/]+)/([^/]+)/deployment-intent-groups/([^/]+)/instantiate"
+)
+
+
 def apply(
     *,
     filename: Files,
     values: Values = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
+    wait: Annotated[bool, Parameter(negative="")] = False,
+    timeout: str = "60s",
+    yes: Yes = False,
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
@@ -43,16 +58,23 @@ def apply(
     ----------
     dry_run
         Validate and place the documents without storing or claiming anything.
+    wait
+        Wait until the groups of the documents run. Exits with 7 when the time is up, and with 1 as soon as one is Failed.
+    timeout
+        Maximum time to wait, for example 10s or 2m.
     """
+    if wait and dry_run:
+        raise Failure("--wait cannot be combined with --dry-run", USAGE)
+    within = seconds(timeout)
     documents = merge_fleets(read_all(filename, values=read_values(values)))
     client = Client.find(state)
     answers: list[dict[str, Any]] = []
     code = DONE
     for document in documents:
         try:
-            answer = _send(client, document, dry_run)
+            answer = _send(client, document, dry_run, yes)
         except Refusal as refusal:
-            note(f"moorage: {refusal}")
+            note(f"moorage: {refusal}{for_failure(refusal)}")
             answer = {"accepted": False, "problem": refusal.problem}
             code = code or refusal.code
         else:
@@ -62,16 +84,36 @@ def apply(
                 kind = "" if is_anchored(document.body) else f"{document.kind.lower()}/"
                 out(f"{kind}{answer.get('name', document.name)}")
         answers.append(answer)
+    if wait:
+        code = code or _wait_for_all(client, answers, within, say=note if output in ("json", "yaml", "name") else out)
     if output in ("json", "yaml"):
         show({"items": answers}, output)
     return code
 
 
-def _send(client: Client, document: Document, dry_run: bool) -> dict[str, Any]:
-    if document.kind == "Fleet" and not dry_run:
-        from ..up.bootstrap import apply_fleet
+def _wait_for_all(client: Client, answers: list[dict[str, Any]], within: float, *, say: Callable[[str], None]) -> int:
+    """Waits until the groups of all accepted documents run. An intent may belong to a group that does not exist yet."""
+    end = time.monotonic() + within
+    for group in dict.fromkeys(group for answer in answers if (group := _group_of(answer))):
+        if get_group(client, group) is None:
+            continue
+        if code := wait_for_phase(client, group, "Running", max(0.0, end - time.monotonic()), say=say):
+            return code
+    return DONE
 
-        return apply_fleet(client, document)
+
+def _group_of(answer: dict[str, Any]) -> str:
+    if group := str(answer.get("group", "")):
+        return group
+    found = _INSTANTIATED.fullmatch(str(answer.get("name", "")))
+    return "/".join(found.groups()) if found else ""
+
+
+def _send(client: Client, document: Document, dry_run: bool, yes: bool) -> dict[str, Any]:
+    if document.kind == "Fleet":
+        from ..fleet_changes import apply_fleet_document
+
+        return apply_fleet_document(client, document, yes=yes, dry_run=dry_run)
     if is_anchored(document.body):
         if dry_run:
             raise Failure(f"{document.where}: --dry-run is not supported for documents with an anchor", USAGE)
@@ -83,7 +125,7 @@ def _send(client: Client, document: Document, dry_run: bool) -> dict[str, Any]:
 
 def _line(document: Document, answer: dict[str, Any], dry_run: bool) -> str:
     if document.kind == "Fleet":
-        return f"fleet: {counted(len(answer.get('clusters', [])), 'cluster')}"
+        return "fleet (dry run)" if dry_run else f"fleet: {counted(len(answer.get('clusters', [])), 'cluster')}"
     if is_anchored(document.body):
         return f"{answer['name']} {answer['outcome']}"
     outcome = answer.get("outcome", "accepted") + (" (dry run)" if dry_run else "")

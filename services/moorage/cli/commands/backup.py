@@ -20,11 +20,10 @@ from moorage.mesh.discovery import installed
 
 from ..backup_archive import Archive, write
 from ..backup_streams import Snapshot, restore_streams, take_snapshot, temporary_file
-from ..documents import STDIN
 from ..exit_codes import DONE, UNREACHABLE, USAGE, Failure
 from ..output import StateDir
 from ..state_dir import StateDirectory, state_dir, write_private
-from ..terminal import note, out
+from ..terminal import STDIN, note, out
 
 if TYPE_CHECKING:
     from moorage.bus import Settings

@@ -10,7 +10,8 @@ from ..exit_codes import DONE, FAILED, UNREACHABLE, Failure
 from ..gateway_client import Client
 from ..output import Format, StateDir, show
 from ..state_dir import StateDirectory, state_dir
-from ..terminal import counted, note, out, table
+from ..table import table
+from ..terminal import counted, note, out
 
 
 def check(*, output: Format = "table", state: StateDir = None) -> int:
@@ -32,7 +33,7 @@ def check(*, output: Format = "table", state: StateDir = None) -> int:
         rows.append(_row("gateway", client.url, "down", str(failure), action))
         health = {}
     rows += _workers(health, endpoint)
-    rows += _controllers(health) + _clusters(health) + _groups(health)
+    rows += _controllers(health) + _clusters(health) + _groups(health) + _records(health)
     problems = sum(row["state"] in ("down", "restarting", "unhealthy", "stale") for row in rows)
     healthy = not problems
     if output in ("json", "yaml"):
@@ -136,9 +137,37 @@ def _groups(health: dict[str, Any]) -> list[dict[str, Any]]:
     for group in health.get("away", []):
         places = [f"{c}, which is {how}" for how in ("gone", "stale") for c in group[how]]
         detail = "has claims on " + "; ".join(places[:3]) + (f"; and {len(places) - 3} more" if len(places) > 3 else "")
-        action = f"bring it back, or: moorage delete cluster {(group['gone'] or group['stale'])[0]} --abandon-claims"
-        rows.append(_row("group", group["group"], "unhealthy", detail, action))
+        rows.append(_row("group", group["group"], "unhealthy", detail, _away_action(group)))
     return rows + _more("group", "unhealthy", health.get("awayCount", 0) - len(rows))
+
+
+def _away_action(group: dict[str, Any]) -> str:
+    """Advises what has not been done yet: a group that is already to be placed elsewhere needs another cluster."""
+    name = group["group"]
+    if group["stale"]:
+        return f"bring it back, or: moorage delete cluster {group['stale'][0]} --abandon-claims"
+    if group.get("state") == "InstantiateStopped":
+        return f"the group is stopped; to place it again: moorage instantiate {name}"
+    if group.get("pending"):
+        return f"it waits for another cluster; see: moorage why {name}"
+    return f"bring it back, or: moorage delete cluster {group['gone'][0]} --abandon-claims"
+
+
+def _records(health: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tells how far back decisions can be replayed. A gateway from before has nothing to tell."""
+    records = health.get("records")
+    if records is None:
+        return []
+    if not records["kept"]:
+        action = "create their stream: moorage bus provision"
+        return [_row("records", "decisions", "unhealthy", "decisions are not recorded", action)]
+    detail = (
+        f"since {records['since'][:19]}Z, {records['bytes'] / (1 << 20):.1f} MiB"
+        if records.get("since")
+        else "none yet"
+    )
+    lost = f"; {counted(records['lost'], 'decision')} without a record" if records["lost"] else ""
+    return [_row("records", "decisions", "ok", detail + lost)]
 
 
 def _more(kind: str, state: str, count: int) -> list[dict[str, Any]]:

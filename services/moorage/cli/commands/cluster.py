@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from ..output import Format, StateDir, Watch
+from ..output import DEFAULT, Listing, StateDir, Watch
 from .completion import Cluster
 from .drain import cordon, drain, uncordon
 from .join import join, leave
@@ -15,21 +15,21 @@ for command in (join, leave, cordon, uncordon, drain):
 
 
 @app.default
-def list_clusters(*, output: Format = "table", watch: Watch = False, state: StateDir = None) -> int:
+def list_clusters(*, listing: Listing = DEFAULT, watch: Watch = False, state: StateDir = None) -> int:
     """List all clusters."""
     from .get import get
 
-    return get("clusters", output=output, watch=watch, state=state)
+    return get("clusters", listing=listing, watch=watch, state=state)
 
 
 @app.command(name=["get", "list"])
 def get_cluster(
-    name: Cluster = "", /, *, output: Format = "table", watch: Watch = False, state: StateDir = None
+    name: Cluster = "", /, *, listing: Listing = DEFAULT, watch: Watch = False, state: StateDir = None
 ) -> int:
     """List clusters, or show one."""
     from .get import get
 
-    return get("clusters", name, output=output, watch=watch, state=state)
+    return get("clusters", name, listing=listing, watch=watch, state=state)
 
 
 @app.command(name="describe")

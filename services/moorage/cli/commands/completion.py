@@ -31,9 +31,16 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
     shell
         Shell: bash, zsh or fish.
     """
-    from ..main import build
+    from ..main import WITH_COMMANDS, build
 
-    out(build([]).generate_completion(prog_name="moorage", shell=shell))
+    script = build([]).generate_completion(prog_name="moorage", shell=shell)
+    # In `describe cluster NAME`, `cluster` is no command, although there is one of that name.
+    known = 'if [[ " $all_commands " =~ " $word " '
+    script = script.replace(
+        known + "]]; then",
+        known + f'&& ( ${{#cmd_path[@]}} -eq 0 || " {" ".join(WITH_COMMANDS)} " =~ " ${{cmd_path[*]}} " ) ]]; then',
+    )
+    out(script)
     return DONE
 
 
@@ -85,18 +92,25 @@ def _tokens(context: CompletionContext) -> Iterable[str]:
     return (str(item["name"]) for item in _items(context, "tokens"))
 
 
-def _kinds(_context: CompletionContext) -> Iterable[str]:
-    from ..resource_types import KINDS
+def _decisions(context: CompletionContext) -> Iterable[str]:
+    return (str(item["id"]) for item in _items(context, "decisions"))
 
-    return (kind.name for kind in KINDS)
+
+def _kinds(_context: CompletionContext) -> Iterable[str]:
+    from ..resource_types import INTENT_KINDS, KINDS
+
+    return (*(name for kind in KINDS for name in (kind.name, kind.aliases[0])), *INTENT_KINDS)
 
 
 def _names(context: CompletionContext) -> Iterable[str]:
     """Yields names of the resource type that was typed before."""
     from ..resource_types import resolve
 
-    kind = resolve(_typed(context, "kind")).name
-    if kind == "groups":
+    found = resolve(_typed(context, "kind"))
+    kind = found.name
+    if kind == "intents":
+        yield from _intents(context, found.intent_kind)
+    elif kind == "groups":
         yield from _groups(context)
     elif kind == "applications":
         own_project = _typed(context, "--project") or "default"
@@ -107,18 +121,39 @@ def _names(context: CompletionContext) -> Iterable[str]:
                 yield str(metadata["name"])
     elif kind == "nodes":
         yield from (f"{item['cluster']}/{item['name']}" for item in _items(context, kind))
+    elif kind == "parts":
+        yield from (f"{item['cluster']}/{item['id']}" for item in _items(context, kind))
     elif kind in ("clusters", "decisions"):
         yield from (str(item["id"]) for item in _items(context, kind))
     elif kind == "controllers":
         yield from _controllers(context)
 
 
+def _intents(context: CompletionContext, kind: str) -> Iterable[str]:
+    """Yields intents of the project: names of one kind, or KIND/NAME of all kinds."""
+    own_project = _typed(context, "--project") or "default"
+    for item in _items(context, "intents"):
+        metadata = item["metadata"]
+        assert isinstance(metadata, dict)
+        if metadata.get("project", "default") == own_project and kind in ("", item["kind"]):
+            yield str(metadata["name"]) if kind else f"{item['kind']}/{metadata['name']}"
+
+
+def _document_paths(context: CompletionContext) -> Iterable[str]:
+    """Yields kinds of documents, and the fields below what was typed."""
+    from .explain import paths_below
+
+    return paths_below(context.incomplete)
+
+
+document_paths = _completer(_document_paths)
 Group = Annotated[
     str,
     Parameter(completer=_completer(_groups), help="Name of an application, or PROJECT/COMPOSITE-APP/VERSION/GROUP."),
 ]
 Cluster = Annotated[str, Parameter(completer=_completer(_clusters), help="Cluster, PROVIDER/NAME.")]
 Controller = Annotated[str, Parameter(completer=_completer(_controllers), help="Name of the controller.")]
+DecisionId = Annotated[str, Parameter(completer=_completer(_decisions), help="Id of a current or past decision.")]
 TokenName = Annotated[str, Parameter(completer=_completer(_tokens), help="Name of the token.")]
 KindName = Annotated[
     str,

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from ..durations import seconds
 from ..exit_codes import DONE, USAGE, Failure
 from ..gateway_client import Client, path
-from ..output import Format, StateDir, show, show_list
+from ..output import DEFAULT, Format, Listing, StateDir, show, show_list
 from ..resource_types import resolve
 from ..terminal import out
 from .completion import Controller
@@ -18,10 +18,10 @@ app = App(name="controllers", help="Show and configure controllers.")
 
 
 @app.default
-def list_controllers(*, output: Format = "table", state: StateDir = None) -> int:
+def list_controllers(*, listing: Listing = DEFAULT, state: StateDir = None) -> int:
     """List the registered controllers."""
     kind = resolve("controllers")
-    return show_list(Client.find(state).items("/v1/controllers"), kind.columns, output, kind.qualified_name)
+    return show_list(Client.find(state).items("/v1/controllers"), kind.columns_for([]), listing, kind.qualified_name)
 
 
 @app.command(name="set")
@@ -82,8 +82,8 @@ def _remove(client: Client, name: str, output: Format) -> int:
 
 
 @app.command(name=["get", "list"])
-def get_controller(name: Controller = "", /, *, output: Format = "table", state: StateDir = None) -> int:
+def get_controller(name: Controller = "", /, *, listing: Listing = DEFAULT, state: StateDir = None) -> int:
     """List controllers, or show one."""
     from .get import get
 
-    return get("controllers", name, output=output, state=state)
+    return get("controllers", name, listing=listing, state=state)

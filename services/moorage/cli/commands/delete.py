@@ -15,7 +15,8 @@ from ..exit_codes import DONE, TIMEOUT, USAGE, Failure
 from ..gateway_client import Client, Refusal, path
 from ..names import cluster_parts, full_name
 from ..output import Project, StateDir
-from ..resource_types import resolve
+from ..resource_types import ResourceType
+from ..suggestions import for_failure, resolve_for
 from ..terminal import note, out
 from .completion import KindName, ObjectName
 from .wait import get_group, subject_of
@@ -64,9 +65,10 @@ def delete(
             raise Failure("give -f FILE or KIND NAME", USAGE)
         if not name and "/" in kind:
             kind, _, name = kind.partition("/")
+        resource_type = resolve_for("delete", kind, name, state)
         if not name:
             raise Failure(f"{kind}: a name is required", USAGE)
-        targets = [_target(kind, name, project)]
+        targets = [_target(resource_type, name, project)]
     client = Client.find(state)
     code = DONE
     for target in targets:
@@ -77,13 +79,12 @@ def delete(
                 result = _delete(client, *target, wait, within, abandon_claims)
             code = code or result
         except Refusal as refusal:
-            note(f"moorage: {refusal}")
+            note(f"moorage: {refusal}{for_failure(refusal)}")
             code = code or refusal.code
     return code
 
 
-def _target(kind: str, name: str, project: str) -> tuple[str, str, str]:
-    found = resolve(kind)
+def _target(found: ResourceType, name: str, project: str) -> tuple[str, str, str]:
     if found.name in ("applications", "groups"):
         group = full_name(name, project).split("/")
         return "Application", group[0], group[1]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..exit_codes import DONE
 from ..gateway_client import Client, group_path
 from ..output import Project, StateDir, amounts, yes_no
-from ..resource_types import resolve
-from ..terminal import as_yaml, out, table
+from ..placement_text import why_text
+from ..resource_types import part_usage
+from ..suggestions import resolve_for
+from ..table import table
+from ..terminal import as_yaml, out
 from .completion import KindName, ObjectName
-from .why import summary, why_text
+from .why import summary
 
 
 def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "", state: StateDir = None) -> int:
     """Show the details of one resource: fields, placement and last events."""
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")
-    found = resolve(kind)
+    found = resolve_for("describe", kind, name, state)
     client = Client.find(state)
     if not name:
         from ..exit_codes import USAGE, Failure
@@ -29,6 +33,8 @@ def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "",
     elif found.name in ("groups", "applications"):
         group = item["group"] if found.name == "groups" else item["status"]["group"]
         _group(client, group, item if found.name == "groups" else item["status"])
+    elif found.name == "nodes":
+        _node(client, item)
     else:
         out(as_yaml(item))
     return DONE
@@ -50,6 +56,33 @@ def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}={v}" for k, v in value.items())
     return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _node(client: Client, item: dict[str, Any]) -> None:
+    """Shows a node and draws the tree of its parts."""
+    out(as_yaml({key: value for key, value in item.items() if key not in ("zones", "providers")}))
+    parts = client.items("/v1/parts", cluster=item["cluster"], node=item["name"], limit="5000")
+    if parts:
+        rows = [
+            [branch, part["kind"], part_usage(part), ",".join(part["traits"])]
+            for branch, part in tree(item["name"], parts)
+        ]
+        out(table(["PART", "KIND", "USED", "TRAITS"], [[item["name"], "node", "", ""], *rows]))
+
+
+def tree(node: str, parts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the parts of a node as they are drawn, a parent before its children."""
+    children: dict[str, list[Mapping[str, Any]]] = {}
+    for part in parts:
+        children.setdefault(part["parent"], []).append(part)
+    open_parts = [(part, "", i + 1 == len(children[node])) for i, part in enumerate(children.get(node, []))][::-1]
+    while open_parts:
+        part, indent, last = open_parts.pop()
+        name = part["id"].removeprefix(f"{part['parent']}/")
+        yield f"{indent}{'└─' if last else '├─'} {name}", part
+        below = children.get(part["id"], [])
+        inner = f"{indent}{'   ' if last else '│  '}"
+        open_parts.extend((child, inner, i + 1 == len(below)) for i, child in reversed(list(enumerate(below))))
 
 
 def _cluster(client: Client, item: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from ..exit_codes import DONE
 from ..gateway_client import Client
 from ..output import Format, StateDir, show
-from ..terminal import as_yaml, out, table
+from ..table import Table, table
+from ..terminal import as_yaml, out
 from .why import summary
 
 
@@ -44,17 +45,18 @@ def events(
         return DONE
     tabular = output in ("table", "wide")
     before = limit if limit is not None else 10 if tabular else 0
-    if tabular:
-        out("TIME          SUBJECT  " + ("ID  " if output == "wide" else "") + "SUMMARY")
+    rows = _Rows(output)
     shown: set[str] | None = None
     for event in client.events(subject, until=None):
         if shown is None:  # Subscribed. Reading the past only now may repeat an event, but cannot miss one.
             past = _past(client, subject, before) if before > 0 else []
             shown = {past_event["id"] for past_event in past}
-            for past_event in past:
+            if tabular:
+                out("\n".join(rows.lines(past)))
+            for past_event in past if not tabular else ():
                 _print(past_event, output)
         if event is not None and event["id"] not in shown:
-            _print(event, output)
+            _print(event, output) if not tabular else out("\n".join(rows.lines([event])))
     return DONE
 
 
@@ -72,6 +74,20 @@ def _row(event: dict[str, Any]) -> list[str]:
     ]
 
 
+class _Rows:
+    """Formats events as rows of one table, which begins with its heading."""
+
+    def __init__(self, output: str) -> None:
+        self._wide = output == "wide"
+        # Wide enough for most events, so that those that come later are aligned with the first ones.
+        ids = ["ID"] if self._wide else []
+        self._table = Table(["TIME", "SUBJECT", *ids, "SUMMARY"], least=[12, 48, *(22 for _ in ids)], stream=True)
+
+    def lines(self, events: list[dict[str, Any]]) -> list[str]:
+        rows = [_row(event) for event in events]
+        return self._table.lines(rows if self._wide else [(time, subject, text) for time, subject, _, text in rows])
+
+
 def _print(event: dict[str, Any], output: str) -> None:
     if output == "json":
         import json
@@ -79,12 +95,8 @@ def _print(event: dict[str, Any], output: str) -> None:
         out(json.dumps(event, ensure_ascii=False))  # one per line, so that programs can read a stream
     elif output == "yaml":
         out(as_yaml(event) + "\n---")
-    elif output == "name":
-        out(event["id"])
     else:
-        time, subject, ident, summary_text = _row(event)
-        columns = (time, subject, summary_text) if output == "table" else (time, subject, ident, summary_text)
-        out("  ".join(columns).rstrip())
+        out(event["id"])
 
 
 def subjects(*, output: Format = "table") -> int:

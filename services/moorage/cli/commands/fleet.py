@@ -13,7 +13,7 @@ from ..durations import seconds
 from ..exit_codes import DONE, USAGE, Failure, of_status
 from ..gateway_client import Client, path, problem_text
 from ..names import cluster_parts
-from ..output import Format, StateDir, show
+from ..output import DEFAULT, Format, Listing, StateDir, Yes, show
 from ..terminal import counted, note, out
 from .completion import Cluster
 
@@ -21,17 +21,17 @@ app = App(name="fleet", help="Run and change simulated clusters.")
 
 
 @app.default
-def list_clusters(*, output: Format = "table", state: StateDir = None) -> int:
+def list_clusters(*, listing: Listing = DEFAULT, state: StateDir = None) -> int:
     """List all clusters of the fleet."""
     from .get import get
 
-    return get("clusters", output=output, state=state)
+    return get("clusters", listing=listing, state=state)
 
 
 @app.command(name=["list", "get"])
-def list_clusters_by_name(*, output: Format = "table", state: StateDir = None) -> int:
+def list_clusters_by_name(*, listing: Listing = DEFAULT, state: StateDir = None) -> int:
     """List all clusters of the fleet."""
-    return list_clusters(output=output, state=state)
+    return list_clusters(listing=listing, state=state)
 
 
 @app.command
@@ -41,26 +41,34 @@ def apply(
     *,
     filename: Annotated[str, Parameter(name=["--filename", "-f"], help="Fleet file, or - for stdin.")] = "",
     timeout: str = "120s",
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    yes: Yes = False,
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
     """Make the simulated fleet of the running mesh equal to a file.
 
-    Adds, changes and removes clusters, and returns when the inventory has them.
+    Adds, changes and removes clusters, and returns when the inventory has them. Shows what is added and removed, and asks if
+    groups run on clusters that are removed.
 
     Parameters
     ----------
     timeout
         Maximum time to wait for the inventory.
+    dry_run
+        Only show what changes.
     """
     source = file or filename
     if not source:
         raise Failure("a fleet file is required", USAGE)
-    from ..up.bootstrap import apply_fleet
+    from ..fleet_changes import apply_fleet_document
 
-    answer = apply_fleet(Client.find(state), read_fleet(source), seconds(timeout))
+    document, within = read_fleet(source), seconds(timeout)
+    answer = apply_fleet_document(Client.find(state), document, yes=yes, dry_run=dry_run, within=within)
     if output in ("json", "yaml"):
         return show(answer, output)
+    if dry_run:
+        return DONE
     out(
         "\n".join(f"cluster/{c}" for c in answer["clusters"])
         if output == "name"
@@ -124,6 +132,7 @@ def sim(
     """
     if (file is None) == (clusters <= 0):
         raise Failure("give either a fleet file or --clusters N", USAGE)
+    from ..process_title import set_title
     from ..state_dir import StateDirectory, state_dir
     from ..workers import prepare_process, serve
     from .run import settings_for
@@ -137,6 +146,7 @@ def sim(
     from moorage.sim.foreground import simulate
     from moorage.telemetry import configure
 
+    set_title("sim")
     prepare_process(installed().workers["sim"].nice)
     cluster = os.environ.get("MOORAGE_CLUSTER", "")
     simulated = simulate(settings, fleet=body, clusters=clusters, nodes=nodes, seed=seed, agent=cluster, say=note)

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..exit_codes import DONE
+from ..exit_codes import DONE, USAGE, Failure
+from ..formats import sorted_by, template
 from ..gateway_client import Client, Refusal, path
-from ..output import Format, Project, Row, StateDir, Watch, rows_of, show, show_list
-from ..resource_types import ResourceType, resolve
-from ..terminal import as_json, as_yaml, out, table
+from ..output import DEFAULT, Listing, Project, Row, Rows, StateDir, Watch, show_list, show_one
+from ..resource_types import PAST_DECISIONS, ResourceType
+from ..suggestions import resolve_for
+from ..terminal import as_json, as_yaml, out
 from .completion import Cluster, Group, KindName, ObjectName
 
 #: Events come in bursts; waiting this long allows one request for the whole burst.
@@ -23,15 +25,21 @@ def get(
     name: ObjectName = "",
     /,
     *,
-    output: Format = "table",
+    listing: Listing = DEFAULT,
     watch: Watch = False,
     selector: Annotated[str, Parameter(name=["--selector", "-l"])] = "",
     group: Annotated[Group, Parameter(help="Only decisions of this group.")] = "",
-    cluster: Annotated[Cluster, Parameter(help="Only nodes of this cluster.")] = "",
+    cluster: Annotated[Cluster, Parameter(help="Only nodes or parts of this cluster.")] = "",
+    node: Annotated[str, Parameter(help="Only parts of nodes of this name.")] = "",
+    all_: Annotated[
+        bool, Parameter(name="--all", negative="", help="Also past decisions, with how they ended.")
+    ] = False,
     project: Project = "",
     state: StateDir = None,
 ) -> int:
     """List resources of one type, or show one of them.
+
+    `moorage get decisions --all --group shop` lists the past decisions of a group, too, as far as they are remembered.
 
     Parameters
     ----------
@@ -40,7 +48,7 @@ def get(
     """
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")
-    found = resolve(kind)
+    found = resolve_for("get", kind, name, state)
     client = Client.find(state)
     query = {"limit": "500"}
     if selector:
@@ -53,12 +61,19 @@ def get(
         query["group"] = full_name(group, project)
     if cluster:
         query["cluster"] = cluster
+    if node:
+        query["node"] = node
+    if all_:
+        if found.name != "decisions":
+            raise Failure(f"--all is for decisions only; {found.name} are listed completely", USAGE)
+        query["all"] = "true"
+        found = PAST_DECISIONS
     if found.intent_kind:
         query["kind"] = found.intent_kind
     return (
-        _watch(client, found, name, project, query, output)
+        _watch(client, found, name, project, query, listing)
         if watch
-        else _once(client, found, name, project, query, output)
+        else _once(client, found, name, project, query, listing)
     )
 
 
@@ -68,19 +83,19 @@ def _items(client: Client, kind: ResourceType, name: str, project: str, query: d
     return client.items(path(kind.name), **query)
 
 
-def _once(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], output: str) -> int:
+def _once(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], listing: Listing) -> int:
     items = _items(client, kind, name, project, query)
-    if name and output in ("json", "yaml"):
-        return show(items[0], output)
-    return show_list(items, kind.columns, output, kind.qualified_name)
+    columns = kind.columns_for(items)
+    if name:
+        return show_one(items[0], columns, listing, kind.qualified_name)
+    return show_list(items, columns, listing, kind.qualified_name)
 
 
-def _watch(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], output: str) -> int:
+def _watch(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], listing: Listing) -> int:
     """Prints all items, then each again when it changes or is deleted. Ends with Ctrl-C, or when the one named item is
     deleted."""
-    columns = [c for c in kind.columns if output == "wide" or not c.wide]
     seen: dict[str, Any] = {}
-    heading = True
+    printer: _Printer | None = None
     while True:
         for _ in client.events(kind.subject, until=time.monotonic() + 5.0):
             time.sleep(_BURST_SECONDS if seen else 0)
@@ -90,34 +105,51 @@ def _watch(client: Client, kind: ResourceType, name: str, project: str, query: d
                 if not (name and seen and refusal.status == 404):
                     raise
                 items = []
-            changed = [item for item in items if seen.get(kind.qualified_name(item)) != item]
+            changed = [item for item in items if seen.get(kind.qualified_name(item)) != _lasting(item)]
             if changed:
-                _print(changed, kind, columns, output, heading)
-                heading = False
-            now = {kind.qualified_name(item): item for item in items}
-            _print_deleted([item for known, item in seen.items() if known not in now], kind, output)
+                if printer is None and listing.sort_by:
+                    changed = sorted_by(changed, listing.sort_by)
+                printer = printer or _Printer(kind, changed, listing)
+                printer.changed(changed)
+            now = {kind.qualified_name(item): _lasting(item) for item in items}
+            if printer is not None:
+                printer.deleted([item for known, item in seen.items() if known not in now])
             if name and not items:
                 return DONE
             seen = now
 
 
-def _print_deleted(deleted: list[Row], kind: ResourceType, output: str) -> None:
-    """Prints deleted items as they were last seen, with `deleted: true` in JSON and YAML."""
-    for item in deleted:
-        if output == "json":
-            out(as_json({**item, "deleted": True}))
-        elif output == "yaml":
-            out(as_yaml({**item, "deleted": True}) + "\n---")
+def _lasting(item: Row) -> Row:
+    """Returns an item without what changes with every heartbeat of its cluster."""
+    return {key: value for key, value in item.items() if key != "lastReport"}
+
+
+class _Printer:
+    """Prints items as they change, in one format; the rows of a table stay aligned."""
+
+    def __init__(self, kind: ResourceType, first: list[Row], listing: Listing) -> None:
+        self._name, self._output = kind.qualified_name, listing.output
+        self._render = template(listing.output)
+        self._rows = Rows(kind.columns_for(first), listing, stream=True)
+
+    def changed(self, items: list[Row]) -> None:
+        if self._render is not None:
+            out("\n".join(self._render(item) for item in items))
+        elif self._output == "json":
+            out("\n".join(as_json(item) for item in items))
+        elif self._output == "yaml":
+            out("\n---\n".join(as_yaml(item) for item in items) + "\n---")
+        elif self._output == "name":
+            out("\n".join(self._name(item) for item in items))
         else:
-            out(f"{kind.qualified_name(item)} deleted")
+            out("\n".join(self._rows.lines(items)))
 
-
-def _print(changed: list[Row], kind: ResourceType, columns: list[Any], output: str, heading: bool) -> None:
-    if output == "json":
-        out("\n".join(as_json(item) for item in changed))
-    elif output == "yaml":
-        out("\n---\n".join(as_yaml(item) for item in changed) + "\n---")
-    elif output == "name":
-        out("\n".join(kind.qualified_name(item) for item in changed))
-    else:
-        out(table([c.title for c in columns], rows_of(changed, columns), heading=heading))
+    def deleted(self, items: list[Row]) -> None:
+        """Prints deleted items as they were last seen, with `deleted: true` in JSON and YAML."""
+        for item in items:
+            if self._output == "json":
+                out(as_json({**item, "deleted": True}))
+            elif self._output == "yaml":
+                out(as_yaml({**item, "deleted": True}) + "\n---")
+            else:
+                out(f"{self._name(item)} deleted")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from moorage.mesh.discovery import installed
 
@@ -17,16 +19,14 @@ if TYPE_CHECKING:
     from moorage.bus import Settings
 
 
-def run(worker: str, /, *, state: StateDir = None) -> int:
+Worker = Annotated[str, Parameter(help=f"{', '.join(installed().workers)}, or a Python file.")]
+
+
+def run(worker: Worker, /, *, state: StateDir = None) -> int:
     """Run one worker, or a Python file with controllers, until Ctrl-C.
 
     Connects to MOORAGE_NATS_URL with MOORAGE_NATS_SEED and to MOORAGE_REDIS_URL, or to the mesh on this machine if they are not
     set.
-
-    Parameters
-    ----------
-    worker
-        intents, inventory, hpa, labels, affinity, merger, patcher, sim, gateway, or a Python file.
     """
     if worker not in installed().workers and not os.path.isfile(worker):
         raise Failure(f"{worker!r} is neither a worker ({', '.join(installed().workers)}) nor a Python file", USAGE)
@@ -45,7 +45,7 @@ def settings_for(worker: str, state: StateDirectory) -> Settings:
             "MOORAGE_NATS_URL, MOORAGE_NATS_SEED and MOORAGE_REDIS_URL",
             UNREACHABLE,
         )
-    if worker == "gateway":
+    if worker in ("gateway", "placement"):
         os.environ.setdefault("MOORAGE_TOKEN", endpoint["token"])
     return Settings(endpoint["nats"], _seed(worker, state, endpoint), endpoint["redis"])
 

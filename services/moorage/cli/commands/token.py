@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from ..durations import seconds
 from ..exit_codes import DONE
 from ..gateway_client import Client, path
-from ..output import Column, Format, StateDir, field, show, show_list
+from ..output import DEFAULT, Column, Format, Listing, StateDir, field, show, show_list
 from ..terminal import note, out
 from .completion import TokenName
 
@@ -67,10 +67,10 @@ def create(
 
 
 @app.command(name="list")
-def list_tokens(*, output: Format = "table", state: StateDir = None) -> int:
+def list_tokens(*, listing: Listing = DEFAULT, state: StateDir = None) -> int:
     """List tokens without their secrets."""
     items = Client.find(state).items("/v1/tokens")
-    return show_list(items, _COLUMNS, output, lambda row: f"token/{row['name']}")
+    return show_list(items, _COLUMNS, listing, lambda row: f"token/{row['name']}")
 
 
 @app.command

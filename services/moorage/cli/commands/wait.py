@@ -14,9 +14,10 @@ from ..exit_codes import DONE, FAILED, MISSING, TIMEOUT, USAGE, Failure
 from ..gateway_client import Client, Refusal, group_path
 from ..names import full_name
 from ..output import Project, StateDir
+from ..placement_text import PLACED, reason_lines
+from ..suggestions import for_group
 from ..terminal import note, out
 from .completion import Group
-from .why import PLACED, reason_lines
 
 PHASES = (
     "Draft", "Deciding", "Pending", "Placed", "Deploying", "Running", "Degraded", "Terminating", "Terminated", "Failed",
@@ -56,20 +57,25 @@ def wait(
     phase = phase.capitalize()
     if key != "phase" or phase not in PHASES:
         raise Failure(f"--for must be delete or phase=PHASE with one of {', '.join(PHASES)}, not {for_!r}", USAGE)
+    return wait_for_phase(client, name, phase, within)
+
+
+def wait_for_phase(client: Client, name: str, phase: str, within: float, *, say: Callable[[str], None] = out) -> int:
+    """Waits until a group reaches a phase, says so, and returns the exit code."""
     wanted = PLACED if phase == "Placed" else (phase,)
 
     def reached(found: dict[str, Any] | None) -> int | None:
         if found is None:
-            raise Failure(f"group {name} does not exist", MISSING)
-        phase, newer = str(found["phase"]), str(found.get("pendingPhase", ""))
+            raise Failure(f"group {name} does not exist{for_group(client, name)}", MISSING)
+        current, newer = str(found["phase"]), str(found.get("pendingPhase", ""))
         if newer == "Deciding" and newer not in wanted:
             return None  # the phase is still that of the previous revision
-        if phase in wanted or newer in wanted:
-            out(f"{name} {phase if phase in wanted else newer}")
-            if newer and phase in wanted:
+        if current in wanted or newer in wanted:
+            say(f"{name} {current if current in wanted else newer}")
+            if newer and current in wanted:
                 note(f"moorage: {name} runs revision {found['revision']}; {_newer(found)}")
             return DONE
-        if "Failed" in (phase, newer):
+        if "Failed" in (current, newer):
             note(f"moorage: {name} is Failed; change its documents")
             for line in reason_lines(client.get(group_path(name, "why")).get("reasons", [])):
                 note(f"  {line}")

@@ -7,120 +7,57 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..exit_codes import DONE, MISSING, Failure
+from ..exit_codes import DONE, MISSING, USAGE, Failure
 from ..gateway_client import Client, Refusal, group_path, path
 from ..names import full_name
 from ..output import Format, Project, StateDir, show
-from ..terminal import out, paint, table
-from .completion import Group
-
-#: Phases in which a group has its clusters.
-PLACED = ("Placed", "Deploying", "Running")
+from ..placement_text import why_text
+from ..table import table
+from ..terminal import note, out
+from .completion import DecisionId, Group
 
 
 def why(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """Explain the placement of a group: its clusters, or why it has none."""
+    """Explain the placement of a group: its clusters, or why it has none.
+
+    Long lists are cut: `-o wide` shows everything, `-o json` everything with exact quantities.
+    """
     found = Client.find(state).get(group_path(full_name(group, project), "why"))
     if output in ("json", "yaml"):
         return show(found, output)
-    out(found["group"] if output == "name" else why_text(found))
+    out(found["group"] if output == "name" else why_text(found, everything=output == "wide"))
     return DONE
 
 
-def why_text(found: dict[str, Any]) -> str:
-    state, phase = found["state"], found["phase"]
-    lines = [f"{found['group']}  revision {found['revision']}  {state}  {paint(phase)}"]
-    for name, app in found.get("apps", {}).items():
-        lines += _app_lines(name, app)
-    if found.get("pendingRevision"):
-        lines.append(f"  {_pending_text(found)}")
-    if found.get("reasons"):
-        lines.append("  because")
-        lines += [f"    {line}" for line in reason_lines(found["reasons"])]
-    for warning in found.get("warnings", []):
-        lines.append(f"  warning {warning['code']}: {warning['message']}")
-    if found.get("controllers"):
-        lines.append("  asked")
-        rows = [
-            [
-                "  ",
-                c["name"],
-                c["outcome"],
-                f"{c['tookMs']:.1f} ms of {c['deadlineMs']:g}",
-                c["policy"],
-                c.get("error", ""),
-            ]
-            for c in found["controllers"]
-        ]
-        lines += [
-            line.removesuffix("   -") for line in table(["", "", "", "", "", ""], rows, heading=False).splitlines()
-        ]
-    if found.get("decision"):
-        lines.append(f"  decision {found['decision']}, fleet {found.get('epoch', '-')}")
-    return "\n".join(lines)
+def candidates(
+    group: Group = "",
+    /,
+    *,
+    decision: DecisionId = "",
+    project: Project = "",
+    output: Format = "table",
+    state: StateDir = None,
+) -> int:
+    """List the clusters that qualify for each app, merged and by controller.
 
-
-def _pending_text(found: dict[str, Any]) -> str:
-    pending, phase = found["pendingRevision"], found.get("pendingPhase", "Deciding")
-    running = f"revision {found['revision']} keeps running"
-    if phase == "Pending":
-        return f"Revision {pending} cannot be placed; {running}."
-    return f"Revision {pending} is {paint(phase)}; {running}."
-
-
-def _app_lines(name: str, app: dict[str, Any]) -> Iterable[str]:
-    clusters = app.get("clusters", [])
-    where = ", ".join(clusters) if clusters else "not placed"
-    score = f"  score {app['score']:.2f}" if app.get("score") is not None else ""
-    yield f"  {name}  {len(clusters)} of {app['replicas'] or 'all'}: {where}{score}"
-    for claim in app.get("claims", []):
-        slots = ", ".join(s["node"] + (f" x{s['count']}" if s.get("count", 1) > 1 else "") for s in claim["slots"])
-        yield f"    {claim['object']} on {claim['cluster']}: {slots or '-'}"
-    yield from _optional_lines(app)
-
-
-def _optional_lines(app: dict[str, Any]) -> Iterable[str]:
-    """Yields a line per optional need: the clusters where it is granted, and those where it is not."""
-    clusters: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
-    for claim in app.get("claims", []):
-        for grant in claim.get("optional", []):
-            granted, missing = clusters.setdefault((claim["object"], grant["consumer"], grant["need"]), ([], []))
-            (granted if grant["granted"] else missing).append(claim["cluster"])
-    for (owner, consumer, need), (granted, missing) in clusters.items():
-        parts = [f"granted on {', '.join(granted)}"] if granted else []
-        parts += [f"not granted on {', '.join(missing)}"] if missing else []
-        yield f"    optional {need} of {consumer or owner}: {'; '.join(parts)}"
-
-
-def reason_lines(reasons: Iterable[dict[str, Any]]) -> Iterable[str]:
-    for reason in reasons:
-        place = " ".join(p for p in (reason.get("app"), reason.get("consumer"), reason.get("need")) if p)
-        numbers = [f"needs {reason['needed']}"] if reason.get("needed") else []
-        count = reason.get("clusters", 0)
-        if reason["code"] == "NotEnoughClusters":
-            numbers = [f"{number} clusters" for number in numbers]  # its message has the other numbers
-            count = 0
-        elif reason.get("free"):
-            numbers.append(f"best free {reason['free']}")
-        if count:
-            samples = ", ".join(reason.get("samples", [])[:3])
-            numbers.append(f"{count} cluster{'s' if count > 1 else ''}" + (f" ({samples})" if samples else ""))
-        elif reason.get("cluster"):
-            numbers.append(reason["cluster"])
-        by = f" [{reason['by']}]" if reason.get("by") else ""
-        text = "; ".join(part for part in (", ".join(numbers), reason.get("message", "")) if part)
-        yield f"{reason['code']} {place}".rstrip() + (f": {text}" if text else "") + by
-
-
-def candidates(group: Group, /, *, project: Project = "", output: Format = "table", state: StateDir = None) -> int:
-    """List the clusters that qualify for each app, merged and by controller."""
-    found = Client.find(state).get(group_path(full_name(group, project), "candidates"))
+    Controllers are asked again. With --decision, it shows the answers that led to a decision, and the choices of clusters that
+    were tried, with score and tie value (the smallest share of a resource that would stay free). For example:
+    `moorage candidates --decision $(moorage get decisions --group shop -o name | cut -d/ -f2)`.
+    """
+    if bool(group) == bool(decision):
+        raise Failure("name either a group or, with --decision, a decision", USAGE)
+    where = (
+        path("decisions", decision, "candidates") if decision else group_path(full_name(group, project), "candidates")
+    )
+    found = Client.find(state).get(where)
     if output in ("json", "yaml"):
         return show(found, output)
     if output == "name":
         out(found["group"])
         return DONE
     out(f"{found['group']}  revision {found['revision']}")
+    if decision and not found.get("recorded"):
+        note(f"decision {decision} has no record; these are the answers of now")
     sections = [("merged", found["merged"]), *((c["name"], c) for c in found["controllers"])]
     for name, answer in sections:
         outcome = "" if name == "merged" or answer.get("outcome") == "answered" else f"  {answer.get('outcome')}"
@@ -130,7 +67,21 @@ def candidates(group: Group, /, *, project: Project = "", output: Format = "tabl
                 out(f"  {app}: {candidate_set['count']}: {set_text(candidate_set)}")
         for rule in answer.get("rules", []) if name != "merged" else []:
             out(f"  {rule['app']}: {rule['mode']} {', '.join(rule['apps'])}")
+    for number, choice in enumerate(found.get("choices", []), 1):
+        out(f"choice {number}")
+        for line in _choice_lines(choice):
+            out(f"  {line}")
     return DONE
+
+
+def _choice_lines(choice: dict[str, Any]) -> Iterable[str]:
+    for app, chosen in choice["apps"].items():
+        yield f"{app}: {', '.join(chosen['clusters']) or 'none'}"
+        for best in chosen["best"]:
+            stays = ", runs there" if best["stays"] else ""
+            yield f"  {best['cluster']}  score {best['score']:g}, tie {best['tie']:g}{stays}"
+    if choice["withoutRoom"]:
+        yield f"no room on the nodes of {', '.join(choice['withoutRoom'])}"
 
 
 def set_text(candidate_set: dict[str, Any]) -> str:

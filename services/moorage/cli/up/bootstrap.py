@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shlex
+import shutil
+import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moorage.cli.documents import Document, read_fleet, read_text
 from moorage.cli.terminal import counted, note, out
 
-from ..commands.why import set_text, why_text
+from ..commands.why import set_text
 from ..exit_codes import CONFLICT, DONE, FAILED, Failure
 from ..gateway_client import Client, Refusal, group_path
+from ..placement_text import why_text
+
+if TYPE_CHECKING:
+    from moorage.bus import FoundWorker, Settings
 
 _READY_SECONDS = 30.0
 _RUNNING_SECONDS = 30.0
+#: Seconds between two looks at what is about to change.
+_PAUSE = 0.05
 
 
 @dataclass
@@ -27,6 +37,7 @@ class Bootstrap:
 
     url: str
     token: str
+    settings: Settings
     expected: dict[str, int]
     fleet: Path | None
     example: bool
@@ -38,7 +49,7 @@ def bootstrap(request: Bootstrap) -> int:
     """Makes the mesh ready and returns an exit code."""
     client = Client(request.url, request.token, timeout=5)
     try:
-        _wait_for_workers(client, request)
+        asyncio.run(_wait_for_workers(request))
         document = _read_fleet(request)
         if document is not None:
             note(f"applying the simulated fleet from {document.where}")
@@ -53,28 +64,30 @@ def bootstrap(request: Bootstrap) -> int:
     return DONE
 
 
-def _wait_for_workers(client: Client, request: Bootstrap) -> None:
+async def _wait_for_workers(request: Bootstrap) -> None:
+    """Waits until as many workers of each kind as expected are ready."""
+    from moorage.bus import Bus, NoAnswer, find_workers  # commands that only need `apply_fleet` start quickly
+
     end = time.monotonic() + _READY_SECONDS
-    missing = sorted(request.expected)
-    pause = 0.05
-    while missing:
-        if time.monotonic() > end:
-            raise Failure(f"not ready after {_READY_SECONDS:g} s: {', '.join(missing)}; see the logs in {request.logs}")
-        time.sleep(pause)
-        pause = min(pause * 1.3, 0.3)
-        try:
-            workers = client.get("/v1/health")["workers"]
-        except Failure:
-            continue  # the gateway itself may not be up yet
-        counts: dict[str, int] = {}
-        for worker in workers:
-            if worker["ok"]:
-                counts[worker["kind"]] = counts.get(worker["kind"], 0) + 1
-        missing = sorted(kind for kind, count in request.expected.items() if counts.get(kind, 0) < count)
+    bus = await Bus.connect(request.settings, worker="admin")
+    try:
+        while missing := _missing(request, await find_workers(bus, _PAUSE, lambda found: not _missing(request, found))):
+            if time.monotonic() > end:
+                text = f"not ready after {_READY_SECONDS:g} s: {', '.join(missing)}"
+                raise Failure(f"{text}; see the logs in {request.logs}")
+    except NoAnswer:
+        raise Failure(f"NATS does not answer; see the logs in {request.logs}") from None
+    finally:
+        await bus.close()
+
+
+def _missing(request: Bootstrap, found: list[FoundWorker]) -> list[str]:
+    ready = Counter(worker.kind for worker in found if worker.ok)
+    return sorted(kind for kind, count in request.expected.items() if ready[kind] < count)
 
 
 def _print_restored_fleet(client: Client) -> None:
-    """Says that a simulated fleet applied before a restart is still there."""
+    """Prints that a simulated fleet from before the restart is still there."""
     with contextlib.suppress(Refusal):
         if total := client.get("/v1/sim/clusters")["total"]:
             note(f"restored the simulated fleet: {counted(total, 'cluster')}; --fleet FILE replaces it")
@@ -126,19 +139,27 @@ def _run_example(client: Client, request: Bootstrap) -> None:
         for app, sets in client.get(group_path(group, "candidates"))["merged"].items():
             for candidate_set in sets:
                 out(f"  {app} candidates: {set_text(candidate_set)}")
+    out(f"\ninterfaces: {request.url} (/docs, /v1, /v2, /metrics)\nlogs: {request.logs}\n")
     short = groups[0].split("/")[1] if groups else "NAME"
-    state = f"  export MOORAGE_STATE={shlex.quote(str(request.named))}\n" if request.named is not None else ""
-    out(
-        f"\nNext:\n{state}  moorage get groups; moorage why {short}; moorage diff {short}; moorage events -f\n"
-        f"  {request.url}/v1/groups   (Authorization: Bearer, the token is in endpoint.json)\n"
-        f"  {request.url}/metrics, {request.url}/readyz\n  logs: {request.logs}\n"
-    )
+    command = typed_command(sys.argv[0], Path.cwd())
+    state = [f"export MOORAGE_STATE={shlex.quote(str(request.named))}"] if request.named is not None else []
+    following = [*state, *(f"{command} {arguments}" for arguments in ("get clusters", f"why {short}", "events -f"))]
+    out("\n  ".join(["next, in another terminal:", *following]))
+
+
+def typed_command(program: str, directory: Path) -> str:
+    """Returns how to type this command in a fresh shell in this directory: one that has not activated the environment."""
+    path = Path(program).absolute()
+    if path.name != "moorage":
+        return f"{shlex.quote(sys.executable)} -m moorage.cli"
+    if sys.prefix == sys.base_prefix and (found := shutil.which("moorage")) and path.samefile(found):
+        return "moorage"
+    return shlex.quote(str(path.relative_to(directory) if path.is_relative_to(directory) else path))
 
 
 def _wait_until_running(client: Client, group: str) -> dict[str, Any]:
     """Waits until the group is Running or Failed, or time is up, and returns its explanation."""
     end = time.monotonic() + _RUNNING_SECONDS
-    pause = 0.02
     phase = ""
     while True:
         try:
@@ -146,12 +167,11 @@ def _wait_until_running(client: Client, group: str) -> dict[str, Any]:
         except Refusal as refusal:
             if refusal.status != 404 or time.monotonic() > end:  # the gateway's mirror may lag behind the apply
                 raise
-            time.sleep(pause)
+            time.sleep(_PAUSE)
             continue
         if why["phase"] != phase:
             phase = why["phase"]
             note(f"{group}: {phase}")
         if phase in ("Running", "Failed") or time.monotonic() > end:
             return why
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.3)
+        time.sleep(_PAUSE)

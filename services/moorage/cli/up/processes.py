@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import time
@@ -13,17 +14,39 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..process_title import set_title
+
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
-#: Signals that the supervisor receives with sigtimedwait; children get the default handling back.
+#: Signals that the supervisor receives with `wait_signal`; children get the default handling back.
 TAKEN = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 #: Restart back-off in seconds: doubled for each exit within QUIET seconds of the start, reset after a longer run.
 FIRST_DELAY, LAST_DELAY, QUIET = 0.2, 15.0, 30.0
 
 _MAX_LOG_BYTES = 16 << 20
+#: Seconds between two looks for a signal where the system cannot wait for one with a time limit.
+_SIGNAL_POLL = 0.05
+
+
+def block_signals() -> None:
+    """Keeps the supervisor's signals for `wait_signal`."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # macOS drops a blocked SIGCHLD that has no handler
+    signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+
+
+def wait_signal(seconds: float) -> int | None:
+    """Returns the next of the supervisor's signals, or None when the time is up."""
+    if hasattr(signal, "sigtimedwait"):
+        info = signal.sigtimedwait(TAKEN, max(0.0, seconds))
+        return None if info is None else info.si_signo
+    end = time.monotonic() + seconds
+    while not (pending := signal.sigpending() & TAKEN):
+        if (left := end - time.monotonic()) <= 0:
+            return None
+        time.sleep(min(left, _SIGNAL_POLL))
+    return signal.sigwait(pending)
 
 
 def fork(name: str, body: Callable[[], int | None], log: Path | None) -> int:
@@ -52,8 +75,9 @@ def fork(name: str, body: Callable[[], int | None], log: Path | None) -> int:
 
 
 def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies; survives exec."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Makes the kernel kill this process when its parent dies; survives exec. Only Linux can."""
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _set_up_child(name: str, parent: int, log: Path | None) -> None:
@@ -61,19 +85,25 @@ def _set_up_child(name: str, parent: int, log: Path | None) -> None:
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
     os.setpgid(0, 0)  # Ctrl-C in the terminal reaches only the supervisor, which stops its children in order
-    _libc.prctl(_PR_SET_NAME, f"moorage-{name}".encode()[:15], 0, 0, 0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    set_title(name)
+    for number in TAKEN:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     if log is not None:
-        if log.exists() and log.stat().st_size > _MAX_LOG_BYTES:
-            log.replace(log.with_suffix(".log.1"))
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.close(out)
+
+
+def limit_log(log: Path) -> None:
+    """Moves the contents of a log that is too large to another file; the process goes on writing at the new end."""
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > _MAX_LOG_BYTES:
+            shutil.copyfile(log, log.with_suffix(".log.1"))
+            os.truncate(log, 0)
 
 
 def execute(argv: list[str], more: Mapping[str, str]) -> Callable[[], int]:

@@ -147,7 +147,7 @@ async def main(settings: Settings, state: StateDirectory) -> None:
     registered = RegisteredAgents(state)
     try:
         await bus.bucket(stores.RESOURCES).mirror(registered.on_cluster, KEYS)
-        bus.vitals.add_values(registered.metrics)
+        bus.process_health.add_values(registered.metrics)
         bus.set_health(dict)
         await bus.closed.wait()
     finally:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import json
 import os
 import signal
@@ -16,10 +14,12 @@ from typing import Any
 
 from ..exit_codes import FAILED, Failure
 from ..state_dir import StateDirectory, write_private
-from .processes import TAKEN, SupervisedProcess, execute, exit_text, fork
+from .processes import SupervisedProcess, execute, exit_text, fork, limit_log, wait_signal
 
 #: Seconds until each wave is killed: gateway, workers, Redis and NATS. Together below 10 s.
 _GRACE_SECONDS = (2.0, 4.0, 2.5)
+#: Seconds between checks of the size of logs.
+_LOG_SECONDS = 30.0
 _LAST_WAVE = len(_GRACE_SECONDS) - 1
 
 
@@ -33,6 +33,7 @@ class Plan:
 
     state: StateDirectory
     url: str
+    placement: str
     token: str
     nats: str
     redis: str
@@ -52,21 +53,15 @@ class Supervisor:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Blocks the signals that `step` receives, and freezes memory so that children share its pages."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
-        gc.collect()
-        gc.freeze()
-
     def step(self, longest: float | None) -> None:
         """Waits for one event: the end of a child, a signal, or a restart that is due."""
         now = time.monotonic()
         due = [p.due - now for p in self.plan.processes if not p.pid and p.started]
         wait = min([*due, 3600.0 if longest is None else longest])
-        info = signal.sigtimedwait(TAKEN, max(wait, 0.0))
-        if info is not None and info.si_signo == signal.SIGUSR1:
+        number = wait_signal(wait)
+        if number == signal.SIGUSR1:
             self._woken = True
-        elif info is not None and info.si_signo != signal.SIGCHLD:
+        elif number is not None and number != signal.SIGCHLD:
             raise Stopped
         changed = self._reap()
         for process in self.plan.processes:
@@ -159,6 +154,7 @@ class Supervisor:
             workers.append(worker)
         endpoint = {
             "http": plan.url,
+            "placement": plan.placement,
             "token": plan.token,
             "nats": plan.nats,
             "natsSeed": plan.admin_seed,
@@ -174,11 +170,13 @@ class Supervisor:
     def watch(self) -> None:
         """Supervises until a signal to stop arrives."""
         while True:
+            for process in self.plan.processes:
+                limit_log(process.log)
             if self._woken:
                 self._woken = False
                 self.on_wake()
             else:
-                self.step(None)
+                self.step(_LOG_SECONDS)
 
     def stop(self) -> None:
         """Stops all processes wave by wave and kills those that exceed their grace time. A second signal kills at once."""
@@ -189,9 +187,8 @@ class Supervisor:
                 _kill(process.pid, signal.SIGTERM)
             end = time.monotonic() + grace
             while running and not hurry and time.monotonic() < end:
-                info = signal.sigtimedwait(TAKEN, max(0.0, min(0.2, end - time.monotonic())))
-                hurry = info is not None and info.si_signo in (signal.SIGINT, signal.SIGTERM)
-                self._remove_ended(running)
+                hurry = wait_signal(min(0.2, end - time.monotonic())) in (signal.SIGINT, signal.SIGTERM)
+                running = _still_running(running)
             for process in running:
                 self.say(f"{process.name} did not end in time and was killed")
                 _kill(process.pid, signal.SIGKILL)
@@ -203,26 +200,22 @@ class Supervisor:
                 _kill(pid, signal.SIGKILL)
         self.plan.state.endpoint.unlink(missing_ok=True)
 
-    def _remove_ended(self, running: list[SupervisedProcess]) -> None:
-        for process in list(running):
-            with contextlib.suppress(ChildProcessError):
-                if os.waitpid(process.pid, os.WNOHANG)[0] == 0:
-                    continue
-            process.pid = 0
-            running.remove(process)
+
+def _still_running(processes: list[SupervisedProcess]) -> list[SupervisedProcess]:
+    """Reaps the processes that have ended and returns the others."""
+    running = []
+    for process in processes:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(process.pid, os.WNOHANG)[0] == 0:
+                running.append(process)
+                continue
+        process.pid = 0
+    return running
 
 
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def warm(modules: list[str]) -> None:
-    """Imports the workers' modules before forking, without starting a thread in this process."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-    for name in modules:
-        importlib.import_module(name)
 
 
 def program(kind: str, argv: list[str], logs: Path) -> SupervisedProcess:

@@ -1,0 +1,247 @@
+"""`moorage explain`: describes the fields of documents, from the models that decode them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import types
+import typing
+from typing import Annotated, Any, NamedTuple, Union
+
+import msgspec
+from cyclopts import Parameter
+
+from ..document_fields import DESCRIPTIONS, VALUES
+from ..exit_codes import DONE, USAGE, Failure
+from ..output import Format, StateDir, show
+from ..suggestions import did_you_mean
+from ..table import terminal_width
+from ..terminal import out
+from .completion import document_paths
+
+_NAMES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", Any: "any"}
+_WIDTH = 100
+_Struct = type[msgspec.Struct]
+
+
+def explain(
+    path: Annotated[
+        str, Parameter(completer=document_paths, help="Kind, or a field of it: application.spec.apps.consumers.")
+    ],
+    /,
+    *,
+    recursive: Annotated[bool, Parameter(negative="", help="List the fields at all depths.")] = False,
+    output: Format = "table",
+    state: StateDir = None,
+) -> int:
+    """Describe the fields of documents: type, default, meaning and values.
+
+    Kinds are Application, HpaIntent, TopologyIntent, PlacementIntent, AffinityIntent and Fleet. Of a kind that a controller
+    registered, the JSON Schema is shown; only that needs a running mesh.
+    """
+    kind, *names = [re.sub(r"\[[^\]]*\]", "", part) for part in path.strip(".").split(".")]
+    known = _kind_of(kind)
+    if known is None:
+        return _explain_registered(path, kind, state)
+    found = _walk(Described.of_kind(known), names, known)
+    if output in ("json", "yaml"):
+        return show(found.as_json(), output)
+    if output == "name":
+        out("\n".join(field.name for field in found.fields()))
+        return DONE
+    out("\n".join(_tree(found, "", ()) if recursive else _text(found, ".".join((known, *names)))))
+    return DONE
+
+
+# --- models ------------------------------------------------------------------------------------------------------------
+
+
+def documents() -> dict[str, tuple[_Struct, _Struct | None]]:
+    """Returns the kinds of documents: the model, and that of `spec` where the model itself leaves it open."""
+    from moorage.model import documents as model
+    from moorage.sim.core.fleet_documents import FleetDocument
+
+    return {
+        "Application": (model.Application, None),
+        "HpaIntent": (model.IntentDocument, model.HpaIntentSpec),
+        "TopologyIntent": (model.IntentDocument, model.TopologyIntentSpec),
+        "PlacementIntent": (model.IntentDocument, model.PlacementIntentSpec),
+        "AffinityIntent": (model.IntentDocument, model.AffinityIntentSpec),
+        "Fleet": (FleetDocument, None),
+    }
+
+
+def _kind_of(text: str) -> str | None:
+    low = text.lower()
+    for kind in documents():
+        if low in (kind.lower(), kind.lower() + "s") or (kind == "Application" and low in ("app", "apps")):
+            return kind
+    return None
+
+
+class Described(NamedTuple):
+    """A field, or a document as a whole."""
+
+    name: str
+    type: Any
+    owner: str = ""  # class of the model that has it
+    required: bool = False
+    default: Any = None
+    description: str = ""
+    spec: _Struct | None = None  # the model of its field `spec`, where the kind decides
+
+    @classmethod
+    def of_kind(cls, kind: str) -> Described:
+        model, spec = documents()[kind]
+        return cls(kind, model, description=_about(model), spec=spec)
+
+    @property
+    def struct(self) -> _Struct | None:
+        return _struct_in(self.type)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return VALUES.get(self.owner, {}).get(self.name, ())
+
+    def fields(self) -> list[Described]:
+        struct = self.struct
+        if struct is None:
+            return []
+        found = [_field(struct, one) for one in msgspec.structs.fields(struct)]
+        if self.spec is not None:
+            found = [one._replace(type=self.spec) if one.name == "spec" else one for one in found]
+        return sorted(found, key=lambda one: not one.required)
+
+    def as_json(self, *, deep: bool = True) -> dict[str, Any]:
+        item: dict[str, Any] = {"name": self.name, "type": type_name(self.type), "description": self.description}
+        if self.owner:
+            item["required"] = self.required
+        if self.default is not None:
+            item["default"] = self.default
+        if self.values:
+            item["values"] = list(self.values)
+        if deep and (fields := self.fields()):
+            item["fields"] = [one.as_json(deep=False) for one in fields]
+        return item
+
+
+def _field(struct: _Struct, one: msgspec.structs.FieldInfo) -> Described:
+    default = None if one.default is msgspec.NODEFAULT or one.default == "" else one.default
+    description = DESCRIPTIONS.get(struct.__name__, {}).get(one.encode_name, "")
+    return Described(one.encode_name, one.type, struct.__name__, one.required, default, description)
+
+
+def _about(struct: _Struct) -> str:
+    text = struct.__doc__ or ""
+    return " ".join(text.split()) if not text.startswith(struct.__name__ + "(") else ""
+
+
+def _struct_in(kind: Any) -> _Struct | None:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    args = typing.get_args(kind) if typing.get_origin(kind) in (list, Union, types.UnionType) else ()
+    return next((found for arg in args if (found := _struct_in(arg)) is not None), None)
+
+
+def type_name(kind: Any) -> str:
+    """Formats a type as kubectl does: `[]Consumer`, `map[string]string`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list:
+        return f"[]{type_name(args[0])}"
+    if origin is dict:
+        return "object" if args[1] is Any else f"map[string]{type_name(args[1])}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_name(arg) for arg in args if arg is not type(None)))
+    return _NAMES.get(kind) or (kind.__name__ if isinstance(kind, type) else str(kind))
+
+
+def _walk(found: Described, names: list[str], path: str) -> Described:
+    for name in names:
+        fields = {one.name: one for one in found.fields()}
+        if name not in fields:
+            known = f"; known are {', '.join(fields)}" if fields else "; it has no fields"
+            raise Failure(f"{path} has no field {name!r}{did_you_mean(name, fields) or known}", USAGE)
+        found, path = fields[name], f"{path}.{name}"
+    return found
+
+
+def paths_below(typed: str) -> list[str]:
+    """Returns what may follow a path that is being typed: kinds, or the fields of what was typed before the last dot."""
+    if "." not in typed:
+        return [name for kind in documents() for name in (kind.lower(), f"{kind.lower()}.")]
+    kind, *names = typed.split(".")[:-1]
+    known = _kind_of(kind)
+    if known is None:
+        return []
+    above = typed.rpartition(".")[0]
+    return [f"{above}.{field.name}" for field in _walk(Described.of_kind(known), names, known).fields()]
+
+
+# --- text --------------------------------------------------------------------------------------------------------------
+
+
+def _text(found: Described, path: str) -> list[str]:
+    kind, _, rest = path.partition(".")
+    width = min(terminal_width() or _WIDTH, _WIDTH)
+    lines = [f"KIND:   {kind}"]
+    if rest:
+        lines.append(f"FIELD:  {rest}  <{type_name(found.type)}>{_facts(found)}")
+    about = [found.description, "" if not rest or found.struct is None else _about(found.struct)]
+    for text in dict.fromkeys(filter(None, about)):
+        lines += ["", *textwrap.wrap(text, width)]
+    if found.values:
+        lines += ["", f"VALUES: {', '.join(found.values)}"]
+    if fields := found.fields():
+        lines += ["", "FIELDS"]
+        for field in fields:
+            lines.append(f"  {field.name}  <{type_name(field.type)}>{_facts(field)}")
+            text = " ".join(filter(None, (field.description, _one_of(field))))
+            lines += textwrap.wrap(text, width, initial_indent="      ", subsequent_indent="      ")
+    return lines
+
+
+def _facts(field: Described) -> str:
+    if field.required:
+        return "  required"
+    if field.default is None:
+        return ""
+    default = {True: "true", False: "false"}.get(field.default) if isinstance(field.default, bool) else field.default
+    return f"  default: {default}"
+
+
+def _one_of(field: Described) -> str:
+    return f"One of {', '.join(field.values)}." if len(field.values) > 1 else ""
+
+
+def _tree(found: Described, indent: str, above: tuple[_Struct, ...]) -> list[str]:
+    lines = [f"{indent}{found.name}  <{type_name(found.type)}>{_facts(found)}"]
+    struct = found.struct
+    if struct is not None and struct not in above:  # terms nest without end
+        for field in found.fields():
+            lines += _tree(field, indent + "  ", (*above, struct))
+    return lines
+
+
+# --- kinds of controllers ----------------------------------------------------------------------------------------------
+
+
+def _explain_registered(path: str, kind: str, state: Any) -> int:
+    from ..gateway_client import Client
+    from ..terminal import as_yaml
+
+    known = list(documents())
+    try:
+        schemas = {
+            name: schema
+            for controller in Client.find(state).items("/v1/controllers")
+            for name, schema in controller.get("kinds", {}).items()
+        }
+    except Failure:
+        schemas = {}
+    found = next((name for name in schemas if name.lower() == kind.lower()), None)
+    if found is None:
+        known += sorted(schemas)
+        suggestion = did_you_mean(kind, known, ignore_case=True) or f"; known are {', '.join(known)}"
+        raise Failure(f"{kind!r} is not a kind of document{suggestion}", USAGE)
+    out(f"KIND:   {found}\nJSON Schema of its spec:\n" + as_yaml(schemas[found]))
+    return DONE
