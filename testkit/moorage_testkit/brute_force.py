@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from moorage.fit.packing import PackingProblem
 from moorage.fleet import Fleet
 from moorage.model.reports import Taint
 from moorage.model.shapes import OptionalNeed, Requirement, Shape, Toleration
+from moorage.model.slots import Slot
 from moorage.selectors import selector_matches, tolerated
 
 from .fleets import node
@@ -164,3 +165,21 @@ def planted_packing(rng: np.random.Generator, pods: int, nodes: int, resources: 
             needs[there, resource] = 100 * np.maximum(1, rng.dirichlet(np.ones(len(there))) * size).astype(np.int64)
             free[number, resource] = np.ceil(needs[there, resource].sum() * (1 + spare))
     return PackingProblem(free, needs[rng.permutation(pods)], [1] * pods, np.ones((pods, nodes), np.bool_))
+
+
+def taken_together(claims: Sequence[Sequence[Slot]], pods: Sequence[Mapping[str, int]], node: str, name: str) -> int:
+    """Returns what the claims of one object, the newest last, take of a resource on a node beyond their pods there, one pod at
+    a time. `pods`: by claim, live pods by node."""
+    sizes = [
+        [s.resources.get(name, 0) for s in slots for _ in range(s.count) if s.node == node and (number or not s.surge)]
+        for number, slots in enumerate(claims)
+    ]
+    running = 0
+    for slots, mine, live in zip(claims, sizes, pods, strict=True):
+        for k in range(live.get(node, 0)):
+            running += mine[k] if k < len(mine) else slots[0].resources.get(name, 0)
+    most = max(sum(mine) for mine in sizes)
+    pairs = sum(
+        max(size, *(old[k] if k < len(old) else 0 for old in [*sizes[:-1], []])) for k, size in enumerate(sizes[-1])
+    )
+    return max(0, max(most, pairs) - running)

@@ -7,6 +7,7 @@ from typing import Any
 
 from moorage.fleet import HOSTNAME, Fleet, FleetWriter, normalize_node
 from moorage.fleet.delta import CORDONED, STALE
+from moorage.model.part_reports import ProviderReport, TopologyManager, ZoneReport
 from moorage.model.reports import CpuManager, NodeReport, Taint
 
 
@@ -23,10 +24,16 @@ def node(
     policy: str = "static",
     hostname: bool = True,
     resources: Mapping[str, str] | None = None,
+    host_ports: Sequence[str] = (),
+    zones: Sequence[ZoneReport] | None = None,
+    providers: Sequence[ProviderReport] | None = None,
+    topology: TopologyManager | None = None,
+    in_use: Mapping[str, dict[str, str]] | None = None,
     **amounts: str,
 ) -> NodeReport:
     """Returns a node as its agent reports it: `node(cpu="8", memory="32Gi", resources={"nvidia.com/gpu": "2"})`; 110 pods unless
-    given, a hostname label unless not wanted. Without a name it gets `n-0`, `n-1`, … in its cluster."""
+    given, a hostname label unless not wanted. Without a name it gets `n-0`, `n-1`, … in its cluster. `zones` and `providers` are
+    inside it: `node(cpu="8", zones=two_zones("4"), in_use={"numa-0": {"cpu": "1"}})`."""
     found = NodeReport(
         name=name,
         labels=dict(labels or {}),
@@ -36,11 +43,26 @@ def node(
         allocatable={"pods": "110", **amounts, **(resources or {})},
         requested=dict(requested or {}),
         pod_count=pod_count,
+        host_ports=list(host_ports),
         cpu_manager=None if exclusive is None else CpuManager(policy=policy, exclusive_free=exclusive),
+        zones=None if zones is None else list(zones),
+        providers=None if providers is None else list(providers),
+        topology_manager=topology,
+        in_use=dict(in_use or {}),
     )
     if hostname:
         found.labels.setdefault(HOSTNAME, name)
     return found
+
+
+def two_zones(cpu: str, **amounts: str) -> list[ZoneReport]:
+    """Returns two equal NUMA zones, `numa-0` and `numa-1`."""
+    return [ZoneReport(id=number, inventories={"cpu": cpu, **amounts}) for number in range(2)]
+
+
+def provider(path: str, parent: str = "", *, traits: Sequence[str] = (), **amounts: str) -> ProviderReport:
+    """`provider("numa-0/fpga", "numa-0", FPGA="1")`"""
+    return ProviderReport(id=path, parent=parent, inventories=dict(amounts), traits=list(traits))
 
 
 def writer_of(

@@ -71,7 +71,7 @@ class HttpClient:
         data = parts.encode() + file + f"\r\n--{boundary}--\r\n".encode()
         return self(method, path, data, kind=f"multipart/form-data; boundary={boundary}")
 
-    def until(self, path: str, true: Callable[[Any], bool], seconds: float = 20) -> Any:
+    def until(self, path: str, true: Callable[[Any], bool], seconds: float = 40) -> Any:
         end = time.monotonic() + seconds
         while True:
             found = self.must(200, "GET", path)

@@ -9,9 +9,11 @@ import msgspec
 
 from moorage.bus import Bus, Settings
 from moorage.fleet import Fleet
-from moorage.fleet.redis_store import FAILURES, Changed, FleetStore
-from moorage.ledger import LOG, Ledger, decode_commit, read_snapshot
-from moorage.model.claims import Commit, Decision
+from moorage.fleet.redis_store import FAILURES, FleetStore, GenerationChanged
+from moorage.ledger import LOG, CountedClaim, Family, Ledger, decode_commit, open_room, read_snapshot
+from moorage.model.claims import Commit, Decision, Settlement
+from moorage.model.slots import resource_of_part
+from moorage.parts.inside import part_id
 
 #: Cluster → node → resource → the largest sum of claims.
 Room = Mapping[str, Mapping[str, Mapping[str, int]]]
@@ -46,36 +48,45 @@ def violations(
     commits: Iterable[tuple[int, Commit]], room: Room, ledger: Ledger | None = None, unknown: int = 0
 ) -> list[str]:
     """Returns each place and moment at which the log claims more than there is, names a commit twice, or decides a group
-    twice in one commit. Counts every slot in full, which is stricter than the arithmetic of free capacity. `unknown` is the
+    twice in one commit. Counts every slot in full, but old and new ones of an object together, which is stricter than the
+    arithmetic of free capacity. A settlement may leave a node overfull: its slots wait where their pods do. `unknown` is the
     capacity of nodes and resources that `room` does not name."""
     ledger = ledger or Ledger()
     found: list[str] = []
     seen: set[str] = set(ledger.commits)
     taken: dict[tuple[str, str, str], int] = {}
-    counted: dict[str, list[tuple[tuple[str, str, str], int]]] = {}
+    forgiven: dict[tuple[str, str, str], int] = {}
+    counted: dict[Family, list[tuple[tuple[str, str, str], int]]] = {}
+    family_of: dict[str, Family] = {}
 
     def recount(ident: str) -> set[tuple[str, str, str]]:
+        """Counts the claims of one object on one cluster together, as an update of it does."""
         touched: set[tuple[str, str, str]] = set()
-        for key, amount in counted.pop(ident, ()):
-            taken[key] -= amount
-        held = ledger.claims.get(ident)
-        if held is None:
-            return touched
-        mine = [
-            ((held.claim.cluster, slot.node, name), amount * slot.count)
-            for slot in held.claim.slots
-            for name, amount in slot.resources.items()
-        ]
-        for key, amount in mine:
-            taken[key] = taken.get(key, 0) + amount
-            touched.add(key)
-        counted[ident] = mine
+        active = ledger.claims.get(ident)
+        families = {family_of[ident]} if ident in family_of else set()
+        if active is not None:
+            family_of[ident] = active.family
+            families.add(active.family)
+        for family in families:
+            for key, amount in counted.pop(family, ()):
+                taken[key] -= amount
+            claims = ledger.family_of(family)
+            reserved = open_room([CountedClaim(claim.slots) for claim in claims]) if claims else {}
+            mine = [
+                ((family.cluster, node, name), amount)
+                for node, amounts in reserved.items()
+                for name, amount in amounts.items()
+            ]
+            for key, amount in mine:
+                taken[key] = taken.get(key, 0) + amount
+                touched.add(key)
+            counted[family] = mine
         return touched
 
     def beyond(touched: Iterable[tuple[str, str, str]], when: str) -> None:
         for cluster, node, name in sorted(touched):
             there = room.get(cluster, {}).get(node, {}).get(name, unknown)
-            if taken[cluster, node, name] > there:
+            if taken[cluster, node, name] > max(there, forgiven.get((cluster, node, name), 0)):
                 found.append(f"{when}: {cluster} {node} has {there} {name}, claimed are {taken[cluster, node, name]}")
 
     beyond({key for ident in ledger.claims for key in recount(ident)}, f"up to {ledger.seq}")
@@ -90,19 +101,31 @@ def violations(
         touched: set[tuple[str, str, str]] = set()
         for ident in changes.claims:
             touched |= recount(ident)
+        forgiven.update((key, min(forgiven[key], taken[key])) for key in touched & forgiven.keys())
+        if commit.entries_of(Settlement):
+            forgiven.update((key, taken[key]) for key in touched)
         beyond(touched, str(seq))
     return found
 
 
 def room_in(fleet: Fleet) -> Room:
-    """Returns the capacity of every node."""
+    """Returns the capacity of every node and of its parts."""
     columns = {name: column for name in fleet.resources if (column := fleet.allocatable(name)) is not None}
     return {
         cluster: {
-            fleet.node_name(row): {name: int(column[row]) for name, column in columns.items()}
+            fleet.node_name(row): {name: int(column[row]) for name, column in columns.items()} | _parts_in(fleet, row)
             for row in map(int, fleet.rows_of(cid))
         }
         for cluster, cid in fleet.ids.items()
+    }
+
+
+def _parts_in(fleet: Fleet, row: int) -> dict[str, int]:
+    _, layout = fleet.inside(row)
+    node = fleet.node_name(row)
+    return {
+        resource_of_part(part_id(node, layout.parts[part].path), name): layout.parts[part].inventories[name].capacity
+        for part, name in layout.entries
     }
 
 
@@ -115,7 +138,7 @@ async def room_now(redis_url: str, seconds: float = 20) -> Room:
                 try:
                     if (current := await store.current()).generation:
                         return room_in(await store.read(current))
-                except (Changed, *FAILURES) as error:
+                except (GenerationChanged, *FAILURES) as error:
                     last = repr(error)
                 await asyncio.sleep(0.05)
     except TimeoutError:

@@ -1,10 +1,12 @@
-"""Mergers and controllers in one process over a real broker, each with a connection, a fleet and a ledger of its own, and
-reports that reach them all: what races and failures of the deciding part are tested with. The workers under test are
-given, not imported: this is below them."""
+"""Runs mergers and controllers in one process over a real broker, to test races and failures of decisions. Each has a
+connection, a fleet and a ledger of its own, and reports reach them all. The workers under test are given, not imported, as
+this package is below them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -13,7 +15,7 @@ from moorage.bus import Bus, Incoming, subjects
 from moorage.fleet import Fleet, FleetWriter
 from moorage.ledger import Ledger, LedgerFollower, keep_capacity, open_ledger
 from moorage.model.attempts import Attempt
-from moorage.model.candidates import Answer, Ask
+from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.controllers import Controller
 from moorage.model.events import Event
 from moorage.model.groups import Decide, GroupRecord, Revision
@@ -21,7 +23,7 @@ from moorage.model.names import group_tokens, token
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import Shape, ShapedApp
 
-from .fleets import writer_of
+from .fleets import node, writer_of
 from .invariants import read_log, room_in, violations
 from .polling import until
 from .servers import NatsServer
@@ -65,8 +67,8 @@ def shape(cpu: int = 1000, count: int = 1, template: str = "t", **more: Any) -> 
 
 
 def revision(name: str, *apps: ShapedApp, number: int = 1, at: str = "") -> Revision:
-    every = list(apps) or [ShapedApp(name="a", shapes=[shape()])]
-    return Revision(group=group(name), revision=number, tenant="default", apps=every, instantiated=at)
+    all_apps = list(apps) or [ShapedApp(name="a", shapes=[shape()])]
+    return Revision(group=group(name), revision=number, tenant="default", apps=all_apps, instantiated=at)
 
 
 class MergerHarness:
@@ -125,8 +127,8 @@ class MergerHarness:
             change(writer, writer.fleet.ids[cluster])
 
     async def store(self, record: Revision, state: str = "Instantiated") -> None:
-        whole = GroupRecord(group=record.group, revision=record.revision, state=state, resolved=record)  # type: ignore[arg-type]
-        await self.bus.bucket("moorage-groups").put(group_tokens(record.group), msgspec.json.encode(whole))
+        stored = GroupRecord(group=record.group, revision=record.revision, state=state, resolved=record)  # type: ignore[arg-type]
+        await self.bus.bucket("moorage-groups").put(group_tokens(record.group), msgspec.json.encode(stored))
 
     async def decide(self, *records: Revision) -> None:
         for record in records:
@@ -135,10 +137,10 @@ class MergerHarness:
             await self.bus.publish(subjects.GROUPS_DECIDE, Decide(id=f"hint {record.group}", record=record))
 
     def attempts(self, name: str) -> list[Attempt]:
-        mine = [e for e in self.events if e.subject.endswith("." + group_tokens(group(name)))]
-        return [msgspec.json.decode(e.data, type=Attempt) for e in mine]
+        events = [e for e in self.events if e.subject.endswith("." + group_tokens(group(name)))]
+        return [msgspec.json.decode(e.data, type=Attempt) for e in events]
 
-    async def attempt(self, name: str, phase: str, seconds: float = 10) -> Attempt:
+    async def attempt(self, name: str, phase: str, seconds: float = 40) -> Attempt:
         await until(lambda: any(a.phase == phase for a in self.attempts(name)), seconds, f"{name} {phase}")
         return [a for a in self.attempts(name) if a.phase == phase][-1]
 
@@ -159,3 +161,30 @@ class MergerHarness:
     async def close(self) -> None:
         for bus in self.buses:
             await bus.close()
+
+
+#: Opens mergers on these clusters for one test: `async with open_mergers(clusters, mergers=2) as site`.
+OpenMergers = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+def three_clusters() -> Clusters:
+    return {f"lab/c-{i}": [node(cpu="4"), node(cpu="4")] for i in range(3)}
+
+
+def scarce(nodes: int = 2) -> Clusters:
+    """Four clusters with nodes of two cores."""
+    return {f"lab/c-{i}": [node(cpu="2") for _ in range(nodes)] for i in range(4)}
+
+
+def allow_only(*names: str, count: int | None = None) -> Callable[[Incoming], Awaitable[Answer]]:
+    async def answer(incoming: Incoming) -> Answer:
+        ask = msgspec.json.decode(incoming.data, type=Ask)
+        sets = [CandidateGroup(mode="allow", clusters=list(names), count=count)]
+        return Answer(cause=ask.id, apps={app.name: AppAnswer(groups=sets) for app in ask.apps})
+
+    return answer
+
+
+async def silent(_: Incoming) -> None:
+    """Answers no ask in time."""
+    await asyncio.sleep(30)

@@ -124,7 +124,8 @@ class Mesh(Resource):
         try:
             if self.checked and self.process.poll() is None:
                 self.read_endpoint()
-                assert _apart(lambda: wrong_since(self._room, self.settings)) == []
+                wrong = _apart(lambda: wrong_since(self._room, self.settings))
+                assert not wrong, wrong
         finally:
             self.process.terminate()
             ended(self.process, 15)

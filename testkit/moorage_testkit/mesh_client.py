@@ -60,7 +60,8 @@ def application(
 
 
 def fleet(clusters: int, cpu: int, **behaviour: int) -> dict[str, Any]:
-    """Returns a fleet of clusters `lab/c-0`, `lab/c-1`, … with one node each, so that pods run on the node of their claim."""
+    """Returns a fleet of clusters `lab/c-0`, `lab/c-1`, … with one node each, so that pods run on the node of their
+    claim."""
     nodes = [{"name": "n", "allocatable": {"cpu": str(cpu), "memory": "16Gi", "pods": "110"}}]
     named = [
         {"name": f"c-{i}", "provider": "lab", "labels": {"number": str(i)}, "nodes": nodes, "behaviour": behaviour}
@@ -121,20 +122,27 @@ class MeshClient:
     def ledger(self) -> Ledger:
         return self._follower.ledger
 
+    async def folded(self, seq: int, seconds: float = 40) -> None:
+        """Waits until `ledger` has everything up to this commit."""
+        async with asyncio.timeout(seconds):
+            await self._follower.wait(seq)
+
     async def ask(self, subject: str, body: Any, *, timeout: float = 1.0) -> dict[str, Any]:
         """Sends a request, repeatedly while nobody answers: every request is safe to repeat."""
         payload = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        for _ in range(30):
+        end = asyncio.get_running_loop().time() + 30
+        last: object = None
+        while asyncio.get_running_loop().time() < end:
             try:
                 answer: dict[str, Any] = msgspec.json.decode(await self.bus.request(subject, payload, timeout=timeout))
-            except NoAnswer:
-                await asyncio.sleep(0.1)
-                continue
-            if (answer.get("problem") or {}).get("status") in (500, 503):
-                await asyncio.sleep(0.1)
-                continue
-            return answer
-        raise AssertionError(f"{subject}: no answer in all these tries")
+            except NoAnswer as error:
+                last = error
+            else:
+                if (answer.get("problem") or {}).get("status") not in (500, 503):
+                    return answer
+                last = answer
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"{subject}: no answer within 30 s; the last was {last!r}")
 
     async def apply(self, document: Mapping[str, Any]) -> dict[str, Any]:
         answer = await self.ask(subjects.INTENTS_APPLY, document)
@@ -155,7 +163,7 @@ class MeshClient:
     async def phase(self, name: str) -> str:
         return (await self.phases()).get(group(name), GONE)
 
-    async def until_phase(self, name: str, *phases: str, seconds: float = 20) -> None:
+    async def until_phase(self, name: str, *phases: str, seconds: float = 40) -> None:
         async def reached() -> object:
             return await self.phase(name) in phases
 

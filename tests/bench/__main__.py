@@ -10,13 +10,16 @@ from pathlib import Path
 import msgspec
 
 from .answers import answers
+from .commands import commands
 from .deadlines import deadlines
-from .decisions import one_at_a_time, throughput
+from .decisions import one_at_a_time, throughput, updates
+from .explain import explain
 from .gateway import lists, posts, watchers
 from .harness import Figure
 from .kube import kube
 from .packing import packing
 from .reports import changes, first_reports
+from .settling import settlements
 from .startup import startup
 
 
@@ -28,11 +31,15 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "answers": answers,
     "packing": packing,
     "startup": startup,
+    "commands": commands,
     "decision-1k": lambda: _one(one_at_a_time(1_000, 200, goal=True)),
     "deadlines": deadlines,
     "throughput": throughput,
+    "updates": lambda: _one(updates()),
+    "explain": explain,
     "reports": lambda: _one(first_reports()),
     "changes": lambda: _one(changes()),
+    "settlements": lambda: _one(settlements()),
     "posts": posts,
     "lists": lists,
     "watchers": watchers,

@@ -8,9 +8,12 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from moorage.bus import Bus
 from moorage.fleet import Fleet, FleetFollower
 from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import application as deployment
 
 from .harness import Figure, Floor, beside, percentiles
 from .workload import Decisions, application, example
@@ -146,3 +149,59 @@ async def throughput() -> list[Figure]:
         ok=two_rate >= 0.7 * rate and two_p99 <= 2 * p99,
     )
     return [one, two]
+
+
+async def updates(clusters: int = 1000, total: int = 1000, width: int = 64) -> Figure:
+    """Image changes of Deployments with two pods, beside new decisions of the same documents."""
+    with Mesh() as mesh:
+        async with fleet(mesh, clusters):
+            bus = await Bus.connect(mesh.settings, worker="admin")
+            decisions = Decisions(bus)
+            await decisions.start()
+            gate = asyncio.Semaphore(width)
+
+            async def one(name: str, image: str, samples: list[float]) -> None:
+                document = msgspec.json.encode(deployment(name, cpu="100m", pods=2, image=image))
+                async with gate:
+                    phase, took = await decisions.decide(name, document)
+                    if phase != "placed":
+                        raise RuntimeError(f"{name} is {phase}")
+                    samples.append(took)
+
+            async def all_of(image: str) -> tuple[float, list[float]]:
+                samples: list[float] = []
+                start = time.perf_counter()
+                await asyncio.gather(*(one(f"u-{i}", image, samples) for i in range(total)))
+                rate = total / (time.perf_counter() - start)
+                await settled(mesh, total)
+                return rate, samples
+
+            await asyncio.gather(*(one(f"w-{i}", "i:1", []) for i in range(width)))
+            await asyncio.gather(*(one(f"w-{i}", "i:2", []) for i in range(width)))
+            new, _ = await all_of("i:1")
+            rates = [await all_of(f"i:{number}") for number in (2, 3)]
+            await bus.close()
+    rate = sum(rate for rate, _ in rates) / len(rates)
+    p50, p99 = percentiles([took for _, samples in rates for took in samples])
+    return Figure(
+        name="updates in place per second, 64 in flight",
+        n=2 * total,
+        p50=p50,
+        p99=p99,
+        floor=new,
+        ratio=rate / new,
+        floor_parts={"updates/s": rate, "new decisions/s": new},
+        goal=">= 0.7 x new decisions/s",
+        ok=rate >= 0.7 * new,
+    )
+
+
+async def settled(mesh: Mesh, groups: int, seconds: float = 300) -> None:
+    """Waits until every group runs, so that what follows is measured alone."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        items = (await asyncio.to_thread(mesh.http, "/v1/groups?limit=5000"))["items"]
+        if sum(item["phase"] == "Running" for item in items) >= groups:
+            return
+        await asyncio.sleep(0.5)
+    raise RuntimeError("groups do not run")

@@ -7,8 +7,9 @@ import time
 import numpy as np
 
 from moorage.fit.assign import MAX_STEPS
+from moorage.fit.budget import BudgetExceeded
 from moorage.fit.hard_packing import pack_hard
-from moorage.fit.packing import BudgetExceeded, PackingProblem, pack
+from moorage.fit.packing import PackingProblem, pack
 from moorage_testkit.brute_force import planted_packing
 
 from .harness import Figure
@@ -21,11 +22,18 @@ CASES = (
     (20, 6, 2, 0.0, 0.90, 500),
     (20, 6, 2, 0.05, 0.99, 100),
     (20, 6, 2, 0.1, 0.99, 100),
-    (32, 8, 2, 0.0, 0.0, 550),  # printed only
+    (20, 6, 2, 0.02, 0.90, 500),
+    (32, 8, 2, 0.0, 0.9, 550),
     (32, 8, 2, 0.05, 0.99, 100),
     (32, 8, 2, 0.1, 0.99, 100),
-    (40, 12, 4, 0.05, 0.0, 550),  # printed only
-    (40, 12, 4, 0.1, 0.0, 550),  # printed only
+    (8, 3, 4, 0.05, 0.99, 100),
+    (20, 3, 4, 0.05, 0.99, 100),
+    (32, 8, 4, 0.05, 0.99, 100),
+    (40, 4, 4, 0.05, 0.99, 100),
+    (40, 8, 4, 0.05, 0.99, 100),
+    (40, 12, 3, 0.05, 0.99, 100),
+    (40, 12, 4, 0.05, 0.99, 100),
+    (40, 12, 4, 0.1, 0.99, 100),
 )
 PROBLEMS = 200
 SECONDS = 0.5

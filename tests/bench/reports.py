@@ -9,8 +9,7 @@ import msgspec
 
 from moorage.bus import Bus, subjects
 from moorage.bus.server import encode
-from moorage.fleet import Fleet, FleetFollower
-from moorage.fleet.fleet import FleetChange
+from moorage.fleet import Fleet, FleetChange, FleetFollower
 from moorage.model.reports import NodeReport, Report
 from moorage_testkit.mesh import Mesh
 

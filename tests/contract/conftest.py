@@ -17,7 +17,7 @@ EXAMPLE = Path(moorage.cli.__path__[0]) / "example"
 @pytest.fixture(scope="session")
 def fleet_mesh() -> Iterator[Mesh]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MOORAGE_HTTP_FAILURES", "0")  # the table of routes often asks without a token
+        patch.setenv("MOORAGE_HTTP_FAILURES", "0")  # the table of routes often sends requests without a token
         mesh = Mesh("--fleet", str(EXAMPLE / "fleet.yaml"))
         with mesh:
             yield mesh
@@ -25,5 +25,5 @@ def fleet_mesh() -> Iterator[Mesh]:
 
 @pytest.fixture
 def rest(request: pytest.FixtureRequest, fleet_mesh: Mesh) -> HttpClient:
-    """A client of `/v2`; parametrized indirectly, of another prefix."""
+    """Returns a client of `/v2`; another prefix can be set by an indirect parameter."""
     return HttpClient(fleet_mesh, getattr(request, "param", "/v2"))

@@ -1,4 +1,4 @@
-"""The plain manifests are what joining makes, and their rights are the least."""
+"""The manifests in ops/agent are those that `join` applies, with least privilege."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from moorage.agent.install_manifests import OWN_RULES, RULES, files
 OPS = Path(__file__).parents[2] / "ops" / "agent"
 
 
-def test_the_plain_manifests_are_what_joining_makes() -> None:
+def test_the_manifests_in_ops_are_those_that_join_generates() -> None:
     """`python -m moorage.agent.install_manifests ops/agent` writes them."""
     assert {path.name: path.read_text() for path in OPS.iterdir()} == files()
 
 
-def test_rights_are_named_one_by_one() -> None:
+def test_roles_have_no_wildcards() -> None:
     for rule in [*RULES, *OWN_RULES]:
         assert "*" not in rule["resources"] and "*" not in rule["verbs"] and "*" not in rule["apiGroups"]
     secrets = [rule for rule in RULES if "secrets" in rule["resources"]]

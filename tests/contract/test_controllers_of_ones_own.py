@@ -1,5 +1,5 @@
-"""A controller of one's own, as the contract has it: a file that `moorage run` starts, and one that speaks plain NATS and
-knows nothing of Moorage but the subject and the JSON."""
+"""Runs custom controllers as the contract describes them: a file that `moorage run` starts, and one that uses plain NATS and
+knows only the subject and the JSON of Moorage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLEET = {
             "labels": {"region": region},
             "nodes": [{"name": "n", "allocatable": {"cpu": cpu, "memory": "8Gi"}}],
         }
-        # The others have more room, so that nobody comes to Europe by chance.
+        # The other clusters have more capacity, so that no app is placed in Europe by chance.
         for name, region, cpu in [("edge-1", "eu", "4"), ("us-1", "us", "64"), ("us-2", "us", "64")]
     ]
 }
@@ -69,7 +69,7 @@ def running(mesh: Mesh, file: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @asynccontextmanager
 async def plain(mesh: Mesh) -> AsyncIterator[Client]:
-    """What any language has: an address, a seed, publish and subscribe."""
+    """Connects with what any language has: an address, a seed, publish and subscribe."""
     nc = await nats.connect(mesh.endpoint["nats"], nkeys_seed_str=mesh.endpoint["natsSeed"])
     try:
         yield nc
@@ -91,18 +91,18 @@ async def until_asked(driver: MeshClient, name: str) -> None:
     async def asked() -> bool:
         return (await simulate(driver))[1].get(name, {}).get("outcome") == "answered"
 
-    await eventually(asked, 15, f"{name} is asked and answers")
+    await eventually(asked, 40, f"{name} is asked and answers")
 
 
-def test_the_example_is_the_one_that_the_readme_shows() -> None:
-    """Up to blank lines, which formatting adds."""
+def test_the_readme_shows_the_example_file() -> None:
+    """Blank lines, which formatting adds, do not count."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     shown = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "only_eu" in block)
     code = [line for line in shown.splitlines() if line and not line.startswith("#")]
     assert code == [line for line in EXAMPLE.read_text().splitlines() if line]
 
 
-async def test_the_example_is_asked_and_leaves(mesh: Mesh, driver: MeshClient) -> None:
+async def test_the_example_controller_is_asked_and_leaves_when_stopped(mesh: Mesh, driver: MeshClient) -> None:
     clusters, _ = await simulate(driver)
     assert clusters[0].startswith("lab/us-")
     with running(mesh, EXAMPLE) as process:
@@ -123,12 +123,12 @@ async def test_the_example_is_asked_and_leaves(mesh: Mesh, driver: MeshClient) -
     async def left() -> bool:
         return "only-eu" not in await names(driver)
 
-    await eventually(left, 5, "a cleanly stopped controller leaves")
+    await eventually(left, 40, "a cleanly stopped controller leaves")
     clusters, controllers = await simulate(driver)
     assert "only-eu" not in controllers and clusters[0].startswith("lab/us-")
 
 
-async def test_the_example_killed_stays_and_times_out(mesh: Mesh, driver: MeshClient) -> None:
+async def test_a_killed_controller_stays_registered_and_times_out(mesh: Mesh, driver: MeshClient) -> None:
     with running(mesh, EXAMPLE) as process:
         await until_asked(driver, "only-eu")
         process.kill()
@@ -138,18 +138,18 @@ async def test_the_example_killed_stays_and_times_out(mesh: Mesh, driver: MeshCl
             outcome: str = (await simulate(driver))[1]["only-eu"]["outcome"]
             return outcome != "answered"
 
-        await eventually(noticed, 10, "its silence is noticed")
+        await eventually(noticed, 40, "its silence is noticed")
     clusters, controllers = await simulate(driver)
     assert controllers["only-eu"]["outcome"] == "timeout"
     assert clusters[0].startswith("lab/us-"), "an optional one that is silent is left out"
     assert "only-eu" in await names(driver), "a dead one stays"
-    # As required, its silence keeps everything from being decided, and says so.
+    # With the policy `required` its silence blocks all decisions, with a reason.
     assert (await driver.mesh.arun("controllers", "set", "only-eu", "--policy", "required")).returncode == 0
     await driver.apply(application("waits"))
     await driver.until_phase("waits", "Pending")
     why = await driver.why("waits")
     assert {(r["code"], r["by"]) for r in why["reasons"]} == {("ControllerTimeout", "only-eu")}
-    # Started again it answers, and what waited for it goes where it says.
+    # After its restart it answers, and the waiting group is placed where it allows.
     with running(mesh, EXAMPLE):
         await driver.until_phase("waits", "Running")
         assert (await driver.why("waits"))["apps"]["web"]["clusters"] == ["lab/edge-1"]
@@ -181,7 +181,7 @@ async def watch():
 """
 
 
-async def test_what_it_refused_is_decided_when_it_says_that_it_changed(
+async def test_a_changed_notice_retries_the_groups_that_it_rejected(
     mesh: Mesh, driver: MeshClient, tmp_path: Path
 ) -> None:
     high = tmp_path / "high"
@@ -191,7 +191,7 @@ async def test_what_it_refused_is_decided_when_it_says_that_it_changed(
         await until_asked(driver, "tide")
         await driver.apply(application("ship"))
         await driver.until_phase("ship", "Pending")
-        # Nothing in the fleet changes, and the sweep is a minute away.
+        # The fleet does not change, and the next sweep is a minute away.
         high.touch()
         await driver.until_phase("ship", "Running", seconds=15)
         process.send_signal(signal.SIGTERM)
@@ -199,12 +199,30 @@ async def test_what_it_refused_is_decided_when_it_says_that_it_changed(
     await driver.delete(["ship"])
 
 
-async def test_only_who_runs_a_controller_says_that_it_changed() -> None:
+async def test_a_controller_whose_background_function_fails_leaves_the_registry(
+    mesh: Mesh, driver: MeshClient, tmp_path: Path
+) -> None:
+    high = tmp_path / "high"
+    file = tmp_path / "tide.py"
+    file.write_text(TIDE.format(high=str(high)).replace('await changed("tide")', 'raise OSError("no water")'))
+    with running(mesh, file) as process:
+        await until_asked(driver, "tide")
+        high.touch()
+        assert await asyncio.to_thread(process.wait, 20) == 1
+
+        async def left() -> bool:
+            listed = await driver.http("/v1/controllers")
+            return "tide" not in {controller["name"] for controller in listed["items"]}
+
+        await eventually(left, 40, "the controller is still registered")
+
+
+async def test_only_a_running_controller_can_send_a_changed_notice() -> None:
     with pytest.raises(ValueError, match="no controller nobody runs in this process"):
         await changed("nobody")
 
 
-async def test_a_controller_in_plain_nats(mesh: Mesh, driver: MeshClient) -> None:
+async def test_a_controller_works_with_plain_nats(mesh: Mesh, driver: MeshClient) -> None:
     asks: list[dict[str, Any]] = []
     async with plain(mesh) as nc:
 
@@ -228,7 +246,7 @@ async def test_a_controller_in_plain_nats(mesh: Mesh, driver: MeshClient) -> Non
     await driver.ask("moorage.controllers.set", {"name": "elsewhere", "remove": True})
 
 
-async def test_a_strangers_key_cannot_answer_in_a_built_ins_name(mesh: Mesh) -> None:
+async def test_a_controller_key_cannot_answer_for_a_built_in(mesh: Mesh) -> None:
     errors: list[str] = []
 
     async def failed(error: Exception) -> None:

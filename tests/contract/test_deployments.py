@@ -23,30 +23,32 @@ BROKERS, ONCE = {"nats", "redis"}, {"keys", "provision"}
 AGENTS = {name for name, one in SERVICES.items() if one["command"][:2] == ["fleet", "sim"]}
 
 
-def test_the_plain_manifests_are_what_is_made() -> None:
+def test_the_manifests_in_ops_are_those_the_code_generates() -> None:
     """`python -m moorage.cli.kubernetes_manifests ops/kubernetes` writes them."""
-    there = {path.name: path.read_text() for path in (TOP / "ops/kubernetes").glob("*.yaml")}
-    assert there == files()
+    files_in_ops = {path.name: path.read_text() for path in (TOP / "ops/kubernetes").glob("*.yaml")}
+    assert files_in_ops == files()
 
 
-def test_all_run_the_same_workers() -> None:
+def test_compose_kubernetes_and_the_command_line_have_every_worker() -> None:
     in_compose = {name for name, one in SERVICES.items() if one["command"][0] == "run"}
     deployed = yaml.safe_load_all((TOP / "ops/kubernetes/workers.yaml").read_text())
     on_kubernetes = {one["metadata"]["name"] for one in deployed if one["kind"] == "Deployment"}
-    with redirect_stdout(io.StringIO()) as said:
+    workers = set(installed().workers)
+    assert in_compose == workers, f"compose.yaml lacks the services {workers - in_compose}"
+    assert on_kubernetes == workers, f"ops/kubernetes/workers.yaml lacks the Deployments {workers - on_kubernetes}"
+    with redirect_stdout(io.StringIO()) as stdout:
         run(["run", "--help"])
-    told = re.sub(r"[\s│|]+", " ", said.getvalue())
-    listed = re.search(r"((?:[a-z]+, )+[a-z]+), or a Python file", told)
-    assert listed, told
-    assert set(installed().workers) == in_compose == on_kubernetes == set(listed[1].split(", "))
+    help_text = re.sub(r"[\s│|]+", " ", stdout.getvalue())
+    assert f"{', '.join(installed().workers)}, or a Python file" in help_text
     assert all(SERVICES[name]["command"] == ["run", name] for name in in_compose)
     scraping = yaml.safe_load((TOP / "ops/monitoring/prometheus.yaml").read_text())
     targets = {t for job in scraping["scrape_configs"] for some in job["static_configs"] for t in some["targets"]}
-    assert targets >= {f"{name}:{METRICS}" for name in in_compose | AGENTS}
+    missing = {f"{name}:{METRICS}" for name in in_compose | AGENTS} - targets
+    assert not missing, f"ops/monitoring/prometheus.yaml lacks the targets {missing}"
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_no_container_may_more_than_needed(name: str) -> None:
+def test_containers_have_the_least_privileges(name: str) -> None:
     one = SERVICES[name]
     assert one["user"] == f"{USER}:{USER}" and one["read_only"] is True
     assert one["cap_drop"] == ["ALL"] and one["security_opt"] == ["no-new-privileges:true"]
@@ -67,12 +69,13 @@ def test_the_published_port_is_for_this_machine() -> None:
 
 def test_every_key_has_a_volume_that_its_user_can_write_once() -> None:
     """The image has a directory for each, owned by the user: a fresh volume takes the owner over."""
-    made = dict(volume.split(":") for volume in SERVICES["keys"]["volumes"])
-    assert set(COMPOSE["volumes"]) == made.keys()
-    directories = {path.removeprefix("/var/lib/moorage/keys/") for name, path in made.items() if name != "nats"}
+    mounts = dict(volume.split(":") for volume in SERVICES["keys"]["volumes"])
+    assert set(COMPOSE["volumes"]) == mounts.keys()
+    directories = {path.removeprefix("/var/lib/moorage/keys/") for name, path in mounts.items() if name != "nats"}
     clusters = SERVICES["keys"]["command"][3:]
     agents = {f"agent.{cluster.replace('/', '.')}" for cluster in clusters}
-    assert directories == {*installed().users, *BROKERS, *agents}
+    users = {*installed().users, *BROKERS, *agents}
+    assert directories == users, f"the service keys of compose.yaml lacks the volumes {users - directories}"
     named = re.search(r"mkdir nats redis ((?:agent\.\S+ )+)", (TOP / "ops/image/Dockerfile").read_text())
     assert named and set(named[1].split()) == agents
     assert {SERVICES[name]["environment"]["MOORAGE_CLUSTER"] for name in AGENTS} == set(clusters)
@@ -101,7 +104,7 @@ def test_kubernetes_gives_each_pod_its_own_keys() -> None:
     assert generated["moorage-gateway"] == [f"keys/gateway/{file}" for file in FILES["gateway"]]
 
 
-def test_what_is_generated_is_what_the_command_writes(tmp_path: Path) -> None:
+def test_the_generated_secrets_are_files_that_bus_config_writes(tmp_path: Path) -> None:
     kustomization = yaml.safe_load((TOP / "ops/kubernetes/kustomization.yaml").read_text())
     assert run(["bus", "config", str(tmp_path / "keys"), "lab/edge-1"]) == 0
     for one in kustomization["secretGenerator"]:

@@ -1,4 +1,4 @@
-"""Pages that are made from tables in code say what the tables say; the README's file links lead somewhere."""
+"""Generated pages match their tables in code, and links between files resolve."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("page", "made"), [("subjects", docs.markdown(installed())), ("reasons", reasons.markdown())])
-def test_a_page_is_what_the_table_makes(page: str, made: str) -> None:
+def test_generated_pages_match_their_tables(page: str, made: str) -> None:
     assert (ROOT / "docs" / f"{page}.md").read_text() == made, "run `make docs`"
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
-def test_links_between_files_lead_somewhere(page: str) -> None:
+def test_links_between_files_resolve(page: str) -> None:
     here = ROOT / page
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", here.read_text()):
         assert (here.parent / target).exists(), f"{page} links to {target}"
 
 
-def test_no_file_stands_where_a_namespace_must_stay_open() -> None:
+def test_namespace_packages_have_no_init_file() -> None:
     """An `__init__.py` there passes the type checker and breaks at run time: two source roots share one namespace."""
     for root in ("shared", "services"):
         assert not (ROOT / root / "moorage" / "__init__.py").exists()

@@ -1,9 +1,10 @@
-"""The interface described by itself: the document is valid, says every route, and every answer is what it says."""
+"""The OpenAPI document is valid and complete, and every response matches it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-#: What there is in the example: names that lead somewhere.
+#: Names that exist in the example.
 REAL = {
     "project": "default",
     "app": "app1",
@@ -62,7 +63,7 @@ def described() -> Iterator[Mesh]:
         yield mesh
 
 
-def test_it_is_served_to_everybody_and_the_same(described: Mesh) -> None:
+def test_the_description_is_public_and_stable(described: Mesh) -> None:
     rest = HttpClient(described, "")
     answered = rest("GET", "/openapi.json", token="")
     assert answered.status == 200 and answered.body["openapi"] == "3.1.0"
@@ -70,7 +71,7 @@ def test_it_is_served_to_everybody_and_the_same(described: Mesh) -> None:
     assert rest("GET", "/openapi.json", If_None_Match=answered.headers["etag"]).status == 304
 
 
-def test_the_page_needs_nothing_from_elsewhere(described: Mesh) -> None:
+def test_the_docs_page_loads_nothing_from_other_hosts(described: Mesh) -> None:
     answered = HttpClient(described, "")("GET", "/docs", token="")
     page = answered.body.decode()
     assert answered.status == 200 and answered.headers["content-type"].startswith("text/html")
@@ -79,7 +80,31 @@ def test_the_page_needs_nothing_from_elsewhere(described: Mesh) -> None:
     assert "default-src 'none'" in policy and "unsafe" not in policy and "connect-src 'self'" in policy
 
 
-def test_the_document_is_well_formed() -> None:
+def test_the_start_page_leads_to_the_docs(described: Mesh) -> None:
+    rest = HttpClient(described, "")
+    answered = rest("GET", "/", token="")
+    page = answered.body.decode()
+    assert answered.status == 200 and answered.headers["content-type"].startswith("text/html")
+    assert "places applications" in page and f"Version {described.http('/openapi.json')['info']['version']}." in page
+    links = re.findall(r'href="(/[^"]*)"', page)
+    assert "/docs" in links and all(rest("GET", link, token="").status == 200 for link in links)
+    assert "script-src 'none'" in answered.headers["content-security-policy"]
+
+
+def test_every_operation_names_all_roles_that_may_call_it() -> None:
+    operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
+    texts = Counter(operation.get("description", "").partition(".")[0] for operation in operations)
+    assert set(texts) == {
+        "",  # no token is needed
+        "Requires the role viewer, editor or admin",
+        "Requires the role editor or admin",
+        "Requires the role admin",
+    }
+    apply = DOCUMENT["paths"]["/v1/apply"]["post"]["description"]
+    assert apply.endswith("A viewer may only use dry runs, and a Fleet requires the role admin.")
+
+
+def test_the_document_is_valid_openapi() -> None:
     assert len(OPERATIONS) == len(ROUTES), "every row is an operation that a reader can use"
     schemas = DOCUMENT["components"]["schemas"]
     for schema in schemas.values():
@@ -96,8 +121,8 @@ def test_the_document_is_well_formed() -> None:
 
 
 @pytest.mark.parametrize("label", [label for label in OPERATIONS if label.startswith("GET ")])
-def test_what_is_there_is_as_described(described: Mesh, label: str) -> None:
-    """Reading what the example has."""
+def test_reads_match_the_description(described: Mesh, label: str) -> None:
+    """Reads everything that the example has."""
     operation = OPERATIONS[label]
     rest = HttpClient(described, "")
     names = dict(REAL)
@@ -113,7 +138,7 @@ def test_what_is_there_is_as_described(described: Mesh, label: str) -> None:
     case = operation.Case(path_parameters=known, query={"follow": "false"} if "/events" in label else {})
     response = case.call(base_url=described.endpoint["http"], headers=_headers(described))
     case.validate_response(response, checks=CHECKS)
-    if label.startswith("GET /v1/") and not re.search(r"/(intents|tokens|story)/\{", label):
+    if label.startswith("GET /v1/") and not re.search(r"/(intents|tokens|story|parts)/\{", label):
         assert response.status_code == 200, response.text
 
 
@@ -127,13 +152,13 @@ def _headers(mesh: Mesh) -> dict[str, str]:
     return {"Authorization": f"Bearer {mesh.endpoint['token']}"}
 
 
-#: Filling the fleet comes last: what it removes the others want to find.
+#: The fleet is replaced last: the other requests need its clusters.
 FUZZED = sorted(OPERATIONS, key=lambda label: ("/sim/" in label, "controllers" in label, label))
 
 
 @pytest.mark.parametrize("label", FUZZED)
-def test_whatever_is_sent_is_answered_as_described(described: Mesh, label: str) -> None:
-    """No server error and no breach of a schema, for what fits the description and for what does not."""
+def test_random_requests_are_answered_as_described(described: Mesh, label: str) -> None:
+    """Valid and invalid requests cause no server error, and no response breaks a schema."""
     operation = OPERATIONS[label]
     modes = [operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)]
     if not operation.body and not operation.query and not operation.headers:

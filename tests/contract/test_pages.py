@@ -1,4 +1,4 @@
-"""What the README and the pages give to paste works, and what they list is all there is."""
+"""Snippets in the README and the pages work, and their lists are complete."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def blocks(page: str) -> list[Any]:
     return [document for block in found for document in yaml.safe_load_all(block)]
 
 
-def test_the_readmes_application_needs_nothing_beside_it() -> None:
+def test_the_application_in_the_readme_is_complete() -> None:
     (shop,) = blocks("README.md")
     assert validate.application(shop).document.metadata.name == "shop"
     assert "file" not in shop["spec"]["apps"][0]["manifests"][0]
 
 
-def test_the_page_on_simulation_has_every_field_and_fault() -> None:
+def test_every_field_and_fault_of_the_simulator_is_documented() -> None:
     page = (ROOT / "docs" / "simulation.md").read_text()
     (fleet,) = blocks("docs/simulation.md")
     assert list(fleets.expand(fleets.decode(fleet))) == ["lab/edge-0", "lab/edge-1"]
@@ -39,11 +39,11 @@ def test_the_page_on_simulation_has_every_field_and_fault() -> None:
     assert all(f"| `{fault}` |" in page for fault in FAULTS)
 
 
-def test_every_exit_code_is_explained() -> None:
+def test_every_exit_code_is_documented() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
     codes = {value for value in vars(exit_codes).values() if type(value) is int}
     assert set(map(int, re.findall(r"^\| (\d) \|", page, re.MULTILINE))) == codes
 
 
-def test_an_intents_spec_can_be_read() -> None:
+def test_the_sdk_decodes_the_spec_of_an_intent() -> None:
     assert Intent(kind="LatencyIntent", name="n", spec=msgspec.Raw(b'{"maxMs": 5}')).read() == {"maxMs": 5}

@@ -1,4 +1,4 @@
-"""The usage example of the design, its bodies as they stand there, from nothing to pods and back."""
+"""Runs the usage example of the design with its original bodies, from an empty mesh to running pods and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moorage_testkit.http_client import HttpClient
 from .conftest import EXAMPLE
 
 INTENTS = "/projects/{p}/composite-apps/my-capp1/v1.0/deployment-intent-groups/my-dig1/hpa-intents"
-#: Where to POST below the intents, and what, as the design writes it.
+#: Paths below the intents and the bodies to POST there, as in the design.
 BODIES = """
 - to: ""
   body:
@@ -157,7 +157,7 @@ def manifests() -> dict[str, list[dict[str, Any]]]:
 
 
 def prepare(rest: HttpClient, project: str, version: str = "v1.0", group: str = "my-dig1") -> str:
-    """Everything but the hardware intents; the group's path."""
+    """Creates everything but the hardware intents, and returns the path of the group."""
     if rest("GET", f"/projects/{project}").status == 404:
         rest.must(201, "POST", "/projects", {"metadata": {"name": project}})
     apps = f"/projects/{project}/composite-apps"
@@ -219,7 +219,7 @@ def example(rest: HttpClient, request: pytest.FixtureRequest) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
-def test_thirteen_bodies_make_a_group_that_runs_where_the_hardware_is(example: tuple[HttpClient, str]) -> None:
+def test_the_thirteen_bodies_create_a_group_that_runs_on_matching_hardware(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     assert len(POSTS) == 13
     found = rest.must(200, "GET", path + "/hpa-intents/fwall-hpa-intent")
@@ -276,12 +276,12 @@ def test_thirteen_bodies_make_a_group_that_runs_where_the_hardware_is(example: t
     assert [slot["resources"]["moorage.dev/exclusive-cpu"] for slot in core["slots"]] == ["4"]
 
 
-def test_without_a_gpu_it_runs_without_one(example: tuple[HttpClient, str]) -> None:
+def test_without_a_gpu_the_optional_need_is_not_granted(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     other = prepare(rest, path.split("/")[2] + "-b")
     describe(rest, other)
     begin(rest, path)
-    begin(rest, other)  # the only GPU beside whole cores is taken now
+    begin(rest, other)  # the only GPU on a node with whole cores is taken now
     try:
         _, detail = applied(rest, other, "StatefulSet", "core-fwall")
         wanted = {"cpu": "4", "memory": "1G"}
@@ -290,7 +290,7 @@ def test_without_a_gpu_it_runs_without_one(example: tuple[HttpClient, str]) -> N
         end(rest, other)
 
 
-def test_an_edit_changes_nothing_until_update(example: tuple[HttpClient, str]) -> None:
+def test_an_edit_takes_effect_with_update(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     first = begin(rest, path)
     need = f"{path}/hpa-intents/analytics-hpa-intent/hpa-resource-consumers/ai-model/resource-requirements"
@@ -316,7 +316,7 @@ def test_an_edit_changes_nothing_until_update(example: tuple[HttpClient, str]) -
 
 
 @pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
-def test_every_step_names_the_wrong_state_and_may_be_repeated(example: tuple[HttpClient, str]) -> None:
+def test_lifecycle_steps_name_the_wrong_state_and_can_be_repeated(example: tuple[HttpClient, str]) -> None:
     rest, path = example
 
     def refused(*verbs: str, state: str) -> None:
@@ -367,7 +367,7 @@ def test_every_step_names_the_wrong_state_and_may_be_repeated(example: tuple[Htt
     ]
 
 
-def test_terminated_at_once_nothing_is_left(example: tuple[HttpClient, str]) -> None:
+def test_terminating_at_once_leaves_nothing(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     v1 = HttpClient(rest.mesh, "/v1")
     rest.must(202, "POST", path + "/approve")
@@ -382,7 +382,7 @@ def test_terminated_at_once_nothing_is_left(example: tuple[HttpClient, str]) -> 
 
 
 @pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
-def test_another_group_takes_its_place(example: tuple[HttpClient, str]) -> None:
+def test_migrate_replaces_a_group(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     project = path.split("/")[2]
     begin(rest, path)
@@ -401,15 +401,15 @@ def test_another_group_takes_its_place(example: tuple[HttpClient, str]) -> None:
     end(rest, target)
 
 
-def test_status_in_all_its_forms(example: tuple[HttpClient, str]) -> None:
+def test_status_has_every_form(example: tuple[HttpClient, str]) -> None:
     rest, path = example
     begin(rest, path)
     summary = rest.must(200, "GET", path + "/status?output=summary")
     assert "apps" not in summary
     assert summary["readyCounts"] == {"Ready": 8}
-    whole = rest.must(200, "GET", path + "/status?output=all")
-    assert [app["name"] for app in whole["apps"]] == ["analytics", "fwall"]
-    assert "detail" not in whole["apps"][0]["clusters"][0]["resources"][0]
+    full_status = rest.must(200, "GET", path + "/status?output=all")
+    assert [app["name"] for app in full_status["apps"]] == ["analytics", "fwall"]
+    assert "detail" not in full_status["apps"][0]["clusters"][0]["resources"][0]
     one = rest.must(200, "GET", path + "/status?app=fwall&resource=core-fwall")
     (app,) = one["apps"]
     kinds = [r["GVK"]["Kind"] for r in app["clusters"][0]["resources"]]
@@ -423,7 +423,7 @@ def test_status_in_all_its_forms(example: tuple[HttpClient, str]) -> None:
     assert names["apps"] == [{"name": "analytics"}, {"name": "fwall"}]
 
 
-def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: HttpClient) -> None:
+def test_contradictions_are_refused_before_anything_is_claimed(rest: HttpClient) -> None:
     path = prepare(rest, "broken")
     describe(rest, path)
     consumers = path + "/hpa-intents/fwall-hpa-intent/hpa-resource-consumers"
@@ -452,7 +452,7 @@ def test_what_does_not_hold_together_is_said_before_anything_is_claimed(rest: Ht
     assert rest("GET", path + "/hpa-intents/odd").status == 404
 
 
-def test_a_logical_cloud_is_a_boundary(rest: HttpClient) -> None:
+def test_a_logical_cloud_limits_clusters_and_sets_the_namespace(rest: HttpClient) -> None:
     path = prepare(rest, "bounded")
     cloud = "/projects/bounded/logical-clouds"
     group = {"metadata": {"name": path.rpartition("/")[2]}, "spec": {"version": "r1", "logicalCloud": "east"}}
@@ -468,7 +468,7 @@ def test_a_logical_cloud_is_a_boundary(rest: HttpClient) -> None:
         spec = {"clusterProvider": provider, "cluster": cluster}
         rest.must(201, "POST", cloud + "/east/cluster-references", {"metadata": {"name": cluster}, "spec": spec})
 
-    refer("lab", "edge-2")  # the second best for one app; nothing there fits the other
+    refer("lab", "edge-2")  # the second-best cluster for one app; the other app does not fit there
     rest.must(202, "POST", path + "/instantiate")
     assert all(not app["clusters"] for app in phase_of(rest, path, "Pending")["apps"])
     refer("telco", "pop-1")
@@ -481,7 +481,7 @@ def test_a_logical_cloud_is_a_boundary(rest: HttpClient) -> None:
     end(rest, path)
 
 
-def test_one_of_a_list_is_asked_for_by_a_parameter(rest: HttpClient) -> None:
+def test_a_parameter_selects_one_of_a_list(rest: HttpClient) -> None:
     path = prepare(rest, "asked")
     describe(rest, path)
     intents = path + "/hpa-intents"
@@ -500,7 +500,7 @@ def test_one_of_a_list_is_asked_for_by_a_parameter(rest: HttpClient) -> None:
         assert len(rest.must(200, "GET", f"{collection}?other={name}")) > 1
 
 
-def test_an_intent_shows_its_consumers_even_if_it_has_none(rest: HttpClient) -> None:
+def test_an_intent_lists_its_consumers_also_when_empty(rest: HttpClient) -> None:
     path = prepare(rest, "bare")
     intent = {"metadata": {"name": "h"}, "spec": {"app": "fwall"}}
     shown = {**intent, "spec": {"app": "fwall", "resourceConsumers": []}}
@@ -510,7 +510,7 @@ def test_an_intent_shows_its_consumers_even_if_it_has_none(rest: HttpClient) -> 
     assert rest.must(200, "PUT", path + "/hpa-intents/h", shown) == shown
 
 
-def test_an_empty_value_of_a_label_survives(rest: HttpClient) -> None:
+def test_an_empty_label_value_is_kept(rest: HttpClient) -> None:
     path = prepare(rest, "empty")
     rest.must(201, "POST", path + "/hpa-intents", {"metadata": {"name": "h"}, "spec": {"app": "fwall"}})
     consumers = path + "/hpa-intents/h/hpa-resource-consumers"

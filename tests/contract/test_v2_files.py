@@ -1,4 +1,4 @@
-"""Files whose documents name where they go: applied in order, again without effect, deleted in reverse."""
+"""EMCO files, whose documents name their resources: applied in order, again without effect, deleted in reverse."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_applied_in_order_and_deleted_in_reverse(fleet_mesh: Mesh, files: Path) -> None:
+def test_files_are_applied_in_order_and_deleted_in_reverse(fleet_mesh: Mesh, files: Path) -> None:
     rest = HttpClient(fleet_mesh)
 
     def run(verb: str, code: int = 0) -> list[str]:
@@ -253,7 +253,7 @@ def test_applied_in_order_and_deleted_in_reverse(fleet_mesh: Mesh, files: Path) 
     assert "projects/proj1 not found" in run("delete")
 
 
-def test_a_template_wants_its_values(fleet_mesh: Mesh, files: Path) -> None:
+def test_a_template_needs_its_values(fleet_mesh: Mesh, files: Path) -> None:
     done = fleet_mesh.run("apply", "-f", str(files / "deployment.yaml"))
     assert done.returncode == 2
     assert b"-v values.yaml" in done.stderr
@@ -263,7 +263,7 @@ def test_a_template_wants_its_values(fleet_mesh: Mesh, files: Path) -> None:
     assert b"no value for .ClusterProvider" in done.stderr
 
 
-def test_networks_are_refused_and_the_rest_goes_on(fleet_mesh: Mesh, tmp_path: Path) -> None:
+def test_networks_are_refused_and_other_documents_applied(fleet_mesh: Mesh, tmp_path: Path) -> None:
     file = tmp_path / "networks.yaml"
     file.write_text(
         "version: emco/v2\nresourceContext: {anchor: cluster-providers/lab/clusters/edge-1/networks}\n"

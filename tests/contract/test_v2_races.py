@@ -1,4 +1,4 @@
-"""Several at once, about the same thing: one wins, the others are told so, and nothing is torn."""
+"""Concurrent requests about the same resource: one wins, the others are refused, and no write is partial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONSUMER = next(k for k in KINDS if k.segment == "hpa-resource-consumers")
 
 
 def at_once(*actions: Callable[[], Response]) -> list[Response]:
-    """All begin together."""
+    """Runs all calls at once, and returns their results."""
     start = threading.Barrier(len(actions))
     found: list[Response | None] = [None] * len(actions)
 
@@ -39,7 +39,7 @@ def statuses(answers: list[Response]) -> Counter[int]:
     return Counter(answer.status for answer in answers)
 
 
-def test_one_makes_it(rest: HttpClient) -> None:
+def test_one_of_concurrent_creates_wins(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(5):
         given = body(INTENT, name_of(INTENT))
@@ -47,7 +47,7 @@ def test_one_makes_it(rest: HttpClient) -> None:
         assert statuses(answers) == {201: 1, 409: 5}
 
 
-def test_one_changes_the_version_it_saw(rest: HttpClient) -> None:
+def test_one_of_concurrent_changes_wins(rest: HttpClient) -> None:
     path = make(rest, INTENT, parent_of(rest, INTENT))
     for turn in range(5):
         tag = rest("GET", url(path)).headers["etag"]
@@ -63,7 +63,7 @@ def test_one_changes_the_version_it_saw(rest: HttpClient) -> None:
         assert rest.must(200, "GET", url(path)) == won.body
 
 
-def test_one_removes_it(rest: HttpClient) -> None:
+def test_one_of_concurrent_deletes_wins(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(5):
         path = make(rest, INTENT, parent)
@@ -73,7 +73,7 @@ def test_one_removes_it(rest: HttpClient) -> None:
         assert rest("GET", url(path)).status == 404
 
 
-def test_changed_or_removed_never_both(rest: HttpClient) -> None:
+def test_a_concurrent_change_and_delete_do_not_both_succeed(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(8):
         path = make(rest, INTENT, parent)
@@ -86,7 +86,7 @@ def test_changed_or_removed_never_both(rest: HttpClient) -> None:
         assert rest("GET", url(path)).status == (200 if put.status == 200 else 404)
 
 
-def test_no_child_without_its_parent(rest: HttpClient) -> None:
+def test_no_child_is_created_without_its_parent(rest: HttpClient) -> None:
     parent = parent_of(rest, INTENT)
     for _ in range(8):
         path = make(rest, INTENT, parent)
@@ -98,7 +98,7 @@ def test_no_child_without_its_parent(rest: HttpClient) -> None:
         assert (made.status, gone.status) in {(201, 409), (404, 204), (409, 204)}, (made, gone)
 
 
-def test_a_group_that_somebody_changes_is_not_deleted_unseen(rest: HttpClient) -> None:
+def test_a_group_that_is_being_changed_is_not_deleted(rest: HttpClient) -> None:
     v1 = HttpClient(rest.mesh, "/v1")
     manifest: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {}}
 
@@ -119,7 +119,7 @@ def test_a_group_that_somebody_changes_is_not_deleted_unseen(rest: HttpClient) -
     v1("DELETE", "/applications/races/torn")
 
 
-def test_steps_of_one_group_follow_each_other(rest: HttpClient) -> None:
+def test_lifecycle_steps_of_a_group_are_serialized(rest: HttpClient) -> None:
     group = make(rest, GROUP, parent_of(rest, GROUP))
     app = {
         "metadata": {"name": "a"},

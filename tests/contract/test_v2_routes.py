@@ -1,5 +1,5 @@
-"""Every route of `/v2`, and what it answers in every case that the table of statuses has. That the routes without the prefix
-are the same is tested once, in `tests/unit/test_v2_without_prefix.py`; here only what names the prefix runs with both."""
+"""Tests every route of `/v2`. That the routes without the prefix are equal is tested once, in
+`tests/unit/test_v2_without_prefix.py`; here only tests about the prefix run with both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTER = params(kind for kind in KINDS if CHILDREN[kind.path])
 
 
 def body(kind: ResourceKind, name: str) -> dict[str, Any]:
-    """A right one, in the form it is answered in."""
+    """Returns a valid body, in the form of the response."""
     specs: dict[str, dict[str, Any]] = {
         "composite-apps": {"compositeAppVersion": "v1.0"},
         "profiles": {"app": "a"},
@@ -69,13 +69,13 @@ def make(rest: HttpClient, kind: ResourceKind, parent: At, name: str = "") -> At
 
 
 def make_app(rest: HttpClient, kind: ResourceKind, parent: At) -> None:
-    """Makes the app that hardware intents below the parent are for."""
+    """Creates the app of the hardware intents below the parent."""
     if kind.segment == "hpa-intents":
         rest("POST", url((*parent[:5], "apps")), {"metadata": {"name": "a"}})
 
 
 def parent_of(rest: HttpClient, kind: ResourceKind) -> At:
-    """Made with all that is above it."""
+    """Creates the parent with all its ancestors, and returns its path."""
     wanted = kind.parent(kind.path)
     if not wanted:
         return ()
@@ -86,7 +86,7 @@ def parent_of(rest: HttpClient, kind: ResourceKind) -> At:
 
 
 def missing(kind: ResourceKind, parent: At) -> At:
-    """A path like the parent's that is not there."""
+    """Returns a path like the parent's that does not exist."""
     return (*parent[:-1], "nobody")
 
 
@@ -100,7 +100,7 @@ def problem(answered: Response, status: int, code: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_made_read_changed_and_removed(rest: HttpClient, kind: ResourceKind) -> None:
+def test_resources_are_created_read_changed_and_deleted(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     collection = url((*parent, kind.segment))
     if parent:
@@ -134,7 +134,7 @@ def test_made_read_changed_and_removed(rest: HttpClient, kind: ResourceKind) -> 
 
 
 @pytest.mark.parametrize("kind", INNER)
-def test_without_its_parent(rest: HttpClient, kind: ResourceKind) -> None:
+def test_a_resource_needs_its_parent(rest: HttpClient, kind: ResourceKind) -> None:
     parent = missing(kind, parent_of(rest, kind))
     collection = url((*parent, kind.segment))
     for method, path, given in (
@@ -147,13 +147,13 @@ def test_without_its_parent(rest: HttpClient, kind: ResourceKind) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_bodies_that_are_none(rest: HttpClient, kind: ResourceKind) -> None:
+def test_unreadable_bodies_are_refused(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     collection = url((*parent, kind.segment))
     problem(rest("POST", collection, b""), 400, "Empty")
     problem(rest("POST", collection, b"{"), 400, "Undecodable")
     problem(rest("POST", collection, b'{"metadata": {"name": "\xff"}}'), 400, "Undecodable")
-    problem(rest("POST", collection, b"[" * 5000), 400, "TooDeep")
+    problem(rest("POST", collection, b"[" * 5000 + b"]" * 5000), 400, "TooDeep")
     problem(rest("POST", collection, []), 400, "Invalid")
     assert problem(rest("POST", collection, {}), 400, "Invalid")
     given = body(kind, "-not a name-")
@@ -171,7 +171,7 @@ def test_bodies_that_are_none(rest: HttpClient, kind: ResourceKind) -> None:
 
 
 @pytest.mark.parametrize("kind", OUTER)
-def test_what_has_children_stays_as_it_is(rest: HttpClient, kind: ResourceKind) -> None:
+def test_a_resource_with_children_is_not_deleted(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     path = make(rest, kind, parent)
     free = make(rest, kind, parent)
@@ -189,7 +189,7 @@ def test_what_has_children_stays_as_it_is(rest: HttpClient, kind: ResourceKind) 
 
 
 @pytest.mark.parametrize("kind", INNER)
-def test_a_collection_goes_as_a_whole(rest: HttpClient, kind: ResourceKind) -> None:
+def test_a_collection_is_deleted_as_a_whole(rest: HttpClient, kind: ResourceKind) -> None:
     parent = parent_of(rest, kind)
     made = [make(rest, kind, parent) for _ in range(3)]
     collection = url((*parent, kind.segment))
@@ -201,7 +201,7 @@ def test_a_collection_goes_as_a_whole(rest: HttpClient, kind: ResourceKind) -> N
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_nothing_without_a_token(rest: HttpClient, kind: ResourceKind) -> None:
+def test_every_route_needs_a_token(rest: HttpClient, kind: ResourceKind) -> None:
     collection = url(tuple("x" if p.startswith("{") else p for p in kind.collection))
     one = collection + "/x" * kind.names
     for method, path in itertools.product(("GET", "POST", "PUT", "DELETE"), (collection, one)):
@@ -210,13 +210,13 @@ def test_nothing_without_a_token(rest: HttpClient, kind: ResourceKind) -> None:
 
 
 @pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
-def test_locations_have_the_prefix_of_the_request(rest: HttpClient) -> None:
+def test_location_headers_have_the_prefix_of_the_request(rest: HttpClient) -> None:
     name = name_of(KINDS[0])
     assert rest("POST", "/projects", body(KINDS[0], name)).headers["location"] == f"{rest.prefix}/projects/{name}"
 
 
 @pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
-def test_lists_in_parts(rest: HttpClient) -> None:
+def test_lists_are_paginated(rest: HttpClient) -> None:
     project = make(rest, KINDS[0], ())
     for number in range(5):
         make(rest, COMPOSITE_APP, project, f"app-{number}")
@@ -243,19 +243,19 @@ def test_lists_in_parts(rest: HttpClient) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_networks_are_out_of_scope_in_so_many_words(rest: HttpClient, method: str, path: str) -> None:
+def test_networks_are_refused_as_not_supported(rest: HttpClient, method: str, path: str) -> None:
     answered = rest(method, path, {} if method == "POST" else None)
     problem(answered, 501, "NetworksUnsupported")
     assert "network" in answered.body["detail"]
 
 
 @pytest.mark.parametrize("rest", ["/v2", ""], ids=["v2", "bare"], indirect=True)
-def test_what_is_nowhere_is_not_found(rest: HttpClient) -> None:
+def test_unknown_paths_are_not_found(rest: HttpClient) -> None:
     problem(rest("GET", "/nonsense"), 404, "NotFound")
     problem(rest("GET", "/projects/x/nonsense"), 404, "NotFound")
 
 
-def test_verbs_and_status_of_nobody(rest: HttpClient) -> None:
+def test_verbs_and_status_of_an_unknown_group_are_not_found(rest: HttpClient) -> None:
     project = make(rest, KINDS[0], ())
     app = make(rest, COMPOSITE_APP, project)
     nobody = url((*app, "deployment-intent-groups", "nobody"))
@@ -265,7 +265,7 @@ def test_verbs_and_status_of_nobody(rest: HttpClient) -> None:
     problem(rest("POST", f"{nobody}/approve", token=""), 401, "Unauthorized")
 
 
-def test_the_page_has_every_kind() -> None:
+def test_every_kind_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "v2.md").read_text()
     for kind in KINDS:
         assert f"`{'/'.join(kind.path)}`" in page, kind.path

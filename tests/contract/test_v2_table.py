@@ -1,4 +1,4 @@
-"""The table of statuses, whole: every route of `/v2`, as its rows say it, in each of eight cases that it can be in."""
+"""Tests every route of `/v2` in each of eight cases against the table of statuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shape(path: str) -> tuple[str, ...]:
 
 
 def of(row: Route) -> tuple[ResourceKind, str]:
-    """The kind that a row is about, and how: one, many, or what is done with one."""
+    """Returns the kind of a row, and whether it is about one, a collection, or a step of one."""
     parts = shape(row.path)
     for kind in KINDS:
         one, many = shape("/".join(kind.path)), shape("/".join(kind.collection))
@@ -46,8 +46,8 @@ def of(row: Route) -> tuple[ResourceKind, str]:
 
 
 def columns(row: Route) -> list[str]:
-    """Those that can happen. What takes no body has no bad one, what has no parent misses none, and reading what belongs
-    to no project takes no more than any token."""
+    """Returns the cases that apply. A route without a body has no bad body, one without a parent no missing parent, and
+    any token may read resources outside projects."""
     kind, how = of(row)
     found = ["ok", "no token"]
     if kind.parent(kind.path):
@@ -96,7 +96,7 @@ def at(row: Route, names: At) -> str:
 
 
 def names_in(path: At) -> At:
-    """Every second part, and the version of composite apps."""
+    """Returns every second segment, and the version of composite apps."""
     return tuple(
         part for kind in [_kind(path)] for part, pattern in zip(path, kind.path, strict=True) if pattern[0] == "{"
     )
@@ -116,7 +116,7 @@ def one_of(rest: HttpClient, kind: ResourceKind) -> At:
 
 
 def make_cloud(rest: HttpClient, group: At) -> None:
-    """Makes the logical cloud that the body of a group names."""
+    """Creates the logical cloud that the body of a group names."""
     clouds = (*group[:2], "logical-clouds")
     rest.must(201, "POST", url(clouds), {"metadata": {"name": "lc"}})
     reference = {"metadata": {"name": "r"}, "spec": {"clusterProvider": "lab", "cluster": "edge-1"}}
@@ -124,7 +124,7 @@ def make_cloud(rest: HttpClient, group: At) -> None:
 
 
 def group(rest: HttpClient, *verbs: str, parent: At | None = None) -> At:
-    """A group of one app without pods that went these steps."""
+    """Creates a group of one app without pods, and takes these steps with it."""
     kind = next(k for k in KINDS if k.segment == "deployment-intent-groups")
     path = make(rest, kind, parent or parent_of(rest, kind))
     if parent is None:
@@ -146,7 +146,7 @@ BEFORE = {
 
 
 def prepared(rest: HttpClient, kind: ResourceKind, how: str) -> tuple[At, Any]:
-    """What a step is about, and what it is told."""
+    """Returns the path and the body of a step."""
     if kind.segment != "deployment-intent-groups":
         return one_of(rest, kind), None
     path = group(rest, *BEFORE.get(how, ()))
@@ -163,7 +163,7 @@ def ok(rest: HttpClient, row: Route) -> Response:
     if how == "many":
         parent = parent_of(rest, kind)
         where = at(row, names_in(parent) if parent else ())
-        if row.method == "DELETE" and CHILDREN[kind.path] and not parent:  # others' projects and clusters stay
+        if row.method == "DELETE" and CHILDREN[kind.path] and not parent:  # projects and clusters of other tests stay
             return rest("DELETE", url(make(rest, kind, ())))
         return rest(row.method, where, body(kind, name_of(kind)) if row.method == "POST" else None)
     if how == "versions":
@@ -172,12 +172,14 @@ def ok(rest: HttpClient, row: Route) -> Response:
         path = one_of(rest, kind)
         given = body(kind, path[3] if kind is COMPOSITE_APP else path[-1]) if row.method == "PUT" else None
         return rest(row.method, url(path), given)
-    path, said = prepared(rest, kind, how)
-    return rest(row.method, url((*path, how)), said)
+    path, payload = prepared(rest, kind, how)
+    return rest(row.method, url((*path, how)), payload)
 
 
 @pytest.mark.parametrize(("row", "column"), CASES)
-def test_each_route_in_each_case(rest: HttpClient, tokens: dict[str, str], row: Route, column: str) -> None:
+def test_each_route_answers_with_the_status_of_the_table(
+    rest: HttpClient, tokens: dict[str, str], row: Route, column: str
+) -> None:
     kind, how = of(row)
     nowhere = at(row, tuple("nowhere" for _ in _NAME.findall(row.path)))
     given = body(kind, "nowhere") if row.method in ("POST", "PUT") and how in ("one", "many") else None
@@ -223,7 +225,7 @@ def test_each_route_in_each_case(rest: HttpClient, tokens: dict[str, str], row: 
                 where = url(path) if how == "one" else url((*path, how))
                 given = body(kind, "nobody") if row.method == "PUT" else None
                 problem(rest(row.method, where, given), 404, "NotFound")
-                if row.method == "PUT":  # the body's is another than the path's
+                if row.method == "PUT":  # the name in the body differs from the path
                     path = make(rest, kind, parent)
                     errors = problem(rest("PUT", url(path), body(kind, "other")), 400, "Invalid")
                     assert [error["code"] for error in errors] == ["NameMismatch"]
@@ -243,7 +245,7 @@ def test_each_route_in_each_case(rest: HttpClient, tokens: dict[str, str], row: 
             raise AssertionError(column)
 
 
-def test_no_row_and_no_case_is_left_out() -> None:
+def test_every_route_and_case_is_tested() -> None:
     seen = {column for row in table() for column in columns(row)}
     assert seen == set(COLUMNS)
     kinds = {(of(row)[0].path, of(row)[1], row.method) for row in table()}

@@ -1,4 +1,4 @@
-"""What `/v2` shows that nobody stored there, what it refuses of it, and what others see of its groups."""
+"""Tests the resources that `/v2` derives from Applications and the fleet, and its groups in `/v1`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .conftest import EXAMPLE
 from .test_v2_example import begin, describe, end, manifests, phase_of, prepare
 
 
-def test_an_application_is_seen_in_the_same_form(fleet_mesh: Mesh, rest: HttpClient) -> None:
+def test_an_application_is_shown_as_resources(fleet_mesh: Mesh, rest: HttpClient) -> None:
     v1 = HttpClient(fleet_mesh, "/v1")
     document = yaml.safe_load((EXAMPLE / "application.yaml").read_text())
     document["metadata"] = {"name": "seen", "project": "elsewhere"}
@@ -55,7 +55,7 @@ def test_an_application_is_seen_in_the_same_form(fleet_mesh: Mesh, rest: HttpCli
     end(rest, group)
 
 
-def test_its_groups_are_groups_to_everybody(fleet_mesh: Mesh, rest: HttpClient) -> None:
+def test_its_groups_appear_in_v1(fleet_mesh: Mesh, rest: HttpClient) -> None:
     v1 = HttpClient(fleet_mesh, "/v1")
     path = prepare(rest, "both")
     describe(rest, path)
@@ -93,7 +93,7 @@ def test_a_group_of_resources_is_not_overwritten_by_a_document(fleet_mesh: Mesh,
     assert (refused.status, refused.code) == (409, "Conflict"), refused
 
 
-def test_clusters_of_the_fleet_may_be_labelled(fleet_mesh: Mesh, rest: HttpClient) -> None:
+def test_clusters_of_the_fleet_can_be_labelled(fleet_mesh: Mesh, rest: HttpClient) -> None:
     v1 = HttpClient(fleet_mesh, "/v1")
     where = "/cluster-providers/telco/clusters/pop-2"
     assert rest.must(200, "GET", where) == {"metadata": {"name": "pop-2"}}
@@ -147,7 +147,9 @@ def test_clusters_of_the_fleet_may_be_labelled(fleet_mesh: Mesh, rest: HttpClien
         ({"anyOf": [{"clusterProvider": "telco", "clusterLabel": "site=austin"}]}, {"core-1"}),
     ],
 )
-def test_placement_by_name_and_label(rest: HttpClient, intent: dict[str, Any], clusters: set[str]) -> None:
+def test_placement_selects_clusters_by_name_and_label(
+    rest: HttpClient, intent: dict[str, Any], clusters: set[str]
+) -> None:
     project = f"place-{abs(hash(json.dumps(intent))) % 10**8}"
     rest.must(201, "POST", "/projects", {"metadata": {"name": project}})
     root = f"/projects/{project}/composite-apps"
@@ -182,7 +184,7 @@ CHART = {
 }
 
 
-def test_apps_as_files(rest: HttpClient) -> None:
+def test_apps_are_uploaded_as_files(rest: HttpClient) -> None:
     rest.must(201, "POST", "/projects", {"metadata": {"name": "uploads"}})
     root = "/projects/uploads/composite-apps"
     rest.must(201, "POST", root, {"metadata": {"name": "ca"}, "spec": {"compositeAppVersion": "v1"}})
@@ -234,8 +236,8 @@ print(json.dumps({{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {{
 """
 
 
-def test_charts_are_rendered_with_values_of_profiles_and_of_the_group(tmp_path: Path) -> None:
-    """`helm` itself is not needed to see that it is called as it wants to be."""
+def test_charts_are_rendered_with_the_values_of_profiles_and_the_group(tmp_path: Path) -> None:
+    """A stub of `helm` checks how it is called."""
     import sys
 
     helm = tmp_path / "bin" / "helm"
@@ -280,7 +282,7 @@ def test_charts_are_rendered_with_values_of_profiles_and_of_the_group(tmp_path: 
             assert "too many" in refused.body["detail"]
 
 
-def test_unknown_fields_are_left_out_and_told(rest: HttpClient) -> None:
+def test_unknown_fields_are_dropped_with_a_warning(rest: HttpClient) -> None:
     body = {"metadata": {"name": "warned", "colour": "blue"}, "extra": 1}
     made = rest("POST", "/projects", body)
     assert (made.status, made.body) == (201, {"metadata": {"name": "warned"}})
@@ -288,14 +290,14 @@ def test_unknown_fields_are_left_out_and_told(rest: HttpClient) -> None:
     assert made.headers["warning"].startswith("299 ")
 
 
-def test_bodies_in_yaml(rest: HttpClient) -> None:
+def test_yaml_bodies_are_accepted(rest: HttpClient) -> None:
     text = b"metadata:\n  name: written-in-yaml\n  description: as the design has them\n"
     made = rest("POST", "/projects", text, kind="application/yaml")
     assert made.status == 201, made
 
 
-def test_priorities_of_controllers_reach_those_that_are_asked(rest: HttpClient) -> None:
-    """Kept for all; those of controllers that are registered here break ties."""
+def test_controller_priorities_are_kept_and_applied(rest: HttpClient) -> None:
+    """They are stored for all; those of registered controllers break ties."""
     made = rest("POST", "/controllers", {"metadata": {"name": "labels"}, "spec": {"priority": 7}})
     assert made.status == 201 and "warning" not in made.headers
     assert priority(rest, "labels") == 7

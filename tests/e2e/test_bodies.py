@@ -1,4 +1,4 @@
-"""Bodies as they come from anybody: what is small and becomes far too much is refused before it does, and both entrances
+"""Sends request bodies of any kind: small bodies that would expand too far are refused before they do, and REST and NATS
 refuse the same bytes with the same code."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def memory(mesh: Mesh) -> int:
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-async def test_a_small_text_stays_small(example: Mesh, rest: HttpClient, bus: Bus, bomb: str) -> None:
+async def test_compression_and_yaml_bombs_are_refused(example: Mesh, rest: HttpClient, bus: Bus, bomb: str) -> None:
     text = BOMBS[bomb].encode()
     before, pids = memory(example), example.pids("gateway") + example.pids("intents")
     routes = ["/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate", "/v1/sim/clusters", "/v2/projects"]
@@ -85,7 +85,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("what", SAME)
-async def test_both_entrances_say_the_same(rest: HttpClient, bus: Bus, what: str) -> None:
+async def test_rest_and_nats_answer_alike(rest: HttpClient, bus: Bus, what: str) -> None:
     problem = msgspec.json.decode(await bus.request(subjects.INTENTS_APPLY, SAME[what]))["problem"]
     for path in ("/v1/apply", "/v1/apply?dryRun=true", "/v1/simulate"):
         answered = rest("POST", path, SAME[what], kind=YAML)
@@ -93,7 +93,7 @@ async def test_both_entrances_say_the_same(rest: HttpClient, bus: Bus, what: str
         assert answered.headers["content-type"] == "application/problem+json"
 
 
-def test_who_may_not_is_not_read(rest: HttpClient) -> None:
+def test_bodies_of_unauthorized_callers_are_not_read(rest: HttpClient) -> None:
     token = rest.must(201, "POST", "/v1/tokens", {"name": "only-reads", "role": "viewer"})["token"]
     try:
         answered = rest("POST", "/v1/apply", b"{", token=token)

@@ -1,4 +1,4 @@
-"""`{chart: …}` from the file to the pods, with the real helm."""
+"""Renders `{chart: …}` with the real helm, from the file to running pods."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ DOCUMENTS: list[tuple[str, str]] = [
 
 
 @pytest.mark.usefixtures("path")
-def test_a_file_of_emco_names_objects_as_its_releases_do(example: Mesh, tmp_path: Path) -> None:
+def test_emco_files_name_objects_after_their_releases(example: Mesh, tmp_path: Path) -> None:
     (tmp_path / "web.tgz").write_bytes(archive())
     (tmp_path / "values.yaml").write_text("Project: emco-charts\nCloud: default\nChart: web.tgz\n")
     file = tmp_path / "group.yaml"
@@ -232,8 +232,8 @@ def test_a_file_of_emco_names_objects_as_its_releases_do(example: Mesh, tmp_path
     assert rest("GET", "/projects/emco-charts").status == 404
 
 
-def test_elsewhere_it_is_refused(example: Mesh) -> None:
-    """The gateway reads nobody's files."""
+def test_chart_paths_are_refused_by_the_gateway(example: Mesh) -> None:
+    """The gateway reads no files of clients."""
     body = yaml.safe_load(DOCUMENT.replace("VALUES", "{}"))
     with pytest.raises(urllib.error.HTTPError) as refusal:
         example.http("/v1/apply", body)

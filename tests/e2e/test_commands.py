@@ -1,9 +1,11 @@
-"""Every command against a running mesh: what it prints, in every form, and its exit code."""
+"""Runs every command against a mesh, and checks its output in every format and its exit code."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import time
@@ -64,11 +66,11 @@ def refused(mesh: Mesh, *arguments: str, code: int, data: bytes | None = None) -
     return text
 
 
-def test_the_hints_work_for_a_state_that_was_named(example: Mesh) -> None:
+def test_hints_name_the_state_directory(example: Mesh) -> None:
     assert f"export MOORAGE_STATE={example.state}" in example.output().decode()
 
 
-def test_the_example_runs_and_tells_why(example: Mesh) -> None:
+def test_the_example_runs_and_why_explains_it(example: Mesh) -> None:
     ran(example, "wait", "app1", "--for", "phase=Running", "--timeout", "20s")
     why = shown(example, "why", "app1")
     assert why["group"] == GROUP and why["state"] == "Instantiated" and why["phase"] == "Running"
@@ -76,7 +78,7 @@ def test_the_example_runs_and_tells_why(example: Mesh) -> None:
         "telco/pop-1"
     ]
     assert {c["name"]: c["outcome"] for c in why["controllers"]} == dict.fromkeys(
-        ("hpa", "labels", "affinity"), "answered"
+        ("hpa", "labels", "affinity", "topology"), "answered"
     )
     assert why == example.http(f"/v1/groups/{GROUP}/why")
     assert "lab/edge-3" in ran(example, "why", GROUP)
@@ -86,7 +88,7 @@ def test_the_example_runs_and_tells_why(example: Mesh) -> None:
 @pytest.mark.parametrize(
     "kind", ["applications", "app", "groups", "group", "clusters", "nodes", "no", "decisions", "controllers", "intents"]
 )
-def test_lists_in_every_form(example: Mesh, kind: str) -> None:
+def test_lists_have_every_output_format(example: Mesh, kind: str) -> None:
     items = shown(example, "get", kind)["items"]
     names = ran(example, "get", kind, "-o", "name").split()
     assert len(names) == len(items)
@@ -97,14 +99,14 @@ def test_lists_in_every_form(example: Mesh, kind: str) -> None:
     assert "items:" in ran(example, "get", kind, "-o", "yaml")
 
 
-def test_single_objects(example: Mesh) -> None:
+def test_single_objects_have_every_output_format(example: Mesh) -> None:
     assert shown(example, "get", "app", "app1")["status"]["phase"] == "Running"
     assert shown(example, "get", f"group/{'app1'}")["group"] == GROUP
     cluster = shown(example, "get", "cluster", "lab/edge-3")
     assert cluster["state"] == "Ready" and cluster["labels"]["region"] == "eu" and cluster["allocatable"]["cpu"] == "32"
     assert cluster["free"]["cpu"] == "27", "free is after claims: 4 of fwall, 1 of api-server"
     assert {c["app"] for c in cluster["claims"]} == {"fwall"}
-    assert shown(example, "get", "node", "lab/edge-3/gpu")["free"]["nvidia.com/gpu"] == "0"
+    assert shown(example, "get", "node", "lab/edge-3/gpu-node")["free"]["nvidia.com/gpu"] == "0"
     decision = shown(example, "get", "decisions", "--group", "app1")["items"][0]
     assert shown(example, "get", "decision", decision["id"]) == decision
     assert decision["seq"] >= 1 and decision["claims"][0]["slots"][0]["count"] == 1
@@ -117,14 +119,14 @@ def test_single_objects(example: Mesh) -> None:
     assert len(shown(example, "cluster")["items"]) == len(shown(example, "fleet")["items"]) == 6
 
 
-def test_describe_is_for_reading(example: Mesh) -> None:
+def test_describe_is_readable(example: Mesh) -> None:
     assert "last events" in ran(example, "describe", "group", "app1")
     assert "lab/edge-3" in ran(example, "describe", "application/app1")
     text = ran(example, "cluster", "describe", "lab/edge-3")
     assert "gpu" in text and "StatefulSet/core-fwall" in text
 
 
-def test_what_does_not_exist_is_3(example: Mesh) -> None:
+def test_unknown_objects_exit_with_3(example: Mesh) -> None:
     for arguments in (
         ("get", "app", "nope"),
         ("get", "group", "a/b/c/d"),
@@ -146,7 +148,7 @@ def test_what_does_not_exist_is_3(example: Mesh) -> None:
         assert "does not exist" in refused(example, *arguments, code=3)
 
 
-def test_what_is_wrongly_named_is_2(example: Mesh, tmp_path: Path) -> None:
+def test_invalid_names_exit_with_2(example: Mesh, tmp_path: Path) -> None:
     for arguments in (
         ("cluster", "drain", "nope"),
         ("cluster", "cordon", "nope"),
@@ -172,24 +174,24 @@ def test_what_is_wrongly_named_is_2(example: Mesh, tmp_path: Path) -> None:
     assert "neither the id of a stored message" in refused(example, "story", "01nothing", code=3)
 
 
-def test_words_for_the_same(example: Mesh) -> None:
+def test_resource_types_have_aliases(example: Mesh) -> None:
     for one in ("get", "list"):
         assert ran(example, "controllers", one) == ran(example, "controllers")
         assert ran(example, "fleet", one, "-o", "name") == ran(example, "fleet", "-o", "name")
     assert ran(example, "controllers", "get", "hpa", "-o", "name") == "controller/hpa\n"
 
 
-def test_diff_shows_patches_and_is_1(example: Mesh) -> None:
+def test_diff_shows_patches_and_exits_with_1(example: Mesh) -> None:
     text = ran(example, "diff", "app1", code=1)
     assert "+            nvidia.com/gpu: '1'" in text and "moorage.dev/claim" in text
     items = shown(example, "diff", "app1", code=1)["items"]
     assert {i["cluster"] for i in items} == {"lab/edge-3", "telco/pop-1"}
 
 
-def test_candidates_in_the_form_of_lists(example: Mesh) -> None:
+def test_candidates_are_printed_in_the_seed_format(example: Mesh) -> None:
     found = shown(example, "candidates", "app1")
-    assert {c["name"] for c in found["controllers"]} >= {"hpa", "labels", "affinity"}
-    # It takes all exclusive cores there are on the one cluster where it runs: they are its own.
+    assert {c["name"] for c in found["controllers"]} >= {"hpa", "labels", "affinity", "topology"}
+    # The example has all exclusive cores of the only cluster where it fits.
     (one,) = found["merged"]["fwall"]
     assert one["mode"] == "allow" and "lab/edge-3" in one["clusters"]
     (one,) = found["merged"]["analytics"]
@@ -199,7 +201,7 @@ def test_candidates_in_the_form_of_lists(example: Mesh) -> None:
     assert example.http(f"/v1/decisions/{decision}/candidates")["decision"] == decision
 
 
-def test_a_story_has_every_message_in_order(example: Mesh) -> None:
+def test_story_lists_every_message_in_order(example: Mesh) -> None:
     items = shown(example, "story", "app1")["items"]
     kinds = [i["subject"].split(".")[3] for i in items]
     assert kinds[0] == "accepted" and kinds.index("placed") < kinds.index("running")
@@ -207,7 +209,7 @@ def test_a_story_has_every_message_in_order(example: Mesh) -> None:
     assert [i["id"] for i in by_id] == [i["id"] for i in items], "the first message set off all the others"
 
 
-def test_events_past_and_live(example: Mesh) -> None:
+def test_events_prints_past_and_new_events(example: Mesh) -> None:
     items = shown(example, "events", "--subject", "moorage.events.fleet.joined.>")["items"]
     assert len(items) >= 6 and set(items[0]) == {"id", "cause", "time", "subject", "data"}
     refused(example, "events", "--subject", "moorage.intents.>", code=1)
@@ -229,7 +231,7 @@ def test_events_past_and_live(example: Mesh) -> None:
             end = time.monotonic() + 20
             seen: dict[str, Any] = {}
             number = 0
-            while not seen and time.monotonic() < end:  # until it listens; each change is an event
+            while not seen and time.monotonic() < end:  # until it is subscribed; each change is an event
                 number += 1
                 ran(example, "apply", "-f", "-", data=fits("heard", f"{number}m"))
                 os.set_blocking(follower.stdout.fileno(), False)
@@ -241,7 +243,7 @@ def test_events_past_and_live(example: Mesh) -> None:
     ran(example, "delete", "app", "heard")
 
 
-def test_following_events_begins_with_the_last_ones(example: Mesh) -> None:
+def test_events_follow_begins_with_recent_events(example: Mesh) -> None:
     last = [e["id"] for e in shown(example, "events", "--subject", "moorage.events.fleet.joined.>")["items"]][-2:]
     env = {**os.environ, "MOORAGE_STATE": str(example.state)}
 
@@ -259,7 +261,7 @@ def test_following_events_begins_with_the_last_ones(example: Mesh) -> None:
     assert table[0].startswith("TIME") and "fleet.joined" in table[1] and "fleet.joined" in table[2]
 
 
-def test_the_life_of_an_application(example: Mesh, tmp_path: Path) -> None:
+def test_an_application_goes_through_its_life_cycle(example: Mesh, tmp_path: Path) -> None:
     file = tmp_path / "shop.yaml"
     file.write_bytes(fits("shop"))
     assert "created" in ran(example, "apply", "-f", str(file))
@@ -284,7 +286,7 @@ def test_the_life_of_an_application(example: Mesh, tmp_path: Path) -> None:
     ran(example, "wait", "shop", "--for", "delete", "--timeout", "1s")
 
 
-def test_projects_keep_names_apart(example: Mesh) -> None:
+def test_projects_separate_names(example: Mesh) -> None:
     document = fits("twin").replace(b"{name: twin,", b"{name: twin, project: other,")
     ran(example, "apply", "-f", "-", data=document)
     refused(example, "get", "app", "twin", code=3)
@@ -302,13 +304,17 @@ def test_delete_without_waiting(example: Mesh) -> None:
     ran(example, "wait", "brief", "--for", "delete", "--timeout", "20s")
 
 
-def test_what_does_not_fit_waits_with_numbers(example: Mesh) -> None:
+def test_a_pending_group_has_reasons_with_numbers(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("huge", '"900"'))
     ran(example, "wait", "huge", "--for", "phase=Pending", "--timeout", "10s")
     why = shown(example, "why", "huge")
     reasons = {r["code"]: r for r in why["reasons"]}
     assert (reasons["ResourceShort"]["needed"], reasons["ResourceShort"]["need"]) == ("900", "cpu"), why["reasons"]
-    assert "decision" not in why
+    assert "decision" not in why and why["blocking"] == ["web"]
+    (step,) = why["funnel"]["web"]["steps"]
+    assert (step["name"], step["code"], step["left"], step["by"]) == ("cpu", "ResourceShort", 0, "hpa")
+    assert shown(example, "simulate", "-f", "-", data=fits("huge2", '"900"'), code=1)["funnel"] == why["funnel"]
+    assert "web  6 clusters → 0 cpu; needs 1" in ran(example, "why", "huge")
     assert "ResourceShort" in ran(example, "why", "huge")
     assert "is not Placed after 0.3 s" in refused(
         example, "wait", "huge", "--for", "phase=Placed", "--timeout", "300ms", code=7
@@ -316,7 +322,7 @@ def test_what_does_not_fit_waits_with_numbers(example: Mesh) -> None:
     ran(example, "delete", "app", "huge")
 
 
-def test_waiting_is_until_the_newest_revision_is_decided(example: Mesh) -> None:
+def test_wait_ends_when_the_newest_revision_is_decided(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("grows"))
     ran(example, "wait", "grows", "--for", "phase=Running", "--timeout", "20s")
     ran(example, "apply", "-f", "-", data=fits("grows", '"900"'))
@@ -336,7 +342,7 @@ def test_waiting_is_until_the_newest_revision_is_decided(example: Mesh) -> None:
     ran(example, "delete", "app", "grows")
 
 
-def test_simulate_and_dry_run_leave_nothing(example: Mesh) -> None:
+def test_simulate_and_dry_run_store_nothing(example: Mesh) -> None:
     before = shown(example, "get", "clusters")
     why = shown(example, "simulate", "-f", "-", data=fits("ghost"))
     assert why["phase"] == "Placed" and why["apps"]["web"]["clusters"]
@@ -354,7 +360,7 @@ def test_the_readmes_application_fits_the_example(example: Mesh) -> None:
     ran(example, "simulate", "-f", "-", data=shop.encode())
 
 
-def test_what_is_wrong_is_1_with_every_path(example: Mesh) -> None:
+def test_invalid_documents_exit_with_1_and_name_every_path(example: Mesh) -> None:
     bad = fits("bad").replace(b"nginx\n          needs", b"nope\n          needs").replace(b"labels:", b"labls:")
     text = refused(example, "apply", "-f", "-", data=bad, code=1)
     assert "metadata.labls" in text
@@ -362,7 +368,7 @@ def test_what_is_wrong_is_1_with_every_path(example: Mesh) -> None:
     assert answer["accepted"] is False and answer["problem"]["status"] == 400
 
 
-def test_several_documents_each_get_their_answer(example: Mesh) -> None:
+def test_each_of_several_documents_gets_an_answer(example: Mesh) -> None:
     both = fits("one") + b"---\nkind: Nonsense\nmetadata: {name: x}\n---" + fits("two")
     done = example.run("apply", "-f", "-", data=both)
     assert done.returncode == 1
@@ -371,7 +377,7 @@ def test_several_documents_each_get_their_answer(example: Mesh) -> None:
     ran(example, "delete", "-f", "-", data=fits("one") + b"---" + fits("two"))
 
 
-def test_an_intent_of_its_own(example: Mesh) -> None:
+def test_a_standalone_intent_is_applied(example: Mesh) -> None:
     ran(example, "apply", "-f", "-", data=fits("base"))
     intent = {
         "apiVersion": "moorage.dev/v1alpha1",
@@ -391,7 +397,7 @@ def test_an_intent_of_its_own(example: Mesh) -> None:
     ran(example, "delete", "app", "base")
 
 
-def test_controllers_can_be_set_and_added(example: Mesh) -> None:
+def test_controllers_set_changes_and_adds_controllers(example: Mesh) -> None:
     ran(example, "controllers", "set", "labels", "--deadline", "300ms", "--weight", "2")
     labels = {c["name"]: c for c in shown(example, "controllers")["items"]}["labels"]
     assert (labels["deadlineMs"], labels["weight"], labels["policy"]) == (300, 2, "required")
@@ -401,7 +407,7 @@ def test_controllers_can_be_set_and_added(example: Mesh) -> None:
     refused(example, "controllers", "set", "labels", "--deadline", "0ms", code=1)
 
 
-def test_fleet_apply_and_fault(example: Mesh, tmp_path: Path) -> None:
+def test_fleet_apply_and_fleet_fault_change_the_simulator(example: Mesh, tmp_path: Path) -> None:
     builtin = json.loads(ran(example, "get", "clusters", "-o", "json"))
     assert len(builtin["items"]) == 6
     fleet = tmp_path / "broken.yaml"
@@ -410,19 +416,36 @@ def test_fleet_apply_and_fault(example: Mesh, tmp_path: Path) -> None:
     ran(example, "fleet", "fault", "telco/core-1", "silent", "--for", "1s")
 
 
-def test_check_and_subjects_and_version(example: Mesh) -> None:
+def test_check_subjects_and_version_work(example: Mesh) -> None:
     end = time.monotonic() + 20
-    while example.run("check").returncode and time.monotonic() < end:  # a fault of another test may still last
+    while example.run("check").returncode and time.monotonic() < end:  # a fault of another test may still be active
         time.sleep(0.2)
     found = shown(example, "check")
     assert found["healthy"] and {i["state"] for i in found["items"]} == {"ok"}
     assert {"up", "nats", "redis", "gateway", "merger", "hpa"} <= set(example.endpoint["pids"])
     assert "moorage.intents.apply" in ran(example, "subjects")
-    assert ran(example, "version").startswith("moorage ")
+    own, gateway = ran(example, "version").splitlines()
+    number = own.removeprefix("moorage ")
+    assert gateway == f"gateway {number} at {example.endpoint['http']}"
+    assert ran(example, "--version") == f"{own}\n{gateway}\n"
+    assert shown(example, "version")["gateway"] == {"url": example.endpoint["http"], "version": number}
     assert ran(example, "--help").startswith("Usage: moorage") and "4 conflict" in ran(example, "--help")
 
 
-def test_a_wrong_token_is_5_and_a_wrong_address_6(example: Mesh) -> None:
+def test_the_version_is_shown_without_a_gateway(example: Mesh) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
+        port = silent.getsockname()[1]
+        for url, problem in (
+            ("http://127.0.0.1:1", "gateway: http://127.0.0.1:1 cannot be reached"),
+            (f"http://127.0.0.1:{port}", f"gateway: http://127.0.0.1:{port} did not answer in time"),
+        ):
+            command, env = [sys.executable, "-m", "moorage.cli", "--version"], {**os.environ, "MOORAGE_URL": url}
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
+            own, gateway = done.stdout.splitlines()
+            assert own.startswith("moorage ") and gateway.startswith(problem)
+
+
+def test_a_wrong_token_exits_with_5_and_a_wrong_address_with_6(example: Mesh) -> None:
     env = {**os.environ, "MOORAGE_URL": example.endpoint["http"], "MOORAGE_TOKEN": "wrong"}
     command = [sys.executable, "-m", "moorage.cli", "get", "groups"]
     assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == 5
@@ -430,16 +453,22 @@ def test_a_wrong_token_is_5_and_a_wrong_address_6(example: Mesh) -> None:
     assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == 6
 
 
-def test_get_is_fast(example: Mesh) -> None:
-    times = []
+def test_get_uses_little_processor_time(example: Mesh) -> None:
+    """The time on the clock depends on what else runs; see the benchmark `commands`."""
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    seconds = []
     for _ in range(5):
-        start = time.monotonic()
+        before = used()
         ran(example, "get", "groups")
-        times.append(time.monotonic() - start)
-    assert min(times) < 0.4, times
+        seconds.append(used() - before)
+    assert min(seconds) < 0.3, seconds
 
 
-def test_watching_prints_what_changes(example: Mesh) -> None:
+def test_watch_prints_changes(example: Mesh) -> None:
     command = [sys.executable, "-u", "-m", "moorage.cli", "get", "groups", "-w", "-o", "name"]
     env = {**os.environ, "MOORAGE_STATE": str(example.state)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as watcher:

@@ -1,4 +1,4 @@
-"""Completion in a real bash: of commands and options from the script alone, of names by asking the running mesh."""
+"""Tests completion in a real bash: commands and options come from the script, names from the running mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCRIPTS = Path(sys.executable).parent
 
 
 def completed(line: str, state: Path) -> list[str]:
-    """What bash offers with the cursor at the end of the line."""
+    """Returns the completions with the cursor at the end of the line."""
     words = shlex.split(line) + ([""] if line.endswith(" ") else [])
     script = f"""
         source <(moorage completion bash)
@@ -46,17 +46,24 @@ def completed(line: str, state: Path) -> list[str]:
         ("moorage why --pro", ["--project"]),
         ("moorage get groups -o ", ["json", "name", "table", "wide", "yaml"]),
         ("moorage token create x --role ", ["admin", "editor", "viewer"]),
-        ("moorage get cl", ["clusters"]),
+        ("moorage get cl", ["cluster", "clusters"]),
+        ("moorage delete hp", ["hpaintent"]),
+        ("moorage get application ap", ["app1"]),
+        ("moorage describe cluster telco/", ["telco/core-1", "telco/pop-1", "telco/pop-2"]),
+        ("moorage describe controller l", ["labels"]),
+        ("moorage get controllers l", ["labels"]),
+        ("moorage explain application.spec.apps.con", ["application.spec.apps.consumers"]),
+        ("moorage explain app", ["application", "application."]),
         ("moorage why ap", ["app1"]),
         ("moorage why -p other default/", ["default/app1/v1/default"]),
         ("moorage describe clusters lab/edge-", ["lab/edge-1", "lab/edge-2", "lab/edge-3"]),
-        ("moorage get node telco/pop-2", ["telco/pop-2/qat"]),
+        ("moorage get node telco/pop-2", ["telco/pop-2/qat-node"]),
         ("moorage cluster cordon telco/pop", ["telco/pop-1", "telco/pop-2"]),
         ("moorage delete application ", ["app1"]),
         ("moorage controllers set h", ["hpa"]),
     ],
 )
-def test_bash_offers(example: Mesh, line: str, offered: list[str]) -> None:
+def test_bash_completes_commands_options_and_names(example: Mesh, line: str, offered: list[str]) -> None:
     found = completed(line, example.state)
     if "app1" in offered:  # other tests have applications of their own on this mesh
         assert "app1" in found and all(name.startswith(line.split(" ")[-1]) for name in found)
@@ -66,7 +73,7 @@ def test_bash_offers(example: Mesh, line: str, offered: list[str]) -> None:
 
 def test_without_a_mesh_there_are_no_names_and_no_errors(tmp_path: Path) -> None:
     assert completed("moorage why ", tmp_path) == []
-    assert completed("moorage get no", tmp_path) == ["nodes"]
+    assert completed("moorage get no", tmp_path) == ["node", "nodes"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -75,5 +82,5 @@ def test_other_shells_get_a_script(shell: str, example: Mesh) -> None:
     assert done.returncode == 0 and b"moorage" in done.stdout and b"__complete" in done.stdout
 
 
-def test_a_shell_that_is_not_known(example: Mesh) -> None:
+def test_an_unknown_shell_is_refused(example: Mesh) -> None:
     assert example.run("completion", "tcsh").returncode == 2

@@ -1,4 +1,4 @@
-"""TLS whose certificate is renewed while the gateway runs, and limits that hold for one caller without hurting others."""
+"""Tests TLS with a certificate that is renewed while the gateway runs, and limits that apply to one caller alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from moorage_testkit.mesh import Mesh
 
-#: Rates so low that no machine is too slow to go beyond them.
+#: Rates so low that even a slow machine exceeds them.
 CONNECTIONS, RATE, FAILURES, STREAMS = 40, 1, 0.5, 3
 MANY = 20
 
@@ -54,7 +54,7 @@ class Guarded:
         return http.client.HTTPSConnection(self.host, self.port, timeout=10, context=context)
 
     def served(self) -> str:
-        """The name on the certificate that a new connection gets."""
+        """Returns the name in the certificate that a new connection gets."""
         context = ssl.create_default_context(cafile=str(self.trusted))
         with (
             socket.create_connection((self.host, self.port), 10) as plain,
@@ -91,7 +91,7 @@ def replace(target: Path, data: bytes) -> None:
     fresh.replace(target)
 
 
-def test_the_mesh_speaks_tls_and_commands_find_it(guarded: Guarded) -> None:
+def test_commands_connect_with_tls(guarded: Guarded) -> None:
     assert guarded.mesh.endpoint["http"].startswith("https://127.0.0.1:")
     assert guarded.served() == "first"
     done = guarded.mesh.run("get", "groups", "-o", "json")
@@ -113,8 +113,8 @@ def test_the_mesh_speaks_tls_and_commands_find_it(guarded: Guarded) -> None:
 def test_a_renewed_certificate_is_served_without_a_restart(guarded: Guarded) -> None:
     before = guarded.mesh.pids("gateway")
     second = guarded.chain.parent / "second.pem", guarded.chain.parent / "second.key"
-    replace(guarded.chain, second[0].read_bytes())  # the key does not belong to it yet
-    time.sleep(2.5)  # longer than it takes to look: nothing may change
+    replace(guarded.chain, second[0].read_bytes())  # the key does not match it yet
+    time.sleep(2.5)  # longer than the check interval: nothing may change
     assert guarded.served() == "first" and guarded.ask("/livez")[0] == 200
     replace(guarded.key, second[1].read_bytes())
     end = time.monotonic() + 10
@@ -123,7 +123,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(guarded: Guarded) -> 
     assert guarded.mesh.pids("gateway") == before
 
 
-def test_one_token_is_slowed_down_and_others_are_not(guarded: Guarded) -> None:
+def test_the_rate_limit_applies_to_one_token(guarded: Guarded) -> None:
     made = guarded.mesh.http("/v1/tokens", {"name": "hasty"})["token"]
     statuses = [guarded.ask("/v1/whoami", made)[0] for _ in range(MANY)]
     assert set(statuses) == {200, 429} and statuses[0] == 200
@@ -134,14 +134,14 @@ def test_one_token_is_slowed_down_and_others_are_not(guarded: Guarded) -> None:
     assert {guarded.ask("/v1/whoami")[0] for _ in range(MANY)} == {200}
 
 
-def test_who_guesses_too_often_is_slowed_down(guarded: Guarded) -> None:
+def test_failed_authentications_are_rate_limited(guarded: Guarded) -> None:
     answers = [guarded.ask("/v1/whoami", f"guess{n}") for n in range(MANY)]
     assert {status for status, _, _ in answers} == {401, 429}
     assert all(int(headers["Retry-After"]) >= 1 for status, headers, _ in answers if status == 429)
     assert guarded.ask("/v1/whoami")[0] == 200, "who is known is not held up by others"
 
 
-def test_streams_are_counted(guarded: Guarded) -> None:
+def test_event_streams_are_limited(guarded: Guarded) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(STREAMS):
             conn = stack.enter_context(contextlib.closing(guarded.connect()))
@@ -151,7 +151,7 @@ def test_streams_are_counted(guarded: Guarded) -> None:
         assert guarded.ask("/v1/groups")[0] == 200
 
 
-def test_one_connection_too_many_is_told_so(guarded: Guarded) -> None:
+def test_a_connection_above_the_limit_gets_503(guarded: Guarded) -> None:
     with contextlib.ExitStack() as stack:
         refused = 0
         for _ in range(CONNECTIONS + 5):
@@ -166,7 +166,7 @@ def test_one_connection_too_many_is_told_so(guarded: Guarded) -> None:
         assert time.monotonic() < end, "what was closed is free again"
 
 
-def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path) -> None:
+def test_an_unreadable_certificate_fails_the_start(tmp_path: Path) -> None:
     broker = {"MOORAGE_NATS_URL": "nats://127.0.0.1:1", "MOORAGE_REDIS_URL": "redis://127.0.0.1:1"}
     env = {**os.environ, **broker, "MOORAGE_TOKEN": "t", "MOORAGE_TLS_CERT": str(tmp_path / "none.pem")}
     command = [sys.executable, "-m", "moorage.cli", "run", "gateway"]
@@ -174,7 +174,7 @@ def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path) 
     assert done.returncode != 0 and b"MOORAGE_TLS_CERT" in done.stderr + done.stdout
 
 
-def test_a_setting_that_is_no_number_is_said_at_the_start(tmp_path: Path) -> None:
+def test_a_setting_that_is_not_a_number_fails_the_start(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "moorage.cli", "up", "--state", str(tmp_path), "--http", "127.0.0.1:0"]
     env = {**os.environ, "MOORAGE_HTTP_RATE": "fast"}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

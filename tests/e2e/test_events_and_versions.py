@@ -1,4 +1,4 @@
-"""Streams that go on where they were, events as CloudEvents, and documents that nobody overwrites unseen."""
+"""Tests resumed event streams, CloudEvents, and conditional updates of documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def document(name: str, number: int = 0) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def listening(mesh: Mesh, path: str, **headers: str) -> Iterator[Iterator[dict[str, bytes]]]:
-    """The events of a stream, each as its fields; open as soon as the gateway said that it listens."""
+    """Yields the events of a stream as their fields; open as soon as the gateway has subscribed."""
     address = urlsplit(mesh.endpoint["http"])
     conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=10)
     sent = {"Authorization": f"Bearer {mesh.endpoint['token']}"}
@@ -49,7 +49,7 @@ def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, bytes]]:
             fields = {}
 
 
-def test_a_stream_goes_on_where_it_was(example: Mesh) -> None:
+def test_an_event_stream_resumes_after_the_last_event_id(example: Mesh) -> None:
     rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("s"))
     with listening(example, INTENTS) as events:
@@ -61,7 +61,7 @@ def test_a_stream_goes_on_where_it_was(example: Mesh) -> None:
         missed = [json.loads(next(events)["data"])["data"]["revision"] for _ in range(5)]
         rest.must(200, "POST", "/v1/apply", document("s", 7))
         assert [*missed, json.loads(next(events)["data"])["data"]["revision"]] == [3, 4, 5, 6, 7, 8]
-    example.kill("gateway")  # another one knows the place, too
+    example.kill("gateway")  # another gateway knows the position, too
     with _when_back(example, INTENTS + f"&lastEventId={last}") as events:
         assert [json.loads(next(events)["data"])["data"]["revision"] for _ in range(6)] == [3, 4, 5, 6, 7, 8]
     with listening(example, INTENTS, Last_Event_ID="neverheardof") as events:
@@ -81,7 +81,7 @@ def _when_back(mesh: Mesh, path: str) -> Iterator[Iterator[dict[str, bytes]]]:
             continue
 
 
-def test_nothing_is_told_twice_or_left_out_while_others_write(example: Mesh) -> None:
+def test_a_resumed_stream_has_every_event_once(example: Mesh) -> None:
     rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("busy"))
     path = "/v1/events?subject=moorage.events.intents.*.stream.busy.%3E"
@@ -91,24 +91,24 @@ def test_nothing_is_told_twice_or_left_out_while_others_write(example: Mesh) -> 
             rest.must(200, "POST", "/v1/apply", document("busy", number))
 
     writer = threading.Thread(target=write)
-    heard: list[int] = []
+    received: list[int] = []
     writer.start()
     last = rest("GET", path + "&follow=false&limit=1").body["items"][-1]
-    heard.append(last["data"]["revision"])
+    received.append(last["data"]["revision"])
     ident = last["id"]
-    while heard[-1] < 61:
+    while received[-1] < 61:
         with listening(example, path, Last_Event_ID=ident) as events:
             for _ in range(7):  # and gone again
                 event = next(events)
                 ident = event["id"].decode()
-                heard.append(json.loads(event["data"])["data"]["revision"])
-                if heard[-1] >= 61:
+                received.append(json.loads(event["data"])["data"]["revision"])
+                if received[-1] >= 61:
                     break
     writer.join()
-    assert heard == list(range(heard[0], 62))
+    assert received == list(range(received[0], 62))
 
 
-def test_events_as_cloudevents(example: Mesh) -> None:
+def test_events_are_available_as_cloudevents(example: Mesh) -> None:
     rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("cloudy"))
     path = "/v1/events?follow=false&subject=moorage.events.intents.accepted.stream.cloudy.%3E"
@@ -135,7 +135,7 @@ def test_events_as_cloudevents(example: Mesh) -> None:
     assert rest("GET", "/v1/events?follow=false&format=xml").status == 400
 
 
-def test_what_changed_since_is_not_overwritten(example: Mesh) -> None:
+def test_if_match_prevents_lost_updates(example: Mesh) -> None:
     rest = HttpClient(example, "")
     url = "/v1/applications/stream/tagged"
     assert rest("POST", "/v1/apply", document("tagged"), If_Match="*").status == 412, "there is none yet"
@@ -158,7 +158,7 @@ def test_what_changed_since_is_not_overwritten(example: Mesh) -> None:
     assert rest("DELETE", url, If_Match=tag).status in (202, 204)
 
 
-def test_of_many_who_change_the_same_version_one_wins(example: Mesh) -> None:
+def test_one_of_concurrent_if_match_updates_wins(example: Mesh) -> None:
     rest = HttpClient(example, "")
     rest.must(200, "POST", "/v1/apply", document("raced"))
     tag = rest("GET", "/v1/applications/stream/raced").headers["etag"]
@@ -175,7 +175,7 @@ def test_of_many_who_change_the_same_version_one_wins(example: Mesh) -> None:
     assert sorted(answers) == [200] + [412] * 7
 
 
-def test_intents_have_versions_too(example: Mesh) -> None:
+def test_intents_support_if_match(example: Mesh) -> None:
     rest = HttpClient(example, "")
     intent: dict[str, Any] = {
         "kind": "PlacementIntent",

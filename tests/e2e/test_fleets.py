@@ -1,4 +1,4 @@
-"""Simulated fleets beside each other: who is refused, what leaves at the end, and what is dead."""
+"""Runs simulated fleets beside each other: refused clusters, clusters that leave at the end, and dead clusters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fleet(tmp_path: Path, *names: str) -> str:
 
 @contextlib.contextmanager
 def simulating(mesh: Mesh, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """In the foreground of somebody else, until it says that it does."""
+    """Starts `moorage fleet sim` in a process, and waits until it reports its clusters."""
     env = {**os.environ, "MOORAGE_STATE": str(mesh.state)}
     command = [sys.executable, "-m", "moorage.cli", "fleet", "sim", *arguments]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as process:
@@ -48,8 +48,8 @@ def simulating(mesh: Mesh, *arguments: str) -> Iterator[subprocess.Popen[bytes]]
             process.kill()
 
 
-def said(process: subprocess.Popen[bytes]) -> str:
-    """Told to end: what it says then. It ends with 0."""
+def stop_and_read(process: subprocess.Popen[bytes]) -> str:
+    """Stops the process and returns its last output; it exits with 0."""
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     text = process.stderr.read().decode()
@@ -79,31 +79,34 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.1)
 
 
-def test_a_cluster_that_two_claim_is_refused_to_the_second_in_words(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_cluster_of_another_simulator_is_refused_with_a_message(mesh: Mesh, tmp_path: Path) -> None:
     with simulating(mesh, fleet(tmp_path, "g")) as first:
         assert "far/g: another simulator" in done(mesh, "fleet", "sim", fleet(tmp_path, "g"), code=4)
-        # Of several the others join.
+        # The other clusters join.
         for command in (("fleet", "apply"), ("apply", "-f")):
             assert "far/g: another simulator" in done(mesh, *command, fleet(tmp_path, "g", "h"), code=4)
         until(lambda: clusters(mesh) == {"far/g": "Ready", "far/h": "Ready"})
         with simulating(mesh, fleet(tmp_path, "g", "i")) as second:
             until(lambda: clusters(mesh).keys() == {"far/g", "far/h", "far/i"})
-            assert "refused: far/g" in said(second)
+            assert "refused: far/g" in stop_and_read(second)
         until(lambda: clusters(mesh).keys() == {"far/g", "far/h"})
-        assert said(first) == ""
-    # It is free, and whoever was refused before has it: with other nodes.
+        assert stop_and_read(first) == ""
+    # The name is free, and the fleet that was refused gets it, with other nodes.
     until(lambda: mesh.run("fleet", "apply", fleet(tmp_path, "g")).returncode == 0, 60)
     assert "1 cluster\n" in done(mesh, "fleet", "apply", fleet(tmp_path, "g"))
     done(mesh, "fleet", "apply", "-", data=b"clusters: []")
     until(lambda: clusters(mesh) == {})
 
 
-def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_stopped_fleet_leaves_except_clusters_in_use(mesh: Mesh, tmp_path: Path) -> None:
     with simulating(mesh, fleet(tmp_path, "a", "b")) as process:
         done(mesh, "apply", "-f", "-", data=json.dumps(application("held", on="far/a")).encode())
         done(mesh, "wait", "held", "--for", "phase=Running", "--timeout", "20s")
-        assert "far/a still reports" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims", code=4)
-        assert "far/a" in said(process)
+        for option in ((), ("--abandon-claims",)):  # what is advised must not be refused
+            advice = done(mesh, "delete", "cluster", "far/a", *option, code=4)
+            assert "far/a still reports" in advice and "moorage cluster drain far/a" in advice
+            assert "--abandon-claims" not in advice
+        assert "far/a" in stop_and_read(process)
     until(lambda: clusters(mesh) == {"far/a": "Stale"})
     found = why(mesh, "held")
     assert (found["phase"], [r["code"] for r in found["reasons"]]) == ("Running", ["ClusterStale"])
@@ -114,18 +117,24 @@ def test_a_fleet_leaves_when_it_ends_but_for_what_runs_there(mesh: Mesh, tmp_pat
     assert "cluster/far/a deleted" in done(mesh, "delete", "cluster", "far/a", "--abandon-claims")
     assert clusters(mesh) == {}
     done(mesh, "get", "cluster", "far/a", code=3)
-    # What stood there looks for another place.
+    # Groups that ran there are placed elsewhere.
     until(lambda: why(mesh, "held").get("pendingPhase") == "Pending")
     found = why(mesh, "held")
     assert (found["phase"], found["pendingRevision"]) == ("Degraded", 2)
-    assert "ClusterGone" in {r["code"] for r in found["reasons"]}
-    assert "has claims on far/a, which is gone" in done(mesh, "check", code=1)
+    (gone,) = (r for r in found["reasons"] if r["code"] == "ClusterGone")
+    assert gone["message"] == "the cluster left the fleet; revision 2 waits for another cluster"
+    checked = done(mesh, "check", code=1)
+    assert "has claims on far/a, which is gone" in checked and "it waits for another cluster" in checked
+    assert "--abandon-claims" not in done(mesh, "why", "held") + checked, "it has been done"
+    done(mesh, "stop", "held")
+    until(lambda: "moorage instantiate default/held/v1/default" in done(mesh, "check", code=1))
+    done(mesh, "instantiate", "held")
     done(mesh, "delete", "app", "held", "--timeout", "20s")
     done(mesh, "delete", "cluster", "far/a", code=3)
     done(mesh, "check")
 
 
-def test_a_fleet_may_be_in_several_documents(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_fleet_can_be_several_documents(mesh: Mesh, tmp_path: Path) -> None:
     file = tmp_path / "two.yaml"
     head = "apiVersion: moorage.dev/v1alpha1\nkind: Fleet\n"
     file.write_text(f"{head}clusters: [{{name: j}}]\n---\n{head}clusters: [{{name: k, provider: far}}]\n")
@@ -136,7 +145,7 @@ def test_a_fleet_may_be_in_several_documents(mesh: Mesh, tmp_path: Path) -> None
     until(lambda: clusters(mesh) == {})
 
 
-def test_what_ran_where_a_cluster_was_removed_is_decided_anew(mesh: Mesh, tmp_path: Path) -> None:
+def test_groups_of_a_removed_cluster_are_placed_again(mesh: Mesh, tmp_path: Path) -> None:
     done(mesh, "fleet", "apply", fleet(tmp_path, "d", "e"))
     done(mesh, "apply", "-f", "-", data=json.dumps(application("moved")).encode())
     done(mesh, "wait", "moved", "--for", "phase=Running", "--timeout", "20s")
@@ -154,7 +163,7 @@ def test_what_ran_where_a_cluster_was_removed_is_decided_anew(mesh: Mesh, tmp_pa
     until(lambda: clusters(mesh) == {})
 
 
-def test_what_ends_on_a_silent_cluster_says_what_it_waits_for(mesh: Mesh, tmp_path: Path) -> None:
+def test_terminating_on_a_silent_cluster_shows_what_it_waits_for(mesh: Mesh, tmp_path: Path) -> None:
     done(mesh, "fleet", "apply", fleet(tmp_path, "f"))
     done(mesh, "apply", "-f", "-", data=json.dumps(application("ending")).encode())
     done(mesh, "wait", "ending", "--for", "phase=Running", "--timeout", "20s")
@@ -169,7 +178,7 @@ def test_what_ends_on_a_silent_cluster_says_what_it_waits_for(mesh: Mesh, tmp_pa
     until(lambda: clusters(mesh) == {})
 
 
-def test_a_dead_cluster_without_claims_is_forgotten_and_may_come_back(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_dead_cluster_without_claims_can_be_forgotten_and_rejoin(mesh: Mesh, tmp_path: Path) -> None:
     with simulating(mesh, fleet(tmp_path, "c")) as process:
         process.kill()
     until(lambda: clusters(mesh) == {"far/c": "Stale"})
@@ -178,5 +187,5 @@ def test_a_dead_cluster_without_claims_is_forgotten_and_may_come_back(mesh: Mesh
     done(mesh, "check")
     with simulating(mesh, fleet(tmp_path, "c")) as process:
         until(lambda: clusters(mesh) == {"far/c": "Ready"})
-        said(process)
+        stop_and_read(process)
     until(lambda: clusters(mesh) == {})

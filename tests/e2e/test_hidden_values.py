@@ -1,4 +1,4 @@
-"""Nothing that can be read over HTTP has the value of a Secret or a kubeconfig, and nothing is lost by it."""
+"""No value of a Secret or a kubeconfig can be read over HTTP, and documents with hidden values can be applied again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def clean(text: Any) -> None:
     assert VALUE not in text and CODED not in text and CLIENT_KEY not in text
 
 
-def test_of_an_application(example: Mesh) -> None:
+def test_secrets_of_an_application_are_hidden(example: Mesh) -> None:
     rest = HttpClient(example, "")
     clean(rest.must(200, "POST", "/v1/apply", document()))
     group = "/v1/groups/hidden/keeper/v1/default"
@@ -66,13 +66,13 @@ def test_of_an_application(example: Mesh) -> None:
     items = rest.must(200, "GET", f"{group}/diff")["items"]
     assert "<hidden>" in json.dumps(items), "that there is one is no secret"
     clean(example.run("get", "application", "keeper", "-p", "hidden", "-o", "yaml").stdout)
-    # What was read is what is there: nothing changes, and what is changed beside it keeps the rest.
+    # Applying the document as it was read changes nothing; a change of another field keeps the hidden values.
     assert rest.must(200, "POST", "/v1/apply", shown)["outcome"] == "unchanged"
     shown["spec"]["apps"][0]["manifests"][0]["data"]["seen"] = "no"
     assert rest.must(200, "POST", "/v1/apply", shown)["outcome"] == "updated"
-    whole = document()
-    whole["spec"]["apps"][0]["manifests"][0]["data"]["seen"] = "no"
-    assert rest.must(200, "POST", "/v1/apply", whole)["outcome"] == "unchanged", "the values are those of before"
+    original = document()
+    original["spec"]["apps"][0]["manifests"][0]["data"]["seen"] = "no"
+    assert rest.must(200, "POST", "/v1/apply", original)["outcome"] == "unchanged", "the values are those of before"
     shown["spec"]["apps"][0]["manifests"][1]["items"][0]["data"]["other"] = "<hidden>"
     refused = rest("POST", "/v1/apply", shown)
     assert (refused.status, refused.body["errors"][0]["code"]) == (400, "Hidden")
@@ -80,7 +80,7 @@ def test_of_an_application(example: Mesh) -> None:
 
 
 @pytest.mark.parametrize("how", ["objects", "text", "file"])
-def test_of_an_app_and_a_cluster(example: Mesh, how: str) -> None:
+def test_secrets_of_an_app_and_a_cluster_are_hidden(example: Mesh, how: str) -> None:
     rest = HttpClient(example, "/v2")
     project = f"hidden-{how}"
     rest.must(201, "POST", "/projects", {"metadata": {"name": project}})
@@ -121,7 +121,7 @@ def test_of_an_app_and_a_cluster(example: Mesh, how: str) -> None:
     assert rest("GET", f"{clusters}/c", Accept="application/octet-stream").status == 404
 
 
-def test_not_in_what_is_kept_of_bad_messages_nor_in_any_log(example: Mesh) -> None:
+def test_secrets_are_neither_in_rejected_messages_nor_in_logs(example: Mesh) -> None:
     rest = HttpClient(example, "/v2")
     broken = json.dumps(document(also=CODED)).encode()[:-3]
     assert rest("POST", "/projects", broken).status == 400

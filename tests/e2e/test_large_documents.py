@@ -1,8 +1,9 @@
-"""Documents near what is taken and beyond: those of hundreds of kilobytes run as any others, those beyond are refused with a
-code and the number, whichever way they come."""
+"""Applies documents near and above the size limit: hundreds of kilobytes work, larger ones are refused with a code and
+the limit over REST and NATS."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.bus import subjects
+from moorage.cli.exit_codes import UNREACHABLE
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, problem_of
 
@@ -35,7 +37,7 @@ async def driver(mesh: Mesh) -> AsyncIterator[MeshClient]:
 
 
 def large(name: str, size: int, objects: int = 1, clusters: int = 1) -> dict[str, Any]:
-    """An application whose document has about so many bytes, in so many objects of its own, as definitions of kinds are."""
+    """Returns an application of about this many bytes in this many objects, like CRDs."""
     document = application(name, clusters=clusters)
     manifests = document["spec"]["apps"][0]["manifests"]
     each = (size - len(msgspec.json.encode(document))) // objects - 120
@@ -46,15 +48,18 @@ def large(name: str, size: int, objects: int = 1, clusters: int = 1) -> dict[str
 
 
 @pytest.mark.parametrize("objects", [1, 40])
-async def test_hundreds_of_kilobytes_run(mesh: Mesh, driver: MeshClient, objects: int) -> None:
+async def test_a_document_of_hundreds_of_kilobytes_runs(mesh: Mesh, driver: MeshClient, objects: int) -> None:
     name = f"bulky-{objects}"
     document = large(name, TAKEN - 2048, objects, clusters=2)
     assert TAKEN - 8192 < len(msgspec.json.encode(document)) <= TAKEN
     await driver.apply(document)
     await driver.until_phase(name, "Running", seconds=30)
-    diff = await mesh.arun("diff", name, "-o", "json")
+    async with asyncio.timeout(60):
+        # On a busy machine the patcher may take too long; the message says to repeat it.
+        while (diff := await mesh.arun("diff", name, "-o", "json")).returncode == UNREACHABLE:
+            assert b"retry" in diff.stderr, diff.stderr
     assert diff.returncode in (0, 1) and len(diff.stdout) > 100, diff.stderr
-    # What changes a little is a whole new revision, beside the old one.
+    # A small change makes a full new revision beside the old one.
     document["spec"]["apps"][0]["manifests"][0]["metadata"]["labels"] = {"second": "yes"}
     assert (await driver.apply(document))["revision"] == 2
 
@@ -67,12 +72,12 @@ async def test_hundreds_of_kilobytes_run(mesh: Mesh, driver: MeshClient, objects
 
 
 @pytest.mark.parametrize("size", [TAKEN + 4096, (1 << 20) - 1024, (1 << 20) + 4096, 5 << 20, 12 << 20])
-async def test_what_is_larger_is_refused_with_the_numbers(
+async def test_too_large_documents_are_refused_with_the_limit(
     mesh: Mesh, driver: MeshClient, tmp_path: Path, size: int
 ) -> None:
     document = large("huge", size, 10)
     data = msgspec.json.encode(document)
-    if size < 8 << 20:  # beyond, a client of the broker does not even send it
+    if size < 8 << 20:  # above it, the client of the broker does not even send it
         answer = msgspec.json.decode(await driver.bus.request(subjects.INTENTS_APPLY, data, timeout=5))
         assert (answer["problem"]["status"], answer["problem"]["code"]) == (413, "TooLarge")
         assert str(TAKEN) in answer["problem"]["detail"]

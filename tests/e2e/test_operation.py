@@ -1,5 +1,5 @@
-"""What people run a mesh with: one trace from the request to the pods, metrics of each worker under load, alerts and
-dashboard that name only what there is, logs that are data and hold no secrets."""
+"""Tests what operators use: one trace from the request to the pods, metrics of each worker under load, alerts and dashboard
+with existing metrics, JSON logs without secrets."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from moorage_testkit.otlp_collector import OtlpCollector, Span
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Path(moorage.cli.__file__).parent / "example"
-CONTROLLERS = {"hpa", "labels", "affinity"}
+CONTROLLERS = {"hpa", "labels", "affinity", "topology"}
 GROUPS = 20
 
-Scraped = dict[str, dict[str, Metric]]  # worker → family → it
+Scraped = dict[str, dict[str, Metric]]  # worker → name of the family → family
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def collector() -> Iterator[OtlpCollector]:
 
 @pytest.fixture(scope="module")
 def mesh(collector: OtlpCollector) -> Iterator[Mesh]:
-    """With traces, and some load."""
+    """Runs a mesh with traces under some load."""
     mesh = Mesh("--fleet", str(EXAMPLE / "fleet.yaml"))
     mesh.environment |= collector.env
     with mesh:
@@ -111,7 +111,7 @@ def value(family: Metric, sample: str, **labels: str) -> float:
 # --- traces
 
 
-def test_one_trace_leads_from_the_request_to_the_pods(mesh: Mesh, collector: OtlpCollector) -> None:
+def test_one_trace_covers_instantiate_up_to_the_pods(mesh: Mesh, collector: OtlpCollector) -> None:
     trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     rest = HttpClient(mesh, "/v1")
     document = yaml.safe_load((EXAMPLE / "application.yaml").read_text())
@@ -138,7 +138,7 @@ def test_one_trace_leads_from_the_request_to_the_pods(mesh: Mesh, collector: Otl
 
 
 def paths(spans: dict[str, Span], caller: str) -> list[list[str]]:
-    """Each span with those above it, the outermost first."""
+    """Returns each span with its ancestors, the outermost first."""
 
     def path(span: Span) -> list[str]:
         named = f"{span.service.removeprefix('moorage-')} {span.name}"
@@ -149,7 +149,7 @@ def paths(spans: dict[str, Span], caller: str) -> list[list[str]]:
     return [path(span) for span in spans.values()]
 
 
-def test_one_trace_leads_from_the_end_to_the_pods(mesh: Mesh, collector: OtlpCollector) -> None:
+def test_one_trace_covers_terminate_up_to_the_pods(mesh: Mesh, collector: OtlpCollector) -> None:
     trace, caller = new_trace(), "4" * 16
     rest = HttpClient(mesh, "/v1")
     group = rest("POST", "/apply", application("ends")).body["group"]
@@ -187,17 +187,16 @@ def items(mesh: Mesh) -> list[dict[str, Any]]:
 # --- metrics
 
 
-def test_each_worker_says_that_it_lives_and_is_ready(mesh: Mesh) -> None:
-    assert {"intents", "inventory", "merger", "patcher", "sim", "gateway", "agents", *CONTROLLERS} == mesh.endpoint[
-        "metrics"
-    ].keys()
+def test_each_worker_is_live_and_ready(mesh: Mesh) -> None:
+    kinds = {"intents", "inventory", "merger", "patcher", "placement", "sim", "gateway", "agents", *CONTROLLERS}
+    assert kinds == mesh.endpoint["metrics"].keys()
     for urls in mesh.endpoint["metrics"].values():
         base = urls[0].removesuffix("/metrics")
         assert get(base + "/livez") == (200, "ok\n")
         assert get(base + "/readyz") == (200, "ok\n")
 
 
-def test_metrics_under_load(scraped: Scraped) -> None:
+def test_metrics_count_the_load(scraped: Scraped) -> None:
     merger = scraped["merger"]
     decisions = merger["moorage_decisions"]
     assert value(decisions, "moorage_decisions_total", outcome="placed") >= GROUPS
@@ -228,7 +227,7 @@ def test_metrics_under_load(scraped: Scraped) -> None:
     assert value(posts, "moorage_http_requests_total", route="/v1/apply", status="200") >= GROUPS
     for kind, families in scraped.items():
         answered = sum(s.value for s in families["moorage_requests"].samples if s.labels["outcome"] == "answered")
-        assert answered >= (0 if kind in ("sim", "gateway", "agents") else GROUPS)
+        assert answered >= (0 if kind in ("sim", "gateway", "agents", "placement") else GROUPS)
         failed = sum(s.value for s in families["moorage_requests"].samples if s.labels["outcome"] == "failed")
         assert failed == 0
         assert value(families["moorage_worker_info"], "moorage_worker_info", worker=kind) == 1
@@ -256,7 +255,7 @@ def test_names_and_help_follow_the_conventions(scraped: Scraped) -> None:
 
 
 def exported(scraped: Scraped) -> dict[str, Metric]:
-    """By the names that queries use. Those of agents, which this mesh has none of, come from their source."""
+    """Returns metrics by the names that queries use. Those of agents come from their source, as this mesh has no agents."""
     found: dict[str, Metric] = {}
     for families in scraped.values():
         for family in families.values():
@@ -265,7 +264,7 @@ def exported(scraped: Scraped) -> dict[str, Metric]:
     return found
 
 
-def test_alerts_and_dashboard_name_only_what_there_is(scraped: Scraped) -> None:
+def test_alerts_and_dashboard_use_existing_metrics(scraped: Scraped) -> None:
     known = exported(scraped)
     everything = [family for families in scraped.values() for family in families.values()]
     labels = {label for family in everything for sample in family.samples for label in sample.labels}
@@ -296,7 +295,7 @@ def test_every_container_is_scraped() -> None:
     assert set(job["static_configs"][0]["targets"]) == wanted and len(wanted) >= 12
 
 
-def test_the_page_lists_every_metric(scraped: Scraped) -> None:
+def test_every_metric_is_documented(scraped: Scraped) -> None:
     rows: dict[str, list[str]] = {}
     for kind, families in scraped.items():
         for family in families.values():
@@ -319,7 +318,7 @@ def test_the_page_lists_every_metric(scraped: Scraped) -> None:
 # --- logs
 
 
-def test_log_lines_are_data_without_secrets(mesh: Mesh) -> None:
+def test_log_lines_are_json_without_secrets(mesh: Mesh) -> None:
     secrets = json.loads((mesh.state / "secrets.json").read_text())
     hidden = [secrets["token"], *secrets["seeds"].values(), *secrets["redis"].values()]
     lines = 0
@@ -334,11 +333,11 @@ def test_log_lines_are_data_without_secrets(mesh: Mesh) -> None:
     assert lines >= 3
 
 
-# --- what changes the mesh comes last
+# --- tests that change the mesh come last
 
 
-def test_what_has_to_wait_goes_on_with_its_trace(mesh: Mesh, collector: OtlpCollector) -> None:
-    """No cluster has room; then one does."""
+def test_a_waiting_group_keeps_its_trace(mesh: Mesh, collector: OtlpCollector) -> None:
+    """No cluster has capacity; then one does."""
     trace, caller = new_trace(), "2" * 16
     rest = HttpClient(mesh, "/v1")
     document = application("waits", cpu="900")

@@ -1,4 +1,4 @@
-"""`/v1` itself: tokens, problems, pages, limits, streams."""
+"""Tests `/v1`: tokens, problem documents, pages, limits and streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask(
     kind: str = "application/json",
 ) -> tuple[int, dict[str, str], Any]:
     address = urlsplit(mesh.endpoint["http"])
-    assert address.hostname == "127.0.0.1", "loopback unless told"
+    assert address.hostname == "127.0.0.1", "loopback by default"
     conn = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=20)
     headers = {"Authorization": f"Bearer {mesh.endpoint['token'] if token is None else token}", "Content-Type": kind}
     if token == "":
@@ -51,8 +51,8 @@ def problem(answered: tuple[int, dict[str, str], Any], status: int, code: str) -
     return found
 
 
-def test_without_the_token_nothing_is_told(example: Mesh) -> None:
-    for path in ("/v1/groups", "/v1/nonsense", "/"):
+def test_requests_need_the_token(example: Mesh) -> None:
+    for path in ("/v1/groups", "/v1/nonsense", "/nonsense"):
         answered = ask(example, "GET", path, token="")
         problem(answered, 401, "Unauthorized")
         assert answered[1]["www-authenticate"].startswith("Bearer")
@@ -67,7 +67,7 @@ def test_probes_and_metrics_need_no_token(example: Mesh) -> None:
     assert b"moorage_http_requests_total" in text and b"\nmoorage_ledger_sequence " in text
 
 
-def test_every_refusal_is_a_problem(example: Mesh) -> None:
+def test_every_error_is_a_problem_document(example: Mesh) -> None:
     problem(ask(example, "GET", "/v1/nonsense"), 404, "NotFound")
     answered = ask(example, "DELETE", "/v1/apply")
     problem(answered, 405, "MethodNotAllowed")
@@ -85,21 +85,21 @@ def test_every_refusal_is_a_problem(example: Mesh) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"[1]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"kind": 3}']
 )
-def test_junk_is_400(example: Mesh, body: bytes) -> None:
+def test_unreadable_bodies_are_400(example: Mesh, body: bytes) -> None:
     for path in ("/v1/apply", "/v1/simulate"):
         status, headers, answer = ask(example, "POST", path, body)
         assert status == 400 and headers["content-type"] == "application/problem+json", answer
 
 
-def test_yaml_is_taken_too(example: Mesh) -> None:
+def test_yaml_bodies_are_accepted(example: Mesh) -> None:
     text = b"kind: Application\nmetadata: {name: yam}\nspec: {apps: [{name: a, manifests: []}]}\n"
     status, _, answer = ask(example, "POST", "/v1/apply?dryRun=true", text, kind="application/yaml")
     assert status == 200, answer
     assert answer["dryRun"] is True and answer["name"] == "yam"
 
 
-def test_pages_together_are_the_list(example: Mesh) -> None:
-    whole = [c["id"] for c in example.http("/v1/clusters")["items"]]
+def test_pages_add_up_to_the_list(example: Mesh) -> None:
+    all_ids = [c["id"] for c in example.http("/v1/clusters")["items"]]
     found: list[str] = []
     token = ""
     pages = 0
@@ -110,12 +110,12 @@ def test_pages_together_are_the_list(example: Mesh) -> None:
         token = page.get("continue", "")
         if not token:
             break
-    assert found == whole and len(whole) == 6 and pages == 2
+    assert found == all_ids and len(all_ids) == 6 and pages == 2
     nodes = example.http("/v1/nodes?limit=3")
     assert len(nodes["items"]) == 3 and nodes["continue"]
 
 
-def test_a_controller_is_put_and_read(example: Mesh) -> None:
+def test_a_controller_is_configured_and_read(example: Mesh) -> None:
     body = json.dumps({"deadlineMs": 450, "policy": "required", "weight": 1}).encode()
     status, _, answer = ask(example, "PUT", "/v1/controllers/affinity", body)
     assert status == 200 and answer["deadlineMs"] == 450
@@ -126,7 +126,7 @@ def test_a_controller_is_put_and_read(example: Mesh) -> None:
     ask(example, "PUT", "/v1/controllers/affinity", b'{"deadlineMs": 500}')
 
 
-def test_events_are_a_stream(example: Mesh) -> None:
+def test_events_are_streamed(example: Mesh) -> None:
     address = urlsplit(example.endpoint["http"])
     conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=20)
     try:
@@ -137,7 +137,7 @@ def test_events_are_a_stream(example: Mesh) -> None:
         )
         reply = conn.getresponse()
         assert reply.status == 200 and reply.headers["Content-Type"] == "text/event-stream"
-        assert reply.readline().startswith(b":"), "said as soon as it listens"
+        assert reply.readline().startswith(b":"), "sent as soon as it is subscribed"
         document = example.http("/v1/applications/default/app1")
         document["metadata"]["name"] = "streamed"
         assert example.http("/v1/apply", document)["outcome"] == "created"
@@ -154,7 +154,7 @@ def test_events_are_a_stream(example: Mesh) -> None:
     assert example.run("wait", "streamed", "--for", "delete", "--timeout", "20s").returncode == 0
 
 
-def test_who_wrote_can_read_at_once(example: Mesh) -> None:
+def test_a_write_can_be_read_at_once(example: Mesh) -> None:
     document = example.http("/v1/applications/default/app1")
     for number in range(20):
         document["metadata"]["name"] = f"fresh{number}"
@@ -167,7 +167,7 @@ def test_who_wrote_can_read_at_once(example: Mesh) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_a_cordoned_cluster_still_has_what_it_has(example: Mesh) -> None:
+def test_a_cordoned_cluster_keeps_its_groups(example: Mesh) -> None:
     path = "/v1/clusters/telco/pop-1"
     before = example.http(path)
     assert ask(example, "PATCH", path, b'{"cordoned": true}')[0] == 200
@@ -187,8 +187,8 @@ def test_an_intent_outlives_the_controller_of_its_kind(example: Mesh) -> None:
     async def registers(verb: str) -> None:
         bus = await Bus.connect(example.settings, worker="admin")
         try:
-            said = {"kinds": {"ColourIntent": {"type": "object"}}} if verb == "register" else {}
-            answer = await bus.request(f"moorage.controllers.colours.{verb}", json.dumps(said).encode())
+            body = {"kinds": {"ColourIntent": {"type": "object"}}} if verb == "register" else {}
+            answer = await bus.request(f"moorage.controllers.colours.{verb}", json.dumps(body).encode())
             assert json.loads(answer)["accepted"]
         finally:
             await bus.close()
@@ -197,7 +197,7 @@ def test_an_intent_outlives_the_controller_of_its_kind(example: Mesh) -> None:
     document = {"kind": "ColourIntent", "metadata": {"name": "red"}, "spec": {"group": "nothing-yet"}}
     end = time.monotonic() + 5
     while ask(example, "POST", "/v1/apply", json.dumps(document).encode())[0] != 200:
-        assert time.monotonic() < end  # another store hears of the kind a moment later
+        assert time.monotonic() < end  # another store learns of the kind a moment later
     asyncio.run(registers("leave"))
     while "colours" in (c["name"] for c in example.http("/v1/controllers")["items"]):
         assert time.monotonic() < end
@@ -207,7 +207,7 @@ def test_an_intent_outlives_the_controller_of_its_kind(example: Mesh) -> None:
     assert example.http("/v1/intents")["items"] == []
 
 
-def test_an_intent_before_its_group_is_taken_and_nothing_is_placed(example: Mesh) -> None:
+def test_an_intent_before_its_group_is_stored_without_placing_anything(example: Mesh) -> None:
     document = json.dumps(
         {"kind": "PlacementIntent", "metadata": {"name": "early"}, "spec": {"group": "not-there", "app": "web", "anyOf": [{"provider": "lab"}]}}
     ).encode()  # fmt: skip
@@ -219,7 +219,7 @@ def test_an_intent_before_its_group_is_taken_and_nothing_is_placed(example: Mesh
     assert why == dry["why"]
     assert [w["code"] for w in why["warnings"]] == ["NoGroup"] and dry["warnings"] == why["warnings"]
     assert example.http("/v1/intents")["items"] == []
-    # Placed it would not be: that is what the command's exit code tells.
+    # It would not be placed, which the exit code of the command shows.
     done = example.run("simulate", "-f", "-", data=document)
     assert done.returncode == 1 and b"group default/not-there/v1/default has nothing to place yet" in done.stdout
     assert example.run("apply", "--dry-run", "-f", "-", data=document).returncode == 0
@@ -243,7 +243,7 @@ def test_an_intent_before_its_group_is_taken_and_nothing_is_placed(example: Mesh
         ("POST", "/v1/simulate", {"kind": "Application", "id": "x"}, "id"),
     ],
 )
-def test_what_is_wrong_in_a_body_is_named(example: Mesh, method: str, path: str, body: Any, where: str) -> None:
+def test_errors_name_the_path_in_the_body(example: Mesh, method: str, path: str, body: Any, where: str) -> None:
     status, headers, answered = ask(example, method, path, json.dumps(body).encode())
     assert status == 400 and headers["content-type"] == "application/problem+json", answered
     assert [e["path"] for e in answered["errors"]] == [where]
@@ -258,7 +258,7 @@ def test_what_is_wrong_in_a_body_is_named(example: Mesh, method: str, path: str,
         ("moorage.sim.fault", {"cluster": "lab/nowhere", "fault": "slow"}),
     ],
 )
-async def test_commands_on_the_bus_have_no_unknown_fields(example: Mesh, subject: str, command: Any) -> None:
+async def test_commands_on_the_bus_refuse_unknown_fields(example: Mesh, subject: str, command: Any) -> None:
     bus = await Bus.connect(example.settings, worker="admin")
     try:
         envelope = {"id": "1", "cause": "2", "traceparent": "3"}
@@ -270,7 +270,7 @@ async def test_commands_on_the_bus_have_no_unknown_fields(example: Mesh, subject
         await bus.close()
 
 
-async def test_an_administrator_reads_what_could_not_be_read(example: Mesh) -> None:
+async def test_an_administrator_reads_rejected_messages(example: Mesh) -> None:
     bus = await Bus.connect(example.settings, worker="admin")
     try:
         await bus.request("moorage.intents.apply", b"{nonsense-of-a-test")
@@ -287,7 +287,7 @@ async def test_an_administrator_reads_what_could_not_be_read(example: Mesh) -> N
     assert (first["subject"], first["data"]["subject"]) == ("moorage.rejected.intents", "moorage.intents.apply")
     assert (first["data"]["by"], first["data"]["problem"]["code"]) == ("intents", "Undecodable")
     assert first["data"]["sample"] == "{nonsense-of-a-test" and "Secret" not in second["data"]["sample"]
-    # A stream goes on after what was read last.
+    # A stream resumes after the last event that was read.
     path = "/v1/events?subject=moorage.rejected.%3E&lastEventId=" + first["id"]
     address = urlsplit(example.endpoint["http"])
     conn = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=20)
@@ -309,38 +309,38 @@ async def test_an_administrator_reads_what_could_not_be_read(example: Mesh) -> N
 
 
 @pytest.mark.parametrize("method", ["FOO", "TRACE", "PROPFIND", "get"])
-def test_a_method_that_nobody_knows_is_a_problem(example: Mesh, method: str) -> None:
+def test_an_unknown_method_is_a_problem_document(example: Mesh, method: str) -> None:
     status, headers, answered = ask(example, method, "/v1/groups")
     assert status in (400, 405) and headers["content-type"] == "application/problem+json", answered
     assert answered["code"] == "MethodNotAllowed" and answered["status"] == status
     assert ask(example, "GET", "/v1/groups")[0] == 200
 
 
-def test_no_limit_is_no_limit(example: Mesh) -> None:
-    whole = example.http("/v1/clusters")["items"]
-    assert example.http("/v1/clusters?limit=0") == {"items": whole}
+def test_a_limit_of_0_means_no_limit(example: Mesh) -> None:
+    everything = example.http("/v1/clusters")["items"]
+    assert example.http("/v1/clusters?limit=0") == {"items": everything}
     assert len(example.http("/v1/events?follow=false&limit=0")["items"]) > 1
     problem(ask(example, "GET", "/v1/clusters?limit=-1"), 400, "Invalid")
 
 
-def test_of_several_documents_some_are_refused(example: Mesh) -> None:
+def test_some_of_several_documents_are_refused(example: Mesh) -> None:
     good = example.http("/v1/applications/default/app1")
     bad = {"kind": "Application", "metadata": {"name": "bad"}, "spec": {"apps": [{"name": "a", "replicas": 1.5}]}}
     for query in ("", "?dryRun=true"):
         answered = ask(example, "POST", f"/v1/apply{query}", json.dumps([good, bad, {"kind": "Nothing"}]).encode())
-        told = problem(answered, 400, "SomeRefused")
-        first, second, third = told["items"]
+        refusal = problem(answered, 400, "SomeRefused")
+        first, second, third = refusal["items"]
         assert first["accepted"] and first["outcome"] == "unchanged"
         assert not second["accepted"] and second["problem"]["code"] == third["problem"]["code"] == "Invalid"
         assert {"type", "errors"} <= set(second["problem"])
-        assert [e["path"] for e in told["errors"]] == ["[1].spec.apps[0].replicas", "[2].kind"]
-        assert told["errors"][0]["message"] == "must be a whole number, not a number"
-        assert "2 of 3" in told["detail"]
+        assert [e["path"] for e in refusal["errors"]] == ["[1].spec.apps[0].replicas", "[2].kind"]
+        assert refusal["errors"][0]["message"] == "must be a whole number, not a number"
+        assert "2 of 3" in refusal["detail"]
     status, headers, answer = ask(example, "POST", "/v1/apply", json.dumps([good, good]).encode())
     assert status == 200 and headers["content-type"].startswith("application/json") and len(answer["items"]) == 2
 
 
-def test_a_controller_is_forgotten(example: Mesh) -> None:
+def test_a_controller_can_be_forgotten(example: Mesh) -> None:
     assert example.run("controllers", "set", "passing", "--deadline", "100ms").returncode == 0
     assert example.run("controllers", "set", "passing", "--remove", "--weight", "2").returncode == 2
     assert example.run("controllers", "set", "passing", "--remove").returncode == 0
@@ -349,7 +349,7 @@ def test_a_controller_is_forgotten(example: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "said"),
+    ("text", "code", "message"),
     [
         ("def broken(:\n", 1, b"own.py:1: "),
         ("x = 1\n", 1, b"no controller is declared"),
@@ -361,9 +361,11 @@ def test_a_controller_is_forgotten(example: Mesh) -> None:
     ],
     ids=["syntax", "none", "taken"],
 )
-def test_a_file_that_cannot_be_run_says_why(example: Mesh, tmp_path: Path, text: str, code: int, said: bytes) -> None:
+def test_running_an_invalid_controller_file_names_the_error(
+    example: Mesh, tmp_path: Path, text: str, code: int, message: bytes
+) -> None:
     file = tmp_path / "own.py"
     file.write_text(text)
     done = example.run("run", str(file))
-    assert done.returncode == code and said in done.stderr, done
+    assert done.returncode == code and message in done.stderr, done
     assert b"Traceback" not in done.stderr

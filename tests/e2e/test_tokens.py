@@ -1,4 +1,4 @@
-"""Who may what: tokens with roles and projects, made and revoked while the mesh runs; every change leaves a line."""
+"""Tests tokens with roles and projects, created and revoked while the mesh runs, and the audit log."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def body(**metadata: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def tokens(example: Mesh) -> Iterator[dict[str, str]]:
-    """One of each role, for everything and for one project."""
+    """Creates a token of each role, for everything and for one project."""
     made: dict[str, str] = {}
     wanted = {
         "reader": ("--role", "viewer"),
@@ -78,7 +78,7 @@ def tokens(example: Mesh) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def held(example: Mesh, tokens: dict[str, str]) -> Iterator[str]:
-    """A group of project red and one of project blue."""
+    """Applies a group in project red and one in project blue."""
     for project in ("red", "blue"):
         assert ask(example, "POST", "/v1/apply", body(project=project))[0] == 200
     yield "red/held/v1/default"
@@ -117,8 +117,10 @@ NOBODY: set[str] = set()
         ("GET", "/v1/whoami", ALL),
     ],
 )
-def test_who_may(example: Mesh, tokens: dict[str, str], held: str, method: str, path: str, allowed: set[str]) -> None:
-    """What is allowed goes on and may be refused for other reasons: what it names is not there, or the body is junk."""
+def test_roles_allow_what_the_table_says(
+    example: Mesh, tokens: dict[str, str], held: str, method: str, path: str, allowed: set[str]
+) -> None:
+    """Allowed requests may fail for other reasons: an unknown name or an unreadable body."""
     for name, token in tokens.items():
         answered = ask(example, method, path, b"junk" if method != "GET" else None, token=token)
         if name in allowed:
@@ -128,7 +130,7 @@ def test_who_may(example: Mesh, tokens: dict[str, str], held: str, method: str, 
             problem(answered, 403, "Forbidden")
 
 
-def test_documents_are_judged_by_the_projects_they_name(example: Mesh, tokens: dict[str, str], held: str) -> None:
+def test_documents_are_authorized_by_their_project(example: Mesh, tokens: dict[str, str], held: str) -> None:
     for name in ("reader", "red-reader"):
         problem(ask(example, "POST", "/v1/apply", body(), token=tokens[name]), 403, "Forbidden")
         assert ask(example, "POST", "/v1/apply?dryRun=true", body(), token=tokens[name])[0] == 200
@@ -146,7 +148,7 @@ def test_documents_are_judged_by_the_projects_they_name(example: Mesh, tokens: d
     problem(ask(example, "POST", "/v1/apply", fleet, token=tokens["writer"]), 403, "Forbidden")
 
 
-def test_lists_have_only_what_a_token_is_good_for(example: Mesh, tokens: dict[str, str], held: str) -> None:
+def test_lists_contain_the_projects_of_the_token_only(example: Mesh, tokens: dict[str, str], held: str) -> None:
     def groups(name: str, path: str = "/v1/groups") -> set[str]:
         items = ask(example, "GET", path, token=tokens[name])[2]["items"]
         return {item.get("group") or item["status"]["group"] for item in items}
@@ -154,13 +156,13 @@ def test_lists_have_only_what_a_token_is_good_for(example: Mesh, tokens: dict[st
     assert {held, "blue/held/v1/default"} <= groups("reader")
     for path in ("/v1/groups", "/v1/applications", "/v1/decisions"):
         assert groups("red-reader", path) == {held}, path
-    heard = ask(example, "GET", "/v1/events?follow=false&limit=500", token=tokens["red-reader"])[2]["items"]
-    subjects = [e["subject"] for e in heard]
+    visible = ask(example, "GET", "/v1/events?follow=false&limit=500", token=tokens["red-reader"])[2]["items"]
+    subjects = [e["subject"] for e in visible]
     assert any(".intents." in s for s in subjects)
     assert not [s for s in subjects if ".audit." in s or ".blue." in s or ".default.app1." in s]
 
 
-def test_a_token_is_made_listed_and_revoked(example: Mesh) -> None:
+def test_a_token_is_created_listed_and_revoked(example: Mesh) -> None:
     done = example.run("token", "create", "brief", "--role", "editor", "-p", "red", "-p", "blue", "-o", "json")
     made = json.loads(done.stdout)
     assert made["role"] == "editor" and made["projects"] == ["blue", "red"]
@@ -172,7 +174,7 @@ def test_a_token_is_made_listed_and_revoked(example: Mesh) -> None:
     assert example.run("token", "create", "brief").returncode == 4
     listed = json.loads(example.run("token", "list", "-o", "json").stdout)["items"]
     assert [t["name"] for t in listed if t["name"] == "brief"] == ["brief"]
-    secret = made["token"].rsplit("_", 1)[1]
+    secret = made["token"][-16:]
     assert secret not in json.dumps(listed) and "digest" not in json.dumps(listed)
     done = example.run("token", "revoke", "brief")
     assert done.returncode == 0, done.stderr
@@ -180,7 +182,7 @@ def test_a_token_is_made_listed_and_revoked(example: Mesh) -> None:
     assert example.run("token", "revoke", "brief").returncode == 3
 
 
-def test_what_is_wrong_with_a_token_is_said_at_once(example: Mesh) -> None:
+def test_invalid_token_requests_are_refused(example: Mesh) -> None:
     wrong = {"name": "a b", "role": "admin", "projects": ["x", "/"], "expiresIn": -1}
     answered = problem(ask(example, "POST", "/v1/tokens", json.dumps(wrong).encode()), 400, "Invalid")
     assert [e["path"] for e in answered["errors"]] == ["name", "projects[1]", "projects", "expiresIn"]
@@ -188,18 +190,18 @@ def test_what_is_wrong_with_a_token_is_said_at_once(example: Mesh) -> None:
     problem(ask(example, "POST", "/v1/tokens", b'{"name": "x", "rule": "admin"}'), 400, "Undecodable")
 
 
-def test_a_token_ends_by_itself(example: Mesh) -> None:
+def test_a_token_expires(example: Mesh) -> None:
     made = ask(example, "POST", "/v1/tokens", b'{"name": "mayfly", "expiresIn": 0.001}')[2]
     problem(ask(example, "GET", "/v1/whoami", token=made["token"]), 401, "Unauthorized")
     assert example.run("token", "revoke", "mayfly").returncode == 0
 
 
-def test_a_stream_ends_with_its_token(example: Mesh) -> None:
+def test_a_stream_ends_when_its_token_is_revoked(example: Mesh) -> None:
     made = ask(example, "POST", "/v1/tokens", b'{"name": "listener"}')[2]
     with events(example, "/v1/events?subject=moorage.events.intents.%3E", token=made["token"]) as reply:
         assert example.run("token", "revoke", "listener").returncode == 0
         assert ask(example, "POST", "/v1/apply", body(name="unheard"))[0] == 200
-        assert b"data:" not in reply.read(), "it ends, and nothing is said after it was revoked"
+        assert b"data:" not in reply.read(), "it ends, and nothing is sent after it was revoked"
     ask(example, "DELETE", "/v1/applications/red/unheard")
 
 
@@ -216,7 +218,7 @@ async def test_only_a_hash_is_stored(example: Mesh, tokens: dict[str, str]) -> N
         await nc.close()
 
 
-def test_tokens_outlive_the_gateway(example: Mesh, tokens: dict[str, str]) -> None:
+def test_tokens_survive_a_restart_of_the_gateway(example: Mesh, tokens: dict[str, str]) -> None:
     before = example.pids("gateway")
     example.kill("gateway")
     for _ in range(400):
@@ -229,7 +231,7 @@ def test_tokens_outlive_the_gateway(example: Mesh, tokens: dict[str, str]) -> No
     assert ask(example, "GET", "/v1/whoami", token=tokens["reader"])[2]["name"] == "reader"
 
 
-def test_every_change_leaves_a_line(example: Mesh, tokens: dict[str, str], held: str) -> None:
+def test_every_change_is_in_the_audit_log(example: Mesh, tokens: dict[str, str], held: str) -> None:
     token = tokens["red-writer"]
     assert ask(example, "POST", "/v1/apply", body(name="lined"), token=token)[0] == 200
     assert ask(example, "POST", "/v1/apply", body(project="blue"), token=token)[0] == 403
@@ -260,7 +262,7 @@ def test_every_change_leaves_a_line(example: Mesh, tokens: dict[str, str], held:
     assert "moorage.events.decisions.placed" in subjects, "and so does what became of it"
 
 
-def test_what_is_removed_names_who_removed_it(example: Mesh, tokens: dict[str, str]) -> None:
+def test_deletions_name_the_caller_in_the_audit_log(example: Mesh, tokens: dict[str, str]) -> None:
     token = tokens["red-writer"]
     intent = {
         "kind": "PlacementIntent",

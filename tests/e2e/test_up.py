@@ -1,4 +1,4 @@
-"""`moorage up` as a whole: detached, stopped, started again, refused, restarted piece by piece, killed."""
+"""Tests `moorage up`: detached, stopped, started again, refused, with killed workers, and killed itself."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from moorage.cli.up.bootstrap import typed_command
 from moorage_testkit.mesh import Mesh
 
 APPLICATION = json.dumps(
@@ -51,7 +52,7 @@ APPLICATION = json.dumps(
 
 
 class Local:
-    """The command line on a state directory of its own."""
+    """Runs the command line with a state directory of its own."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -101,11 +102,11 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.02)
 
 
-def test_detached_stopped_and_found_again(local: Local) -> None:
-    said = local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
+def test_a_detached_mesh_stops_and_starts_with_its_state(local: Local) -> None:
+    output = local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
     endpoint = local.endpoint
-    assert said.splitlines()[-1] == f"ready {endpoint['http']}"
-    assert "fwall  1 of 1: lab/edge-3" in said
+    assert output.splitlines()[-1] == f"ready {endpoint['http']}"
+    assert "fwall  1 of 1: lab/edge-3" in output
     assert stat.S_IMODE((local.state / "endpoint.json").stat().st_mode) == 0o600
     assert {"http", "token", "nats", "natsSeed", "redis", "pids"} <= set(endpoint)
     assert all(stat.S_IMODE(p.stat().st_mode) & 0o077 == 0 for p in local.state.iterdir())
@@ -134,7 +135,7 @@ def test_detached_stopped_and_found_again(local: Local) -> None:
     local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")
 
 
-def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> None:
+def test_a_killed_process_restarts_and_check_reports_it(local: Local) -> None:
     local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
     huge = APPLICATION.replace(b'"kept"', b'"huge"').replace(
         b'"image": "i"', b'"image": "i", "resources": {"requests": {"cpu": "900"}}'
@@ -144,7 +145,7 @@ def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> N
     for kind in [kind for kind in local.endpoint["pids"] if kind != "up"]:
         (old,) = local.endpoint["pids"][kind]
         os.kill(old, signal.SIGKILL)
-        until(partial(restarted, local, kind, old), 15, f"{kind} is not restarted")
+        until(partial(restarted, local, kind, old), 40, f"{kind} is not restarted")
         until(lambda: local("check").returncode == 0, 30, f"not healthy again after {kind} died")
         items = json.loads(local.ok("check", "-o", "json"))["items"]
         (row,) = [i for i in items if i["kind"] == "process" and i["name"] == kind]
@@ -152,24 +153,32 @@ def test_every_process_that_dies_comes_back_and_check_says_so(local: Local) -> N
     local.ok("wait", "app1", "--for", "phase=Running", "--timeout", "30s")
     local.ok("wait", "huge", "--for", "phase=Pending", "--timeout", "10s")
 
-    def short() -> bool:
-        """Said before the gateway that is asked was there; or anew, once a controller that was dead is asked again."""
+    def has_numbers() -> bool:
+        """Returns whether `why` has numbers; they come again after a controller was restarted."""
         return "ResourceShort" in {r["code"] for r in json.loads(local.ok("why", "huge", "-o", "json"))["reasons"]}
 
-    until(short, 30, "why it waits is not said with numbers")
+    until(has_numbers, 30, "why has no reasons with numbers")
     local.ok("apply", "-f", "-", data=APPLICATION)
     local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "30s")
 
 
-def test_it_is_heard_by_this_machine_alone(local: Local) -> None:
+def test_processes_are_told_apart_by_their_titles(local: Local) -> None:
+    local.ok("up", "--detach", "--http", "127.0.0.1:0", "--workers", "merger=2")
+    pids = local.endpoint["pids"]
+    titles = {psutil.Process(pid).cmdline()[0] for kind in pids if kind not in ("nats", "redis") for pid in pids[kind]}
+    expected = {f"moorage: {kind}" for kind in pids if kind not in ("nats", "redis")} | {"moorage: merger-1"}
+    assert titles == expected
+
+
+def test_servers_listen_on_loopback_only(local: Local) -> None:
     local.ok("up", "--detach", "--http", "127.0.0.1:0")
     sockets = [socket for pid in local.pids() for socket in psutil.Process(pid).net_connections("inet")]
-    heard = [socket.laddr for socket in sockets if socket.status == psutil.CONN_LISTEN]
-    assert len(heard) > 3
-    assert {address.ip for address in heard} == {"127.0.0.1"}
+    listening = [socket.laddr for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    assert len(listening) > 3
+    assert {address.ip for address in listening} == {"127.0.0.1"}
 
 
-def test_a_worker_that_hangs_is_said_by_check_and_still_stopped(local: Local) -> None:
+def test_check_reports_a_hanging_worker_and_down_stops_it(local: Local) -> None:
     local.ok("up", "--detach", "--http", "127.0.0.1:0")
     (pid,) = local.endpoint["pids"]["hpa"]
     os.kill(pid, signal.SIGSTOP)
@@ -182,25 +191,25 @@ def test_a_worker_that_hangs_is_said_by_check_and_still_stopped(local: Local) ->
     assert time.monotonic() - start < 10 and not alive(pid)
 
 
-def test_nothing_outlives_a_supervisor_that_is_killed(local: Local) -> None:
+def test_no_process_outlives_a_killed_supervisor(local: Local) -> None:
     local.ok("up", "--detach", "--http", "127.0.0.1:0")
     pids = local.pids()
     assert len(pids) >= 12
     os.kill(local.endpoint["pids"]["up"][0], signal.SIGKILL)
-    until(lambda: not any(alive(pid) for pid in pids), 5, "orphans")
+    until(lambda: not any(alive(pid) for pid in pids), 40, "orphans")
     checked = local("check")
     assert checked.returncode == 1 and b"restarting" not in checked.stdout, "nobody is there to start them again"
     local.ok("up", "--detach", "--http", "127.0.0.1:0")
     assert local("check").returncode == 0
 
 
-def test_several_workers_of_a_kind(local: Local) -> None:
+def test_several_replicas_of_a_worker_run(local: Local) -> None:
     local.ok("up", "--detach", "--http", "127.0.0.1:0", "--workers", "merger=2", "--workers", "gateway=2")
     assert len(local.endpoint["pids"]["merger"]) == 2 and len(local.endpoint["pids"]["gateway"]) == 2
     local.ok("check")
 
 
-def test_in_the_foreground_a_signal_stops_all_of_it() -> None:
+def test_a_signal_stops_the_foreground_mesh() -> None:
     mesh = Mesh()
     try:
         mesh.start()
@@ -214,7 +223,7 @@ def test_in_the_foreground_a_signal_stops_all_of_it() -> None:
         mesh.remove()
 
 
-def test_what_cannot_start_says_why(local: Local, tmp_path: Path) -> None:
+def test_a_failed_start_names_the_cause(local: Local, tmp_path: Path) -> None:
     done = local("up", "--detach", "--fleet", str(tmp_path / "nope.yaml"))
     assert done.returncode == 2 and b"nope.yaml" in done.stderr
     done = local("up", "--detach", "--http", "nonsense")
@@ -228,7 +237,7 @@ def test_what_cannot_start_says_why(local: Local, tmp_path: Path) -> None:
     assert not (local.state / "endpoint.json").exists()
 
 
-def test_it_uses_little_when_idle(local: Local) -> None:
+def test_an_idle_mesh_uses_little_cpu(local: Local) -> None:
     local.ok("up", "--example", "--detach", "--http", "127.0.0.1:0")
 
     def memory(pid: int) -> int:
@@ -238,3 +247,53 @@ def test_it_uses_little_when_idle(local: Local) -> None:
         raise AssertionError(f"no Pss of {pid}")
 
     assert sum(memory(pid) for pid in local.pids()) < 600 * 1024
+
+
+def test_what_it_says_last_can_be_typed_in_a_fresh_shell(local: Local, tmp_path: Path) -> None:
+    program, named = Path(sys.executable).with_name("moorage"), tmp_path / "a state"
+    directory, environment = program.parents[2], {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    start = [str(program), "up", "--example", "--detach", "--http", "127.0.0.1:0", "--state", str(named)]
+    said = subprocess.run(start, cwd=directory, capture_output=True, text=True, timeout=90, check=True).stdout
+    try:
+        *_, title, export, first, second, third, ready = said.splitlines()
+        assert title == "next, in another terminal:" and ready.startswith("ready http://")
+        assert [line.split()[0] for line in (first, second, third)] == [f"{program.relative_to(directory)}"] * 3
+        for line in (first, second):
+            typed = ["/bin/sh", "-c", f"{export}\n{line}"]
+            shown = subprocess.run(typed, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+            assert shown.returncode == 0 and "lab/edge-3" in shown.stdout, f"{line}: {shown}"
+        assert "lab/edge-3: gpu-node" in said, "a node, not a resource"
+    finally:
+        Local(named)("down")
+
+
+def test_the_command_is_named_as_it_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / ".venv/bin/moorage"
+    assert typed_command(str(program), tmp_path) == ".venv/bin/moorage"
+    assert typed_command(str(program), tmp_path / "elsewhere") == str(program)
+    assert typed_command("/x/moorage/cli/__main__.py", tmp_path) == f"{sys.executable} -m moorage.cli"
+    # Outside of an environment that a shell must activate, the path has it.
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert typed_command(str(program), tmp_path) == ".venv/bin/moorage"
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
+    assert typed_command(str(program), tmp_path) == "moorage"
+
+
+def test_a_cluster_that_is_silent_since_before_a_restart_has_no_age(local: Local, tmp_path: Path) -> None:
+    """Its last report was kept in Redis only, so nobody knows when it was."""
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("clusters: [{name: lost, nodes: [{name: n, allocatable: {cpu: '4', memory: 8Gi}}]}]")
+    local.ok("up", "--detach", "--http", "127.0.0.1:0")
+    environment = {**os.environ, "MOORAGE_STATE": str(local.state)}
+    command = [sys.executable, "-m", "moorage.cli", "fleet", "sim", str(fleet)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as simulator:
+        until(lambda: "lost" in local.ok("get", "clusters"), 40, "the cluster did not join")
+        local.ok("apply", "-f", "-", data=APPLICATION)
+        local.ok("wait", "kept", "--for", "phase=Running", "--timeout", "20s")
+        simulator.kill()
+    local.ok("down")
+    local.ok("up", "--detach", "--http", "127.0.0.1:0")
+    until(lambda: "ClusterStale" in local.ok("why", "kept"), 30, "the cluster is not stale")
+    assert "no report since the mesh started" in local.ok("why", "kept")

@@ -14,8 +14,9 @@ import pytest_asyncio
 
 from moorage.agent.worker import main
 from moorage.bus import Bus, Incoming, Settings
-from moorage.model.desired import Confirm, DesiredApp, DesiredAsk, DesiredReply
+from moorage.model.desired_state import DesiredApp, DesiredAsk, DesiredReply
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
+from moorage.model.status import Confirm
 from moorage_testkit.control_plane import ControlPlane, control_planes
 from moorage_testkit.kube_assets import find
 from moorage_testkit.servers import NatsServer
@@ -114,11 +115,11 @@ class Mesh:
         )
         await self.bus.publish(f"moorage.desired.changed.{cluster.replace('/', '.')}", b"")
 
-    def said(self, app: str, version: int) -> Confirm | None:
+    def confirmation(self, app: str, version: int) -> Confirm | None:
         return next((c for c in reversed(self.confirms) if c.app == app and c.version == version), None)
 
     def states(self, app: str, version: int) -> dict[str, str]:
-        confirm = self.said(app, version)
+        confirm = self.confirmation(app, version)
         return {o.object: o.state for o in confirm.objects} if confirm is not None else {}
 
 

@@ -1,4 +1,4 @@
-"""A whole mesh and real clusters, joined as an operator joins them, with agents that have only the rights of `join`."""
+"""Runs a whole mesh with real clusters, joined as by an operator, with agents that have only the rights of `join`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moorage_testkit.mesh import Mesh
 GPU = "nvidia.com/gpu"
 AVX = "feature.node.kubernetes.io/cpu-cpuid.AVX512F"
 GROUP = "/v1/groups/default/{}/v1/default"
-#: Where tests let it be decided between two alike.
+#: Two equal clusters between which tests let the merger choose.
 EDGES = [{"cluster": "lab/edge-1"}, {"cluster": "lab/edge-2"}]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from moorage.agent import context, reporting
 from moorage.agent.install_manifests import OWN_RULES, RULES
-from moorage.model.desired import DesiredApp
+from moorage.model.desired_state import DesiredApp
 from moorage_testkit.control_plane import ControlPlane
 from moorage_testkit.polling import until
 
@@ -83,24 +83,24 @@ def clean(plane: ControlPlane) -> Iterator[None]:
         plane.call("DELETE", "/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent")
 
 
-async def test_what_runs_is_reported_and_counted(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_running_pods_are_reported_and_counted(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     agents(plane, labels={"region": "eu"})
-    await until(lambda: len(mesh.nodes) == 4, 20, "a full report")
+    await until(lambda: len(mesh.nodes) == 4, 40, "a full report")
     assert mesh.reports[0].kind == "full" and mesh.reports[0].labels == {"region": "eu"} and mesh.reports[0].id
     node = mesh.nodes["edge-1-n0"]
     assert node.ready and node.allocatable["cpu"] == "8" and node.labels["topology.kubernetes.io/zone"] == "edge"
     await mesh.want(CLUSTER, "web", 5, deployment("web", cpu="1500m", claim="cl-1"))
     await until(lambda: mesh.states("web", 5) == {"Deployment/web": "Ready"}, 30, "the deployment is ready")
-    await until(lambda: len(mesh.pods) == 2 and all(p.node for p in mesh.pods.values()), 5, "its pods are bound")
+    await until(lambda: len(mesh.pods) == 2 and all(p.node for p in mesh.pods.values()), 40, "its pods are bound")
     assert {p.claim for p in mesh.pods.values()} == {"cl-1"}
-    await until(lambda: sum(n.pod_count for n in mesh.nodes.values()) == 2, 5, "pods are counted where they are")
+    await until(lambda: sum(n.pod_count for n in mesh.nodes.values()) == 2, 40, "pods are counted where they are")
     assert sorted(n.requested.get("cpu", "0") for n in mesh.nodes.values()) in (
         ["0", "0", "1500m", "1500m"],
         ["0", "0", "0", "3"],
     )
     await mesh.want(CLUSTER, "web", 6, remove=True)
-    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 30, "it is removed")
-    await until(lambda: not mesh.pods and not any(n.pod_count for n in mesh.nodes.values()), 5, "room is free again")
+    await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 30, "it is removed")
+    await until(lambda: not mesh.pods and not any(n.pod_count for n in mesh.nodes.values()), 40, "room is free again")
     assert there(plane, deployment_path("web")) is None
 
 
@@ -118,26 +118,28 @@ async def test_the_same_decision_twice_changes_nothing(plane: ControlPlane, mesh
     assert [plane.get(p)["metadata"]["resourceVersion"] for p in (config_path("c"), deployment_path("web"))] == before
 
 
-async def test_a_version_that_is_named_again_is_confirmed_again(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_a_repeated_version_is_confirmed_again(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, config("c", a="1"))
     await mesh.want(CLUSTER, "old", 6, remove=True)
     await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Ready"}, 30)
-    await until(lambda: mesh.said("old", 6) is not None, 30)
-    said = {c.app: c for c in mesh.confirms}
+    await until(lambda: mesh.confirmation("old", 6) is not None, 30)
+    by_app = {c.app: c for c in mesh.confirms}
     mesh.confirms.clear()
     await asyncio.sleep(1)
-    assert not mesh.confirms, "only what is new is said"
-    mesh.named = [DesiredApp(group=c.group, app=c.app, version=c.version) for c in said.values()]
-    await until(lambda: {c.app for c in mesh.confirms} == {"web", "old"}, 10, "a removal, too")
+    assert not mesh.confirms, "only new versions are confirmed"
+    mesh.named = [DesiredApp(group=c.group, app=c.app, version=c.version) for c in by_app.values()]
+    await until(lambda: {c.app for c in mesh.confirms} == {"web", "old"}, 40, "a removal, too")
     for again in mesh.confirms:
-        before = said[again.app]
+        before = by_app[again.app]
         assert (again.version, again.removed, again.objects) == (before.version, before.removed, before.objects)
         assert again.as_of > before.as_of
     assert there(plane, config_path("c")) is not None
 
 
-async def test_a_new_version_prunes_and_drift_is_repaired(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_a_new_version_prunes_old_objects_and_drift_is_repaired(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, config("one", a="1"), config("two", a="1"))
     await until(lambda: len(mesh.states("web", 5)) == 2, 30)
@@ -154,7 +156,7 @@ async def test_a_new_version_prunes_and_drift_is_repaired(plane: ControlPlane, m
     await settled(lambda: there(plane, config_path("one")) is not None, what="what was deleted is made again")
 
 
-async def test_another_version_of_a_kind_is_the_same_object(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_another_api_version_of_a_kind_is_the_same_object(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     def scaler(version: str) -> dict[str, Any]:
         target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
         spec = {"maxReplicas": 3, "scaleTargetRef": target}
@@ -174,34 +176,36 @@ async def test_another_version_of_a_kind_is_the_same_object(plane: ControlPlane,
     await settled(lambda: there(plane, config_path("c")) is None, what="what the new version has not is pruned")
     assert plane.get(path)["metadata"]["uid"] == before
     await mesh.want(CLUSTER, "web", 7, remove=True)
-    await until(lambda: (c := mesh.said("web", 7)) is not None and c.removed, 30)
+    await until(lambda: (c := mesh.confirmation("web", 7)) is not None and c.removed, 30)
     assert there(plane, path) is None
 
 
-async def test_objects_of_others_are_left_alone(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_objects_of_others_are_not_changed(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     plane.call("POST", "/api/v1/namespaces/default/configmaps", config("theirs", a="theirs"))
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, config("theirs", a="ours"), config("mine", a="1"))
     await until(lambda: mesh.states("web", 5) == {"ConfigMap/theirs": "Failed", "ConfigMap/mine": "Ready"}, 30)
-    confirm = mesh.said("web", 5)
+    confirm = mesh.confirmation("web", 5)
     assert confirm is not None and "conflict" in confirm.objects[0].message
     assert plane.get(config_path("theirs"))["data"] == {"a": "theirs"}
     await mesh.want(CLUSTER, "web", 6, config("theirs", b="added"), config("mine", a="1"))
     await settled(lambda: plane.get(config_path("theirs"))["data"] == {"a": "theirs", "b": "added"})
     await mesh.want(CLUSTER, "web", 7, remove=True)
-    await until(lambda: (c := mesh.said("web", 7)) is not None and c.removed, 30)
+    await until(lambda: (c := mesh.confirmation("web", 7)) is not None and c.removed, 30)
     assert plane.get(config_path("theirs"))["data"] == {"a": "theirs"}, "what was ours on it is taken back"
     assert there(plane, config_path("mine")) is None
 
 
-async def test_a_refused_object_says_why_and_stands_alone(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_a_refused_object_is_reported_and_others_are_applied(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
     agents(plane)
     bad = deployment("bad")
     bad["spec"]["template"]["metadata"]["labels"] = {"app": "other"}
     strange = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}}
     await mesh.want(CLUSTER, "web", 5, bad, strange, config("fine", a="1"))
     await until(lambda: len(mesh.states("web", 5)) == 3, 30)
-    confirm = mesh.said("web", 5)
+    confirm = mesh.confirmation("web", 5)
     assert confirm is not None
     found = {o.object: o for o in confirm.objects}
     assert found["Deployment/bad"].state == "Failed" and "selector" in found["Deployment/bad"].message
@@ -209,19 +213,39 @@ async def test_a_refused_object_says_why_and_stands_alone(plane: ControlPlane, m
     assert found["ConfigMap/fine"].state == "Ready"
 
 
-async def test_what_cannot_be_scheduled_says_so(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_unschedulable_pods_are_reported(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     agents(plane)
     await mesh.want(CLUSTER, "web", 5, deployment("big", cpu="99", claim="cl-big"))
 
     def explained() -> bool:
-        confirm = mesh.said("web", 5)
+        confirm = mesh.confirmation("web", 5)
         return confirm is not None and "Insufficient cpu" in confirm.objects[0].message
 
     await until(explained, 30, "the scheduler's words")
     assert mesh.states("web", 5) == {"Deployment/big": "Progressing"}
 
 
-async def test_namespaces_and_kinds_come_before_what_is_in_them(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_host_ports_in_use_are_reported(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    agents(plane)
+    ports = [{"containerPort": 80, "hostPort": 8080}, {"containerPort": 53, "hostPort": 53, "protocol": "UDP"}]
+    spread = deployment("web", claim="cl-web")
+    spread["spec"]["template"]["spec"]["containers"][0]["ports"] = ports
+    network = deployment("net", replicas=1, hostNetwork=True)
+    network["spec"]["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 9100}]
+    await mesh.want(CLUSTER, "web", 5, spread, network)
+
+    def used() -> list[list[str]]:
+        return sorted(node.host_ports for node in mesh.nodes.values())
+
+    both = ["53/UDP", "8080/TCP"]
+    await until(lambda: sum(set(both) <= set(ports) for ports in used()) == 2, 30, "two nodes with the ports")
+    await until(lambda: sum("9100/TCP" in ports for ports in used()) == 1, 30, "a port of the node's network")
+    assert sum(map(len, used())) == 5
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    await until(lambda: used() == [[], [], [], []], 30, "free ports")
+
+
+async def test_namespaces_and_crds_are_applied_first(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     agents(plane)
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     crd = {
@@ -245,13 +269,13 @@ async def test_namespaces_and_kinds_come_before_what_is_in_them(plane: ControlPl
     await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 40, "all of it")
     assert plane.get("/apis/example.com/v1/namespaces/shop/widgets/w")["spec"] == {"a": 1}
     await mesh.want(CLUSTER, "web", 6, remove=True)
-    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 70)
-    # The garbage collector, which foreground deletion waits for, looks for new kinds every 30 s.
+    await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 70)
+    # The garbage collector, which foreground deletion waits for, discovers new kinds every 30 s.
     assert there(plane, "/api/v1/namespaces/shop") is None, "a namespace that only we used goes with what was in it"
     assert there(plane, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.com") is None
 
 
-async def test_what_cannot_be_followed_is_compared(
+async def test_objects_that_cannot_be_watched_are_compared(
     plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the rights of `join` the agent does not list Secrets, and it does not watch objects that others created."""
@@ -276,11 +300,11 @@ async def test_what_cannot_be_followed_is_compared(
     )
     await settled(lambda: plane.get(config_path("theirs"))["data"].get("b") == "added", what="so are fields of ours")
     await mesh.want(CLUSTER, "web", 6, remove=True)
-    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 30)
+    await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 30)
     assert there(plane, path) is None and plane.get(config_path("theirs"))["data"] == {"a": "theirs"}
 
 
-async def test_what_was_refused_for_a_while_is_applied_and_old_objects_go(
+async def test_a_temporarily_refused_object_is_applied_and_old_objects_are_pruned(
     plane: ControlPlane, mesh: Mesh, agents: Start
 ) -> None:
     """Pruning waits until all of the new version is applied."""
@@ -302,11 +326,11 @@ async def test_an_object_without_a_name_fails_its_version(plane: ControlPlane, m
     nameless = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "c-"}, "data": {}}
     await mesh.want(CLUSTER, "web", 5, config("c", a="1"), nameless)
     await until(lambda: mesh.states("web", 5) == {"ConfigMap/c": "Failed", "ConfigMap/": "Failed"}, 20)
-    confirm = mesh.said("web", 5)
+    confirm = mesh.confirmation("web", 5)
     assert confirm is not None and "without a name" in confirm.objects[0].message
     assert there(plane, config_path("c")) is None
     await asyncio.sleep(0.5)
-    assert mesh.confirms[-1] == confirm, "nothing else is said afterwards"
+    assert mesh.confirms[-1] == confirm, "nothing else is confirmed afterwards"
     await mesh.want(CLUSTER, "web", 6, config("c", a="1"))
     await until(lambda: mesh.states("web", 6) == {"ConfigMap/c": "Ready"}, 20)
 
@@ -321,28 +345,28 @@ async def test_a_burst_of_pods_becomes_few_reports(plane: ControlPlane, mesh: Me
     assert len(mesh.reports) - before <= 2 + took / reporting.SPACING, "60 pods change many hundred times"
 
 
-async def test_devices_come_from_the_servers_slices(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_devices_come_from_resource_slices(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     path = "/apis/resource.k8s.io/v1/resourceslices"
 
     def slice_of(name: str, pool: str, *devices: str, **where: Any) -> dict[str, Any]:
         listed = [{"name": d, "attributes": {"model": {"string": "x"}}} for d in devices]
-        told = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+        pool_fields = {"name": pool, "generation": 1, "resourceSliceCount": 1}
         return {
             "metadata": {"name": name},
-            "spec": {"driver": "d.example.com", "pool": told, "devices": listed, **where},
+            "spec": {"driver": "d.example.com", "pool": pool_fields, "devices": listed, **where},
         }
 
     def known() -> dict[str, list[str]]:
-        return {name: [d["name"] for d in node.devices] for name, node in mesh.nodes.items() if node.devices}
+        return {name: [d.name for d in node.devices] for name, node in mesh.nodes.items() if node.devices}
 
     agents(plane)
     plane.call("POST", path, slice_of("local", "one", "gpu-0", "gpu-1", nodeName="edge-1-n0"))
     plane.call("POST", path, slice_of("wide", "net", "nic-0", allNodes=True))
     try:
         everywhere: dict[str, list[str]] = {f"edge-1-n{i}": ["nic-0"] for i in range(4)}
-        await until(lambda: known() == {**everywhere, "edge-1-n0": ["nic-0", "gpu-0", "gpu-1"]}, 20, "all devices")
-        assert mesh.nodes["edge-1-n1"].devices[0]["shared"] is True
-        assert mesh.nodes["edge-1-n0"].devices[1]["attributes"] == {"model": "x"}
+        await until(lambda: known() == {**everywhere, "edge-1-n0": ["nic-0", "gpu-0", "gpu-1"]}, 40, "all devices")
+        assert mesh.nodes["edge-1-n1"].devices[0].shared is True
+        assert mesh.nodes["edge-1-n0"].devices[1].attributes == {"model": "x"}
     finally:
         plane.call("DELETE", f"{path}/wide")
     await until(lambda: known() == {"edge-1-n0": ["gpu-0", "gpu-1"]}, 10)
@@ -350,7 +374,7 @@ async def test_devices_come_from_the_servers_slices(plane: ControlPlane, mesh: M
     await until(lambda: not known(), 10)
 
 
-async def test_two_agents_one_acts_and_the_other_takes_over(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_of_two_agents_one_leads_and_the_other_takes_over(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     first = agents(plane)
     await until(lambda: bool(mesh.nodes), 20)
     agents(plane)
@@ -361,11 +385,13 @@ async def test_two_agents_one_acts_and_the_other_takes_over(plane: ControlPlane,
     first.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await first
-    await until(lambda: {r.session for r in mesh.reports} != sessions, 20, "the other one reports")
+    await until(lambda: {r.session for r in mesh.reports} != sessions, 40, "the other one reports")
     taken = next(r for r in mesh.reports if r.session not in sessions)
     assert taken.kind == "full" and taken.succeeds in sessions
     lease = plane.get("/apis/coordination.k8s.io/v1/namespaces/moorage-system/leases/moorage-agent")
     assert lease["spec"]["leaseTransitions"] == 2
     await mesh.want(CLUSTER, "web", 6, remove=True)
-    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 20, "it knows what its predecessor made")
+    await until(
+        lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 20, "it knows what its predecessor made"
+    )
     assert there(plane, config_path("c")) is None

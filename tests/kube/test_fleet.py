@@ -1,4 +1,4 @@
-"""A whole mesh and three real clusters: decided apps run there, also after failures on the way."""
+"""Runs a whole mesh and three real clusters: decided apps run there, also after failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .fleet import (  # noqa: F401 - fixtures
 )
 
 
-def test_the_example_runs_where_the_hardware_is(
+def test_the_example_runs_on_matching_hardware(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
     core = planes[2]
@@ -57,17 +57,17 @@ def test_the_example_runs_where_the_hardware_is(
     assert int(held[GPU]) == int(free[GPU]) - 1, "counted once: the claim became a pod"
     remove(mesh, "fwall")
     assert not pods(core, "fwall")
-    until(lambda: mesh.http("/v1/clusters/lab/core-1")["free"] == free, 20, "capacity comes back")
+    until(lambda: mesh.http("/v1/clusters/lab/core-1")["free"] == free, 40, "capacity comes back")
 
 
 def test_two_groups_race_for_the_last_gpu(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
-    whole: list[dict[str, Any]] = [{"resource": GPU, "limits": 2}]
-    apply(mesh, application("first", whole))
+    needs: list[dict[str, Any]] = [{"resource": GPU, "limits": 2}]
+    apply(mesh, application("first", needs))
     running(mesh, "first")
     for name in ("red", "blue"):
-        apply(mesh, application(name, whole))
+        apply(mesh, application(name, needs))
     phases = until(
         lambda: (p := sorted(why(mesh, n)["phase"] for n in ("red", "blue"))) == ["Pending", "Running"] and p,
         40,
@@ -80,7 +80,7 @@ def test_two_groups_race_for_the_last_gpu(
     running(mesh, loser)
 
 
-def test_what_a_cluster_refuses_reaches_why(
+def test_why_shows_what_a_cluster_refused(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
     document = application(
@@ -96,16 +96,16 @@ def test_what_a_cluster_refuses_reaches_why(
     try:
         apply(mesh, document)
         found = until(lambda: (w := why(mesh, "picky"))["phase"] == "Degraded" and w, 40, "it is degraded")
-        said = [r for r in found["reasons"] if r["code"] == "ApplyFailed"]
-        assert said and said[0]["cluster"] == "lab/edge-1" and "exceeded quota" in said[0]["message"]
-        until(lambda: pods(planes[1], "picky"), 20, "the other cluster is not affected")
+        failures = [r for r in found["reasons"] if r["code"] == "ApplyFailed"]
+        assert failures and failures[0]["cluster"] == "lab/edge-1" and "exceeded quota" in failures[0]["message"]
+        until(lambda: pods(planes[1], "picky"), 40, "the other cluster is not affected")
     finally:
         edge.call("DELETE", "/api/v1/namespaces/default/resourcequotas/none")
     running(mesh, "picky", 90)
 
 
 @pytest.mark.parametrize("point", ["agent.recorded", "agent.applied", "agent.removed"])
-def test_an_agent_killed_between_two_steps(
+def test_a_killed_agent_is_succeeded_between_any_two_steps(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane], tmp_path: Path, point: str
 ) -> None:
     """A successor continues what a killed agent had recorded, applied or removed."""
@@ -135,7 +135,7 @@ def test_an_agent_killed_between_two_steps(
         assert not before or [pod["metadata"]["uid"] for pod in pods(core, name)] == before, "nothing is made again"
 
 
-def test_an_agent_elsewhere_needs_nothing_but_the_cluster(
+def test_an_agent_on_another_machine_needs_only_the_cluster(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane], tmp_path: Path
 ) -> None:
     """On a machine without a mesh, the credentials that `join` stored name the broker and the agent's cluster."""
@@ -151,7 +151,7 @@ def test_an_agent_elsewhere_needs_nothing_but_the_cluster(
     until(lambda: f"-{agents['core-1'].pid}-" in core.get(lease)["spec"]["holderIdentity"], 40, "the first one again")
 
 
-def test_an_agent_that_slept_while_another_took_over_writes_nothing(
+def test_a_suspended_agent_writes_nothing_after_it_was_replaced(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
     """An agent that was suspended resumes after its lease expired, in the middle of its writes."""
@@ -178,7 +178,7 @@ def test_an_agent_that_slept_while_another_took_over_writes_nothing(
     until(lambda: edge.get(lease)["spec"]["holderIdentity"] not in ("", holder), 30, "it acts again once it may")
 
 
-def test_a_cluster_that_was_away_catches_up(
+def test_a_cluster_catches_up_after_an_outage(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
     core, agent = planes[2], agents["core-1"]
@@ -187,7 +187,7 @@ def test_a_cluster_that_was_away_catches_up(
     agent.stop()
     until(lambda: mesh.http("/v1/clusters/lab/core-1")["state"] == "Stale", 30, "it is stale")
     apply(mesh, application("late", EXAMPLE))
-    until(lambda: why(mesh, "late")["phase"] == "Pending", 20, "nothing new goes there")
+    until(lambda: why(mesh, "late")["phase"] == "Pending", 40, "nothing new goes there")
     assert mesh.run("terminate", "gone").returncode == 0
     agent.start()
     running(mesh, "late", 60)
@@ -195,7 +195,7 @@ def test_a_cluster_that_was_away_catches_up(
     until(lambda: why(mesh, "gone")["phase"] == "Terminated", 30, "and is known to be gone")
 
 
-def test_what_fits_nowhere_else_stays_and_says_why(mesh: Mesh, agents: dict[str, AgentProcess]) -> None:
+def test_drain_keeps_groups_that_fit_nowhere_else_and_says_why(mesh: Mesh, agents: dict[str, AgentProcess]) -> None:
     apply(mesh, application("bound", EXAMPLE))
     running(mesh, "bound")
     done = mesh.run("cluster", "drain", "lab/core-1", "--timeout", "30s")
@@ -204,7 +204,7 @@ def test_what_fits_nowhere_else_stays_and_says_why(mesh: Mesh, agents: dict[str,
     assert mesh.run("cluster", "uncordon", "lab/core-1").returncode == 0
 
 
-def test_a_cluster_leaves_and_its_agent_is_cut_off(
+def test_a_cluster_leaves_and_its_agent_loses_access(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
 ) -> None:
     plane, agent = planes[1], agents["edge-2"]
@@ -230,7 +230,7 @@ def test_a_cluster_leaves_and_its_agent_is_cut_off(
         for r in plane.get("/apis/rbac.authorization.k8s.io/v1/clusterroles")["items"]
         if "moorage" in r["metadata"]["name"]
     ]
-    until(lambda: _gone(mesh, "lab/edge-2"), 10, "the fleet forgets it")
+    until(lambda: _gone(mesh, "lab/edge-2"), 40, "the fleet forgets it")
     secrets = json.loads((mesh.state / "secrets.json").read_bytes())
     assert "lab/edge-2" not in secrets["agents"]
     remove(mesh, "stays")
@@ -241,7 +241,7 @@ def test_a_cluster_leaves_and_its_agent_is_cut_off(
     )
     again = mesh.run("cluster", "join", *arguments, "--no-deploy")
     assert again.returncode == 0, again.stderr.decode()
-    agents["edge-2"] = agent_of(mesh, plane)  # its account was another
+    agents["edge-2"] = agent_of(mesh, plane)  # its account was a different one
     agents["edge-2"].start()
     until(
         lambda: not _gone(mesh, "lab/edge-2") and mesh.http("/v1/clusters/lab/edge-2")["state"] == "Ready",
@@ -258,7 +258,7 @@ def _gone(mesh: Mesh, cluster: str) -> bool:
     return cluster not in [c["id"] for c in mesh.http("/v1/clusters")["items"]]
 
 
-def test_a_revoked_agent_is_cut_off_within_two_seconds(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_revoked_agent_loses_access_within_two_seconds(mesh: Mesh, tmp_path: Path) -> None:
     from moorage.cli.state_dir import StateDirectory
     from moorage.cli.up.agent_users import ask
 

@@ -39,13 +39,13 @@ def tried(plane: ControlPlane, namespace: str, item: dict[str, Any]) -> dict[str
     """Uses server-side apply, so that the object may exist already."""
     path = f"{PATHS[item['kind']].format(namespace)}/{item['metadata']['name']}"
     query = "dryRun=All&fieldValidation=Strict&fieldManager=tried&force=true"
-    said = plane.call("PATCH", f"{path}?{query}", item, "application/apply-patch+yaml")
-    made: dict[str, Any] = msgspec.json.decode(said)
+    response = plane.call("PATCH", f"{path}?{query}", item, "application/apply-patch+yaml")
+    made: dict[str, Any] = msgspec.json.decode(response)
     return made
 
 
 @pytest.mark.parametrize("name", ["agent", "kubernetes"])
-def test_the_server_takes_them_as_they_are(plane: ControlPlane, name: str) -> None:
+def test_the_api_server_accepts_the_manifests(plane: ControlPlane, name: str) -> None:
     found = objects(OPS / name)
     space = next(one for one in found if one["kind"] == "Namespace")
     namespace = f"{space['metadata']['name']}-tried"

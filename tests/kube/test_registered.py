@@ -1,4 +1,4 @@
-"""A cluster that is registered with a kubeconfig gets an agent, for as long as it is registered."""
+"""A cluster registered with a kubeconfig has an agent as long as it is registered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moorage_testkit.http_client import HttpClient
 from moorage_testkit.mesh import Mesh
 
 
-def test_registered_with_a_kubeconfig_it_is_in_the_fleet_and_runs_things(planes: list[ControlPlane]) -> None:
+def test_a_cluster_registered_with_a_kubeconfig_joins_and_runs_groups(planes: list[ControlPlane]) -> None:
     plane = planes[1]
     manifest = {
         "apiVersion": "apps/v1",

@@ -93,29 +93,35 @@ async def killed(plane: ControlPlane, nats: NatsServer, mesh: Mesh, tmp_path: Pa
             proxy.fault = lambda request: "hang" if new_record(request) else ""
             failpoints.arm("agent.made")
             await mesh.want(CLUSTER, "web", 5, config("lost", a="1"), deployment("web"))
-            await until(lambda: failpoints.happened("agent.made") == process.pid, 20, "it is killed there")
+            await until(lambda: failpoints.happened("agent.made") == process.pid, 40, "it is killed there")
             assert await asyncio.to_thread(process.wait, 10) < 0
     lost = await asyncio.to_thread(there, plane, config_path("lost"))
-    assert lost is not None and mesh.said("web", 5) is None
+    assert lost is not None and mesh.confirmation("web", 5) is None
     assert await asyncio.to_thread(recorded, plane, "web") is None
     yield lost["metadata"]["uid"]
 
 
-async def test_the_same_is_still_wanted(plane: ControlPlane, mesh: Mesh, agents: Start, killed: str) -> None:
+async def test_the_successor_adopts_an_object_that_is_still_desired(
+    plane: ControlPlane, mesh: Mesh, agents: Start, killed: str
+) -> None:
     agents(plane)
     await until(lambda: set(mesh.states("web", 5).values()) == {"Ready"}, 40)
     assert plane.get(config_path("lost"))["metadata"]["uid"] == killed, "it is kept"
     assert Ref("v1", "ConfigMap", "default", "lost") in (recorded(plane, "web") or [])
 
 
-async def test_the_group_is_gone(plane: ControlPlane, mesh: Mesh, agents: Start, killed: str) -> None:
+async def test_the_successor_removes_an_object_whose_group_is_gone(
+    plane: ControlPlane, mesh: Mesh, agents: Start, killed: str
+) -> None:
     await mesh.want(CLUSTER, "web", 6, remove=True)
     agents(plane)
-    await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 40)
+    await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 40)
     assert there(plane, config_path("lost")) is None and recorded(plane, "web") is None
 
 
-async def test_the_new_version_has_it_no_longer(plane: ControlPlane, mesh: Mesh, agents: Start, killed: str) -> None:
+async def test_the_successor_removes_an_object_that_the_new_version_lacks(
+    plane: ControlPlane, mesh: Mesh, agents: Start, killed: str
+) -> None:
     await mesh.want(CLUSTER, "web", 6, config("other"))
     agents(plane)
     await until(lambda: mesh.states("web", 6) == {"ConfigMap/other": "Ready"}, 40)
@@ -123,18 +129,18 @@ async def test_the_new_version_has_it_no_longer(plane: ControlPlane, mesh: Mesh,
     await settled(lambda: recorded(plane, "web") == [Ref("v1", "ConfigMap", "default", "other")])
 
 
-async def test_leaving_takes_it_along(plane: ControlPlane, killed: str) -> None:
+async def test_leaving_removes_unrecorded_objects(plane: ControlPlane, killed: str) -> None:
     api = await connect(plane.kubeconfig)
-    said: list[str] = []
+    printed: list[str] = []
     try:
-        await undo(api, said.append, 60)
+        await undo(api, printed.append, 60)
     finally:
         await api.close()
     assert there(plane, config_path("lost")) is None and there(plane, config_path("prime-0")) is None
-    assert "removing p/shop/v1/default, app web" in said
+    assert "removing p/shop/v1/default, app web" in printed
 
 
-async def test_another_one_was_waiting(
+async def test_a_waiting_group_adopts_an_unrecorded_object(
     plane: ControlPlane, nats: NatsServer, mesh: Mesh, agents: Start, tmp_path: Path
 ) -> None:
     """The object is never missing, and an object that is listed late is adopted, too."""
@@ -146,12 +152,12 @@ async def test_another_one_was_waiting(
             proxy.fault = lambda request: "hang" if new_record(request) else ""
             failpoints.arm("agent.made")
             await mesh.want(CLUSTER, "web", 5, config("lost", a="1"))
-            await until(lambda: bool(failpoints.happened("agent.made")), 20, "it is killed there")
+            await until(lambda: bool(failpoints.happened("agent.made")), 40, "it is killed there")
             lost = await asyncio.to_thread(plane.get, config_path("lost"))
             await mesh.want(CLUSTER, "web", 6, remove=True)
-            await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 40)
+            await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 40)
             assert there(plane, config_path("lost")) is None
-    # As if a request of the one that died had been on its way until now; and a copy that somebody made of the object.
+    # As if a request of the killed agent had been under way until now; and a copy of the object by somebody else.
     kept = {k: v for k, v in lost["metadata"].items() if k in ("name", "labels", "annotations")}
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": kept}
     copy = {**made, "metadata": {**kept, "name": "copy"}}
@@ -163,7 +169,7 @@ async def test_another_one_was_waiting(
 
 
 @pytest.mark.parametrize("fault", ["abort", "503"])
-async def test_what_cannot_be_written_down_is_not_confirmed(
+async def test_a_version_that_cannot_be_recorded_is_not_confirmed(
     plane: ControlPlane, mesh: Mesh, agents: Start, fault: str
 ) -> None:
     async with ApiProxy(plane) as proxy:
@@ -176,20 +182,18 @@ async def test_what_cannot_be_written_down_is_not_confirmed(
         await until(
             lambda: len([what for _, what in proxy.requests if what == f"POST {OURS}"]) > tried, 20, "it is tried again"
         )
-        assert there(plane, deployment_path("web")) is None and mesh.said("web", 5) is None
-        # What the next version does not have goes nevertheless, once that is written down.
+        assert there(plane, deployment_path("web")) is None and mesh.confirmation("web", 5) is None
+        # Objects that the next version lacks are removed nevertheless, once that is recorded.
         await mesh.want(CLUSTER, "web", 6, config("late"))
         await asyncio.sleep(1)
-        assert mesh.said("web", 6) is None and there(plane, config_path("early")) is not None
+        assert mesh.confirmation("web", 6) is None and there(plane, config_path("early")) is not None
         proxy.fault = lambda request: ""
         await until(lambda: mesh.states("web", 6) == {"ConfigMap/late": "Ready"}, 30)
         await settled(lambda: there(plane, config_path("early")) is None, what="pruned")
         await settled(lambda: recorded(plane, "web") == [Ref("v1", "ConfigMap", "default", "late")])
 
 
-async def test_a_group_that_goes_before_it_could_be_written_down(
-    plane: ControlPlane, mesh: Mesh, agents: Start
-) -> None:
+async def test_a_group_can_end_before_it_was_recorded(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     async with ApiProxy(plane) as proxy:
         agents(plane, kubeconfig=proxy.kubeconfig())
         await prime(plane, mesh)
@@ -199,11 +203,11 @@ async def test_a_group_that_goes_before_it_could_be_written_down(
         await mesh.want(CLUSTER, "web", 6, remove=True)
         await asyncio.sleep(1)
         proxy.fault = lambda request: ""
-        await until(lambda: (c := mesh.said("web", 6)) is not None and c.removed, 30)
+        await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 30)
         assert there(plane, config_path("early")) is None and recorded(plane, "web") is None
 
 
-async def test_what_stands_there_is_not_touched_before_it_is_written_down(
+async def test_existing_objects_are_not_changed_before_they_are_recorded(
     plane: ControlPlane, mesh: Mesh, agents: Start
 ) -> None:
     """A Secret is not created before it is recorded, because the agent may not list Secrets."""
@@ -227,7 +231,7 @@ async def test_what_stands_there_is_not_touched_before_it_is_written_down(
     assert not [kind for kind in noted(plane) if kind[1] == "Secret"]
 
 
-async def test_what_may_not_be_listed_is_written_down_first(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+async def test_objects_that_cannot_be_listed_are_recorded_first(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
     """This holds even for an object that was listed once; and a kind that is no longer served has no objects."""
     first = agents(plane)
     await prime(plane, mesh)
@@ -240,7 +244,7 @@ async def test_what_may_not_be_listed_is_written_down_first(plane: ControlPlane,
     found["data"]["record"] = msgspec.json.encode(record).decode()
     plane.call("PUT", MARKS, found)
     rules = [{**rule, "verbs": [v for v in rule["verbs"] if v != "watch" and v != "list"]} if "configmaps" in rule["resources"] else rule for rule in RULES]  # fmt: skip
-    # In its own namespace it lists them as ever.
+    # In its own namespace it can list them.
     given = await asyncio.to_thread(plane.service_account, "unlisting", rules)
     rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/moorage-system"
     named = {"metadata": {"name": "unlisting"}}

@@ -1,4 +1,4 @@
-"""Asked once more, for numbers or because there was no answer: never past the deadline, and no answer to another question."""
+"""Controllers are asked again for reasons or after no answer: within the deadline, and only answers about the revision count."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from moorage.bus import Bus, Incoming, subjects
-from moorage.controllers.hardware.core.answers import HardwareAnswers
+from moorage.bus import Incoming, subjects
 from moorage.merger import wait_loop
 from moorage.merger.decider import GRACE
-from moorage.merger.worker import start
 from moorage.model.candidates import Answer, AppAnswer, Ask, CandidateGroup
 from moorage.model.groups import Decide
 from moorage.model.reasons import Reason
 from moorage_testkit.fleets import node
-from moorage_testkit.merger_harness import Clusters, MergerHarness, revision
+from moorage_testkit.merger_harness import Clusters, MergerHarness, OpenMergers, revision
 from moorage_testkit.polling import until
-from moorage_testkit.servers import NatsServer
 
 
 def clusters() -> Clusters:
@@ -28,15 +25,9 @@ def clusters() -> Clusters:
 
 
 @pytest_asyncio.fixture
-async def site(nats: NatsServer, bus: Bus) -> AsyncIterator[MergerHarness]:
-    found = MergerHarness(nats, bus, clusters, start, lambda fleet: HardwareAnswers(fleet).answer)
-    try:
-        await found.open(1)
-        await found.hpa()
-        yield found
-        await found.check()
-    finally:
-        await found.close()
+async def site(open_mergers: OpenMergers) -> AsyncIterator[MergerHarness]:
+    async with open_mergers(clusters) as site:
+        yield site
 
 
 def asked(incoming: Incoming) -> Ask:
@@ -44,12 +35,14 @@ def asked(incoming: Incoming) -> Ask:
 
 
 def only(*names: str) -> Answer:
-    said = AppAnswer(groups=[CandidateGroup(mode="allow", clusters=list(names))], reasons=[Reason(code="LabelMissing")])
-    return Answer(apps={"a": said})
+    answer = AppAnswer(
+        groups=[CandidateGroup(mode="allow", clusters=list(names))], reasons=[Reason(code="LabelMissing")]
+    )
+    return Answer(apps={"a": answer})
 
 
 class Memory:
-    """Answers until it falls silent."""
+    """A controller that answers until it is told to be silent."""
 
     def __init__(self) -> None:
         self.silent = False
@@ -65,7 +58,7 @@ async def outcome(site: MergerHarness, number: int, name: str = "shop") -> str:
     return {one.name: one.outcome for one in tried.controllers}["memory"]
 
 
-async def test_an_answer_about_another_revision_is_not_used_again(site: MergerHarness) -> None:
+async def test_an_answer_about_another_revision_is_not_reused(site: MergerHarness) -> None:
     memory = Memory()
     await site.controller("memory", memory.answer, policy="stale-ok", deadline_ms=100)
     assert await outcome(site, 1) == "answered"
@@ -75,8 +68,8 @@ async def test_an_answer_about_another_revision_is_not_used_again(site: MergerHa
     assert await outcome(site, 1, "another") == "timeout"
 
 
-async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: MergerHarness) -> None:
-    """Most of the deadline is gone by then: another one took its time over the first question."""
+async def test_a_controller_that_hangs_when_asked_for_reasons_costs_no_second_deadline(site: MergerHarness) -> None:
+    """Most of the deadline is gone by then, because another controller answered the first question slowly."""
     deadline = 0.4
     explained: list[str] = []
 
@@ -97,7 +90,7 @@ async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: M
     took: list[float] = []
     while not took or (
         min(took) > deadline + GRACE and len(took) < 6
-    ):  # others on this machine may take their part of it
+    ):  # other processes of this machine may use part of it
         started = loop.time()
         await site.bus.publish(subjects.GROUPS_DECIDE, Decide(record=revision(f"g{len(took)}")))
         await site.attempt(f"g{len(took)}", "Pending")
@@ -106,10 +99,8 @@ async def test_who_hangs_when_asked_for_numbers_costs_no_second_deadline(site: M
     assert min(took) <= deadline + GRACE + 0.05, took
 
 
-async def test_what_waits_is_asked_about_again_now_and_then(
-    site: MergerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where nobody says that anything has changed."""
+async def test_waiting_groups_are_retried_periodically(site: MergerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No change is announced."""
     monkeypatch.setattr(wait_loop, "SWEEP", 0.3)
     allowed: list[str] = []
     times = 0

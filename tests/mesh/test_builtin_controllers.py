@@ -1,4 +1,4 @@
-"""The built-in controllers as workers: each with its own user's rights, on a fleet that inventory keeps."""
+"""Runs the built-in controllers as workers, each with the permissions of its own user, on a fleet of the inventory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CLUSTERS = ["lab/large", "lab/small"]
 async def controllers(secure_nats: NatsServer, redis: RedisServer) -> AsyncIterator[Bus]:
     bus = await Bus.connect(secure_nats.settings("admin"), worker="admin")
     await bus.provision(installed().stores.values())
-    kinds = ("intents", "inventory", "hpa", "labels", "affinity")
+    kinds = ("intents", "inventory", "hpa", "labels", "affinity", "topology")
     try:
         async with running_workers(*(load(kind)(secure_nats.settings(kind, redis.url)) for kind in kinds)) as workers:
             for name, cpu in zip(CLUSTERS, ("8", "2"), strict=True):
                 report = Report(session="s", seq=1, kind="full", nodes=[node("n-0", cpu=cpu, memory="8Gi")], as_of=1)
                 await asked(bus, subjects.reports(name, "agent"), report, workers)
-            # Stopped before they are up, workers may lose the word.
-            for kind in ("hpa", "labels", "affinity"):
+            # Workers that are stopped before they are up may miss the signal.
+            for kind in ("hpa", "labels", "affinity", "topology"):
                 await asked(bus, f"$SRV.PING.moorage-{kind}", Model(), workers)
             yield bus
     finally:
@@ -46,7 +46,7 @@ async def controllers(secure_nats: NatsServer, redis: RedisServer) -> AsyncItera
 async def asked(
     bus: Bus, subject: str, payload: msgspec.Struct, workers: list[asyncio.Task[None]] | None = None
 ) -> Any:
-    """The answer, as soon as somebody serves the subject."""
+    """Returns the answer as soon as the subject is served."""
     async with asyncio.timeout(20):
         while True:
             for worker in workers or []:
@@ -58,7 +58,7 @@ async def asked(
 
 
 async def allowed(bus: Bus, name: str, ask: Ask) -> set[int]:
-    """Ids that the controller allows, once it has seen both clusters."""
+    """Returns the ids of the clusters that the controller allows, once it has seen both clusters."""
     answer = msgspec.convert(await asked(bus, subjects.candidates(name), ask), Answer)
     assert not answer.error, answer.error
     mask = decode_answer(answer, ["a"], {}, len(CLUSTERS)).apps[0].allowed
@@ -67,12 +67,12 @@ async def allowed(bus: Bus, name: str, ask: Ask) -> set[int]:
 
 async def settles(bus: Bus, name: str, ask: Ask, count: int) -> set[int]:
     async with asyncio.timeout(20):
-        while len(found := await allowed(bus, name, ask)) != count:  # noqa: ASYNC110 - the fleet is followed elsewhere
+        while len(found := await allowed(bus, name, ask)) != count:  # noqa: ASYNC110 - the fleet is followed in another process
             await asyncio.sleep(0.05)
     return found
 
 
-async def test_each_answers_for_its_part(controllers: Bus) -> None:
+async def test_each_built_in_controller_answers_for_its_rules(controllers: Bus) -> None:
     shape = Shape(key="s", object="Deployment/a", resources={"cpu": 4000, "pods": 1})
     intents = [
         Intent(

@@ -1,4 +1,4 @@
-"""What gets lost on the way, or is said twice, or by one who has slept: nothing is missed, kept twice, or done by two."""
+"""Tests lost deliveries, repeated publishes and suspended lease holders: nothing is missed, stored twice or done by two workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorage_testkit.servers import NatsServer
 
 
 class Lossy:
-    """Deliveries get lost in front of whoever follows a stream: those that are named, the first time they come."""
+    """Drops the first delivery of the named messages to consumers of a stream."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lost: bytes) -> None:
         self.lost = list(lost)
@@ -39,7 +39,7 @@ async def appended(bus: Bus, numbers: range) -> None:
 
 
 @pytest.mark.parametrize("lost", [[b"3"], [b"0"], [b"2", b"4"], [b"2", b"3"]])
-async def test_a_delivery_that_was_lost_is_noticed_with_the_next(
+async def test_a_lost_delivery_is_detected_with_the_next_one(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, lost: list[bytes]
 ) -> None:
     lossy = Lossy(monkeypatch, *lost)
@@ -51,9 +51,7 @@ async def test_a_delivery_that_was_lost_is_noticed_with_the_next(
     assert bus.counts["tail_restarts"] >= 1
 
 
-async def test_the_last_delivery_that_was_lost_is_noticed_by_a_heartbeat(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_last_delivery_is_detected_by_a_heartbeat(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered_consumer, "HEARTBEAT", 0.2)
     Lossy(monkeypatch, b"5")
     folded: list[int] = []
@@ -63,7 +61,7 @@ async def test_the_last_delivery_that_was_lost_is_noticed_by_a_heartbeat(
     assert bus.counts["tail_restarts"] == 1
 
 
-async def test_a_mirror_that_missed_a_change_begins_anew(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mirror_that_missed_a_change_restarts(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered_consumer, "HEARTBEAT", 0.2)
     Lossy(monkeypatch, b"second", b"lost and last")
     state: dict[str, bytes] = {}
@@ -86,44 +84,44 @@ async def test_a_mirror_that_missed_a_change_begins_anew(bus: Bus, monkeypatch: 
     await until(lambda: state == {"a": b"lost and last", "b": b"other"})
 
 
-async def test_what_is_said_once_is_kept_once(bus: Bus) -> None:
+async def test_a_repeated_publish_is_stored_once(bus: Bus) -> None:
     subject = "moorage.events.fleet.joined.lab.one"
     for ident, once in [("a", True), ("a", True), ("b", True), ("a", True), ("c", False), ("c", False), ("end", False)]:
         await bus.emit(subject, {}, id=ident, once=once)
-    kept: list[str] = []
-    await bus.log("MOORAGE_EVENTS").follow(1, lambda _, data: kept.append(msgspec.json.decode(data)["id"]))
-    await until(lambda: "end" in kept)
-    assert kept == ["a", "b", "c", "c", "end"]
+    stored: list[str] = []
+    await bus.log("MOORAGE_EVENTS").follow(1, lambda _, data: stored.append(msgspec.json.decode(data)["id"]))
+    await until(lambda: "end" in stored)
+    assert stored == ["a", "b", "c", "c", "end"]
 
 
-def challenged(nats: NatsServer, told: Callable[[int], None]) -> threading.Thread:
-    """Somebody else who wants the lease, in a loop of his own; `told` its generation."""
+def start_contender(nats: NatsServer, on_held: Callable[[int], None]) -> threading.Thread:
+    """Another contender for the lease in an event loop of its own; calls `on_held` with its generation."""
 
-    async def challenge() -> None:
+    async def contend() -> None:
         bus = await Bus.connect(nats.settings(), worker="admin")
         lease = Lease(bus, "x", ttl=0.6)
         await lease.hold()
-        told(lease.generation)
+        on_held(lease.generation)
         await lease.release()
         await bus.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(challenge()))
+    thread = threading.Thread(target=lambda: asyncio.run(contend()))
     thread.start()
     return thread
 
 
-async def test_a_holder_that_slept_is_not_sure_although_it_does_not_know_yet(nats: NatsServer, bus: Bus) -> None:
+async def test_a_suspended_lease_holder_is_not_certain_when_it_resumes(nats: NatsServer, bus: Bus) -> None:
     lease = Lease(bus, "x", ttl=0.6)
     assert not lease.is_certain
     await lease.hold()
     assert lease.is_certain
     taken: list[int] = []
-    thread = challenged(nats, taken.append)
+    thread = start_contender(nats, taken.append)
     end = time.monotonic() + 10
     while not taken and time.monotonic() < end:
-        time.sleep(0.02)  # noqa: ASYNC251 - the whole process of the holder stands still
+        time.sleep(0.02)  # noqa: ASYNC251 - suspends the whole process of the holder
     assert taken and taken[0] > lease.generation
-    assert lease.generation and not lease.lost.is_set(), "nobody has told it"
+    assert lease.generation and not lease.lost.is_set(), "it has not noticed yet"
     assert not lease.is_certain
     async with asyncio.timeout(3):
         await lease.lost.wait()
@@ -131,8 +129,8 @@ async def test_a_holder_that_slept_is_not_sure_although_it_does_not_know_yet(nat
     thread.join()
 
 
-async def test_a_holder_is_unsure_before_anybody_else_may_be_one(bus: Bus) -> None:
-    """Of its time it leaves a quarter to whoever has asked it just before."""
+async def test_a_lease_holder_is_uncertain_before_another_can_hold_the_lease(bus: Bus) -> None:
+    """It gives up the last quarter of its time, for requests that it has just been asked."""
     lease = Lease(bus, "x", ttl=0.8)
     await lease.hold()
     assert lease.is_certain

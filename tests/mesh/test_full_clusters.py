@@ -1,4 +1,4 @@
-"""Groups of many different pods on a cluster that they fill almost exactly."""
+"""Places groups of many different pods on a cluster that they fill almost exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from moorage.bus import Bus
 from moorage.controllers.hardware.core.answers import HardwareAnswers
-from moorage.fit.packing import BudgetExceeded, PackingProblem, pack
+from moorage.fit.budget import BudgetExceeded
+from moorage.fit.packing import PackingProblem, pack
 from moorage.merger.worker import start
 from moorage.model.shapes import Shape, ShapedApp
 from moorage_testkit.brute_force import planted_packing
@@ -20,7 +21,7 @@ from moorage_testkit.servers import NatsServer
 
 
 def hard_problem(pods: int, nodes: int) -> PackingProblem:
-    """A problem that the bounded search does not solve, although it has a solution."""
+    """Returns a solvable problem that the bounded search does not solve."""
     rng = np.random.default_rng(5)
     for _ in range(50):
         problem = planted_packing(rng, pods, nodes, 2, 0.04)
@@ -31,7 +32,7 @@ def hard_problem(pods: int, nodes: int) -> PackingProblem:
     pytest.fail("no hard problem was found")
 
 
-async def test_they_are_placed_and_others_are_decided_meanwhile(nats: NatsServer, bus: Bus) -> None:
+async def test_tight_groups_are_packed_without_blocking_others(nats: NatsServer, bus: Bus) -> None:
     problem = hard_problem(16, 5)
 
     def fleet() -> Clusters:

@@ -1,4 +1,4 @@
-"""The intent store against a real broker: what is acknowledged stands, once, whoever else writes at the same time."""
+"""Tests the intent store with a real broker: acknowledged writes are stored exactly once, also with concurrent writers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import pytest_asyncio
 import yaml
 
 import moorage.cli.example
-from moorage.bus import Bus, NoAnswer, subjects
+from moorage.bus import Bus, Incoming, NoAnswer, jetstream, kv, subjects
 from moorage.bus.kv import Bucket
+from moorage.intents import tombstones
 from moorage.intents.worker import main
 from moorage.mesh.discovery import installed
-from moorage.model.groups import Decide, GroupRecord, Withdraw
+from moorage.model.groups import Decide, EndedGroups, GroupRecord, Withdraw
 from moorage.model.names import group_tokens
 from moorage.model.problems import Refused, conflict
+from moorage_testkit.mesh_client import eventually
 from moorage_testkit.polling import until
 from moorage_testkit.servers import NatsServer
 
@@ -65,7 +67,7 @@ def hpa(name: str = "more", group: str = "shop", app: str = "web", cpu: Any = 2)
 
 
 class Mesh:
-    """A client with an ear on everything the intent store says."""
+    """A client that records everything the intent store publishes."""
 
     def __init__(self, bus: Bus, nats: NatsServer) -> None:
         self.bus, self.nats = bus, nats
@@ -84,7 +86,7 @@ class Mesh:
         )
 
     async def start(self) -> asyncio.Task[None]:
-        """One more worker, ready once it answers."""
+        """Starts one more worker and waits until it answers."""
         task = asyncio.create_task(main(self.nats.settings("intents"), mesh=installed()))
         self.workers.append(task)
         want = len(self.workers)
@@ -92,7 +94,9 @@ class Mesh:
         async def ready() -> int:
             found: list[bytes] = []
             inbox = f"_INBOX.admin.ready.{want}"
-            sub = await self.bus.subscribe(inbox, lambda _s, d: found.append(d) if d else None)  # empty: nobody there
+            sub = await self.bus.subscribe(
+                inbox, lambda _s, d: found.append(d) if d else None
+            )  # empty: no worker answers
             await self.bus.publish("$SRV.PING.moorage-intents", b"", reply=inbox)
             with contextlib.suppress(AssertionError):
                 await until(lambda: len(found) >= want, 0.2)
@@ -149,7 +153,7 @@ async def mesh(broker: NatsServer) -> AsyncIterator[Mesh]:
     await bus.close()
 
 
-async def test_an_application_is_stored_decided_and_told(mesh: Mesh) -> None:
+async def test_an_application_is_stored_announced_and_published(mesh: Mesh) -> None:
     answer = await mesh.apply(EXAMPLE)
     assert answer == {
         "accepted": True,
@@ -167,10 +171,10 @@ async def test_an_application_is_stored_decided_and_told(mesh: Mesh) -> None:
     subject, event = mesh.events[0]
     assert subject == f"moorage.events.intents.accepted.{group_tokens(GROUP)}"
     assert event["data"] == {"group": GROUP, "revision": 1, "state": "Instantiated"}
-    assert mesh.decides[0].id == event["id"]  # so that what it sets off has the event for its cause
+    assert mesh.decides[0].id == event["id"]  # so that the effects name the event as their cause
 
 
-async def test_the_same_again_is_unchanged_and_writes_nothing(mesh: Mesh) -> None:
+async def test_applying_the_same_again_is_unchanged_and_writes_nothing(mesh: Mesh) -> None:
     await mesh.apply(application())
     before = await mesh.groups.get(group_tokens("default/shop/v1/default"))
     reordered = dict(reversed(list(application().items())))
@@ -181,7 +185,7 @@ async def test_the_same_again_is_unchanged_and_writes_nothing(mesh: Mesh) -> Non
     await until(lambda: len(mesh.decides) == 1)
 
 
-async def test_a_change_is_a_new_revision_and_the_old_one_is_kept(mesh: Mesh) -> None:
+async def test_a_change_makes_a_new_revision_and_keeps_the_old_one(mesh: Mesh) -> None:
     await mesh.apply(application())
     first = await mesh.the_record()
     answer = await mesh.apply(application(replicas=2))
@@ -193,7 +197,7 @@ async def test_a_change_is_a_new_revision_and_the_old_one_is_kept(mesh: Mesh) ->
     await until(lambda: [d.record.revision for d in mesh.decides] == [1, 2])
 
 
-async def test_life_cycle_and_wrong_states_by_name(mesh: Mesh) -> None:
+async def test_life_cycle_steps_refuse_wrong_states(mesh: Mesh) -> None:
     assert (await mesh.act("terminate"))["problem"]["status"] == 404
     await mesh.apply(application())
     for verb in ("approve", "instantiate", "delete"):
@@ -210,16 +214,16 @@ async def test_life_cycle_and_wrong_states_by_name(mesh: Mesh) -> None:
     assert (await mesh.act("instantiate"))["revision"] == 3
     await mesh.act("terminate")
     await mesh.act("approve")
-    # Everything up to revision 3 is withdrawn: the next must be above it, whichever way it comes.
+    # Everything up to revision 3 is withdrawn, so the next revision must be greater, however it is made.
     assert (await mesh.apply(application()))["revision"] == 4
 
 
-async def test_what_was_deleted_starts_above_what_was_withdrawn(mesh: Mesh) -> None:
+async def test_a_deleted_group_restarts_above_its_withdrawn_revision(mesh: Mesh) -> None:
     await mesh.apply(application())
     await mesh.apply(application(replicas=2))
     await mesh.act("terminate")
-    gone = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "Application", "project": "default", "name": "shop"})
-    assert gone["outcome"] == "deleted" and await mesh.record() is None
+    deleted = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "Application", "project": "default", "name": "shop"})
+    assert deleted["outcome"] == "deleted" and await mesh.record() is None
     assert (await mesh.ask(subjects.INTENTS_DELETE, {"kind": "Application", "name": "shop"}))["problem"][
         "status"
     ] == 404
@@ -228,7 +232,7 @@ async def test_what_was_deleted_starts_above_what_was_withdrawn(mesh: Mesh) -> N
     assert [(a["outcome"], a["revision"]) for a in answers] == [("created", 3)] + [("unchanged", 3)] * 5
 
 
-async def test_intents_of_their_own_before_and_after(mesh: Mesh) -> None:
+async def test_standalone_intents_are_accepted_before_and_after_the_group(mesh: Mesh) -> None:
     early = await mesh.apply(hpa("early", cpu=2))
     assert (early["outcome"], early["revision"]) == ("created", 0)
     await mesh.apply(application())
@@ -237,17 +241,17 @@ async def test_intents_of_their_own_before_and_after(mesh: Mesh) -> None:
     assert record.resolved.apps[0].shapes[0].resources["cpu"] == 2000
     late = await mesh.apply(hpa("late", group="default/shop/v1/default", cpu="500m"))
     assert (late["outcome"], late["revision"]) == ("created", 2)
-    # Two consumers that name one container are one pod and add up.
+    # The needs of two consumers of one container add up in one pod.
     assert (await mesh.the_record()).resolved.apps[0].shapes[0].resources["cpu"] == 2500
     assert (await mesh.apply(hpa("late", cpu="500m", group="default/shop/v1/default")))["outcome"] == "unchanged"
-    gone = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "HpaIntent", "name": "early"})
-    assert (gone["outcome"], gone["revision"]) == ("deleted", 3)
+    deleted = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "HpaIntent", "name": "early"})
+    assert (deleted["outcome"], deleted["revision"]) == ("deleted", 3)
     assert (await mesh.the_record()).resolved.apps[0].shapes[0].resources["cpu"] == 500
     missing = await mesh.ask(subjects.INTENTS_DELETE, {"kind": "HpaIntent", "name": "early"})
     assert missing["problem"]["status"] == 404
 
 
-async def test_an_intent_that_cannot_be_joined_is_not_stored(mesh: Mesh) -> None:
+async def test_an_intent_that_contradicts_the_group_is_not_stored(mesh: Mesh) -> None:
     await mesh.apply(application())
     refused = await mesh.apply(hpa("wrong", app="nowhere"))
     assert (refused["accepted"], refused["problem"]["code"]) == (False, "UnknownApp")
@@ -263,7 +267,7 @@ async def test_an_intent_that_cannot_be_joined_is_not_stored(mesh: Mesh) -> None
     assert await mesh.record("default/other/v1/default") is None
 
 
-async def test_check_says_what_apply_would_and_stores_nothing(mesh: Mesh) -> None:
+async def test_check_answers_like_apply_and_stores_nothing(mesh: Mesh) -> None:
     checked = await mesh.ask(subjects.INTENTS_CHECK, application())
     assert (checked["outcome"], checked["record"]["revision"]) == ("created", 1)
     assert await mesh.record() is None and not mesh.decides
@@ -276,12 +280,12 @@ async def test_check_says_what_apply_would_and_stores_nothing(mesh: Mesh) -> Non
     assert (await mesh.the_record()).revision == 1
 
 
-async def test_two_stores_write_one_group_at_once(mesh: Mesh) -> None:
+async def test_two_stores_write_one_group_concurrently(mesh: Mesh) -> None:
     await mesh.start()
     await mesh.apply(application(replicas=100))
     answers = await asyncio.gather(*(mesh.apply(application(replicas=n)) for n in range(1, 13)))
     assert all(a["accepted"] for a in answers)
-    # Every acknowledged change got a revision of its own: none was lost under another.
+    # Every acknowledged change got a revision of its own: none was overwritten.
     assert sorted(a["revision"] for a in answers) == list(range(2, 14))
     last = next(n for n, a in enumerate(answers, 1) if a["revision"] == 13)
     record = await mesh.the_record()
@@ -291,17 +295,17 @@ async def test_two_stores_write_one_group_at_once(mesh: Mesh) -> None:
         assert await revisions.get(f"{group_tokens(record.group)}.{n}") is not None
 
 
-async def test_many_groups_at_once_over_two_stores(mesh: Mesh) -> None:
+async def test_two_stores_write_many_groups_concurrently(mesh: Mesh) -> None:
     await mesh.start()
     answers = await asyncio.gather(*(mesh.apply(application(f"shop-{n % 100}")) for n in range(200)))
     assert sorted(a["outcome"] for a in answers) == ["created"] * 100 + ["unchanged"] * 100
     await until(lambda: len({d.record.group for d in mesh.decides}) == 100)
 
 
-async def test_a_restarted_store_has_everything_and_joins_what_was_cut_apart(mesh: Mesh) -> None:
+async def test_a_restarted_store_completes_interrupted_writes(mesh: Mesh) -> None:
     await mesh.apply(application())
     await mesh.stop(mesh.workers[0])
-    # As if it had died between its two writes: the intent is stored, the group does not have it.
+    # As if the store had died between its two writes: the intent is stored, but not resolved into the group.
     await mesh.bus.bucket("moorage-documents").put("HpaIntent.default.more", msgspec.json.encode(hpa()))
     await mesh.start()
     async with asyncio.timeout(5):
@@ -312,7 +316,7 @@ async def test_a_restarted_store_has_everything_and_joins_what_was_cut_apart(mes
     assert (await mesh.apply(application()))["outcome"] == "unchanged"
 
 
-async def test_survives_a_restart_of_the_broker(mesh: Mesh, broker: NatsServer) -> None:
+async def test_the_store_survives_a_restart_of_the_broker(mesh: Mesh, broker: NatsServer) -> None:
     await mesh.apply(application())
     broker.kill()
     broker.start()
@@ -330,7 +334,7 @@ async def test_survives_a_restart_of_the_broker(mesh: Mesh, broker: NatsServer) 
     assert (await applied(application(replicas=3)))["revision"] == 2
 
 
-async def test_registry_an_operators_word_outlives_the_controllers(mesh: Mesh) -> None:
+async def test_operator_settings_outlive_the_registration_of_a_controller(mesh: Mesh) -> None:
     controllers = mesh.bus.bucket("moorage-controllers")
 
     async def stored(name: str) -> Any:
@@ -365,7 +369,7 @@ async def test_registry_an_operators_word_outlives_the_controllers(mesh: Mesh) -
     assert await stored("plain") is None
 
 
-async def test_a_registered_kind_is_checked_by_its_schema_and_carried(mesh: Mesh) -> None:
+async def test_a_registered_kind_is_validated_by_its_schema_and_resolved(mesh: Mesh) -> None:
     document = {"kind": "ColourIntent", "metadata": {"name": "c"}, "spec": {"group": "shop", "colour": "blue"}}
     assert (await mesh.apply(document))["problem"]["errors"][0]["code"] == "UnknownKind"
     schema = {
@@ -386,19 +390,19 @@ async def test_a_registered_kind_is_checked_by_its_schema_and_carried(mesh: Mesh
     assert {e["path"] for e in bad["problem"]["errors"]} == {"kinds.HpaIntent", "kinds.X"}
 
 
-async def test_bad_messages_are_answered_kept_and_survived(mesh: Mesh) -> None:
-    kept: list[bytes] = []
-    await mesh.bus.subscribe("moorage.rejected.>", lambda _s, d: kept.append(d))
+async def test_unreadable_messages_are_answered_and_stored_as_rejected(mesh: Mesh) -> None:
+    rejected: list[bytes] = []
+    await mesh.bus.subscribe("moorage.rejected.>", lambda _s, d: rejected.append(d))
     for subject in (subjects.INTENTS_APPLY, subjects.INTENTS_CHECK, subjects.INTENTS_DELETE, subjects.INTENTS_ACT):
         for junk in (b"", b"\xff\xfe", b"[1,2]", b"{", b"[" * 100_000, b"{}" + b" " * (1 << 20), b'{"kind": 3}'):
             answer = await mesh.ask(subject, junk)
             assert not answer.get("accepted")
             assert answer["problem"]["status"] in (400, 413), (subject, junk[:20], answer)
-    await until(lambda: len(kept) >= 16)
+    await until(lambda: len(rejected) >= 16)
     assert (await mesh.apply(application()))["accepted"]
 
 
-async def test_ends_when_told_to_at_any_moment_of_its_start(mesh: Mesh) -> None:
+async def test_the_store_can_be_cancelled_at_any_moment_of_its_start(mesh: Mesh) -> None:
     for step in range(25):
         task = asyncio.create_task(main(mesh.nats.settings("intents"), mesh=installed()))
         await asyncio.sleep(step * 0.002)
@@ -407,8 +411,8 @@ async def test_ends_when_told_to_at_any_moment_of_its_start(mesh: Mesh) -> None:
         assert done, f"cancelled {step * 2} ms after its start, it still runs"
 
 
-async def test_a_group_that_was_deleted_while_the_broker_died_is_told_once(mesh: Mesh, broker: NatsServer) -> None:
-    async def kept() -> list[tuple[int, dict[str, Any]]]:
+async def test_a_deletion_during_a_broker_crash_is_published_once(mesh: Mesh, broker: NatsServer) -> None:
+    async def stored_events() -> list[tuple[int, dict[str, Any]]]:
         found: list[tuple[int, dict[str, Any]]] = []
         log = mesh.bus.log("MOORAGE_EVENTS")
         tail = await log.follow(1, lambda seq, data: found.append((seq, msgspec.json.decode(data))))
@@ -417,49 +421,51 @@ async def test_a_group_that_was_deleted_while_the_broker_died_is_told_once(mesh:
 
     for name in ("shop", "stays", "again"):
         await mesh.apply(application(name))
-    # As if a store had died before it deleted this one.
+    # As if a store had died before it deleted this record.
     tombstone = b'{"revision":1,"told":"x","cause":"who"}'
     await mesh.bus.bucket("moorage-revisions").put(f"{group_tokens('default/stays/v1/default')}.deleted", tombstone)
     for name in ("again", "shop"):
         await mesh.act("terminate", name)
-        gone = {"kind": "Application", "project": "default", "name": name, "cause": "who"}
-        assert (await mesh.ask(subjects.INTENTS_DELETE, gone))["outcome"] == "deleted"
+        request = {"kind": "Application", "project": "default", "name": name, "cause": "who"}
+        assert (await mesh.ask(subjects.INTENTS_DELETE, request))["outcome"] == "deleted"
     await mesh.apply(application("again"))
     await until(lambda: sum(".deleted." in subject for subject, _ in mesh.events) == 2)
-    before = await kept()
-    for seq, _ in before:  # as if the broker had had them only in memory
+    before = await stored_events()
+    for seq, _ in before:  # as if the broker had them only in memory
         assert (await mesh.ask("$JS.API.STREAM.MSG.DELETE.MOORAGE_EVENTS", {"seq": seq}))["success"]
     broker.kill()
     broker.start()
     async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(NoAnswer):
-                if after := await kept():
+                if after := await stored_events():
                     break
             await asyncio.sleep(0.1)
-    # The oldest come first: nothing is said of those that are there.
-    ((_, said),), (_, first) = after, before[1]
-    assert {**said, "time": ""} == {**first, "time": ""} and said["data"]["group"] == "default/shop/v1/default"
+    # The oldest come first; those that are stored are not published again.
+    ((_, republished),), (_, first) = after, before[1]
+    assert {**republished, "time": ""} == {**first, "time": ""} and republished["data"][
+        "group"
+    ] == "default/shop/v1/default"
 
 
-async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -> None:
+async def test_a_killed_store_loses_nothing_acknowledged(mesh: Mesh) -> None:
     await mesh.stop(mesh.workers[0])
     settings = mesh.nats.settings("intents")
     program = "import asyncio; from moorage.bus import Settings; from moorage.intents.worker import main\nfrom moorage.mesh.discovery import installed\n"
     program += f"asyncio.run(main(Settings({settings.nats_url!r}, {settings.nats_seed!r}), mesh=installed()))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
     acknowledged: set[int] = set()
-    in_flight = asyncio.Semaphore(32)  # fewer than there are, so that a fast store is killed before it has written all
+    in_flight = asyncio.Semaphore(32)  # fewer than all, so that a fast store is killed before it has written everything
 
-    async def insist(number: int) -> None:
-        """As clients do: until there is an answer, which repeating cannot spoil."""
+    async def apply_until_answered(number: int) -> None:
+        """Repeats the idempotent request like a client until there is an answer."""
         while True:
             async with in_flight:
                 with contextlib.suppress(NoAnswer):
                     data = msgspec.json.encode(application(f"shop-{number}"))
                     answer = msgspec.json.decode(await mesh.bus.request(subjects.INTENTS_APPLY, data, timeout=1))
                     if (answer.get("problem") or {}).get("status") == 503:
-                        continue  # so many repeat themselves that it is busy
+                        continue  # so many clients repeat their requests that it is busy
                     assert answer.get("accepted") and answer["revision"] == 1, answer
                     acknowledged.add(number)
                     if len(acknowledged) == 20:
@@ -467,7 +473,7 @@ async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -
                     return
             await asyncio.sleep(0.05)
 
-    clients = [asyncio.create_task(insist(n)) for n in range(300)]
+    clients = [asyncio.create_task(apply_until_answered(n)) for n in range(300)]
     await process.wait()
     before = set(acknowledged)
     for number in before:
@@ -490,7 +496,7 @@ async def test_killed_while_it_writes_nothing_acknowledged_is_lost(mesh: Mesh) -
         (subjects.INTENTS_RESOURCE, {"verb": "create", "path": ["projects"]}),
     ],
 )
-async def test_a_command_has_no_field_that_nobody_reads(mesh: Mesh, subject: str, command: dict[str, Any]) -> None:
+async def test_commands_refuse_unknown_fields(mesh: Mesh, subject: str, command: dict[str, Any]) -> None:
     envelope = {"id": "1", "cause": "2", "traceparent": "3"}
     problem = (await mesh.ask(subject, {**command, **envelope, "bogus": 1}))["problem"]
     assert problem["status"] == 400
@@ -499,7 +505,7 @@ async def test_a_command_has_no_field_that_nobody_reads(mesh: Mesh, subject: str
     assert answer["accepted"] or answer["problem"]["code"] != "Undecodable", answer
 
 
-async def test_a_document_travels_with_an_envelope(mesh: Mesh) -> None:
+async def test_documents_may_carry_envelope_fields(mesh: Mesh) -> None:
     envelope = {"id": "1", "cause": "2", "traceparent": "3"}
     assert (await mesh.apply({**application(), **envelope}))["outcome"] == "created"
     assert (await mesh.apply({**application(), "bogus": 1}))["problem"]["errors"][0]["path"] == "bogus"
@@ -507,7 +513,7 @@ async def test_a_document_travels_with_an_envelope(mesh: Mesh) -> None:
     assert "id" not in (await mesh.the_record()).document
 
 
-async def test_whatever_refuses_a_document_says_so_in_one_form(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_refusals_have_one_form(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusal(answer: Any, status: int, code: str) -> None:
         assert answer["accepted"] is False
         assert {"type", "title", "status", "code", "detail", "errors"} == set(answer["problem"])
@@ -532,3 +538,73 @@ async def test_whatever_refuses_a_document_says_so_in_one_form(mesh: Mesh, monke
     busy = [a for a in answers if a["problem"]["code"] == "Busy"]
     assert len(busy) >= 8
     refusal(busy[0], 503, "Busy")
+
+
+class Log:
+    """Answers as mergers do which deleted groups the decision log still knows."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = set(known)
+        self.asked = 0
+
+    async def answer(self, incoming: Incoming) -> EndedGroups:
+        self.asked += 1
+        return EndedGroups(groups=[g for g in msgspec.json.decode(incoming.data)["groups"] if g in self.known])
+
+
+async def messages(mesh: Mesh, bucket: str) -> int:
+    return int((await jetstream.stream_state(mesh.bus, f"KV_{bucket}", 5.0))["messages"])
+
+
+async def test_nothing_is_left_of_deleted_groups_that_the_log_forgot(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the workers nor in the broker; a group of the same name begins at 1 then, and above the last revision before."""
+    monkeypatch.setattr(tombstones, "KEPT", 0.0)
+    monkeypatch.setattr(tombstones, "SWEEP", 0.1)
+    monkeypatch.setitem(kv._MARKER, "Nats-TTL", "1s")
+    for task in list(mesh.workers):  # started before the times were short
+        await mesh.stop(task)
+    await mesh.start()
+    await mesh.start()
+    log = Log("default/known/v1/default")
+    await mesh.bus.serve(subjects.MERGER_ENDED, log.answer)
+    names = ["known", *(f"gone-{i}" for i in range(30))]
+    for name in names:
+        assert (await mesh.apply(application(name)))["revision"] == 1
+        assert (await mesh.apply(application(name, replicas=2)))["revision"] == 2
+        await mesh.act("terminate", name)
+        assert (await mesh.act("delete", name))["accepted"]
+
+    async def only_the_known_one() -> bool:
+        # Its tombstone and its older revision.
+        return (await messages(mesh, "moorage-groups"), await messages(mesh, "moorage-revisions")) == (0, 2)
+
+    await eventually(only_the_known_one, 30, "nothing is left of the others")
+    seen = log.asked
+    await until(lambda: log.asked >= seen + 6, 10)
+    assert await only_the_known_one()
+    assert (await mesh.apply(application("gone-0")))["revision"] == 1
+    assert (await mesh.apply(application("known")))["revision"] == 3
+    await mesh.act("terminate", "known")
+    assert (await mesh.act("delete", "known"))["accepted"]
+    log.known.clear()
+
+    async def nothing() -> bool:
+        return not await messages(mesh, "moorage-revisions")
+
+    await eventually(nothing, 30, "nothing is left of the last one")
+    assert (await mesh.apply(application("known")))["revision"] == 1
+
+
+async def test_tombstones_stay_while_no_merger_answers(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tombstones, "KEPT", 0.0)
+    monkeypatch.setattr(tombstones, "SWEEP", 0.05)
+    for task in list(mesh.workers):
+        await mesh.stop(task)
+    await mesh.start()
+    await mesh.apply(application())
+    await mesh.act("terminate")
+    assert (await mesh.act("delete"))["accepted"]
+    await asyncio.sleep(0.5)  # ten looks
+    assert (await mesh.apply(application()))["revision"] == 2

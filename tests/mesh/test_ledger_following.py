@@ -1,5 +1,5 @@
-"""Whoever reads the log has the same ledger and the same room in the end: who was away while it was purged, who finds a
-snapshot that cannot be read, who comes when most of it is a snapshot."""
+"""All readers of the decision log end with the same ledger and capacity: after they missed a purge, with an unreadable
+snapshot, or when they start late."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clusters() -> Clusters:
 
 @pytest_asyncio.fixture
 async def join(nats: NatsServer, bus: Bus) -> AsyncIterator[Join]:
-    """Another one that reads and writes the log."""
+    """Starts another reader and writer of the log."""
     joined: list[CommitterHarness] = []
 
     async def one() -> CommitterHarness:
@@ -52,12 +52,16 @@ async def filled(party: CommitterHarness, names: str) -> None:
 
 
 def same(one: CommitterHarness, other: CommitterHarness) -> bool:
-    mine, others = one.follower.ledger, other.follower.ledger
-    known = mine.seq == others.seq and mine.claims == others.claims and mine.standing == others.standing
+    ledger, other_ledger = one.follower.ledger, other.follower.ledger
+    known = (
+        ledger.seq == other_ledger.seq
+        and ledger.claims == other_ledger.claims
+        and ledger.standing == other_ledger.standing
+    )
     return known and one.free == other.free
 
 
-async def test_who_was_away_while_the_log_was_purged_loads_again(bus: Bus, join: Join) -> None:
+async def test_a_follower_reloads_after_a_purge_it_missed(bus: Bus, join: Join) -> None:
     party, reader = await join(), await join()
     await filled(party, "abcd")
     await until(lambda: same(party, reader))
@@ -71,14 +75,14 @@ async def test_who_was_away_while_the_log_was_purged_loads_again(bus: Bus, join:
     assert await bus.log(LOG).first() > reader.follower.ledger.seq + 1
     assert not same(party, reader)
     _, commits = await read_log(bus)
-    reader.follower.fold(*commits[-1])  # what comes first when it listens again
+    reader.follower.fold(*commits[-1])  # the first delivery after it subscribed again
     await until(lambda: same(party, reader), what="the same claims and the same room")
-    # And it goes on from there, itself as well.
+    # It continues from there, and can commit.
     await reader.commit(pod_on("last", "lab/c-0", "n-1"))
     await until(lambda: same(party, reader) and group("last") in party.follower.ledger.standing)
 
 
-async def test_a_commit_is_never_folded_over_a_hole(bus: Bus, join: Join) -> None:
+async def test_a_commit_is_not_folded_after_a_gap(bus: Bus, join: Join) -> None:
     party, reader = await join(), await join()
     seen: list[int] = []
     reader.follower.on_fold.append(lambda _, changes: seen.append(changes.seq))
@@ -90,14 +94,14 @@ async def test_a_commit_is_never_folded_over_a_hole(bus: Bus, join: Join) -> Non
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_log_that_begins_after_the_snapshot_is_not_taken_for_a_whole_one(bus: Bus, join: Join) -> None:
+async def test_a_log_that_begins_after_the_snapshot_is_refused(bus: Bus, join: Join) -> None:
     party, reader = await join(), await join()
     await reader.follower.stop()
     await filled(party, "abcdef")
     await bus.log(LOG).purge(4)
     with pytest.raises(LedgerLost, match="begins at 5"):
         await open_ledger(bus)
-    # Who was away meanwhile ends, too, with what it had.
+    # A reader that was away meanwhile ends, too, with the state that it had.
     reader.follower.fold(6, Commit())
     await asyncio.wait_for(reader.bus.closed.wait(), 5)
     assert reader.follower.ledger.seq == 0 and not party.bus.closed.is_set()
@@ -106,7 +110,9 @@ async def test_a_log_that_begins_after_the_snapshot_is_not_taken_for_a_whole_one
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff\xfe", b"\x81\xa3seq\xa3one", b'{"seq": 6}'])
-async def test_a_snapshot_that_cannot_be_read_costs_nothing(bus: Bus, join: Join, junk: bytes) -> None:
+async def test_an_unreadable_snapshot_is_replaced_by_an_older_one_and_the_log(
+    bus: Bus, join: Join, junk: bytes
+) -> None:
     party = await join()
     await filled(party, "abc")
     await write_snapshot(bus, party.follower.ledger)
@@ -120,12 +126,12 @@ async def test_a_snapshot_that_cannot_be_read_costs_nothing(bus: Bus, join: Join
 
 
 async def stored(bus: Bus, seq: int) -> bool:
-    """As the newest of two, since older ones go."""
+    """Stores it as the newest of two, since older ones are deleted."""
     names = await bus.objects(SNAPSHOTS).names()
     return len(names) <= 2 and names[-1:] == [f"ledger-{seq:020d}"]
 
 
-async def test_a_merger_that_starts_late_has_the_snapshot_and_the_rest_of_the_log(
+async def test_a_late_merger_loads_the_snapshot_and_the_rest_of_the_log(
     nats: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SNAPSHOT_EVERY", 3)
@@ -135,10 +141,10 @@ async def test_a_merger_that_starts_late_has_the_snapshot_and_the_rest_of_the_lo
         await site.hpa()
         await until(lambda: site.mergers[0].wait_loop is not None, what="it holds the lease")
         for upto in (3, 6, 9):
-            for i in range(upto - 3, upto):  # one after the other: each a commit of its own
+            for i in range(upto - 3, upto):  # one after the other, so that each is a commit of its own
                 await site.decide(revision(f"g{i}", at=f"{i:03}"))
                 await site.attempt(f"g{i}", "Placed")
-            await eventually(functools.partial(stored, bus, upto), 10, f"the log up to {upto} is a snapshot")
+            await eventually(functools.partial(stored, bus, upto), 40, f"the log up to {upto} is a snapshot")
         await site.decide(revision("after", at="9"))
         await site.attempt("after", "Placed")
         assert await bus.log(LOG).first() == 7, "what the older snapshot holds is purged"

@@ -1,4 +1,4 @@
-"""The patcher against a real broker and simulated clusters: from a decision in the log to pods that run, and back."""
+"""Tests the patcher with a real broker and simulated clusters, from a decision in the log to running pods and back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,26 @@ import pytest_asyncio
 from moorage.bus import Bus, Conflict, NoAnswer, new_id, subjects
 from moorage.bus.server import Incoming
 from moorage.ledger import LedgerFollower, open_ledger
-from moorage.model.claims import Claim, Commit, Decision, IntentRef, Reassignment, Release, Slot, Withdrawal
+from moorage.model.claims import (
+    Claim,
+    Commit,
+    Decision,
+    IntentRef,
+    Reassignment,
+    Release,
+    Settlement,
+    Shortfall,
+    Slot,
+    Withdrawal,
+)
 from moorage.model.controllers import Controller
-from moorage.model.desired import ActionAnswer, ActionAsk, ClaimsRemoved, Contribution, DiffReply, GroupStatus
+from moorage.model.desired_state import ActionAnswer, ActionAsk, Contribution, DiffReply
 from moorage.model.events import Event
 from moorage.model.groups import GroupRecord, Revision, State
 from moorage.model.names import group_tokens
 from moorage.model.reports import Report, ReportReply
 from moorage.model.shapes import ShapedApp
+from moorage.model.status import ClaimsRemoved, GroupStatus
 from moorage.patcher.agent_api import AgentApi
 from moorage.patcher.group_queue import GroupQueue
 from moorage.sim.core.fleet_documents import decode, expand
@@ -49,7 +61,7 @@ def manifest(cpu: str = "1") -> dict[str, Any]:
 
 
 class World:
-    """Everything around the patcher, each part a few lines: intent store, merger, inventory, and clusters."""
+    """Stands in for everything around the patcher: intent store, merger, inventory and clusters."""
 
     def __init__(self, nats: NatsServer, bus: Bus) -> None:
         self.nats, self.bus = nats, bus
@@ -160,30 +172,30 @@ class World:
         return await self.decide(group, revision, clusters)
 
     async def reach(self, group: str, phase: str, decision: Decision | None = None) -> None:
-        def there() -> bool:
+        def reached() -> bool:
             status = self.statuses.get(group)
             return status is not None and status.phase == phase and (decision is None or status.decision == decision.id)
 
-        await until(there, 20, f"{group} {phase}; it is {self.statuses.get(group)}")
+        await until(reached, 40, f"{group} {phase}; it is {self.statuses.get(group)}")
 
     def pods(self, cluster: str) -> dict[str, str]:
-        """uid → node, as the cluster itself has it."""
+        """Returns uid → node from the simulated cluster itself."""
         found = self.sim.core.agents[cluster].cluster.pods.values()
         return {pod.uid: pod.node.name for pod in found if pod.node is not None}
 
 
 @pytest_asyncio.fixture
 async def world(nats: NatsServer, bus: Bus) -> AsyncIterator[World]:
-    made = World(nats, bus)
-    await made.start(3)
-    yield made
-    made.kill()
+    world = World(nats, bus)
+    await world.start(3)
+    yield world
+    world.kill()
 
 
 G = "p/shop/v1/default"
 
 
-async def test_from_a_decision_to_running_and_to_the_release(world: World) -> None:
+async def test_a_decision_runs_and_its_claims_are_released_at_the_end(world: World) -> None:
     decision = await world.place(G, ["lab/c-0", "lab/c-2"])
     await world.reach(G, "Running", decision)
     assert set(world.pods("lab/c-0").values()) == {"n-1"}, "the claimed node is preferred"
@@ -212,7 +224,7 @@ async def test_a_decision_that_changes_nothing_restarts_nothing(world: World) ->
     assert world.pods("lab/c-0") == before
 
 
-async def test_a_claim_that_was_assigned_again_changes_nothing_that_runs(world: World) -> None:
+async def test_a_reassigned_claim_changes_no_running_pod(world: World) -> None:
     first = await world.place(G, ["lab/c-0"])
     await world.reach(G, "Running", first)
     before, version = world.pods("lab/c-0"), world.statuses[G].version
@@ -222,6 +234,55 @@ async def test_a_claim_that_was_assigned_again_changes_nothing_that_runs(world: 
     await world.reach(G, "Running", again)
     assert world.pods("lab/c-0") == before
     assert world.statuses[G].version > version
+
+
+def on_nodes(*nodes: str) -> list[Slot]:
+    return [Slot(node=node, count=2 // len(nodes), resources={"cpu": 1000, "pods": 1}) for node in nodes]
+
+
+async def test_pods_that_are_confined_to_nodes_follow_only_where_these_are_lost(world: World) -> None:
+    await world.document(G, 1)
+    decision = world.decision(G, 1, ["lab/c-0"])
+    decision.claims[0].required_nodes = {"n-1": "", "n-2": ""}
+    await world.commit(Commit(id=new_id(), entries=[decision]))
+    await world.reach(G, "Running", decision)
+    before = world.pods("lab/c-0")
+    assert set(before.values()) <= {"n-1", "n-2"}
+    inside = Settlement(cluster="lab/c-0", epoch="1.1", slots={"shop-c-0": on_nodes("n-1", "n-2")})
+    await world.commit(Commit(id=new_id(), entries=[inside]))
+    outside = Settlement(cluster="lab/c-0", epoch="1.2", slots={"shop-c-0": on_nodes("n-0")})
+    version = world.statuses[G].version
+    await world.commit(Commit(id=new_id(), entries=[outside]))
+    await until(lambda: world.statuses[G].version > version and set(world.pods("lab/c-0").values()) == {"n-0"}, 20)
+    await world.reach(G, "Running", decision)
+
+
+async def test_a_displaced_group_is_degraded_with_numbers_until_it_fits(world: World) -> None:
+    decision = await world.place(G, ["lab/c-0"])
+    await world.reach(G, "Running", decision)
+    lack = Shortfall(resource="cpu", needed=2000, free=500)
+    displaced = Settlement(cluster="lab/c-0", epoch="1.1", displaced={G: lack})
+    await world.commit(Commit(id=new_id(), entries=[displaced]))
+    await world.reach(G, "Degraded", decision)
+    (reason,) = world.statuses[G].reasons
+    assert (reason.code, reason.cluster, reason.needed, reason.free) == ("Displaced", "lab/c-0", "2", "500m")
+    await world.commit(Commit(id=new_id(), entries=[Settlement(cluster="lab/c-0", epoch="1.2")]))
+    await world.reach(G, "Running", decision)
+
+
+async def test_the_decision_before_runs_on_when_the_one_after_it_is_taken_back(world: World) -> None:
+    first = await world.place(G, ["lab/c-0"])
+    await world.reach(G, "Running", first)
+    before = world.pods("lab/c-0")
+    assert world.sim.fault("lab/c-1", "silent", 60)
+    second = await world.place(G, ["lab/c-1"], 2)
+    await world.reach(G, "Deploying", second)
+    taken_back = Settlement(cluster="lab/c-1", epoch="1.1", ended=[second.id], restored=[first.id])
+    await world.commit(Commit(id=new_id(), entries=[taken_back]))
+    await world.reach(G, "Running", first)
+    assert world.pods("lab/c-0") == before
+    assert world.statuses[G].revision == 1
+    assert {i for i, a in world.follower.ledger.claims.items() if not a.withdrawn} == {"shop-c-0"}
 
 
 async def test_an_app_without_pods_is_applied_and_removed(world: World) -> None:
@@ -237,26 +298,26 @@ async def test_an_app_without_pods_is_applied_and_removed(world: World) -> None:
     await world.reach(G, "Terminated")
 
 
-async def test_a_move_takes_the_old_away_and_counts_until_then(world: World) -> None:
+async def test_a_move_removes_the_old_placement_and_its_claim_counts_until_then(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     moved = await world.decide(G, 1, ["lab/c-1"])
     await world.reach(G, "Running", moved)
-    await until(lambda: len(world.follower.ledger.claims) == 1, 10, "the old claim is released")
+    await until(lambda: len(world.follower.ledger.claims) == 1, 40, "the old claim is released")
     assert not world.pods("lab/c-0")
     assert len(world.pods("lab/c-1")) == 2
 
 
-async def test_a_new_template_replaces_the_claim_where_it_is(world: World) -> None:
+async def test_a_new_template_replaces_the_claim_in_place(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     before = set(world.pods("lab/c-0"))
     await world.document(G, 2, "Instantiated", manifest(cpu="2"))
     await world.reach(G, "Running", await world.decide(G, 2, ["lab/c-0"], template="-new"))
     assert len(world.pods("lab/c-0")) == 2
     assert not before & set(world.pods("lab/c-0"))
-    await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0-new"}, 10, "the old claim is released")
+    await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0-new"}, 40, "the old claim is released")
 
 
-async def test_lost_pods_degrade_and_heal(world: World) -> None:
+async def test_lost_pods_degrade_the_group_until_they_are_back(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     world.sim.core.fault("lab/c-0", "lose-pods", 1.0, world.sim.now)
     await world.reach(G, "Degraded")
@@ -268,7 +329,7 @@ async def test_a_cluster_that_refuses_degrades_the_group(world: World) -> None:
     await world.place(G, ["lab/c-0"])
     await world.reach(G, "Degraded")
     assert world.statuses[G].apps[0].objects[0].state == "Failed"
-    world.sim.core.fault("lab/c-0", "refuse", 0.1, world.sim.now)  # ends so much later, not before
+    world.sim.core.fault("lab/c-0", "refuse", 0.1, world.sim.now)  # ends by that much later, and not before
     await world.reach(G, "Running")
 
 
@@ -277,13 +338,13 @@ async def test_claims_of_a_silent_cluster_stay(world: World) -> None:
     world.sim.core.fault("lab/c-0", "silent", None, world.sim.now)
     await world.document(G, 1, "Terminated")
     await world.commit(Commit(id=new_id(), entries=[Withdrawal(group=G, revision=1)]))
-    await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0"}, 10, "one is released")
+    await until(lambda: set(world.follower.ledger.claims) == {"shop-c-0"}, 40, "one is released")
     assert world.statuses[G].phase == "Terminating"
     world.sim.core.fault("lab/c-0", "silent", 0.1, world.sim.now)
     await world.reach(G, "Terminated")
 
 
-async def test_killed_at_any_moment_everything_arrives(world: World) -> None:
+async def test_a_patcher_killed_at_any_moment_loses_nothing(world: World) -> None:
     groups = [f"p/g{i}/v1/default" for i in range(40)]
 
     async def places() -> None:
@@ -309,18 +370,18 @@ async def test_killed_at_any_moment_everything_arrives(world: World) -> None:
     assert sum(len(world.pods(f"lab/c-{i}")) for i in range(3)) == 40
 
 
-async def test_confirmations_that_the_broker_forgot_are_said_again(world: World) -> None:
+async def test_confirmations_that_the_broker_lost_are_requested_again(world: World) -> None:
     statuses = world.bus.bucket("moorage-status")
     other = "p/other/v1/default"
     await world.reach(G, "Running", await world.place(G, ["lab/c-0", "lab/c-1"]))
     await world.reach(other, "Running", await world.place(other, ["lab/c-0"]))
 
     def older(group: str) -> bytes:
-        """Its status as it was before the last confirmations."""
+        """Returns the status as it was before the last confirmations."""
         status = msgspec.structs.replace(world.statuses[group], phase="Deploying", reached=False)
         status.apps = [msgspec.structs.replace(app) for app in status.apps]
-        for one in status.apps:
-            one.objects = [msgspec.structs.replace(o, state="Progressing", ready=0) for o in one.objects]
+        for app in status.apps:
+            app.objects = [msgspec.structs.replace(o, state="Progressing", ready=0) for o in app.objects]
         return msgspec.json.encode(status)
 
     world.kill()
@@ -330,12 +391,12 @@ async def test_confirmations_that_the_broker_forgot_are_said_again(world: World)
     world.spawn()
     await world.reach(G, "Running")
     await world.reach(other, "Running")
-    # A removal, too: all but the release has happened.
+    # The same for a removal: everything but the release has happened.
     world.releasing = False
     before = msgspec.json.encode(world.statuses[G])
     await world.document(G, 1, "Terminated")
     await world.commit(Commit(id=new_id(), entries=[Withdrawal(group=G, revision=1)]))
-    await until(lambda: [app.removed for app in world.statuses[G].apps] == [True, True], 10, "it is confirmed")
+    await until(lambda: [app.removed for app in world.statuses[G].apps] == [True, True], 40, "it is confirmed")
     world.kill()
     await statuses.put(group_tokens(G), before)
     world.releasing = True
@@ -344,44 +405,44 @@ async def test_confirmations_that_the_broker_forgot_are_said_again(world: World)
     assert [held.group for held in world.follower.ledger.claims.values()] == [other]
 
 
-async def test_what_is_said_again_is_not_stored_again(world: World) -> None:
+async def test_repeated_confirmations_are_not_stored_again(world: World) -> None:
     groups = [f"p/g{i}/v1/default" for i in range(5)]
     for group in groups:
         await world.reach(group, "Running", await world.place(group, ["lab/c-0", "lab/c-1"]))
-    said: list[str] = []
-    await world.bus.subscribe("moorage.desired.confirm.*.*", lambda subject, _: said.append(subject))
+    confirmed: list[str] = []
+    await world.bus.subscribe("moorage.desired.confirm.*.*", lambda subject, _: confirmed.append(subject))
     world.kill()
-    written = await world.bus.bucket("moorage-status").last()
+    last_written = await world.bus.bucket("moorage-status").last()
     world.spawn()
-    await until(lambda: len(said) == 10, 10, "each is said once to the one that took over")
+    await until(lambda: len(confirmed) == 10, 40, "each is confirmed once to the patcher that took over")
     await asyncio.sleep(1.5)
-    assert len(said) == 10
-    assert await world.bus.bucket("moorage-status").last() == written
+    assert len(confirmed) == 10
+    assert await world.bus.bucket("moorage-status").last() == last_written
 
 
-async def test_who_may_have_been_replaced_answers_no_agent(world: World) -> None:
+async def test_a_patcher_that_may_be_replaced_answers_no_agent(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     confirm = {"group": G, "app": "front", "version": 99, "objects": []}
-    lease = SimpleNamespace(sure=True)
-    desk = GroupQueue(world.bus.bucket("moorage-revisions"))
-    agents = AgentApi(world.bus, desk, world.follower, 1, 0, lambda: lease.sure)
-    saying = Incoming("moorage.desired.confirm.lab.c-0", msgspec.json.encode(confirm), "")
-    asking = Incoming("moorage.desired.get.lab.c-0", b"{}", "")
-    lease.sure = False
-    assert await agents.get(asking) is None
-    assert await agents.confirmed(saying) is None
-    assert not desk.confirmed
-    lease.sure = True
-    assert await agents.get(asking) is not None
+    lease = SimpleNamespace(is_certain=True)
+    queue = GroupQueue(world.bus.bucket("moorage-revisions"))
+    agents = AgentApi(world.bus, queue, world.follower, 1, 0, lambda: lease.is_certain)
+    confirmation = Incoming("moorage.desired.confirm.lab.c-0", msgspec.json.encode(confirm), "")
+    request = Incoming("moorage.desired.get.lab.c-0", b"{}", "")
+    lease.is_certain = False
+    assert await agents.get(request) is None
+    assert await agents.confirmed(confirmation) is None
+    assert not queue.confirmed
+    lease.is_certain = True
+    assert await agents.get(request) is not None
     # Its lease ends while the confirmation is being stored.
-    telling = asyncio.create_task(agents.confirmed(saying))
-    await until(lambda: bool(desk.stored))
-    lease.sure = False
-    desk.stored[G][0].set_result(None)
-    assert await telling is None
+    confirming = asyncio.create_task(agents.confirmed(confirmation))
+    await until(lambda: bool(queue.stored))
+    lease.is_certain = False
+    queue.stored[G][0].set_result(None)
+    assert await confirming is None
 
 
-async def test_action_controllers_write_and_disagree(world: World) -> None:
+async def test_contributions_of_action_controllers_are_merged_and_conflicts_reported(world: World) -> None:
     async def action(incoming: Incoming) -> ActionAnswer:
         name = incoming.subject.split(".")[2]
         value = 3 if name == "one" else replicas
@@ -404,14 +465,14 @@ async def test_action_controllers_write_and_disagree(world: World) -> None:
     await world.reach(G, "Degraded", second)
     reason = world.statuses[G].reasons[0]
     assert (reason.code, reason.by) == ("PatchConflict", "one, two")
-    assert len(world.pods("lab/c-0")) == 3, "nothing changes while they disagree"
+    assert len(world.pods("lab/c-0")) == 3, "nothing changes during the conflict"
     replicas = 3
     controller = Controller(name="two", policy="required", placement=False, actions=True)
     await world.bus.bucket("moorage-controllers").put("two", msgspec.json.encode(controller))
     await world.reach(G, "Running", second)
 
 
-async def test_silent_action_controllers_by_policy(world: World) -> None:
+async def test_silent_action_controllers_are_handled_by_policy(world: World) -> None:
     optional = Controller(name="gone", policy="optional", deadline_ms=100, placement=False, actions=True)
     await world.bus.bucket("moorage-controllers").put("gone", msgspec.json.encode(optional))
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
@@ -427,27 +488,27 @@ async def test_silent_action_controllers_by_policy(world: World) -> None:
     await world.reach(other, "Running")
 
 
-async def test_each_action_controller_is_told_its_own_time(world: World) -> None:
-    told: dict[str, float] = {}
+async def test_each_action_controller_gets_its_own_budget(world: World) -> None:
+    budgets: dict[str, float] = {}
 
     async def action(incoming: Incoming) -> ActionAnswer:
-        told[incoming.subject.split(".")[2]] = msgspec.json.decode(incoming.data, type=ActionAsk).budget_ms
+        budgets[incoming.subject.split(".")[2]] = msgspec.json.decode(incoming.data, type=ActionAsk).budget_ms
         return ActionAnswer()
 
     await world.bus.serve("moorage.controllers.*.actions", action)
-    own = {"quick": 200.0, "slow": 900.0, "also-slow": 900.0}
-    for name, deadline in own.items():
+    deadlines = {"quick": 200.0, "slow": 900.0, "also-slow": 900.0}
+    for name, deadline in deadlines.items():
         controller = Controller(name=name, deadline_ms=deadline, placement=False, actions=True)
         await world.bus.bucket("moorage-controllers").put(name, msgspec.json.encode(controller))
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
-    assert told == own
+    assert budgets == deadlines
 
 
 async def _nothing() -> ActionAnswer:
     return ActionAnswer()
 
 
-async def test_diff_shows_what_is_applied(world: World) -> None:
+async def test_diff_shows_the_applied_objects(world: World) -> None:
     decision = await world.place(G, ["lab/c-0"])
     await world.reach(G, "Running", decision)
     data = await world.bus.request(subjects.PATCHER_DIFF, msgspec.json.encode({"group": G}))
@@ -463,16 +524,16 @@ async def test_diff_shows_what_is_applied(world: World) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"have": 7, "version": "x", "group": 1}', b"\xff"])
-async def test_junk_is_answered_and_nothing_stops(world: World, body: bytes) -> None:
+async def test_unreadable_messages_are_answered(world: World, body: bytes) -> None:
     for subject in ("moorage.desired.get.lab.c-0", "moorage.desired.confirm.lab.c-0", subjects.PATCHER_DIFF):
-        with_answer = await _patient(world.bus, subject, body)
-        assert b"problem" in with_answer
+        answer = await _request_when_ready(world.bus, subject, body)
+        assert b"problem" in answer
     assert b"apps" in await world.bus.request("moorage.desired.get.lab.c-0", b"{}")
 
 
-async def _patient(bus: Bus, subject: str, body: bytes) -> bytes:
-    """The patcher may still be starting."""
-    for _ in range(100):
+async def _request_when_ready(bus: Bus, subject: str, body: bytes) -> bytes:
+    """Repeats the request while the patcher is still starting."""
+    for _ in range(600):
         try:
             return await bus.request(subject, body)
         except NoAnswer:
@@ -480,15 +541,20 @@ async def _patient(bus: Bus, subject: str, body: bytes) -> bytes:
     raise AssertionError(f"{subject} never answered")
 
 
-async def test_an_agent_cannot_speak_for_others(world: World) -> None:
+async def test_an_agent_cannot_confirm_for_other_clusters(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     before = world.statuses[G]
-    lie = {"group": G, "app": "front", "version": 99, "objects": [{"object": "Deployment/web", "state": "Failed"}]}
-    await world.bus.request("moorage.desired.confirm.lab.c-1", msgspec.json.encode(lie))
+    false_confirmation = {
+        "group": G,
+        "app": "front",
+        "version": 99,
+        "objects": [{"object": "Deployment/web", "state": "Failed"}],
+    }
+    await world.bus.request("moorage.desired.confirm.lab.c-1", msgspec.json.encode(false_confirmation))
     assert world.statuses[G] == before
 
 
-async def test_the_one_that_stands_by_takes_over(world: World) -> None:
+async def test_the_standby_takes_over(world: World) -> None:
     await world.reach(G, "Running", await world.place(G, ["lab/c-0"]))
     first = world.process
     world.spawn()

@@ -11,9 +11,9 @@ from moorage.bus import Bus, subjects
 from moorage.controllers.hardware.core.answers import HardwareAnswers
 from moorage.merger.worker import start
 from moorage.model.claims import Claim
-from moorage.model.desired import ClaimsRemoved
 from moorage.model.groups import Withdraw
 from moorage.model.shapes import ShapedApp
+from moorage.model.status import ClaimsRemoved
 from moorage_testkit.fleets import node
 from moorage_testkit.merger_harness import Clusters, MergerHarness, group, revision, shape
 from moorage_testkit.polling import until
@@ -27,7 +27,7 @@ def clusters() -> Clusters:
 
 
 class Ended:
-    """A group that ran on three clusters and has ended; nothing of it is released yet."""
+    """A group that ran on three clusters and has ended; none of its claims is released yet."""
 
     def __init__(self, site: MergerHarness) -> None:
         self.site = site
@@ -51,7 +51,7 @@ class Ended:
 
     def reported(self, cluster: str, as_of: float, pods: dict[str, dict[str, int]]) -> None:
         self.site.report(cluster, lambda w, cid: w.put(cid, cluster, claims=pods))
-        self.site.report(cluster, lambda w, cid: w.hear(cid, as_of))
+        self.site.report(cluster, lambda w, cid: w.refresh(cid, as_of))
 
     def counts(self, claim: Claim) -> bool:
         return claim.id in self.site.ledger.claims
@@ -60,7 +60,7 @@ class Ended:
         await until(lambda: not self.counts(claim), what=f"{claim.cluster} is released")
 
     async def looked_at(self, claim: Claim) -> None:
-        """Until everything that was said before has been looked at: another claim that may go by then is gone."""
+        """Waits until all earlier messages are handled: another claim that can be released is released by then."""
         other = next(c for c in self.claims.values() if c is not claim and self.counts(c))
         await self.confirmed(other, other.cluster, 5.0)
         self.reported(other.cluster, 6.0, {})
@@ -81,7 +81,7 @@ async def ended(nats: NatsServer, bus: Bus) -> AsyncIterator[Ended]:
         await site.close()
 
 
-async def test_while_a_later_report_shows_a_pod_it_counts(ended: Ended) -> None:
+async def test_a_claim_counts_while_a_later_report_shows_a_pod(ended: Ended) -> None:
     claim = ended.claims["lab/c-1"]
     ended.reported("lab/c-1", 4.0, {claim.id: {"n-0": 1}})
     await ended.confirmed(claim, "lab/c-1", 5.0)
@@ -92,7 +92,7 @@ async def test_while_a_later_report_shows_a_pod_it_counts(ended: Ended) -> None:
     await ended.released(claim)
 
 
-async def test_a_report_of_the_moment_of_the_removal_is_not_later(ended: Ended) -> None:
+async def test_a_report_from_the_moment_of_removal_does_not_release(ended: Ended) -> None:
     claim = ended.claims["lab/c-1"]
     await ended.confirmed(claim, "lab/c-1", 5.0)
     ended.reported("lab/c-1", 5.0, {})
@@ -103,7 +103,7 @@ async def test_a_report_of_the_moment_of_the_removal_is_not_later(ended: Ended) 
 
 
 @pytest.mark.parametrize("gone", [False, True])
-async def test_what_another_cluster_confirms_counts_for_nothing(ended: Ended, gone: bool) -> None:
+async def test_a_confirmation_of_another_cluster_does_not_release(ended: Ended, gone: bool) -> None:
     claim = ended.claims["lab/c-1"]
     await ended.confirmed(claim, "lab/c-0", 5.0, gone)
     for cluster in CLUSTERS:
@@ -114,13 +114,13 @@ async def test_what_another_cluster_confirms_counts_for_nothing(ended: Ended, go
     await ended.released(claim)
 
 
-async def test_of_a_cluster_that_left_no_report_is_waited_for(ended: Ended) -> None:
+async def test_claims_of_a_cluster_that_left_are_released_without_a_report(ended: Ended) -> None:
     claim = ended.claims["lab/c-1"]
     await ended.confirmed(claim, "lab/c-1", 0.0, gone=True)
     await ended.released(claim)
 
 
-async def test_of_a_cluster_that_nobody_knows_any_more_a_confirmation_alone_is_not_enough(ended: Ended) -> None:
+async def test_a_confirmation_alone_does_not_release_claims_of_an_unknown_cluster(ended: Ended) -> None:
     claim = ended.claims["lab/c-1"]
     ended.site.report("lab/c-1", lambda w, cid: w.drop(cid))
     await ended.confirmed(claim, "lab/c-1", 5.0)

@@ -1,4 +1,4 @@
-"""Several intent stores share the work on resources: one of two writers wins, and no child outlives its parent."""
+"""Several intent stores work on the same resources: one of two writers wins, and no child outlives its parent."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Stores:
     def __init__(self, bus: Bus, workers: list[Worker]) -> None:
         self.bus, self.workers = bus, workers
 
-    async def say(self, verb: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
+    async def ask(self, verb: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
         change = {"verb": verb, "path": path.split("/"), "body": body, **more}
         reply = await self.bus.request(subjects.INTENTS_RESOURCE, msgspec.json.encode(change), timeout=10)
         found: dict[str, Any] = msgspec.json.decode(reply)
         return found
 
     async def must(self, verb: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
-        reply = await self.say(verb, path, body, **more)
+        reply = await self.ask(verb, path, body, **more)
         assert reply["accepted"], reply
         return reply
 
@@ -62,41 +62,41 @@ def outcomes(replies: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(r["problem"]["code"] if "problem" in r else "done" for r in replies)
 
 
-async def test_one_of_many_makes_it(stores: Stores) -> None:
+async def test_one_of_concurrent_creates_wins(stores: Stores) -> None:
     for number in range(10):
         body = {"metadata": {"name": f"p{number}"}}
-        replies = await asyncio.gather(*(stores.say("create", "projects", body) for _ in range(8)))
+        replies = await asyncio.gather(*(stores.ask("create", "projects", body) for _ in range(8)))
         assert outcomes(replies) == ["AlreadyExists"] * 7 + ["done"]
 
 
-async def test_one_of_many_replaces_a_version(stores: Stores) -> None:
+async def test_one_of_concurrent_updates_wins(stores: Stores) -> None:
     seq = (await stores.must("create", "projects", PROJECT))["seq"]
     bodies = [{"metadata": {"name": "p", "description": str(n)}} for n in range(8)]
-    replies = await asyncio.gather(*(stores.say("replace", "projects/p", b, ifMatch=seq) for b in bodies))
+    replies = await asyncio.gather(*(stores.ask("replace", "projects/p", b, ifMatch=seq) for b in bodies))
     assert outcomes(replies) == ["Changed"] * 7 + ["done"]
 
 
-async def test_what_one_made_another_knows(stores: Stores) -> None:
+async def test_a_resource_is_visible_in_the_other_store_at_once(stores: Stores) -> None:
     await stores.must("create", "projects", PROJECT)
     for number in range(30):  # whoever answers
         name = f"c{number}"
         body = {"metadata": {"name": name}, "spec": {"compositeAppVersion": "v"}}
         await stores.must("create", "projects/p/composite-apps", body)
         await stores.must("create", f"projects/p/composite-apps/{name}/v/apps", {"metadata": {"name": "a"}})
-        reply = await stores.say("delete", f"projects/p/composite-apps/{name}/v")
+        reply = await stores.ask("delete", f"projects/p/composite-apps/{name}/v")
         assert reply["problem"]["code"] == "HasChildren"
         await stores.must("delete", f"projects/p/composite-apps/{name}/v/apps/a")
         await stores.must("delete", f"projects/p/composite-apps/{name}/v")
 
 
-async def test_no_child_outlives_its_parent(stores: Stores) -> None:
-    """Made and removed at the same moment, by different stores: refused, or mended."""
+async def test_no_child_remains_without_its_parent(stores: Stores) -> None:
+    """Different stores create the child and delete the parent at the same moment: one is refused, or the child is deleted."""
     for number in range(60):
         project = f"projects/p{number}"
         await stores.must("create", "projects", {"metadata": {"name": f"p{number}"}})
         cloud = {"metadata": {"name": "c"}}
         made, removed = await asyncio.gather(
-            stores.say("create", f"{project}/logical-clouds", cloud), stores.say("delete", project)
+            stores.ask("create", f"{project}/logical-clouds", cloud), stores.ask("delete", project)
         )
         assert made["accepted"] or removed["accepted"], (made, removed)
 
@@ -110,27 +110,27 @@ async def test_no_child_outlives_its_parent(stores: Stores) -> None:
         await asyncio.sleep(0.1)
     keys = await stores.keys()
     assert [path for path in keys if len(path) > 2 and path[:2] not in keys] == []
-    # Everybody has the same tree in the end.
+    # All stores have the same tree in the end.
     for worker in stores.workers:
         tree = worker._lifecycle.resources.tree
         await until(lambda tree=tree: set(tree.paths()) == keys)  # type: ignore[misc]
 
 
-async def test_a_collection_goes_as_a_whole_or_not_at_all(stores: Stores) -> None:
+async def test_a_collection_is_deleted_as_a_whole_or_not_at_all(stores: Stores) -> None:
     await stores.must("create", "projects", PROJECT)
     for n in range(40):
         await stores.must("create", "projects/p/logical-clouds", {"metadata": {"name": f"c{n}"}})
     await stores.must("create", "projects/p/logical-clouds/c7/kv-pairs", {"metadata": {"name": "k"}})
-    reply = await stores.say("clear", "projects/p/logical-clouds")
+    reply = await stores.ask("clear", "projects/p/logical-clouds")
     assert reply["problem"]["code"] == "HasChildren"
     assert len(await stores.keys()) == 42
     await stores.must("delete", "projects/p/logical-clouds/c7/kv-pairs/k")
-    replies = await asyncio.gather(*(stores.say("clear", "projects/p/logical-clouds") for _ in range(3)))
+    replies = await asyncio.gather(*(stores.ask("clear", "projects/p/logical-clouds") for _ in range(3)))
     assert "done" in outcomes(replies)
     assert await stores.keys() == {("projects", "p")}
 
 
-async def test_steps_of_a_life_by_whoever_answers(stores: Stores) -> None:
+async def test_lifecycle_steps_work_across_stores(stores: Stores) -> None:
     await stores.must("create", "projects", PROJECT)
     body = {"metadata": {"name": "c"}, "spec": {"compositeAppVersion": "v"}}
     await stores.must("create", "projects/p/composite-apps", body)

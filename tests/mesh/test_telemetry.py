@@ -1,4 +1,4 @@
-"""How a worker tells what it does: probes while brokers come and go, and log lines about the message in hand."""
+"""Tests probes while brokers stop and start, metrics, and log lines about the handled message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from moorage_testkit.servers import NatsServer, RedisServer, free_port
 
 
 def ready(port: int) -> tuple[int, str]:
-    """0: nobody listens."""
+    """Returns the status of the probe; 0: nothing listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
             return answer.status, answer.read().decode().strip()
@@ -44,7 +44,7 @@ def ready(port: int) -> tuple[int, str]:
 
 @contextmanager
 def running(worker: str, nats_url: str, redis_url: str) -> Iterator[int]:
-    """A worker as a process of its own; the port of its probes."""
+    """Runs a worker as a process of its own, and yields the port of its probes."""
     port = free_port()
     env = os.environ | {
         "MOORAGE_NATS_URL": nats_url,
@@ -67,7 +67,7 @@ def becomes(port: int, wanted: tuple[int, str], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-def test_readiness_says_what_is_missing(nats: NatsServer, redis: RedisServer) -> None:
+def test_readyz_names_what_is_missing(nats: NatsServer, redis: RedisServer) -> None:
     nobody = f"nats://127.0.0.1:{free_port()}"
     with running("merger", nobody, redis.url) as port:
         becomes(port, (503, "missing: NATS"))
@@ -95,19 +95,19 @@ async def _provision(nats: NatsServer) -> None:
     await bus.close()
 
 
-async def test_an_endpoint_answers_probes_only() -> None:
-    vitals = ProcessHealth("merger")
+async def test_the_endpoint_serves_probes_and_metrics_only() -> None:
+    process_health = ProcessHealth("merger")
     sock = listen("127.0.0.1:0")
     base = url_of(sock).removesuffix("/metrics")
-    async with serve_health(vitals, sock):
+    async with serve_health(process_health, sock):
         port = sock.getsockname()[1]
         assert await asyncio.to_thread(ready, port) == (503, "missing: NATS")
-        vitals.waiting_for = "the log"
+        process_health.waiting_for = "the log"
         assert await asyncio.to_thread(ready, port) == (503, "missing: the log")
-        vitals.health = lambda: {"ok": False, "missing": ["the moon"]}
+        process_health.health = lambda: {"ok": False, "missing": ["the moon"]}
         assert await asyncio.to_thread(ready, port) == (503, "missing: NATS, the moon")
-        vitals.connected = lambda: True
-        vitals.health = dict
+        process_health.connected = lambda: True
+        process_health.health = dict
         assert await asyncio.to_thread(ready, port) == (200, "ok")
         with pytest.raises(urllib.error.HTTPError) as refused:
             await asyncio.to_thread(urllib.request.urlopen, base + "/secrets.json")
@@ -119,16 +119,15 @@ async def test_an_endpoint_answers_probes_only() -> None:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """As a worker's process configures it, and as before afterwards."""
+    """Configures logs like a worker's process, and restores them afterwards."""
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
     root = logging.getLogger()
-    handlers, level, vitals = root.handlers[:], root.level, CURRENT.get()
+    handlers, level, process_health = root.handlers[:], root.level, CURRENT.get()
     configure("tester")
     yield err
     structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-    CURRENT.set(vitals)
+    CURRENT.set(process_health)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -137,35 +136,35 @@ def lines(logged: io.StringIO) -> list[dict[str, str]]:
     return [json.loads(line) for line in logged.getvalue().splitlines()]
 
 
-class Said(msgspec.Struct):
+class Ping(msgspec.Struct):
     id: str
     cause: str
     fail: bool = False
 
 
-async def test_log_lines_name_the_message_in_hand(logged: io.StringIO, bus: Bus) -> None:
+async def test_log_lines_name_the_handled_message(logged: io.StringIO, bus: Bus) -> None:
     log = structlog.get_logger("tester")
-    heard = asyncio.Event()
+    handled = asyncio.Event()
 
     async def handle(incoming: Incoming) -> bytes:
-        said = msgspec.json.decode(incoming.data, type=Said)
+        message = msgspec.json.decode(incoming.data, type=Ping)
         await asyncio.sleep(0)
-        log.info("at it", note=said.id)
-        if said.fail:
+        log.info("at it", note=message.id)
+        if message.fail:
             raise RuntimeError("nats://me:hunter2@host")
         return b"{}"
 
     def hint(_subject: str, _data: bytes) -> None:
         log.info("a hint")
-        heard.set()
+        handled.set()
 
     await bus.serve("moorage.test.handle", handle)
     await bus.subscribe("moorage.test.hint", hint)
-    asked = [Said(f"id-{i}", f"cause-{i}") for i in range(20)]
+    asked = [Ping(f"id-{i}", f"cause-{i}") for i in range(20)]
     await asyncio.gather(*(bus.request("moorage.test.handle", one) for one in asked))
-    await bus.request("moorage.test.handle", Said("bad", "worse", fail=True))
-    await bus.publish("moorage.test.hint", Said("h", "because"))
-    await asyncio.wait_for(heard.wait(), 5)
+    await bus.request("moorage.test.handle", Ping("bad", "worse", fail=True))
+    await bus.publish("moorage.test.hint", Ping("h", "because"))
+    await asyncio.wait_for(handled.wait(), 5)
     log.info("of nothing")
 
     found = lines(logged)
@@ -184,7 +183,7 @@ async def test_log_lines_name_the_message_in_hand(logged: io.StringIO, bus: Bus)
     assert not {"id", "cause", "subject"} & of_nothing.keys()
 
 
-async def test_what_cannot_be_read_still_has_its_subject(bus: Bus, logged: io.StringIO) -> None:
+async def test_log_lines_about_unreadable_messages_have_the_subject(bus: Bus, logged: io.StringIO) -> None:
     async def handle(incoming: Incoming) -> bytes:
         structlog.get_logger("tester").info("junk")
         return b"{}"
@@ -197,7 +196,7 @@ async def test_what_cannot_be_read_still_has_its_subject(bus: Bus, logged: io.St
     assert all(one["subject"] == "moorage.test.junk" and "id" not in one for one in found)
 
 
-async def test_secrets_are_cut_out(logged: io.StringIO) -> None:
+async def test_secrets_are_redacted(logged: io.StringIO) -> None:
     seed = "SUAKYRHVIOREXV7EUZTBHUHL7NUMHPMAS7QMDU3GTIUWEI5LDNOXD43IZY"
     log = structlog.get_logger("tester")
     with handling("here", id="1"):
@@ -213,7 +212,7 @@ async def test_secrets_are_cut_out(logged: io.StringIO) -> None:
     assert HANDLED.get() is None
 
 
-async def test_requests_are_counted_by_what_became_of_them(bus: Bus) -> None:
+async def test_requests_are_counted_by_outcome(bus: Bus) -> None:
     entered, free = asyncio.Event(), asyncio.Event()
 
     async def handle(incoming: Incoming) -> bytes:
@@ -238,7 +237,7 @@ async def test_requests_are_counted_by_what_became_of_them(bus: Bus) -> None:
     await bus.request(subject, b"3")  # one too many
     free.set()
     await waiting
-    registry = bus.vitals.registry
+    registry = bus.process_health.registry
 
     def count(outcome: str) -> float | None:
         return registry.get_sample_value("moorage_requests_total", {"subject": subject, "outcome": outcome})
@@ -282,8 +281,8 @@ def _keep(seen: list[object]):  # type: ignore[no-untyped-def]
     return keep
 
 
-def test_opentelemetry_is_not_needed() -> None:
-    """Every worker starts where it is not installed; where it is wanted, that is said."""
+def test_opentelemetry_is_optional() -> None:
+    """Every worker starts without it, and logs that it is missing if it is configured."""
     code = """
 import sys
 for name in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.trace"):
@@ -304,7 +303,7 @@ print("fine")
     assert done.returncode == 1 and "moorage[traces]" in done.stderr
 
 
-def test_a_collector_that_is_away_keeps_nobody_from_ending(nats: NatsServer, redis: RedisServer) -> None:
+def test_an_unreachable_collector_does_not_delay_the_exit(nats: NatsServer, redis: RedisServer) -> None:
     asyncio.run(_provision(nats))
     port = free_port()
     env = os.environ | {

@@ -1,4 +1,4 @@
-"""Records that nobody can read, in nearly every bucket: whoever mirrors it goes on with all the others."""
+"""Puts unreadable records into nearly every bucket: workers that mirror it use all the others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from moorage_testkit.mesh_client import MeshClient, application, fleet
 
 from .conftest import MakeMesh
 
-#: Not among the groups' own: there one that cannot be read makes the list of all of them unreadable at the gateway.
+#: Without the bucket of groups, where an unreadable record makes the whole list unreadable at the gateway.
 BESIDE = {"moorage-groups", "moorage-leases"}
-#: Keys of the form that the bucket's own have, so that whoever splits them is met as well.
+#: Keys of the form that the bucket has, so that code that splits them is tested as well.
 KEYS = {
     "moorage-groups": "default.junk-{}.v1.default",
     "moorage-revisions": "default.junk-{}.v1.default.1",
@@ -47,7 +47,7 @@ async def works(driver: MeshClient, name: str) -> None:
 @pytest.mark.parametrize(
     "bucket", [s.name for s in installed().stores.values() if isinstance(s, Bucket) and s.name not in BESIDE]
 )
-async def test_a_record_that_cannot_be_read_stands_in_nobodys_way(mesh: Mesh, driver: MeshClient, bucket: str) -> None:
+async def test_unreadable_records_are_skipped(mesh: Mesh, driver: MeshClient, bucket: str) -> None:
     name = bucket.removeprefix("moorage-")
     mesh.read_endpoint()
     pids = mesh.endpoint["pids"]

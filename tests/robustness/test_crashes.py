@@ -1,5 +1,5 @@
-"""kill -9 of each worker, of NATS and of Redis at points that are seen on the bus, while many groups are placed and while
-they are taken away: in the end it is as if nobody had died (the last case, in which nobody does, is held to the same)."""
+"""Kills each worker, NATS and Redis at points that are seen on the bus, while many groups are placed and removed: the end
+state is the same as without a kill. The last case kills nothing."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ REMOVED = subjects.MERGER_REMOVED
 
 
 class Fault(NamedTuple):
-    """Who is killed, as the nth message on a subject, or on either of two, is seen."""
+    """The processes that are killed when the nth message on one of the subjects is seen."""
 
-    who: str
+    processes: str
     subject: str | tuple[str, str]
     nth: int = 1
 
 
-#: What is killed while placing, and while taking away.
+#: Faults while groups are placed and while they are removed.
 CASES: dict[str, tuple[list[Fault], list[Fault]]] = {
     "intents after its word, hpa asked; sim told": (
         [Fault("intents", ACCEPTED, 7), Fault("hpa", ASKED, 3)],
@@ -88,20 +88,20 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
 
 
 def strike(mesh: Mesh, fault: Fault) -> None:
-    if fault.who == "FLUSHALL":
+    if fault.processes == "FLUSHALL":
         with redis_client.Redis.from_url(mesh.settings.redis_url) as client:
             client.flushall()
         return
     mesh.read_endpoint()
-    pids = [pid for who in fault.who.split() for pid in mesh.pids(who)]
-    assert pids, f"no {fault.who} runs"
+    pids = [pid for name in fault.processes.split() for pid in mesh.pids(name)]
+    assert pids, f"no {fault.processes} runs"
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 
 @asynccontextmanager
 async def struck(driver: MeshClient, faults: list[Fault]) -> AsyncIterator[None]:
-    """Each fault comes at its point; the block ends when all have come."""
+    """Injects each fault at its point; the block ends when all have happened."""
     async with AsyncExitStack() as stack:
         came = [
             await stack.enter_async_context(driver.at(f.subject, partial(strike, driver.mesh, f), f.nth))
@@ -114,13 +114,13 @@ async def struck(driver: MeshClient, faults: list[Fault]) -> AsyncIterator[None]
 
 
 def all_run(mesh: Mesh) -> bool:
-    """Every process has been started again, whether it is of use already or not."""
+    """Waits until every process runs again, ready or not."""
     mesh.read_endpoint()
     return all(mesh.endpoint["pids"].values())
 
 
 async def settled(driver: MeshClient) -> bool:
-    """Exactly as many run as fit; all others wait."""
+    """Waits until exactly as many groups run as fit, and all others wait."""
     phases = list((await driver.phases()).values())
     return phases.count("Running") == FIT and phases.count("Pending") == GROUPS - FIT
 
@@ -130,9 +130,9 @@ async def pods(driver: MeshClient) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_killed_at_any_point_the_end_is_the_same(mesh: Mesh, driver: MeshClient, case: str) -> None:
+async def test_a_kill_at_any_point_has_the_same_end_state(mesh: Mesh, driver: MeshClient, case: str) -> None:
     placing, leaving = CASES[case]
-    # Names of their own: what one case leaves behind must not help or hide another's.
+    # Each case has names of its own, so that leftovers of one case do not affect another.
     names = [f"k{list(CASES).index(case)}-{i}" for i in range(GROUPS)]
 
     async with struck(driver, placing):
@@ -148,17 +148,17 @@ async def test_killed_at_any_point_the_end_is_the_same(mesh: Mesh, driver: MeshC
     (waiting, *_) = (g for g, item in groups.items() if item["phase"] == "Pending")
 
     async def numbers() -> bool:
-        """A controller that was dead when it was asked is asked again."""
+        """Returns the numbers of the reasons; simulates again if a controller was dead when it was asked."""
         return "ResourceShort" in {r["code"] for r in (await driver.why(waiting.split("/")[1]))["reasons"]}
 
-    await eventually(numbers, 60, "why it waits is said with numbers")
-    await until(lambda: all_run(mesh), 20, "everything was started again")
+    await eventually(numbers, 60, "the reasons have numbers")
+    await until(lambda: all_run(mesh), 40, "everything was started again")
     async with struck(driver, leaving):
         await driver.delete(names)
 
     async def released() -> bool:
         return not driver.ledger.claims and not await pods(driver)
 
-    await eventually(released, 20, "no claim and no pod is left")
+    await eventually(released, 40, "no claim and no pod is left")
     assert await driver.phases() == {}
     assert await driver.violations(room(FLEET)) == []

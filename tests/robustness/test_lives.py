@@ -1,5 +1,5 @@
-"""The life of groups while clusters misbehave and workers die: steps are taken or refused in so many words, what moves is
-there before it goes, and what ends leaves nothing."""
+"""Takes groups through their life cycle while clusters misbehave and workers die: moves start the new placement first, and
+ended groups leave nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from moorage.bus import subjects
-from moorage.model.desired import Confirm
 from moorage.model.reports import PodReport, Report
+from moorage.model.status import Confirm
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import MeshClient, application, eventually, fleet, group, problem_of, room
 from moorage_testkit.polling import until
@@ -59,15 +59,15 @@ async def nothing_left(driver: MeshClient) -> None:
 
 
 class Pods:
-    """What the clusters report, as it comes: how many pods run, and how few that ever were. A report of what has become
-    ready may come after the confirmation that says so: of the cluster `fresh`, these count, too."""
+    """Counts the pods that clusters report as running, and the fewest that ever ran. On the cluster `fresh`, confirmed pods count,
+    too, because their report may come later."""
 
     def __init__(self, fresh: str = "") -> None:
         self.by_cluster: dict[str, dict[str, PodReport]] = {}
         self.fresh, self.confirmed = fresh, 0
-        self.least = -1  # once watched
+        self.least = -1  # since it is watched
 
-    def heard(self, subject: str, data: bytes) -> None:
+    def on_report(self, subject: str, data: bytes) -> None:
         report = msgspec.json.decode(data, type=Report)
         pods = self.by_cluster.setdefault(subject.split(".")[3], {})
         if report.kind == "full" and report.part[0] == 0:
@@ -79,7 +79,7 @@ class Pods:
             late = max(0, self.confirmed - self.running(self.fresh)) if self.fresh else 0
             self.least = min(self.least, self.running() + late)
 
-    def told(self, subject: str, data: bytes) -> None:
+    def on_confirmation(self, subject: str, data: bytes) -> None:
         if subject.split(".")[4] == self.fresh:
             self.confirmed = sum(one.ready for one in msgspec.json.decode(data, type=Confirm).objects)
 
@@ -96,8 +96,8 @@ class Pods:
 async def watched(driver: MeshClient, fresh: str = "") -> AsyncIterator[Pods]:
     pods = Pods(fresh)
     subscriptions = [
-        await driver.bus.subscribe("moorage.reports.>", pods.heard),
-        await driver.bus.subscribe("moorage.desired.confirm.>", pods.told),
+        await driver.bus.subscribe("moorage.reports.>", pods.on_report),
+        await driver.bus.subscribe("moorage.desired.confirm.>", pods.on_confirmation),
     ]
     try:
         yield pods
@@ -107,7 +107,7 @@ async def watched(driver: MeshClient, fresh: str = "") -> AsyncIterator[Pods]:
 
 
 @pytest.mark.parametrize("what", ["silent", "slow", "refuse", "lose-pods"])
-async def test_a_whole_life_on_a_cluster_that_misbehaves(driver: MeshClient, what: str) -> None:
+async def test_a_full_life_cycle_on_a_misbehaving_cluster(driver: MeshClient, what: str) -> None:
     name, here = f"life-{what}", "lab/c-0"
     await driver.apply(application(name, pods=2, on=here))
     await driver.until_phase(name, "Running")
@@ -131,14 +131,14 @@ async def test_a_whole_life_on_a_cluster_that_misbehaves(driver: MeshClient, wha
     await nothing_left(driver)
 
 
-async def test_terminated_at_any_moment_nothing_is_left(driver: MeshClient) -> None:
-    """A decision may be under way, be committed just now, or be carried out already."""
+async def test_terminating_at_any_moment_leaves_nothing(driver: MeshClient) -> None:
+    """A decision may be under way, just committed, or already applied."""
     chance = random.Random(7)
 
     async def live(number: int) -> None:
         name = f"brief-{number}"
-        for turn in range(4):
-            await driver.apply(application(name, image=f"i{turn}"))
+        for attempt in range(4):
+            await driver.apply(application(name, image=f"i{attempt}"))
             await asyncio.sleep(chance.choice((0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.2)) * chance.random())
             done = await driver.ask(subjects.INTENTS_ACT, {"group": group(name), "verb": "terminate"})
             assert done["accepted"], done
@@ -154,12 +154,12 @@ async def test_terminated_at_any_moment_nothing_is_left(driver: MeshClient) -> N
 
 
 @pytest.mark.parametrize("image", ["i", "j"], ids=["moved", "moved and changed"])
-async def test_what_moves_is_there_before_it_goes(driver: MeshClient, image: str) -> None:
+async def test_a_move_starts_the_new_placement_before_removing_the_old(driver: MeshClient, image: str) -> None:
     async with watched(driver, "c-2") as pods:
         await heal(driver)
         await driver.apply(application("mover", pods=2, on="lab/c-1"))
         await driver.until_phase("mover", "Running")
-        await until(lambda: pods.running("c-1") == 2, 20, "both run")
+        await until(lambda: pods.running("c-1") == 2, 40, "both run")
         pods.least = 2
         await fault(driver, "lab/c-2", "slow", 3)
         await driver.apply(application("mover", pods=2, on="lab/c-2", image=image))
@@ -169,11 +169,11 @@ async def test_what_moves_is_there_before_it_goes(driver: MeshClient, image: str
     await nothing_left(driver)
 
 
-async def test_what_changes_in_place_is_there_all_the_time(driver: MeshClient) -> None:
+async def test_an_update_in_place_keeps_pods_running(driver: MeshClient) -> None:
     async with watched(driver) as pods:
         await driver.apply(application("roller", pods=3, on="lab/c-3"))
         await driver.until_phase("roller", "Running")
-        await until(lambda: pods.running("c-3") == 3, 20, "all run")
+        await until(lambda: pods.running("c-3") == 3, 40, "all run")
         before = set(pods.by_cluster["c-3"])
         pods.least = 3
         await driver.apply(application("roller", pods=3, on="lab/c-3", image="j"))
@@ -184,7 +184,7 @@ async def test_what_changes_in_place_is_there_all_the_time(driver: MeshClient) -
 
 
 def resources(version: str, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """POSTs that make a group of one app, on one cluster."""
+    """Creates a group of one app on one cluster over /v2."""
     app = f"/v2/projects/lives/composite-apps/shop/{version}"
     manifest = application("x", pods=2)["spec"]["apps"][0]["manifests"][0]
     manifest = {**manifest, "metadata": {"name": f"web-{version}"}}
@@ -206,7 +206,7 @@ def resources(version: str, where: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-async def test_a_group_that_is_replaced_ends_when_the_other_one_runs(driver: MeshClient) -> None:
+async def test_a_replaced_group_ends_when_its_replacement_runs(driver: MeshClient) -> None:
     await driver.http("/v2/projects", {"metadata": {"name": "lives"}})
     for version, where in (("v1", "c-1"), ("v2", "c-2")):
         for path, body in resources(version, where):
@@ -215,7 +215,7 @@ async def test_a_group_that_is_replaced_ends_when_the_other_one_runs(driver: Mes
     async with watched(driver, "c-2") as pods:
         await heal(driver)
         await driver.http(f"{old}/instantiate", {})
-        await until(lambda: pods.running("c-1") == 2, 20, "the old one runs")
+        await until(lambda: pods.running("c-1") == 2, 40, "the old one runs")
         pods.least = 2
         await fault(driver, "lab/c-2", "slow", 3)
         await driver.http(f"{old}/migrate", {"spec": {"targetCompositeAppVersion": "v2", "targetDigName": "g"}})
@@ -225,8 +225,8 @@ async def test_a_group_that_is_replaced_ends_when_the_other_one_runs(driver: Mes
     await nothing_left(driver)
 
 
-async def test_what_is_deleted_goes_whoever_dies(driver: MeshClient) -> None:
-    """The cluster is silent, so it lasts; gateway and intent store die meanwhile, and nobody asks a second time."""
+async def test_a_deletion_survives_crashes(driver: MeshClient) -> None:
+    """The deletion takes long because the cluster is silent; gateway and intent store are killed meanwhile, and the client does not repeat it."""
     mesh, here = driver.mesh, "lab/c-4"
     await driver.apply(application("leaver", on=here))
     await driver.until_phase("leaver", "Running")
@@ -236,14 +236,14 @@ async def test_what_is_deleted_goes_whoever_dies(driver: MeshClient) -> None:
     for worker in ("gateway", "intents"):
         before = mesh.pids(worker)
         mesh.kill(worker)
-        await until(lambda w=worker, b=before: mesh.pids(w) not in ([], b), 20, f"{worker} is there again")  # type: ignore[misc]
+        await until(lambda w=worker, b=before: mesh.pids(w) not in ([], b), 40, f"{worker} is there again")  # type: ignore[misc]
     await driver.until_phase("leaver", "Terminating")
     await heal(driver)
     await driver.until_phase("leaver", "Gone")
     await nothing_left(driver)
 
 
-async def test_who_wants_it_again_keeps_it(driver: MeshClient) -> None:
+async def test_applying_again_cancels_a_pending_deletion(driver: MeshClient) -> None:
     here = "lab/c-4"
     await driver.apply(application("returner", on=here))
     await driver.until_phase("returner", "Running")
@@ -252,13 +252,13 @@ async def test_who_wants_it_again_keeps_it(driver: MeshClient) -> None:
     await driver.apply(application("returner", on=here))
     await heal(driver)
     await driver.until_phase("returner", "Running")
-    await asyncio.sleep(6)  # longer than the intent store takes to look again
+    await asyncio.sleep(6)  # longer than the retry interval of the intent store
     assert await driver.phase("returner") == "Running"
     await driver.delete(["returner"])
     await nothing_left(driver)
 
 
-async def test_who_dies_with_a_request_in_hand_is_not_waited_for(driver: MeshClient) -> None:
+async def test_a_worker_killed_while_it_handles_a_request_is_not_waited_for(driver: MeshClient) -> None:
     mesh = driver.mesh
     await driver.apply(application("held"))
     pids = mesh.pids("intents")

@@ -1,5 +1,5 @@
-"""Clusters that fall silent, are slow, refuse, lose pods, or send old reports again: the phases and reasons that tell so,
-claims that stay where nobody knows better, and everything well again afterwards."""
+"""Clusters fall silent, are slow, refuse objects, lose pods or replay old reports: phases and reasons show it, claims are
+kept while the state is unknown, and everything recovers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moorage_testkit.mesh_client import MeshClient, application, eventually, fle
 from .conftest import MakeMesh
 
 FLEET = fleet(5, 8)
-#: Longer than any of the tests: they end their faults by applying the fleet again.
+#: Longer than any test: tests end faults by applying the fleet again.
 FOR_EVER = 600
 
 
@@ -42,21 +42,21 @@ async def cluster(driver: MeshClient, ident: str) -> dict[str, Any]:
 
 async def until_state(driver: MeshClient, ident: str, state: str) -> None:
     async def reached() -> bool:
-        said: str = (await cluster(driver, ident))["state"]
-        return said == state
+        reported: str = (await cluster(driver, ident))["state"]
+        return reported == state
 
-    await eventually(reached, 20, f"{ident} is {state}")
+    await eventually(reached, 40, f"{ident} is {state}")
 
 
 async def why(driver: MeshClient, name: str, code: str) -> dict[str, Any]:
-    """The first reason with this code, once there is one."""
+    """Waits for a reason with this code and returns the first."""
     found: list[dict[str, Any]] = []
 
-    async def said() -> bool:
+    async def has_reason() -> bool:
         found[:] = [r for r in (await driver.why(name)).get("reasons", []) if r["code"] == code]
         return bool(found)
 
-    await eventually(said, 15, f"{name} says {code}")
+    await eventually(has_reason, 40, f"{name} says {code}")
     return found[0]
 
 
@@ -67,11 +67,11 @@ async def ended(driver: MeshClient, *names: str) -> None:
         clusters = [await cluster(driver, f"lab/c-{i}") for i in range(5)]
         return not driver.ledger.claims and {c["free"]["cpu"] for c in clusters} == {"8"}
 
-    await eventually(free, 20, "all room is free again")
+    await eventually(free, 40, "all room is free again")
     assert await driver.violations(room(FLEET)) == []
 
 
-async def test_a_silent_cluster_keeps_its_claims_and_gets_nothing_new(driver: MeshClient) -> None:
+async def test_a_silent_cluster_keeps_its_claims_and_gets_no_new_ones(driver: MeshClient) -> None:
     here = "lab/c-0"
     await driver.apply(application("before", on=here))
     await driver.until_phase("before", "Running")
@@ -85,7 +85,7 @@ async def test_a_silent_cluster_keeps_its_claims_and_gets_nothing_new(driver: Me
     await driver.until_phase("anywhere", "Running")
     assert (await driver.why("anywhere"))["apps"]["web"]["clusters"] != [here]
     assert claims.keys() <= driver.ledger.claims.keys(), "nobody knows that its pods are gone"
-    # Taking away what runs there waits for it, and its room stays taken.
+    # Removals on it wait, and its claims stay.
     await driver.ask(subjects.INTENTS_ACT, {"group": "default/before/v1/default", "verb": "terminate"})
     await driver.until_phase("before", "Terminating")
     assert claims.keys() <= driver.ledger.claims.keys()
@@ -96,7 +96,7 @@ async def test_a_silent_cluster_keeps_its_claims_and_gets_nothing_new(driver: Me
     await ended(driver, "before", "during", "anywhere")
 
 
-async def test_a_slow_cluster_gets_there(driver: MeshClient) -> None:
+async def test_a_slow_cluster_completes(driver: MeshClient) -> None:
     here = "lab/c-1"
     await fault(driver, here, "slow")
     await driver.apply(application("slow", on=here))
@@ -108,7 +108,7 @@ async def test_a_slow_cluster_gets_there(driver: MeshClient) -> None:
     await ended(driver, "slow")
 
 
-async def test_a_cluster_that_refuses_degrades_the_group_until_it_takes_it(driver: MeshClient) -> None:
+async def test_a_cluster_that_refuses_objects_degrades_the_group_until_it_accepts(driver: MeshClient) -> None:
     here = "lab/c-2"
     await fault(driver, here, "refuse")
     await driver.apply(application("refused", on=here))
@@ -121,13 +121,13 @@ async def test_a_cluster_that_refuses_degrades_the_group_until_it_takes_it(drive
     await ended(driver, "refused")
 
 
-async def test_lost_pods_degrade_and_their_room_stays_claimed(driver: MeshClient) -> None:
+async def test_lost_pods_degrade_the_group_and_their_claim_stays(driver: MeshClient) -> None:
     here = "lab/c-3"
     await driver.apply(application("lost", pods=8, on=here))
     await driver.until_phase("lost", "Running")
     await fault(driver, here, "lose-pods", 3)
     await driver.until_phase("lost", "Degraded")
-    # An eviction opens no gap: the slots of pods that are away count in full.
+    # An eviction frees nothing: the slots of missing pods count in full.
     await driver.apply(application("greedy", on=here))
     await driver.until_phase("greedy", "Pending")
     assert (await why(driver, "greedy", "ResourceShort"))["free"] == "0"
@@ -138,8 +138,8 @@ async def test_lost_pods_degrade_and_their_room_stays_claimed(driver: MeshClient
     await ended(driver, "greedy")
 
 
-async def test_old_reports_change_nothing(driver: MeshClient) -> None:
-    """A cluster that is full says again and again how it was when it was empty."""
+async def test_replayed_reports_change_nothing(driver: MeshClient) -> None:
+    """A full cluster repeatedly replays reports from when it was empty."""
     here = "lab/c-4"
     await driver.apply(application("full", pods=8, on=here))
     await driver.until_phase("full", "Running")
@@ -148,7 +148,7 @@ async def test_old_reports_change_nothing(driver: MeshClient) -> None:
         found = await cluster(driver, here)
         return bool(found["free"]["cpu"] == "0")
 
-    await eventually(seen, 10, "it is full")
+    await eventually(seen, 40, "it is full")
     reports = 0
 
     def count() -> None:
@@ -163,7 +163,7 @@ async def test_old_reports_change_nothing(driver: MeshClient) -> None:
     async def several() -> bool:
         return reports >= 4
 
-    await eventually(several, 20, "old reports came again")
+    await eventually(several, 40, "old reports came again")
     found = await cluster(driver, here)
     assert found["free"]["cpu"] == "0"
     assert (await driver.phase("full"), await driver.phase("tempted")) == ("Running", "Pending")
@@ -173,7 +173,7 @@ async def test_old_reports_change_nothing(driver: MeshClient) -> None:
     await ended(driver, "tempted")
 
 
-async def test_all_of_it_at_once_ends_well(driver: MeshClient) -> None:
+async def test_all_faults_at_once_recover(driver: MeshClient) -> None:
     names = [f"all-{i}" for i in range(20)]
     for number, what in enumerate(("silent", "slow", "refuse", "replay")):
         await fault(driver, f"lab/c-{number}", what, 4)

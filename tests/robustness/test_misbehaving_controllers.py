@@ -1,5 +1,5 @@
-"""Controllers that answer late, twice, never, nonsense, too much, or are stopped, under each policy: the right outcome is
-named, and nobody waits longer than the deadline and a little more."""
+"""Controllers answer late, twice, never, unreadably or too much, or are suspended, under each policy: the outcome is named,
+and no decision takes much longer than the deadline."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from moorage_testkit.polling import until
 from .conftest import MakeMesh
 
 DEADLINE, GRACE = 0.3, 0.05
+LONG_DEADLINE = 1.5  # of those that answer in time, so that also a busy machine tells a bad answer from none
 OUTCOMES = {
     "never": "timeout",
     "late": "timeout",
@@ -49,12 +50,16 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(fleet(3, 64))
 
 
+def deadline_of(behaviour: str) -> float:
+    return DEADLINE if OUTCOMES[behaviour] == "timeout" else LONG_DEADLINE
+
+
 def allowing(cluster: str) -> bytes:
     return msgspec.json.encode({"apps": {"web": {"groups": [{"mode": "allow", "clusters": [cluster]}]}}})
 
 
-class Odd:
-    """A controller over plain NATS that does as it is told; or, to be stopped, a process of its own."""
+class MisbehavingController:
+    """A controller over plain NATS that misbehaves on command; a process of its own if it is to be suspended."""
 
     def __init__(self, driver: MeshClient, behaviour: str) -> None:
         self._driver, self._behaviour = driver, behaviour
@@ -86,20 +91,20 @@ class Odd:
             self._process.send_signal(signal.SIGCONT)
 
     async def _asked(self, msg: Msg) -> None:
-        say = self._driver.bus.publish
+        publish = self._driver.bus.publish
         if self.good:
-            await say(msg.reply, allowing("lab/c-1"))
+            await publish(msg.reply, allowing("lab/c-1"))
         elif self._behaviour == "late":
             task = asyncio.ensure_future(self._answer_late(msg.reply))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
         elif self._behaviour == "twice":
-            await say(msg.reply, allowing("lab/c-1"))
-            await say(msg.reply, allowing("lab/c-2"))
+            await publish(msg.reply, allowing("lab/c-1"))
+            await publish(msg.reply, allowing("lab/c-2"))
         elif self._behaviour == "nonsense":
-            await say(msg.reply, b"\xff\xfe{")
+            await publish(msg.reply, b"\xff\xfe{")
         elif self._behaviour == "too much":
-            await say(msg.reply, allowing("lab/" + "x" * (5 << 20)))
+            await publish(msg.reply, allowing("lab/" + "x" * (5 << 20)))
 
     async def _answer_late(self, reply: str) -> None:
         await asyncio.sleep(DEADLINE + 0.1)
@@ -114,10 +119,10 @@ class Odd:
 
 
 @asynccontextmanager
-async def odd(driver: MeshClient, behaviour: str, policy: str, file: Path) -> AsyncIterator[Odd]:
-    one = Odd(driver, behaviour)
+async def odd(driver: MeshClient, behaviour: str, policy: str, file: Path) -> AsyncIterator[MisbehavingController]:
+    one = MisbehavingController(driver, behaviour)
     await one.start(file)
-    wanted = {"name": "odd", "deadlineMs": DEADLINE * 1000, "policy": policy}
+    wanted = {"name": "odd", "deadlineMs": deadline_of(behaviour) * 1000, "policy": policy}
     try:
         await driver.ask(subjects.CONTROLLERS_SET, wanted)
         yield one
@@ -127,24 +132,24 @@ async def odd(driver: MeshClient, behaviour: str, policy: str, file: Path) -> As
 
 
 async def simulate(driver: MeshClient, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All of the answer, and what it says of the odd one."""
+    """Returns the answer, and its entry about the misbehaving controller."""
     why = await driver.http("/v1/simulate", application(name))
     return why, next((c for c in why["controllers"] if c["name"] == "odd"), {})
 
 
 async def decided_in(driver: MeshClient, name: str) -> float:
-    """Seconds from the question on the bus to the event of the decision, both as one reader of the bus sees them."""
+    """Returns the seconds from the ask to the event of the decision, both as one subscriber receives them."""
     loop = asyncio.get_running_loop()
     asked: list[float] = []
-    told: asyncio.Future[float] = loop.create_future()
+    decided: asyncio.Future[float] = loop.create_future()
 
     def question(_subject: str, data: bytes) -> None:
         if msgspec.json.decode(data)["group"] == group(name):
             asked.append(loop.time())
 
     def decision(_subject: str, _data: bytes) -> None:
-        if not told.done():
-            told.set_result(loop.time())
+        if not decided.done():
+            decided.set_result(loop.time())
 
     subscriptions = [
         await driver.bus.subscribe(subjects.candidates("hpa"), question),
@@ -153,7 +158,7 @@ async def decided_in(driver: MeshClient, name: str) -> float:
     try:
         await driver.apply(application(name))
         async with asyncio.timeout(10):
-            return await told - asked[0]
+            return await decided - asked[0]
     finally:
         for subscription in subscriptions:
             await subscription.unsubscribe()
@@ -161,7 +166,7 @@ async def decided_in(driver: MeshClient, name: str) -> float:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("behaviour", OUTCOMES)
-async def test_a_bad_controller_is_named_and_not_waited_for(
+async def test_a_misbehaving_controller_is_named_and_not_waited_for(
     driver: MeshClient, tmp_path: Path, behaviour: str, policy: str
 ) -> None:
     name = f"{behaviour}-{policy}".replace(" ", "-")
@@ -169,43 +174,43 @@ async def test_a_bad_controller_is_named_and_not_waited_for(
     async with odd(driver, behaviour, policy, tmp_path / "odd.py") as one:
 
         async def asked() -> bool:
-            _, said = await simulate(driver, name)
-            return said.get("outcome") == "answered" and said.get("policy") == policy
+            _, entry = await simulate(driver, name)
+            return entry.get("outcome") == "answered" and entry.get("policy") == policy
 
-        await eventually(asked, 15, "the odd one is asked and answers")
+        await eventually(asked, 40, "the odd one is asked and answers")
         one.misbehave()
-        why, said = await simulate(driver, name)
+        why, entry = await simulate(driver, name)
         clusters = why.get("apps", {}).get("web", {}).get("clusters", [])
         codes = {(r["code"], r.get("by")) for r in why.get("reasons", [])}
         warned = [w["message"] for w in why.get("warnings", []) if w["code"] == "ControllerLeftOut"]
         if outcome == "answered":
-            assert (said["outcome"], clusters) == ("answered", ["lab/c-1"]), "the first answer counts"
+            assert (entry["outcome"], clusters) == ("answered", ["lab/c-1"]), "the first answer counts"
         elif policy == "required":
-            assert said["outcome"] == outcome and why["phase"] == "Pending" and not clusters
+            assert entry["outcome"] == outcome and why["phase"] == "Pending" and not clusters
             assert codes == {("ControllerTimeout" if outcome == "timeout" else "ControllerError", "odd")}
         elif policy == "optional":
-            assert said["outcome"] == outcome and len(clusters) == 1 and not codes
+            assert entry["outcome"] == outcome and len(clusters) == 1 and not codes
             assert len(warned) == 1 and warned[0].startswith("odd: ")
         else:
-            assert (said["outcome"], clusters) == ("stale", ["lab/c-1"]), "its last answer to this question"
-            assert not warned and said["error"]
-        # Deciding takes the deadline and a little; of a few tries the best, since the machine may be busy just now.
-        # Who has answered, however badly, is not waited for any longer.
-        most = DEADLINE + GRACE if outcome == "timeout" else DEADLINE * 0.8
+            assert (entry["outcome"], clusters) == ("stale", ["lab/c-1"]), "its last answer to this question"
+            assert not warned and entry["error"]
+        # A decision takes little more than the deadline; the best of a few tries counts, since the machine may be busy.
+        # A controller that has answered, even badly, is not waited for.
+        most = DEADLINE + GRACE if outcome == "timeout" else LONG_DEADLINE * 0.8
         times: list[float] = []
         while len(times) < 5 and min(times, default=9) > most:
             times.append(await decided_in(driver, f"{name}-{len(times)}"))
         assert min(times) <= most, times
-        assert max(times) <= most + 1, times
+        assert max(times) <= most + 3, times
         if outcome == "timeout":
             assert min(times) >= DEADLINE * 0.9, "a deadline that is not used up would leave out those who are slow"
 
         one.recover()
-        why, said = await simulate(driver, name)
-        if behaviour == "stopped":  # it first answers what it was asked while it stood
-            await eventually(asked, 10, "it is asked again")
-            why, said = await simulate(driver, name)
-        assert (said["outcome"], why["apps"]["web"]["clusters"]) == ("answered", ["lab/c-1"]), "no late word counts"
+        why, entry = await simulate(driver, name)
+        if behaviour == "stopped":  # it first answers the asks from while it was suspended
+            await eventually(asked, 40, "it is asked again")
+            why, entry = await simulate(driver, name)
+        assert (entry["outcome"], why["apps"]["web"]["clusters"]) == ("answered", ["lab/c-1"]), "no late word counts"
         for i in range(len(times)):
             await driver.until_phase(f"{name}-{i}", "Running")
         if behaviour == "late":
@@ -213,7 +218,7 @@ async def test_a_bad_controller_is_named_and_not_waited_for(
     await driver.delete(f"{name}-{i}" for i in range(len(times)))
 
 
-async def test_a_required_built_in_that_is_stopped_is_waited_for(mesh: Mesh, driver: MeshClient) -> None:
+async def test_a_group_waits_for_a_stopped_required_built_in(mesh: Mesh, driver: MeshClient) -> None:
     (pid,) = mesh.pids("hpa")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -222,7 +227,7 @@ async def test_a_required_built_in_that_is_stopped_is_waited_for(mesh: Mesh, dri
         why = await driver.why("patient")
         assert [(r["code"], r["by"]) for r in why["reasons"]] == [("ControllerTimeout", "hpa")]
         outcomes = {c["name"]: c["outcome"] for c in why["controllers"]}
-        assert outcomes == {"hpa": "timeout", "labels": "answered", "affinity": "answered"}
+        assert outcomes == {"hpa": "timeout"} | dict.fromkeys(("labels", "affinity", "topology"), "answered")
         assert group("patient") not in driver.ledger.standing
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Everything is killed at once in the middle of its work; a second `up` on the same state finds what was acknowledged."""
+"""Kills all processes at once under load; a second `up` on the same state has every acknowledged write."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ async def kill_everything(mesh: Mesh) -> None:
     assert mesh.process is not None
     await asyncio.to_thread(mesh.process.wait)
     mesh.process = None
-    await until(lambda: all(gone(pid) for pid in pids), 5, "all are dead")
+    await until(lambda: all(gone(pid) for pid in pids), 40, "all are dead")
 
 
-async def test_what_was_acknowledged_is_found_again(make_mesh: MakeMesh, tmp_path: Path) -> None:
+async def test_acknowledged_writes_survive_a_kill_of_everything(make_mesh: MakeMesh, tmp_path: Path) -> None:
     mesh = make_mesh(FLEET, state=tmp_path)
     async with MeshClient(mesh) as driver:
         for name in ("stays", "changes", "ends"):
@@ -51,7 +51,7 @@ async def test_what_was_acknowledged_is_found_again(make_mesh: MakeMesh, tmp_pat
         ended = await driver.ask(subjects.INTENTS_ACT, {"group": group("ends"), "verb": "terminate"})
         assert ended["accepted"]
         burst = [f"burst-{i}" for i in range(FIT + 4)]
-        # Killed as soon as the last one is acknowledged: most are not even decided then.
+        # Killed as soon as the last write is acknowledged: most groups are not decided by then.
         await asyncio.gather(*(driver.apply(application(name)) for name in burst))
         await kill_everything(mesh)
         acknowledged = driver.acknowledged
@@ -77,10 +77,10 @@ async def test_what_was_acknowledged_is_found_again(make_mesh: MakeMesh, tmp_pat
             hpa = await driver.http("/v1/controllers/hpa")
             assert hpa["deadlineMs"] == 777
             assert (await driver.http("/v1/clusters/lab/c-1"))["labels"]["site"] == "north"
-            again_said = await driver.apply(application("stays"))
-            assert again_said["outcome"] == "unchanged"
+            repeated = await driver.apply(application("stays"))
+            assert repeated["outcome"] == "unchanged"
             await driver.delete(["stays", "changes", "ends", *burst])
-            await until(lambda: not driver.ledger.claims, 20, "no claim is left")
+            await until(lambda: not driver.ledger.claims, 40, "no claim is left")
             assert await driver.violations(room(FLEET)) == []
     finally:
         again.stop()

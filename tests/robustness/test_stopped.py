@@ -1,5 +1,5 @@
-"""SIGSTOP: a worker that does nothing for a while and then goes on where it was, while another one has taken over: never two
-that act at once, nothing given away twice, and what was acknowledged meanwhile stays."""
+"""Suspends workers (SIGSTOP) that resume after another one took over: never two are active at once, nothing is claimed
+twice, and acknowledged writes stay."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ async def stopped(pid: int) -> AsyncIterator[None]:
 
 
 async def states(driver: MeshClient, worker: str) -> dict[int, dict[str, Any]]:
-    """What each process of a kind says of itself."""
+    """Returns the health of each process of a kind."""
     found: dict[int, dict[str, Any]] = {}
 
-    def heard(_subject: str, data: bytes) -> None:
-        said = msgspec.json.decode(data)
-        found[int(said["metadata"]["pid"])] = said["metadata"]
+    def on_reply(_subject: str, data: bytes) -> None:
+        stats = msgspec.json.decode(data)
+        found[int(stats["metadata"]["pid"])] = stats["metadata"]
 
     inbox = driver.bus.nc.new_inbox()
-    subscription = await driver.bus.subscribe(inbox, heard)
+    subscription = await driver.bus.subscribe(inbox, on_reply)
     await driver.bus.publish(f"$SRV.STATS.moorage-{worker}", b"", inbox)
     await asyncio.sleep(0.3)
     await subscription.unsubscribe()
@@ -66,15 +66,15 @@ async def states(driver: MeshClient, worker: str) -> dict[int, dict[str, Any]]:
 
 
 async def active(driver: MeshClient, worker: str) -> int:
-    """The one that holds the lease."""
+    """Returns the process that holds the lease."""
     holders: list[int] = []
 
     async def one() -> bool:
-        said = await states(driver, worker)
-        holders[:] = [pid for pid, s in said.items() if s.get("role") == "active" or "waiting" in s]
-        return len(holders) == 1 and len(said) == 2
+        roles = await states(driver, worker)
+        holders[:] = [pid for pid, s in roles.items() if s.get("role") == "active" or "waiting" in s]
+        return len(holders) == 1 and len(roles) == 2
 
-    await eventually(one, 20, f"one {worker} of two is active")
+    await eventually(one, 40, f"one {worker} of two is active")
     return holders[0]
 
 
@@ -88,18 +88,18 @@ async def cleared(driver: MeshClient, names: list[str]) -> None:
     async def nothing_left() -> bool:
         return not driver.ledger.claims
 
-    await eventually(nothing_left, 20, "no claim is left")
+    await eventually(nothing_left, 40, "no claim is left")
     assert await driver.violations(room(FLEET)) == []
 
 
-async def test_the_merger_that_looks_after_what_waits(mesh: Mesh, driver: MeshClient) -> None:
+async def test_the_leading_merger_is_suspended(mesh: Mesh, driver: MeshClient) -> None:
     names = [f"waits-{i}" for i in range(CLUSTERS + 2)]
     await asyncio.gather(*(driver.apply(application(name)) for name in names))
-    await eventually(lambda: running(driver, CLUSTERS), 20, "as many run as fit")
+    await eventually(lambda: running(driver, CLUSTERS), 40, "as many run as fit")
     holder = await active(driver, "merger")
     placed = [name for name in names if await driver.phase(name) == "Running"]
     async with stopped(holder):
-        # Half of what is told to the mergers ends in the queue of the one that is stopped.
+        # Half of the hints end in the queue of the suspended merger.
         await driver.delete(placed[:2])
         await eventually(lambda: running(driver, CLUSTERS), 30, "those that waited took the room")
         more = [f"more-{i}" for i in range(3)]
@@ -114,17 +114,19 @@ async def test_the_merger_that_looks_after_what_waits(mesh: Mesh, driver: MeshCl
 
 
 async def active_without(driver: MeshClient, one: int) -> int:
-    said = {pid: s for pid, s in (await states(driver, "merger")).items() if pid != one}
-    return next(pid for pid, s in said.items() if "waiting" in s)
+    roles = {pid: s for pid, s in (await states(driver, "merger")).items() if pid != one}
+    return next(pid for pid, s in roles.items() if "waiting" in s)
 
 
 @pytest.mark.parametrize("point", ["merger.answered", "merger.committed"])
-async def test_a_merger_between_two_steps(mesh: Mesh, driver: MeshClient, failpoints: Failpoints, point: str) -> None:
-    """It wakes up with a proposal for room that others have taken since."""
+async def test_a_merger_is_suspended_between_two_steps(
+    mesh: Mesh, driver: MeshClient, failpoints: Failpoints, point: str
+) -> None:
+    """It resumes with a proposal for capacity that others have taken since."""
     failpoints.arm(point, how="STOP")
     first = f"first-{point[7:9]}"
     await driver.apply(application(first))
-    await until(lambda: bool(failpoints.happened(point)), 10, f"a merger comes to {point}")
+    await until(lambda: bool(failpoints.happened(point)), 40, f"a merger comes to {point}")
     pid = failpoints.happened(point)
     try:
         others = [f"other-{point[7:9]}-{i}" for i in range(CLUSTERS)]
@@ -133,15 +135,15 @@ async def test_a_merger_between_two_steps(mesh: Mesh, driver: MeshClient, failpo
     finally:
         os.kill(pid, signal.SIGCONT)
     await active(driver, "merger")
-    await eventually(lambda: running(driver, CLUSTERS), 20, "still as many run as fit")
+    await eventually(lambda: running(driver, CLUSTERS), 40, "still as many run as fit")
     phases = await driver.phases()
     assert Counter(phases.values()) == {"Running": CLUSTERS, "Pending": 1}
     assert counting_pods(driver.ledger) == CLUSTERS
     await cleared(driver, [first, *others])
 
 
-async def test_the_active_inventory(mesh: Mesh, driver: MeshClient) -> None:
-    """The fleet changes while it sleeps; it brings nothing back when it wakes up, and gives no number a second time."""
+async def test_the_active_inventory_is_suspended(mesh: Mesh, driver: MeshClient) -> None:
+    """The fleet changes while it is suspended; when it resumes it restores nothing old and assigns no id twice."""
     one = await active(driver, "inventory")
     new = [{**FLEET["clusters"][0], "name": f"new-{i}"} for i in range(3)]
     late = [{**FLEET["clusters"][0], "name": f"late-{i}"} for i in range(3)]
@@ -152,7 +154,7 @@ async def test_the_active_inventory(mesh: Mesh, driver: MeshClient) -> None:
         await eventually(lambda: known(driver, new), 30, "the clusters that came are known")
         done = await driver.ask(subjects.CLUSTERS_SET, {"cluster": f"lab/{first['name']}", "labels": {"tier": "gold"}})
         assert done["accepted"]
-    # These come at the very moment at which both are awake.
+    # These reports come at the very moment when both are running.
     await driver.ask(subjects.SIM_APPLY, {"clusters": [*FLEET["clusters"], *new, *late]}, timeout=20)
     await eventually(lambda: known(driver, [*new, *late]), 30, "the clusters that came since are known")
     assert await active(driver, "inventory") != one
@@ -183,13 +185,15 @@ async def known(driver: MeshClient, clusters: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.parametrize("point", ["patcher.asked", "patcher.concluded"])
-async def test_the_active_patcher(mesh: Mesh, driver: MeshClient, failpoints: Failpoints, point: str) -> None:
-    """It is stopped in the middle of its work on a group, which has another revision when it wakes up."""
+async def test_the_active_patcher_is_suspended(
+    mesh: Mesh, driver: MeshClient, failpoints: Failpoints, point: str
+) -> None:
+    """It is suspended while it works on a group, which has another revision when it resumes."""
     one = await active(driver, "patcher")
     name = f"patched-{point[8:10]}"
     failpoints.arm(point, how="STOP")
     await driver.apply(application(name, cpu="100m"))
-    await until(lambda: failpoints.happened(point) == one, 10, f"the active one comes to {point}")
+    await until(lambda: failpoints.happened(point) == one, 40, f"the active one comes to {point}")
     try:
         await driver.until_phase(name, "Running", seconds=30)
         await driver.apply(application(name, cpu="100m", image="newer"))
@@ -209,14 +213,14 @@ async def test_the_active_patcher(mesh: Mesh, driver: MeshClient, failpoints: Fa
     await cleared(driver, [name])
 
 
-async def test_an_intent_store_with_half_of_the_requests(mesh: Mesh, driver: MeshClient) -> None:
-    """Requests go to either; who asked the one that is stopped asks again and is answered by the other."""
+async def test_an_intent_store_is_suspended(mesh: Mesh, driver: MeshClient) -> None:
+    """Requests go to either store; a client of the suspended one repeats its request and is answered by the other."""
     one = mesh.pids("intents")[0]
     names = [f"asked-{i}" for i in range(CLUSTERS)]
     async with stopped(one):
         await asyncio.gather(*(driver.apply(application(name)) for name in names))
         await eventually(lambda: running(driver, CLUSTERS), 30, "all run")
-    # What it had in its queue comes now, for the second time: it changes nothing.
+    # The requests in its queue are handled a second time, and change nothing.
     await asyncio.gather(*(driver.apply(application(name)) for name in names))
     assert set(driver.acknowledged.values()) == {1}
     await cleared(driver, names)
@@ -233,27 +237,27 @@ async def silent(driver: MeshClient) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["gateway", "redis", "labels", "affinity", "sim", "nats"])
-async def test_whoever_of_them_stands_still_for_a_while(mesh: Mesh, driver: MeshClient, kind: str) -> None:
-    """There is only one of each. What is acknowledged meanwhile is decided, by then or when it wakes up, and only once."""
+async def test_a_worker_without_a_replica_is_suspended(mesh: Mesh, driver: MeshClient, kind: str) -> None:
+    """There is only one process of each kind. Acknowledged groups are decided, meanwhile or after it resumes, and only once."""
     (pid,) = mesh.pids(kind)
     before = [f"{kind}-before-{i}" for i in range(2)]
     await asyncio.gather(*(driver.apply(application(name)) for name in before))
-    await eventually(lambda: running(driver, len(before)), 20, "those that came before run")
+    await eventually(lambda: running(driver, len(before)), 40, "those that came before run")
     meanwhile = [f"{kind}-{i}" for i in range(CLUSTERS - len(before) + 1)]
     async with stopped(pid):
         applying = asyncio.gather(*(driver.apply(application(name)) for name in meanwhile))
         if kind in ("gateway", "redis"):
-            # They are not asked about anything that is decided.
+            # They have no part in decisions.
             await applying
-            await until(lambda: counting_pods(driver.ledger) == CLUSTERS, 20, "as many are placed as fit")
+            await until(lambda: counting_pods(driver.ledger) == CLUSTERS, 40, "as many are placed as fit")
         elif kind in ("labels", "affinity"):
             await applying
-            await eventually(lambda: waits_for(driver, meanwhile[0], kind), 20, f"{meanwhile[0]} waits for {kind}")
+            await eventually(lambda: waits_for(driver, meanwhile[0], kind), 40, f"{meanwhile[0]} waits for {kind}")
         elif kind == "sim":
             await applying
             await eventually(lambda: silent(driver), 30, "the clusters are known to be silent")
         else:
-            await asyncio.sleep(5)  # nobody can say that it is noticed, but pings go out every two seconds
+            await asyncio.sleep(5)  # the detection is not observable, but pings go out every two seconds
     await applying
     await eventually(lambda: running(driver, CLUSTERS), 40, "as many run as fit")
     assert Counter((await driver.phases()).values()) == {"Running": CLUSTERS, "Pending": 1}

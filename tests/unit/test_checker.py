@@ -61,6 +61,10 @@ LEGAL = {
         Commit(entries=[decided("g", on("n-0"))]),
         Commit(entries=[decided("g", on("n-0"), revision=2)]),
     ],
+    "another claim in the place of the one before": [
+        Commit(entries=[decided("g", on("n-0"))]),
+        Commit(entries=[decided("g", on("n-0"), revision=2, claim="another")]),
+    ],
     "withdrawn before it was decided": [
         Commit(entries=[decided("h", on("n-0"))]),
         Commit(entries=[Withdrawal(group="g", revision=1)]),
@@ -95,9 +99,10 @@ WRONG = {
     "those of the decision before, too": (
         [
             Commit(entries=[decided("g", on("n-0"))]),
-            Commit(entries=[decided("g", on("n-0"), revision=2, claim="another")]),
+            Commit(entries=[decided("g", on("n-0", 500), revision=2, claim="another")]),
+            Commit(entries=[decided("h", on("n-0", 1000))]),
         ],
-        "2: lab/one n-0 has 2000 cpu, claimed are 4000",
+        "3: lab/one n-0 has 2000 cpu, claimed are 3000",
     ),
     "moved to a place that is taken": (
         [

@@ -28,7 +28,7 @@ from moorage.candidates.dynamic_program import DynamicProgram
 from moorage.candidates.feasibility import ClusterClasses
 from moorage.candidates.local_search import improve
 from moorage.candidates.lp_relaxation import Undecided
-from moorage.candidates.objective import Objective
+from moorage.candidates.objective import Objective, OwnRoom
 
 
 def satisfied(groups: list[list[CountedGroup]], clusters: tuple[int, ...]) -> bool:
@@ -48,7 +48,7 @@ class Problem:
     capacity: FreeCapacity
     failed: list[tuple[int, frozenset[int]]]
     current: list[Mask | None]
-    unchanged: list[Mask | None]
+    own: list[OwnRoom]
 
     def value_at(self, c: int, apps: frozenset[int]) -> int | None:
         """The value of one cluster with these apps by the documented rules; None where they may not be there."""
@@ -67,12 +67,11 @@ class Problem:
                 return None
             total += round(merged.bonus.get(pair, 0.0) * (1 << 24)) << 25
         shares = []
+        nothing = np.zeros(len(capacity.free))
         for r in range(len(capacity.free)):
             if not sum(capacity.needs[a][r] for a in apps):
                 continue
-            new = sum(
-                capacity.needs[a][r] for a in apps if (unchanged := self.unchanged[a]) is None or not unchanged[c]
-            )
+            new = sum(max(0.0, capacity.needs[a][r] - self.own[a].get(c, nothing)[r]) for a in apps)
             share = (capacity.free[r][c] - new) / max(capacity.allocatable[r][c], 1)
             shares.append(share if new > 0 else max(share, 0.0))
         if shares:
@@ -145,14 +144,14 @@ class Problem:
             self.capacity,
             ranks,
             current=self.current,
-            unchanged=self.unchanged,
+            own=self.own,
             failed=self.failed,
             steps=steps,
         )
 
     def objective(self) -> Objective:
         ranks = np.arange(self.merged.masks[0].size, dtype=np.int64)
-        return Objective(self.merged, self.capacity, ranks, self.current, self.unchanged, self.failed)
+        return Objective(self.merged, self.capacity, ranks, self.current, self.own, self.failed)
 
 
 @st.composite
@@ -196,8 +195,16 @@ def problems(
         st.lists(st.tuples(st.integers(0, size - 1), st.frozensets(st.integers(0, apps - 1), min_size=1)), max_size=2)
     )
     current = [draw(st.none() | st.none() | mask) for _ in range(apps)]
-    unchanged = [None if s is None else s & draw(mask) for s in current]
-    return Problem(merged, capacity, failed, current, unchanged)
+    own: list[OwnRoom] = [
+        {
+            c: capacity.needs[app] * draw(st.sampled_from([0.5, 1.0, 2.0]))
+            for c in np.flatnonzero(where & draw(mask)).tolist()
+        }
+        if where is not None
+        else {}
+        for app, where in enumerate(current)
+    ]
+    return Problem(merged, capacity, failed, current, own)
 
 
 larger = problems(apps=4, size=6, replicas=3, rules=3)
@@ -326,7 +333,7 @@ def test_an_app_without_needs_gains_nothing_from_sharing() -> None:
     merged.scores = [None, None, None]
     capacity.free[:], capacity.allocatable[:] = [[0, 0, 0, 2]], 12
     capacity.needs[:] = [[0], [0], [1]]
-    check(Problem(merged, capacity, [], [None] * 3, [None] * 3))
+    check(Problem(merged, capacity, [], [None] * 3, [{}] * 3))
 
 
 def test_among_equal_choices_the_first_app_gets_the_first_cluster() -> None:
@@ -334,7 +341,7 @@ def test_among_equal_choices_the_first_app_gets_the_first_cluster() -> None:
     merged.masks, merged.scores = [np.ones(8, dtype=np.bool_)] * 3, [None] * 3
     merged.apart |= {(0, 1), (0, 2), (1, 2)}
     capacity.free[:], capacity.allocatable[:] = 50, 100
-    problem = Problem(merged, capacity, [], [None] * 3, [None] * 3)
+    problem = Problem(merged, capacity, [], [None] * 3, [{}] * 3)
     objective = problem.objective()
     assert DynamicProgram(objective, objective.candidate_pools()).best() == [[0], [1, 2], [3]]
     got = problem.choose()
@@ -347,7 +354,7 @@ def test_local_search_keeps_apps_apart() -> None:
     merged.masks = [np.ones(3, dtype=np.bool_)] * 2
     merged.scores = [np.array([1.0, 0.5, 0.0]), np.array([1.0, 0.2, 0.0])]
     merged.apart.add((0, 1))
-    problem = Problem(merged, capacity, [], [None] * 2, [None] * 2)
+    problem = Problem(merged, capacity, [], [None] * 2, [{}] * 2)
     objective = problem.objective()
     value, better = improve(objective, objective.candidate_pools(), [[2], [1]], 5_000)
     assert better == [[1], [0]]
@@ -360,7 +367,7 @@ def test_hundreds_of_replicas_stay_where_they_are() -> None:
     merged.masks = [np.ones(300, dtype=np.bool_)] * 2
     capacity.free[:] += 10
     merged.conflicts[0, 1] = ~stays
-    got = Problem(merged, capacity, [], [stays] * 2, [None] * 2).choose()
+    got = Problem(merged, capacity, [], [stays] * 2, [{}] * 2).choose()
     assert isinstance(got, Choice)
     assert [sorted(clusters) for clusters in got.clusters] == [np.flatnonzero(stays).tolist()] * 2
     assert not got.proven, "sums this large do not distinguish free shares"
@@ -372,7 +379,7 @@ def test_staying_outranks_scores_and_needs_no_new_capacity() -> None:
     merged.scores[0] = np.array([1.0, 0.0, 1.0, 1.0])
     capacity.free[:, 1] = 0
     current = np.array([False, True, False, False])
-    got = choose(merged, capacity, np.arange(4, dtype=np.int64), current=[current], unchanged=[current])
+    got = choose(merged, capacity, np.arange(4, dtype=np.int64), current=[current], own=[{1: capacity.needs[0]}])
     assert isinstance(got, Choice)
     assert got.clusters == [[1]]
 

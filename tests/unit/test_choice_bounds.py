@@ -178,8 +178,9 @@ def test_branching_on_classes_agrees_with_the_dynamic_program(
     rng, answers = np.random.default_rng(1), []
     for _ in range(150):
         merged, capacity = full(rng)
-        no_masks = [None] * len(merged.masks)
-        objective = Objective(merged, capacity, np.arange(merged.masks[0].size, dtype=np.int64), no_masks, no_masks, [])
+        apps = len(merged.masks)
+        ranks = np.arange(merged.masks[0].size, dtype=np.int64)
+        objective = Objective(merged, capacity, ranks, [None] * apps, [{}] * apps, [])
         chosen = ClusterClasses(objective, objective.candidate_pools()).solve(10_000)
         assert not isinstance(chosen, Undecided)
         assert (chosen is None) == (DynamicProgram(objective, objective.candidate_pools()).best() is None)

@@ -11,8 +11,9 @@ from moorage.cli.gateway_client import problem_text
 from moorage.cli.main import run
 from moorage.cli.names import cluster_parts, full_name
 from moorage.cli.output import amounts
+from moorage.cli.quantities import readable
 from moorage.cli.resource_types import resolve
-from moorage.cli.terminal import table
+from moorage.cli.table import table
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,22 @@ def test_exit_codes_of_answers(status: int, code: int) -> None:
 
 def test_amounts_are_for_reading() -> None:
     free = {"pods": "110", "memory": "68519476736", "cpu": "7500m", "ephemeral-storage": "900Gi", "x": "68519476736"}
-    assert amounts(free) == "cpu 7500m, memory 63.8Gi, ephemeral-storage 900Gi, x 68519476736"
-    assert amounts({"memory": "2097152Ki"}) == "memory 2Gi" and amounts({"memory": "1500"}) == "memory 1500"
-    assert amounts({"memory": "500Mi"}) == "memory 500Mi" and amounts({"memory": "68519476"}) == "memory 65.35Mi"
+    assert amounts(free) == "cpu 7.5, memory 63.8Gi, ephemeral-storage 900Gi, x 68519476736"
+    assert amounts({"memory": "2097152Ki"}) == "memory 2Gi" and amounts({"memory": "1500"}) == "memory 1.46Ki"
+    assert amounts({"memory": "500Mi"}) == "memory 500Mi" and amounts({"memory": "68519476"}) == "memory 65.3Mi"
+
+
+@pytest.mark.parametrize(
+    ("resource", "quantity", "text"),
+    [
+        ("cpu", "2", "2"), ("cpu", "500m", "500m"), ("cpu", "1500m", "1.5"), ("cpu", "0", "0"), ("cpu", "2500u", "2m"),
+        ("memory", "716800Mi", "700Gi"), ("memory", "523776Mi", "511.5Gi"), ("memory", "0", "0"), ("memory", "1e3", "1000"),
+        ("hugepages-1Gi", "34359738368", "32Gi"), ("nvidia.com/gpu", "4", "4"), ("memory", "many", "many"),
+        ("ephemeral-storage", "1500G", "1.36Ti"), ("memory", "1023", "1023"),
+    ],
+)  # fmt: skip
+def test_quantities_are_in_units_for_people(resource: str, quantity: str, text: str) -> None:
+    assert readable(resource, quantity) == text
 
 
 def test_clusters_are_named_the_same_everywhere() -> None:

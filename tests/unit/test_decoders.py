@@ -24,23 +24,21 @@ from moorage.model.base import Message
 from moorage.model.candidates import Answer, Answers, Ask, Asks
 from moorage.model.claims import Commit
 from moorage.model.controllers import Controller, Register, Setting
-from moorage.model.desired import (
+from moorage.model.desired_state import (
     ActionAnswer,
     ActionAsk,
-    AppStatus,
-    ClaimsRemoved,
-    Confirm,
     DesiredAsk,
     DesiredRecord,
     DesiredReply,
     DiffAsk,
     DiffReply,
-    GroupStatus,
 )
 from moorage.model.events import Event
-from moorage.model.groups import Decide, GroupRecord, Revision, Stored, Withdraw
+from moorage.model.groups import Decide, EndedGroups, GroupRecord, Revision, Stored, Withdraw
+from moorage.model.records import History, ReplayAsk
 from moorage.model.reports import Report, ReportReply
 from moorage.model.shapes import Shape, ShapedApp
+from moorage.model.status import AppStatus, ClaimsRemoved, Confirm, GroupStatus
 from moorage.model.v2_resources import Change
 from moorage.patcher.core.group_status import learn
 from moorage_testkit.fleets import fleet_of, node
@@ -68,14 +66,17 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
     Event,
     GroupRecord,
     GroupStatus,
+    History,
     Register,
     ClaimsRemoved,
     Report,
+    ReplayAsk,
     ReportReply,
     Revision,
     Setting,
     Stored,
     Withdraw,
+    EndedGroups,
 )
 
 TEXTS = st.sampled_from(["", "a", "b", "lab/edge-1", "cpu", "4", "-1", "1e9", "NaN", "9" * 30, "\x00", "é", "x" * 300])

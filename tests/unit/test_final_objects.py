@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 
 from moorage.controllers.hardware.core.actions import contributions, granted
 from moorage.model.claims import Claim, Decision, IntentRef, Slot
-from moorage.model.desired import ActionAsk, Contribution
+from moorage.model.controllers import Controller
+from moorage.model.desired_state import ActionAnswer, ActionAsk, Contribution, DesiredRecord
 from moorage.model.shapes import Shape, ShapedApp
+from moorage.model.slots import DeviceGrant
 from moorage.patcher.core.contribution_checks import disagreements, unusable
-from moorage.patcher.core.final_objects import CLAIM_LABEL, DECISION_ANNOTATION, FinalObjects, preferred_nodes
+from moorage.patcher.core.contributions import MAX_BYTES, combine, read_answer
+from moorage.patcher.core.desired_state import nodes_of
+from moorage.patcher.core.final_objects import (
+    CLAIM_LABEL,
+    DECISION_ANNOTATION,
+    FinalObjects,
+    preferred_nodes,
+    required_nodes,
+)
 from moorage.podspec import WORKLOADS, diff, pod_spec, template
 
 Manifest = dict[str, Any]
@@ -206,7 +216,9 @@ def test_optional_needs_are_written_only_where_they_were_granted() -> None:
     assert "requiredDuringSchedulingIgnoredDuringExecution" not in without["affinity"]["nodeAffinity"]
 
 
-@pytest.mark.parametrize("slot", [Slot(node="n-1", numa=0), Slot(node="n-1", devices=[{"id": "x"}])])
+@pytest.mark.parametrize(
+    "slot", [Slot(node="n-1", parts={"n-1/numa0": {"cpu": 1}}), Slot(node="n-1", devices=[DeviceGrant(part="x")])]
+)
 def test_slots_inside_of_a_node_bind_the_pods_to_it(slot: Slot) -> None:
     spec = pod_spec(patched(ask("StatefulSet", [], [claim(slots=[slot, Slot(node="n-2")])])))
     assert spec is not None
@@ -268,6 +280,16 @@ def test_contributions_that_fit_nothing_are_refused(one: Contribution) -> None:
     assert [(r.code, r.by) for r in reasons] == [("ControllerError", "a")]
 
 
+def test_contributions_that_are_too_large_together_are_refused() -> None:
+    controllers = [Controller(name=name, actions=True) for name in "ab"]
+    value = Contribution(app="fwall", object="StatefulSet/core", path="/spec/x", value="x" * (MAX_BYTES // 2), by="")
+    encoded = msgspec.json.encode(ActionAnswer(contributions=[value]))
+    result = read_answer("a", encoded, {"fwall": [manifest("StatefulSet")]})
+    assert not combine(controllers[:1], {"a": result}, {}).reasons
+    (reason,) = combine(controllers, {"a": result, "b": result._replace(size=result.size + 1)}, {}).reasons
+    assert (reason.code, reason.by) == ("PatchTooLarge", "b")
+
+
 def test_an_optional_label_is_written_only_where_some_node_has_it() -> None:
     need = {"label": "avx", "value": "true", "mandatory": False, "weight": 4}
     asked = ask("Deployment", [{"needs": [need]}], [claim("lab/a", "Deployment"), claim("lab/b", "Deployment")])
@@ -279,6 +301,24 @@ def test_an_optional_label_is_written_only_where_some_node_has_it() -> None:
 
 def test_a_preference_names_nodes_by_their_hostname_label() -> None:
     assert preferred_nodes(claim(slots=[Slot(node="n-1"), Slot(node="n-2", host="ip-2")])) == ["ip-2", "n-1"]
+
+
+def test_pods_that_are_confined_to_nodes_require_them() -> None:
+    one = msgspec.structs.replace(claim(kind="Deployment"), required_nodes={"n-1": "", "n-2": "ip-2"})
+    assert required_nodes(one) == ["ip-2", "n-1"]
+    found = FinalObjects([manifest("Deployment")], [], {"c1": required_nodes(one)}, "d1").on_cluster("lab/a", [one])[0]
+    affinity = template(found)["spec"]["affinity"]["nodeAffinity"]  # type: ignore[index]
+    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["ip-2", "n-1"]}
+    terms = [{"matchExpressions": [expression]}]
+    assert affinity == {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+
+
+def test_preferred_nodes_stay_and_required_ones_follow_the_claim() -> None:
+    decision = Decision(id="d", group="g", revision=1, claims=[claim()])
+    before = DesiredRecord(group="g", revision=1, decision="d", version=1, nodes={"c1": ["n-9"]})
+    assert nodes_of(decision, before) == {"c1": ["n-9"]}
+    decision.claims[0].required_nodes = {"n-1": ""}
+    assert nodes_of(decision, before) == {"c1": ["n-1"]}
 
 
 def test_a_new_decision_that_changes_nothing_changes_no_template() -> None:

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.fit import Assigned, FitCache, Unassigned, assign, still_fits, unsupported_reason
-from moorage.fit.packing import BudgetExceeded, PackingProblem, greedy, resource_weights, search
+from moorage.fit import (
+    Assigned,
+    FitCache,
+    Unassigned,
+    assign,
+    by_weight,
+    combinations,
+    still_fits,
+    unsupported_reason,
+)
+from moorage.fit.budget import BudgetExceeded
+from moorage.fit.packing import PackingProblem, greedy, resource_weights, search
 from moorage.fleet import Fleet
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import OptionalNeed, Requirement, Shape
@@ -37,17 +47,10 @@ def check_fit(fleet: Fleet, cache: FitCache, s: Shape) -> None:
             assert fit.fits[cid] == any(fleet.usable[row] for row in where)
             continue
         assert fit.fits[cid] == exists(fleet, where, [s], [[]])
-        assert [bool(met[cid]) for met in fit.met] == met_of(fleet, where, s)
-
-
-def met_of(fleet: Fleet, where: list[int], s: Shape) -> list[bool]:
-    """Grants optional needs the heaviest first; a grant is never withdrawn."""
-    granted: list[int] = []
-    if exists(fleet, where, [s], [[]]):
-        for i in sorted(range(len(s.optional)), key=lambda i: -s.optional[i].weight):
-            if exists(fleet, where, [s], [[*granted, i]]):
-                granted.append(i)
-    return [i in granted for i in range(len(s.optional))]
+        order = by_weight(s)
+        for subset in range(1 << len(order)):
+            chosen = [i for rank, i in enumerate(order) if subset >> rank & 1]
+            assert fit.granted(subset)[cid] == exists(fleet, where, [s], [chosen])
 
 
 def test_optional_needs_that_fit_only_on_different_nodes_are_not_met_together() -> None:
@@ -58,7 +61,8 @@ def test_optional_needs_that_fit_only_on_different_nodes_are_not_met_together() 
         OptionalNeed(consumer="c", name=GPU, weight=6, resources={GPU: 1}),
     ]
     s = shape(resources={"cpu": 1000}, optional=optional)
-    assert [met.tolist() for met in FitCache(fleet).get(s).met] == [[False, True], [True, True]]
+    fit = FitCache(fleet).get(s)
+    assert [fit.granted(subset).tolist() for subset in range(4)] == [[True, True]] * 3 + [[False, True]]
 
 
 @given(st.lists(clusters, min_size=1, max_size=3), shapes)
@@ -127,11 +131,12 @@ def test_assignments_are_exact(many: list[NodeReport], group: list[Shape]) -> No
         places = tuple(sorted(rows[slot.node] for slot in runs for _ in range(slot.count)))
         assert places in [tuple(sorted(way)) for way in placements(fleet, rows_in(fleet, 0), s, which)]
     assert still_fits(fleet, where, group, result.slots)
-    # No other optional need could have been granted in addition.
+    # No combination of optional needs that is heavier could have been granted.
     if sum(s.count for s in group) <= 8:
-        for number, s in enumerate(group):
-            for i in set(range(len(s.optional))) - set(result.met[number]):
-                wider = [[*which, i] if n == number else which for n, which in enumerate(result.met)]
+        weight = sum(group[n].optional[i].weight for n, which in enumerate(result.met) for i in which)
+        for needs in combinations(group):
+            if sum(group[n].optional[i].weight for n, i in needs) > weight:
+                wider = [[i for n, i in needs if n == number] for number in range(len(group))]
                 assert not exists(fleet, rows_in(fleet, 0), group, wider)
 
 
@@ -208,7 +213,10 @@ def test_pods_that_fit_alone_but_not_together() -> None:
 
 def test_unsupported_needs_are_refused_not_ignored() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="3")]})
-    unsupported: tuple[dict[str, Any], ...] = ({"devices": [{}]}, {"request_groups": [{}]}, {"machine": "m"})
+    unsupported: tuple[dict[str, Any], ...] = (
+        {"devices": [{}]},
+        {"machine": "m"},
+    )
     for fields in unsupported:
         wanted = shape(**fields)
         assert unsupported_reason(wanted)

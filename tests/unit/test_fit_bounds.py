@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moorage.fit import Assigned, Unassigned, assign
-from moorage.fit.packing import EXACT_NODES, EXACT_PODS, BudgetExceeded, PackingProblem, pack, search
+from moorage.fit.budget import BudgetExceeded
+from moorage.fit.packing import EXACT_NODES, EXACT_PODS, PackingProblem, pack, search
 from moorage_testkit.brute_force import shape
 from moorage_testkit.fleets import fleet_of, node
 

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.fleet import BOUNDLESS, CORDONED, STALE, Fleet, FleetChange, FleetWriter, NodeRow
-from moorage.fleet.delta import HOST, READY, UNSCHEDULABLE, decode
+from moorage.fleet.delta import HOST, READY, UNSCHEDULABLE, FleetDelta, decode
+from moorage.model.part_reports import ProviderReport, ZoneReport
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
+from moorage.parts.inside import Inside, encode, layout_of
+from moorage.podspec.host_ports import EVERY_IP, PREFIX
 from moorage_testkit.fleets import fleet_of, node, writer_of
 
 NODES = [f"n{i}" for i in range(9)]
@@ -30,6 +33,31 @@ rows = st.builds(
     requested=amounts,
     exclusive=st.sampled_from([-1, -1, 0, 4]),
     extras=st.sampled_from([b"", b"", b'{"zones":[{"id":0}]}']),
+    host_ports=st.sampled_from([(), (), ("80/TCP",), ("10.0.0.1:80/TCP", "53/UDP")]),
+    inside=st.just(b""),
+    in_use=st.just(()),
+)
+TWO_ZONES = Inside(
+    zones=[ZoneReport(id=0, inventories={"cpu": "4"}), ZoneReport(id=1, inventories={"cpu": "4", "memory": "8"})],
+    providers=[ProviderReport(id="numa-1/card", parent=1, inventories={"FPGA": "2"}, traits=["CUSTOM_FAST"])],
+    node={"cpu": 8000},
+)
+ONE_CARD = Inside(providers=[ProviderReport(id="card", inventories={"FPGA": "1", "VF": "3"}, aggregates=["a"])])
+
+
+def _with_parts(row: NodeRow, inside: Inside, amounts: list[int]) -> NodeRow:
+    layout = layout_of(encode(inside))
+    return row._replace(inside=layout.source, in_use=tuple(amounts[: len(layout.entries)]))
+
+
+rows = st.one_of(
+    rows,
+    st.builds(
+        _with_parts,
+        rows,
+        st.sampled_from([TWO_ZONES, TWO_ZONES, ONE_CARD]),
+        st.lists(st.integers(0, 4), min_size=6, max_size=6),
+    ),
 )
 claims = st.dictionaries(
     st.sampled_from(["c1", "c2"]),
@@ -53,11 +81,21 @@ steps = st.one_of(
 )
 
 
+def ending_of(rows: list[NodeRow], claims: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Returns some of the bound pods: others with another number of rows."""
+    found = {
+        claim: {name: 1 for name, pods in nodes.items() if name and (pods + len(rows)) % 2}
+        for claim, nodes in claims.items()
+    }
+    return {claim: nodes for claim, nodes in found.items() if nodes}
+
+
 class Reference:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, NodeRow]] = {}
         self.states: dict[int, int] = {}
         self.claims: dict[int, dict[str, dict[str, int]]] = {}
+        self.ending: dict[int, dict[str, dict[str, int]]] = {}
 
     def put(
         self, cid: int, rows: list[NodeRow], whole: bool, gone: list[str], claims: dict[str, dict[str, int]]
@@ -67,11 +105,16 @@ class Reference:
         if whole:
             mine.clear()
             self.claims[cid] = {}
+            self.ending[cid] = {}
         for name in gone:
             mine.pop(name, None)
         mine.update({row.name: row for row in rows})
         held = self.claims.setdefault(cid, {})
         held.update(claims)
+        going = self.ending.setdefault(cid, {})
+        for claim in claims:
+            going.pop(claim, None)
+        going.update(ending_of(rows, claims))
         for claim in [claim for claim, nodes in held.items() if not nodes]:
             del held[claim]
 
@@ -84,7 +127,43 @@ class Reference:
         return 0 if any(other.exclusive >= 0 for other in self.rows[cid].values()) else BOUNDLESS
 
 
+def assert_free_ports(fleet: Fleet, at: int, row: NodeRow) -> None:
+    """The port's resource is free for every IP if nothing uses it, and for one IP if neither that nor every IP is used."""
+    used = {text.rpartition("/")[0].rpartition(":")[0] for text in row.host_ports if "80/TCP" in text}
+    everywhere, single = fleet.free(f"{PREFIX}80/TCP"), fleet.free(f"{PREFIX}10.0.0.1:80/TCP")
+    assert everywhere is not None and single is not None
+    assert (everywhere[at] == EVERY_IP) == (not used)
+    assert (everywhere[at] >= 1 and single[at] == 1) == (not used & {"", "10.0.0.1"})
+
+
+def assert_parts(fleet: Fleet, at: int, row: NodeRow) -> None:
+    """The parts of a node are those of its layout, in preorder, with what is used of them."""
+    parts, layout = fleet.parts, layout_of(row.inside)
+    first, found = fleet.inside(at)
+    assert found.source == row.inside
+    for i, part in enumerate(layout.parts):
+        here = first + i
+        assert (fleet.part_id(here), fleet.part_row(at, row.name + part.path)) == (row.name + part.path, here)
+        assert (parts.node[here], parts.root[here]) == (at, first)
+        assert parts.parent[here] == (first + part.parent if i else -1)
+        assert parts.traits.sets[parts.trait_set[here]] == part.traits
+        assert parts.aggregates.sets[parts.aggregate_set[here]] == part.aggregates
+        assert parts.kinds[parts.kind[here]] == part.kind
+        below = {j for j, other in enumerate(layout.parts) if other.path.startswith(f"{part.path}/") or j == i}
+        assert set(range(i, int(parts.leave[here]) - first)) == below
+    for (at_part, name), used in zip(layout.entries, row.in_use, strict=True):
+        columns = parts.classes[name]
+        position = columns.position(int(fleet.cluster[at]), first + at_part)
+        assert position is not None
+        inventory = layout.parts[at_part].inventories[name]
+        assert (columns.used[position], columns.capacity[position]) == (used, inventory.capacity)
+
+
 def assert_equal(fleet: Fleet, reference: Reference) -> None:
+    every = [row for mine in reference.rows.values() for row in mine.values()]
+    assert int((fleet.parts.node[: fleet.parts.n] >= 0).sum()) == sum(len(layout_of(row.inside).parts) for row in every)
+    entries = sum(int((columns.row[: columns.n] >= 0).sum()) for columns in fleet.parts.classes.values())
+    assert entries == sum(len(row.in_use) for row in every)
     known = {cid for cid in range(fleet.size) if fleet.known[cid]}
     assert known == set(reference.rows)
     assert set(fleet.ids.values()) == known
@@ -100,6 +179,9 @@ def assert_equal(fleet: Fleet, reference: Reference) -> None:
             assert (fleet.cluster[at], fleet.node_name(at), fleet.row_of(cid, name)) == (cid, name, at)
             assert fleet.label_sets[fleet.labelset[at]] == row.labels
             assert fleet.taint_sets[fleet.taintset[at]] == row.taints
+            assert fleet.port_sets[fleet.portset[at]] == row.host_ports
+            assert_free_ports(fleet, at, row)
+            assert_parts(fleet, at, row)
             assert bool(fleet.host_label[at]) == bool(row.flags & HOST)
             assert bool(fleet.usable[at]) == reference.usable(cid, row)
             assert bool(fleet.extras(at)) == bool(row.extras)
@@ -122,8 +204,9 @@ def assert_equal(fleet: Fleet, reference: Reference) -> None:
             assert free_sum[cid] == sum(max(0, free) for free in left)
         for claim in ("c1", "c2"):
             nodes = reference.claims.get(cid, {}).get(claim, {})
-            assert fleet.live(claim, cid) == {name: pods for name, pods in nodes.items() if name}
-            assert fleet.present(claim, cid) == sum(nodes.values())
+            assert fleet.pods.live(claim, cid) == {name: pods for name, pods in nodes.items() if name}
+            assert fleet.pods.present(claim, cid) == sum(nodes.values())
+            assert fleet.pods.ending(claim, cid) == reference.ending.get(cid, {}).get(claim, {})
 
 
 @settings(max_examples=150, deadline=None)
@@ -137,14 +220,23 @@ def test_a_fleet_its_follower_and_a_loaded_one_are_what_was_put(script: list[Any
         match step:
             case ("put", cid, rows, whole, gone, claims):
                 gone = [name for name in gone if name not in {row.name for row in rows}]
-                writer.put(cid, f"p/c{cid}", rows, whole=whole, gone=gone, claims=claims, as_of=1.0)
+                writer.put(
+                    cid,
+                    f"p/c{cid}",
+                    rows,
+                    whole=whole,
+                    gone=gone,
+                    claims=claims,
+                    ending=ending_of(rows, claims),
+                    as_of=1.0,
+                )
                 reference.put(cid, rows, whole, gone, claims)
             case ("state", cid, state) if cid in reference.states:
                 writer.set_state(cid, state)
                 reference.states[cid] = state
             case ("drop", cid) if cid in reference.states:
                 writer.drop(cid)
-                for held in (reference.rows, reference.states, reference.claims):
+                for held in (reference.rows, reference.states, reference.claims, reference.ending):
                     held.pop(cid, None)
             case ("flush",) if writer.pending:
                 counter += 1
@@ -164,6 +256,8 @@ def test_a_fleet_its_follower_and_a_loaded_one_are_what_was_put(script: list[Any
     assert_equal(follower, reference)
     loaded = Fleet()
     loaded.label_sets, loaded.taint_sets = list(follower.label_sets), list(follower.taint_sets)
+    loaded.port_sets = list(follower.port_sets)
+    loaded.apply(FleetDelta(layouts_from=1, layout_sets=follower.layout_sets[1:]))
     for data in snapshots.values():
         loaded.apply(decode(data))
     assert_equal(loaded, reference)
@@ -212,6 +306,7 @@ def test_a_change_reaches_only_its_own_cluster() -> None:
         ({"labels": {"a": "b"}}, {"labels": {"a": "c"}}, True),
         ({"taints": TAINT}, {"taints": ()}, True),
         ({"exclusive": 1}, {"exclusive": 3}, True),
+        ({"host_ports": ["80/TCP"]}, {"host_ports": []}, True),
     ],
 )
 def test_a_row_improves_when_it_may_take_what_it_could_not(
@@ -348,7 +443,7 @@ def test_two_million_rows_stay_small() -> None:
 
 def test_adopting_takes_over_everything() -> None:
     fleet, other = Fleet(), Fleet()
-    own = {"on_change", "clusters", "resets", "tick", "_reset_tick", "_last_restated", "_sums"}
+    own = {"on_change", "clusters", "resets", "tick", "_reset_tick", "_sums"}
     for name in vars(other).keys() - own:
         setattr(other, name, copy(getattr(other, name)))  # so that no small value is the same object by chance
     fleet.adopt(other)
@@ -356,3 +451,14 @@ def test_adopting_takes_over_everything() -> None:
     assert {
         name for name in vars(fleet.clusters) if getattr(fleet.clusters, name) is not getattr(other.clusters, name)
     } == {"_fleet"}
+
+
+def test_columns_of_host_ports_that_nobody_claims_are_dropped() -> None:
+    fleet = fleet_of({"p/a": [node("n", cpu="8", host_ports=["7/TCP"])]})
+    fleet.take(0, {f"{PREFIX}6/TCP": EVERY_IP})
+    for port in range(1, 1000):
+        free = fleet.free(f"{PREFIX}{port}/TCP")
+        assert free is not None
+        assert free[0] == (0 if port in (6, 7) else EVERY_IP)
+    assert len(fleet.resources) < 100
+    assert fleet.free(f"{PREFIX}6/TCP")[0] == 0  # type: ignore[index]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from moorage.gateway.core.explain import Known, application_item, group_item, why
 from moorage.model.attempts import Attempt
 from moorage.model.candidates import Asked
 from moorage.model.claims import Claim, Decision, IntentRef, Slot
-from moorage.model.desired import GroupStatus
 from moorage.model.groups import GroupRecord, Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.model.shapes import ShapedApp
+from moorage.model.status import GroupStatus
 
 GROUP = "default/shop/v1/default"
 
@@ -76,6 +77,8 @@ def test_what_runs_where_nobody_reports_is_not_known() -> None:
     assert found.phase == "Running", "the last that is known"
     assert [(r.code, r.cluster) for r in found.reasons] == [("ClusterStale", "a/y")]
     assert "last report 12 s ago" in found.reasons[0].message
+    restarted = why(known._replace(clusters={"a/y": math.inf}))
+    assert restarted.reasons[0].message.endswith("; no report since the mesh started")
     assert (group_item(known)["phase"], group_item(known)["silent"]) == ("Running", ["a/y"])
     # Of a cluster from which it only goes away, nothing of what stands is in doubt.
     known = known._replace(clusters={"a/x": None, "a/y": None, "a/z": 12.3})

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.gateway.core.selectors import parse, selects
-from moorage.gateway.event_records import RecordedEvent, is_event_subject, matches
+from moorage.gateway.event_records import LoggedEvent, is_event_subject, matches
 from moorage.gateway.event_stream import Listener
 from moorage.gateway.responses import page_of
 from moorage.model.problems import Refused
@@ -123,7 +123,7 @@ def test_a_reader_that_is_too_slow_is_cut_off() -> None:
     listener = Listener(pipe, lambda event: event.data, lambda: True)
     listener.go_live(0)
     for seq in range(1, 2000):
-        listener.send(RecordedEvent(seq, "", "", b"x" * 10_000))
+        listener.send(LoggedEvent(seq, "", "", b"x" * 10_000))
     assert listener.slow and listener.ended.is_set()
     assert pipe.get_write_buffer_size() < 5 << 20
 
@@ -133,17 +133,17 @@ def test_a_reader_hears_each_event_once_and_nothing_after_its_end() -> None:
     good = True
     listener = Listener(pipe, lambda event: b"%d" % event.seq, lambda: good)
     for seq in (3, 4, 5):  # while it is told what came before
-        listener.send(RecordedEvent(seq, "", "", b""))
+        listener.send(LoggedEvent(seq, "", "", b""))
     assert not pipe.waiting
     listener.go_live(4)
-    listener.send(RecordedEvent(5, "", "", b""))
-    listener.send(RecordedEvent(6, "", "", b""))
+    listener.send(LoggedEvent(5, "", "", b""))
+    listener.send(LoggedEvent(6, "", "", b""))
     assert pipe.waiting == [b"5", b"6"]
     good = False
-    listener.send(RecordedEvent(7, "", "", b""))
+    listener.send(LoggedEvent(7, "", "", b""))
     assert listener.ended.is_set() and pipe.waiting == [b"5", b"6"]
     other = Listener(pipe, lambda event: event.data, lambda: True)
     other.go_live(0)
     pipe.closed = True
-    other.send(RecordedEvent(1, "", "", b""))
+    other.send(LoggedEvent(1, "", "", b""))
     assert other.ended.is_set()

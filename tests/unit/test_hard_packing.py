@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.fit import Assigned, Unassigned, assign
+from moorage.fit.budget import BudgetExceeded
 from moorage.fit.hard_packing import integer_program, pack_hard, solve
-from moorage.fit.packing import BudgetExceeded, Packed, PackingProblem, PackingSolutions, pack, search
+from moorage.fit.packing import Packed, PackingProblem, PackingSolutions, pack, search
 from moorage_testkit.brute_force import planted_packing, shape
 from moorage_testkit.fleets import fleet_of, node
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from moorage.fleet import FleetWriter
 from moorage.inventory.core.cluster_ids import ClusterIds, ClusterRecord, changed_record, clusters_with_taken_ids
-from moorage.inventory.core.fleet_state import FleetEvent, FleetState, Outcome, period_for
+from moorage.inventory.core.fleet_state import FleetEvent, FleetState, ReportOutcome, period_for
 from moorage.inventory.core.node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED
 from moorage.inventory.core.report_sessions import MAX_BYTES, ReportSession, Verdict, merge_parts
 from moorage.inventory.events import shortened, with_ids
+from moorage.model.part_reports import DeviceReport, ZoneReport
 from moorage.model.reports import CpuManager, NodeReport, PodReport, Report
 from moorage.model.shapes import EXCLUSIVE
-from moorage_testkit.fleets import node
+from moorage_testkit.fleets import node, two_zones
 
 A = "lab/edge-1"
 
@@ -31,13 +32,13 @@ class Site:
 
     def say(
         self, now: float, seq: int, session: str = "s1", cluster: str = A, source: str = "agent", **more: Any
-    ) -> Outcome:
+    ) -> ReportOutcome:
         if cluster not in self.core.clusters:
             self.core.register(cluster, self.core.new_record(cluster, more.get("labels") or {}), now)
         more.setdefault("as_of", now)
         return self.core.report(cluster, source, Report(session=session, seq=seq, **more), now)
 
-    def full(self, now: float, seq: int, *nodes: NodeReport, **more: Any) -> Outcome:
+    def full(self, now: float, seq: int, *nodes: NodeReport, **more: Any) -> ReportOutcome:
         return self.say(now, seq, kind="full", nodes=list(nodes), **more)
 
     def free(self, name: str, resource: str = "cpu", cluster: str = A) -> int:
@@ -74,7 +75,7 @@ def test_a_heartbeat_changes_nothing_but_how_new_the_rows_are() -> None:
     beat = site.say(2, 1)
     assert beat.events == []
     assert not site.core.writer.pending
-    assert site.core.writer.heard
+    assert site.core.writer.has_refreshed
     assert site.fleet.as_of(0) == 2
     assert site.fleet.changed_since(tick).tolist() == []  # type: ignore[union-attr]
 
@@ -175,66 +176,221 @@ def test_a_cluster_that_leaves_is_gone_and_its_old_words_do_not_bring_it_back() 
 def test_live_pods_of_claims_are_counted_where_they_are() -> None:
     site = Site()
 
-    def pod(uid: str, claim: str, on: str, phase: str = "Running") -> PodReport:
-        return PodReport(uid=uid, namespace="d", name=uid, node=on, claim=claim, phase=phase)
+    def pod(uid: str, claim: str, on: str, phase: str = "Running", *, deleting: bool = False) -> PodReport:
+        return PodReport(uid=uid, namespace="d", name=uid, node=on, claim=claim, phase=phase, deleting=deleting)
 
     site.full(
         0, 0, node("a", cpu="4"), pods=[pod("1", "c", "a"), pod("2", "c", "b"), pod("3", "c", ""), pod("4", "", "a")]
     )
-    assert site.fleet.live("c", 0) == {"a": 1, "b": 1}
-    assert site.fleet.present("c", 0) == 3
+    assert site.fleet.pods.live("c", 0) == {"a": 1, "b": 1}
+    assert site.fleet.pods.present("c", 0) == 3
     site.say(1, 1, pods=[pod("3", "c", "a"), pod("2", "c", "b", "Succeeded")])
-    assert site.fleet.live("c", 0) == {"a": 2}
-    site.say(2, 2, pods_gone=["1", "3", "nobody"])
-    assert site.fleet.present("c") == 0
-    site.say(3, 3, pods=[pod("5", "c", "a")])
-    site.full(4, 4, node("a", cpu="4"))
-    assert site.fleet.live("c") == {}
+    assert site.fleet.pods.live("c", 0) == {"a": 2}
+    site.say(2, 2, pods=[pod("3", "c", "a", deleting=True)])
+    assert (site.fleet.pods.live("c", 0), site.fleet.pods.ending("c", 0)) == ({"a": 2}, {"a": 1})
+    site.say(3, 3, pods_gone=["1", "3", "nobody"])
+    assert site.fleet.pods.ending("c", 0) == {}
+    assert site.fleet.pods.present("c") == 0
+    site.say(4, 4, pods=[pod("5", "c", "a")])
+    site.full(5, 5, node("a", cpu="4"))
+    assert site.fleet.pods.live("c") == {}
+
+
+def failed(uid: str, on: str, reason: str, **more: Any) -> PodReport:
+    return PodReport(uid=uid, namespace="d", name=uid, node=on, claim="c", phase="Failed", reason=reason, **more)
+
+
+def test_pods_that_use_of_parts_includes_are_counted_where_they_are() -> None:
+    site = Site()
+
+    def pod(uid: str, on: str = "a") -> PodReport:
+        return PodReport(uid=uid, namespace="d", name=uid, node=on, claim="c", phase="Running")
+
+    def counting(*uids: str, used: str = "0", name: str = "a") -> NodeReport:
+        zones = [ZoneReport(id=0, inventories={"cpu": "4"})]
+        reported = node(name, cpu="4", zones=zones, in_use={"numa-0": {"cpu": used}})
+        reported.counted = list(uids)
+        return reported
+
+    def counted() -> dict[str, int]:
+        return site.fleet.pods.counted("c", 0)
+
+    site.full(0, 0, counting(), pods=[pod("1"), pod("2")])
+    assert counted() == {}
+    site.say(1, 1, nodes=[counting("1", "x", used="1")])
+    assert counted() == {"a": 1}
+    site.say(2, 2, nodes=[counting("1", "2", used="2")])
+    assert counted() == {"a": 2}
+    site.say(3, 3, pods_gone=["1"])
+    assert counted() == {"a": 1}
+    site.say(4, 4, nodes=[counting(used="2")])
+    assert counted() == {} and site.fleet.pods.live("c", 0) == {"a": 1}
+    site.full(5, 5, counting("2", used="1"), pods=[pod("2")])
+    assert counted() == {"a": 1}
+    site.say(6, 6, pods=[pod("2", on="b")])
+    assert counted() == {}
+    site.full(7, 7, counting(), pods=[])
+    assert counted() == {}
+
+
+def test_nodes_that_refused_pods_are_known_until_they_change() -> None:
+    site = Site()
+
+    def a(cpu: str, requested: str) -> NodeReport:
+        return node("a", cpu=cpu, requested={"cpu": requested})
+
+    site.full(0, 0, a("4", "1"), node("b", cpu="4"))
+    site.say(1, 1, pods=[failed("1", "a", "UnexpectedAdmissionError"), failed("2", "b", "Evicted")])
+    assert site.fleet.pods.refused_of(0) == {"c": ["a"]}
+    site.say(2, 2, pods=[failed("3", "b", "OutOfcpu", message="no cores")], nodes=[a("4", "2")])
+    site.say(3, 3, nodes=[a("4", "3")])  # it has less free than before
+    assert site.fleet.pods.refused_of(0) == {"c": ["a", "b"]}
+    assert site.fleet.pods.refusal_words(0) == {"c": "OutOfcpu: no cores"}
+    site.say(4, 4, nodes=[a("4", "1")])
+    assert site.fleet.pods.refused_of(0) == {"c": ["b"]}
+    site.say(5, 5, pods=[failed("1", "a", "UnexpectedAdmissionError")])  # the same pod again
+    assert site.fleet.pods.refused_of(0) == {"c": ["b"]}
+    site.say(6, 6, pods_gone=["3"])  # its controller replaced it
+    assert site.fleet.pods.refused_of(0) == {"c": ["b"]}
+    site.full(7, 7, a("4", "1"), node("b", cpu="4"))
+    assert site.fleet.pods.refused_of(0) == {"c": ["b"]}
+    site.say(8, 8, nodes=[node("b", cpu="6")])
+    assert not site.fleet.pods.refused_of(0)
+    assert not site.fleet.pods.refusal_words(0)
+    site.say(9, 9, pods=[failed("4", "b", "TopologyAffinityError"), failed("5", "a", "TopologyAffinityError")])
+    assert site.fleet.pods.refused_of(0) == {"c": ["a", "b"]}
+    site.say(10, 10, nodes_gone=["b"])
+    assert site.fleet.pods.refused_of(0) == {"c": ["a"]}
+    assert site.core.refused_pods == {"UnexpectedAdmissionError": 1, "OutOfcpu": 1, "TopologyAffinityError": 2}
+
+
+def test_pods_that_are_refused_again_and_again_do_not_change_their_node() -> None:
+    """Each pod is bound before it is refused, so that what is requested of the node rises and falls."""
+    site = Site()
+
+    def a(requested: int) -> NodeReport:
+        return NodeReport(
+            name="a", allocatable={"cpu": "16"}, requested={"cpu": str(requested)}, pod_count=requested // 5
+        )
+
+    def bound(uid: str) -> PodReport:
+        return PodReport(uid=uid, namespace="d", name=uid, node="a", claim="c", requests={"cpu": "5"})
+
+    def refused(uid: str) -> PodReport:
+        return failed(uid, "a", "TopologyAffinityError", requests={"cpu": "5"})
+
+    site.full(0, 0, a(5))
+    site.say(1, 1, nodes=[a(10)], pods=[bound("0")])
+    for i in range(4):
+        site.say(2 + i, 2 + i, nodes=[a(10)], pods=[refused(str(i)), bound(str(i + 1))])
+        assert site.fleet.pods.refused_of(0) == {"c": ["a"]}
+    site.say(6, 6, nodes=[a(5)], pods=[refused("4")])
+    assert site.fleet.pods.refused_of(0) == {"c": ["a"]}
+    site.say(7, 7, nodes=[a(0)])  # another pod ended
+    assert site.fleet.pods.refused_of(0) == {}
+
+
+def test_pods_that_follow_refused_ones_cover_no_slot_until_they_run() -> None:
+    """A Deployment makes the next pod at once, so that a pod is always bound to the node that refuses it."""
+    site = Site()
+
+    def pod(uid: str, phase: str = "Pending", on: str = "a") -> PodReport:
+        return PodReport(uid=uid, namespace="d", name=uid, node=on, claim="c", phase=phase)
+
+    def live() -> dict[str, int]:
+        return dict(site.fleet.pods.live("c", 0))
+
+    site.full(0, 0, node("a", cpu="8"), node("b", cpu="8"))
+    site.say(1, 1, pods=[pod("old"), pod("1")])
+    assert live() == {"a": 2}
+    site.say(2, 2, pods=[failed("1", "a", "TopologyAffinityError"), pod("2")])
+    assert live() == {"a": 1}  # the old one may be admitted already
+    site.full(3, 3, node("a", cpu="8"), node("b", cpu="8"), pods=[pod("old"), pod("2"), pod("3", on="b")])
+    assert live() == {"a": 1, "b": 1}
+    site.say(4, 4, pods=[pod("2", "Running")])
+    assert live() == {"a": 2, "b": 1}
+    site.say(5, 5, pods=[pod("4")])
+    assert live() == {"a": 2, "b": 1}
+    site.say(6, 6, nodes=[node("a", cpu="16")])  # it changed, and may admit the next
+    assert live() == {"a": 3, "b": 1}
+
+
+def test_a_node_changes_when_its_zones_have_more_free() -> None:
+    site = Site()
+
+    def a(cores: str) -> NodeReport:
+        in_use = {"numa-0": {"cpu": cores}}
+        return node("a", resources={"cpu": "8"}, zones=two_zones("4"), in_use=in_use)
+
+    site.full(0, 0, a("2"))
+    site.say(1, 1, pods=[failed("1", "a", "TopologyAffinityError")], nodes=[a("2")])
+    site.say(2, 2, nodes=[a("3")])
+    assert site.fleet.pods.refused_of(0) == {"c": ["a"]}
+    site.say(3, 3, nodes=[a("1")])
+    assert site.fleet.pods.refused_of(0) == {}
+
+
+def test_another_inventory_knows_the_refusals_of_the_one_before() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"))
+    site.say(1, 1, pods=[failed("1", "a", "TopologyAffinityError")])
+    site.core = FleetState(site.core.writer, 2)
+    list(site.core.begin({A: ClusterRecord(id=0, generation=1)}, 2.0))
+    site.full(3, 0, node("a", cpu="4"), session="s2")
+    assert site.fleet.pods.refused_of(0) == {"c": ["a"]}
+    site.say(4, 1, session="s2", nodes=[node("a", cpu="5")])
+    assert site.fleet.pods.refused_of(0) == {}
 
 
 def test_node_agents_own_their_fields() -> None:
     site = Site()
-    site.say(0, 0, "n1", source="node-a", kind="full", nodes=[NodeReport(name="late", zones=[{"id": 1}])])
+    site.say(0, 0, "n1", source="node-a", kind="full", nodes=[NodeReport(name="late", zones=[zone(1)])])
     site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"))
-    fields = NodeReport(name="a", zones=[{"id": 0}], cpu_manager=CpuManager(policy="static", exclusive_free=3))
+    fields = NodeReport(name="a", zones=[zone(0)], cpu_manager=CpuManager(policy="static", exclusive_free=3))
     site.say(1, 0, "n2", source="node-a2", kind="full", nodes=[fields])
     assert site.free("a", EXCLUSIVE) == 3
     assert site.free("b", EXCLUSIVE) == 0
     assert site.free("a") == 4000
     site.full(2, 1, node("a", cpu="2"), node("late", cpu="1"))
-    at = site.fleet.row_of(0, "a")
-    late = site.fleet.row_of(0, "late")
-    assert at is not None
-    assert late is not None
-    assert (site.free("a"), site.free("a", EXCLUSIVE), site.fleet.extras(at)) == (2000, 3, {"zones": [{"id": 0}]})
-    assert site.fleet.extras(late) == {"zones": [{"id": 1}]}
+    assert (site.free("a"), site.free("a", EXCLUSIVE), extras(site, "a")) == (2000, 3, {"zones": [0]})
+    assert extras(site, "late") == {"zones": [1]}
+
+
+def zone(ident: int) -> ZoneReport:
+    return ZoneReport(id=ident, inventories={"cpu": "2"})
 
 
 def extras(site: Site, name: str) -> dict[str, Any]:
+    """Returns what is reported beside a node's amounts; of zones their ids."""
     at = site.fleet.row_of(0, name)
     assert at is not None
-    return site.fleet.extras(at)
+    zones = [zone.id for zone in site.fleet.inside(at)[1].inside.zones]
+    return site.fleet.extras(at) | ({"zones": zones} if zones else {})
 
 
 def test_what_a_node_agent_leaves_empty_is_as_the_cluster_s_agent_has_it() -> None:
     site = Site()
-    site.full(0, 0, NodeReport(name="a", zones=[{"id": 7}]), node("b", cpu="4"))
-    fields = NodeReport(name="a", devices=[{"id": "d"}], cpu_manager=CpuManager(policy="static", exclusive_free=3))
+    site.full(0, 0, NodeReport(name="a", zones=[zone(7)]), node("b", cpu="4"))
+    fields = NodeReport(
+        name="a", devices=[DeviceReport(id="d")], cpu_manager=CpuManager(policy="static", exclusive_free=3)
+    )
     site.say(1, 0, "n", source="node-a", kind="full", nodes=[fields])
-    assert (extras(site, "a"), site.free("a", EXCLUSIVE)) == ({"zones": [{"id": 7}], "devices": [{"id": "d"}]}, 3)
-    site.say(2, 1, "n", source="node-a", nodes=[NodeReport(name="a", zones=[{"id": 0}])])
-    assert (extras(site, "a"), site.free("b", EXCLUSIVE)) == ({"zones": [{"id": 0}]}, 1 << 40)
-    site.say(3, 1, nodes=[NodeReport(name="a", zones=[{"id": 8}])])
-    assert extras(site, "a") == {"zones": [{"id": 0}]}
+    assert (extras(site, "a"), site.free("a", EXCLUSIVE)) == ({"devices": [{"id": "d"}], "zones": [7]}, 3)
+    site.say(2, 1, "n", source="node-a", nodes=[NodeReport(name="a", zones=[zone(0)])])
+    assert (extras(site, "a"), site.free("b", EXCLUSIVE)) == ({"zones": [0]}, 1 << 40)
+    site.say(3, 1, nodes=[NodeReport(name="a", zones=[zone(8)])])
+    assert extras(site, "a") == {"zones": [0]}
     site.say(4, 2, "n", source="node-a", nodes=[NodeReport(name="a")])
-    assert extras(site, "a") == {"zones": [{"id": 8}]}
-    site.say(5, 3, "n", source="node-a", nodes=[fields])
-    site.say(6, 4, "n", source="node-a", nodes_gone=["a", "b", "a"])
-    assert extras(site, "a") == {"zones": [{"id": 8}]}
-    site.say(7, 5, "n", source="node-a", nodes=[NodeReport(name="a"), fields])
+    assert extras(site, "a") == {"zones": [0]}, "absent: as before"
+    site.say(4, 3, "n", source="node-a", nodes=[NodeReport(name="a", zones=[])])
+    assert extras(site, "a") == {"zones": [8]}
+    site.say(5, 4, "n", source="node-a", nodes=[fields])
+    site.say(6, 5, "n", source="node-a", nodes_gone=["a", "b", "a"])
+    assert extras(site, "a") == {"zones": [8]}
+    site.say(7, 6, "n", source="node-a", nodes=[NodeReport(name="a"), fields])
     assert (extras(site, "a")["devices"], site.fleet.nodes_of(0)) == ([{"id": "d"}], ["a", "b"])
-    site.say(8, 6, "n", source="node-a", kind="full", nodes=[NodeReport(name="b", devices=[{"id": "e"}])])
-    assert (extras(site, "a"), extras(site, "b")) == ({"zones": [{"id": 8}]}, {"devices": [{"id": "e"}]})
+    site.say(8, 7, "n", source="node-a", kind="full", nodes=[NodeReport(name="b", devices=[DeviceReport(id="e")])])
+    assert (extras(site, "a"), extras(site, "b")) == ({"zones": [8]}, {"devices": [{"id": "e"}]})
     assert len(site.core.clusters[A].overlays) == 1
 
 
@@ -242,7 +398,7 @@ def test_what_a_node_agent_said_of_a_node_goes_with_the_node() -> None:
     site = Site()
     site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"), node("c", cpu="4"))
     overlays = site.core.clusters[A].overlays
-    devices = [NodeReport(name=name, devices=[{"id": name}]) for name in "abcd"]  # d: not there yet
+    devices = [NodeReport(name=name, devices=[DeviceReport(id=name)]) for name in "abcd"]  # d: not there yet
     site.say(0, 0, "n", source="node-all", kind="full", nodes=devices)
     assert len(overlays) == 4
     site.full(1, 1, node("a", cpu="4"), node("b", cpu="4"))
@@ -262,7 +418,7 @@ def test_invented_node_agents_and_nodes_are_not_kept() -> None:
     site = Site()
     site.full(0, 0, node("a", cpu="4"))
     known = site.core.clusters[A]
-    fields = NodeReport(name="a", devices=[{"id": "d"}])
+    fields = NodeReport(name="a", devices=[DeviceReport(id="d")])
     answers = [site.say(0, 0, f"n{i}", source=f"node-{i}", kind="full", nodes=[fields]).reply for i in range(2000)]
     assert sum(bool(reply.refused) for reply in answers) == 2000 - MAX_UNNAMED
     assert len(known.overlays.sources) == MAX_UNNAMED

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from moorage.fleet import normalize_node
 from moorage.fleet.delta import CORDONED, STALE
-from moorage.ledger import Capacity, Ledger, decode_commit, encode_commit, encode_entry, uncovered
+from moorage.ledger import Capacity, CountedClaim, Ledger, cover, decode_commit, encode_commit, encode_entry, open_room
 from moorage.ledger.capacity import excess
 from moorage.ledger.entries import HANDLERS
 from moorage.model.claims import (
@@ -27,10 +27,12 @@ from moorage.model.claims import (
     IntentRef,
     Reassignment,
     Release,
+    Settlement,
     Slot,
     Withdrawal,
     decision_document,
 )
+from moorage_testkit.brute_force import taken_together
 from moorage_testkit.fleets import fleet_of, node, writer_of
 
 GROUPS = ["p/a/v1/default", "p/b/v1/default"]
@@ -55,7 +57,7 @@ def histories(draw: st.DrawFn) -> list[Commit]:
         for _ in range(draw(st.integers(0, 3))):
             group = draw(st.sampled_from(GROUPS))
             idents = [f"{group[2]}{i}" for i in draw(st.sets(st.integers(0, 3), max_size=3))]
-            match draw(st.integers(0, 3)):
+            match draw(st.integers(0, 4)):
                 case 0:
                     held = [
                         claim(i, pods("n-0", draw(st.integers(1, 2))), decision=f"d{number}") for i in sorted(idents)
@@ -67,6 +69,14 @@ def histories(draw: st.DrawFn) -> list[Commit]:
                     commit.entries.append(Withdrawal(group=group, revision=draw(st.integers(1, 4))))
                 case 2:
                     commit.entries.append(Release(claims=idents))
+                case 3:
+                    settled = Settlement(
+                        cluster=draw(st.sampled_from(["lab/one", "lab/two"])),
+                        epoch=f"1.{draw(st.integers(0, 9))}",
+                        slots={i: [pods("n-2")] for i in idents},
+                        ended=draw(st.lists(st.sampled_from([f"d{i}" for i in range(number + 1)]), max_size=2)),
+                    )
+                    commit.entries.append(settled)
                 case _:
                     commit.entries.extend(Reassignment(claim=i, slots=[pods("n-1")]) for i in idents[:1])
         commits.append(commit)
@@ -80,6 +90,8 @@ class Plain:
         self.standing: dict[str, tuple[int, dict[str, list[Slot]]]] = {}
         self.ended: dict[str, int] = {}
         self.leaving: dict[str, list[Slot]] = {}
+        self.settled: dict[str, tuple[int, int]] = {}
+        self.ids: dict[str, str] = {}  # group → id of its standing decision
 
     def fold(self, commit: Commit) -> None:
         for w in commit.entries_of(Withdrawal):
@@ -89,6 +101,8 @@ class Plain:
         for r in commit.entries_of(Release):
             for ident in r.claims:
                 self.leaving.pop(ident, None)
+        for t in commit.entries_of(Settlement):
+            self.settle(t)
         for entry in commit.entries:
             match entry:
                 case Decision():
@@ -105,6 +119,25 @@ class Plain:
         for ident in new:
             self.leaving.pop(ident, None)
         self.standing[d.group] = (d.revision, new)
+        self.ids[d.group] = d.id
+
+    def settle(self, t: Settlement) -> None:
+        generation, _, counter = t.epoch.partition(".")
+        epoch = (int(generation), int(counter))
+        if epoch < self.settled.get(t.cluster, (0, 0)):
+            return
+        self.settled[t.cluster] = epoch
+        if t.cluster != "lab/one":
+            return  # no claim is there
+        for ident, slots in t.slots.items():
+            self.reassign(Reassignment(claim=ident, slots=slots))
+        for group in list(self.standing):
+            # A decision without claims is on no cluster.
+            if self.ids[group] in t.ended and (self.standing[group][1] or self.is_leaving(group)):
+                self.leaving.update(self.standing.pop(group)[1])
+
+    def is_leaving(self, group: str) -> bool:
+        return any(ident.startswith(group[2]) for ident in self.leaving)
 
     def reassign(self, a: Reassignment) -> None:
         if a.claim in self.leaving:
@@ -180,6 +213,7 @@ def test_the_kind_of_an_entry_is_written_with_it() -> None:
         Withdrawal(group="g", revision=1),
         Release(claims=["k"]),
         Reassignment(claim="k", slots=[]),
+        Settlement(cluster="lab/one", epoch="1.2", slots={"k": []}, ended=["e"]),
         decision,
     ]
     written = json.loads(encode_commit("c", "m", [encode_entry(entry) for entry in entries]))
@@ -190,6 +224,7 @@ def test_the_kind_of_an_entry_is_written_with_it() -> None:
             {"kind": "withdrawal", "group": "g", "revision": 1},
             {"kind": "release", "claims": ["k"]},
             {"kind": "reassign", "claim": "k", "slots": []},
+            {"kind": "settlement", "cluster": "lab/one", "epoch": "1.2", "slots": {"k": []}, "ended": ["e"]},
             {"kind": "decision", "id": "d", "group": "g", "revision": 2, "claims": []},
         ],
     }
@@ -200,6 +235,17 @@ class TestFormerFormat:
     """A log and a snapshot from before entries had a kind, with what that release folded them to."""
 
     FORMER = json.loads((Path(__file__).parent / "data/ledger_of_four_lists.json").read_text())
+
+    @classmethod
+    def folded(cls) -> object:
+        """Returns the result, without two fields of slots that no release ever filled."""
+
+        def cleaned(value: object) -> object:
+            if isinstance(value, dict):
+                return {k: cleaned(v) for k, v in value.items() if k not in ("providers", "numa")}
+            return [cleaned(v) for v in value] if isinstance(value, list) else value
+
+        return cleaned(cls.FORMER["folded"])
 
     def fold(self, ledger: Ledger) -> None:
         for seq, line in enumerate(self.FORMER["commits"], 1):
@@ -217,7 +263,7 @@ class TestFormerFormat:
             },
             "ended": ledger.ended_revisions,
             "commits": list(ledger.commits),
-        } == self.FORMER["folded"]
+        } == self.folded()
 
     def test_a_log_of_four_lists_is_read(self) -> None:
         self.fold(Ledger())
@@ -244,22 +290,23 @@ def test_commits_out_of_order_are_refused() -> None:
 
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), max_size=4),
-    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 4)),
+    st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(0, 4), st.integers(0, 2))),
 )
-def test_live_pods_stand_for_slots(runs: list[tuple[str, int]], live: dict[str, int]) -> None:
+def test_live_pods_cover_slots_on_their_own_nodes(
+    runs: list[tuple[str, int]], pods_on: dict[str, tuple[int, int]]
+) -> None:
     slots = [pods(n, c) for n, c in runs]
-    left = uncovered(slots, live)
-    total, alive = sum(c for _, c in runs), sum(live.values())
-    assert sum(c for _, c in left) == max(0, total - alive)
-    counts = Counter[str]()
-    for n, c in runs:
-        counts[n] += c
-    for slot, count in left:
-        assert count <= slot.count
-    # A pod on its own node never leaves that node's slot counted while it stands for another's.
-    for n in "abc":
-        open_here = sum(c for s, c in left if s.node == n)
-        assert open_here <= max(0, counts[n] - live.get(n, 0))
+    live = {n: staying + going for n, (staying, going) in pods_on.items()}
+    ending = {n: going for n, (_, going) in pods_on.items() if going}
+    coverage = cover(slots, live, ending)
+    for slot, count in zip(slots, coverage.open, strict=True):
+        assert 0 <= count <= slot.count
+    for n in "abcd":
+        places = sum(c for m, c in runs if m == n)
+        staying, going = pods_on.get(n, (0, 0))
+        assert coverage.strays.get(n, 0) == max(0, staying - places)
+        covering = staying if coverage.strays else staying + going
+        assert sum(c for s, c in zip(slots, coverage.open, strict=True) if s.node == n) == max(0, places - covering)
 
 
 def free(capacity: Capacity, cluster: str = "lab/one", node_name: str = "n-0") -> int:
@@ -289,7 +336,13 @@ def test_claims_take_room_until_pods_show_and_again_when_they_go() -> None:
     assert rows is not None
     assert rows.size == 0, "turning a decision in flight into claims must not look like room coming back"
     writer.put(0, "lab/one", claims={"k": {"n-1": 1}})
+    assert free(capacity) == 6000, "a pod stands for no slot on another node"
+    writer.put(0, "lab/one", claims={"k": {"n-0": 1}})
     assert free(capacity) == 7000
+    writer.put(0, "lab/one", claims={"k": {"n-0": 1}}, ending={"k": {"n-0": 1}})
+    assert free(capacity) == 7000
+    writer.put(0, "lab/one", claims={"k": {"n-0": 1, "n-1": 1}}, ending={"k": {"n-0": 1}})
+    assert free(capacity) == 6000, "one of them replaces the other"
     writer.put(0, "lab/one", claims={"k": {}})
     assert free(capacity) == 6000
     fold(Commit(id="e", entries=[Withdrawal(group=GROUPS[0], revision=1)]))
@@ -353,7 +406,9 @@ def test_more_pods_of_a_claim_whose_pods_run_elsewhere_take_what_will_count() ->
     capacity.hold(more)
     held = free(capacity), free(capacity, node_name="n-1")
     capacity.folded(ledger.fold(2, Commit(id="d", entries=[more])), [more])
-    assert held == (free(capacity), free(capacity, node_name="n-1")) == (3000, 4000), "the live pod stands for its node"
+    assert held == (free(capacity), free(capacity, node_name="n-1")) == (3000, 4000), (
+        "the live pod covers the slot of its node"
+    )
 
 
 @pytest.mark.parametrize("how", ["stale", "cordoned", "not ready", "gone", "unschedulable"])
@@ -402,74 +457,153 @@ def test_nodes_that_go_and_come_are_taken_again() -> None:
     assert free(capacity) == 14000
 
 
-def takes(counted: Claim, live: dict[str, int]) -> Counter[str]:
-    cpu: Counter[str] = Counter()
-    for slot, count in uncovered(counted.slots, live):
-        cpu[slot.node] += count * 1000
-    return cpu
+class PlainFamily:
+    """All claims of one object on one cluster, the newest last: what they take, one pod at a time."""
+
+    def __init__(self) -> None:
+        self.claims: list[Claim] = []
+
+    def put(self, new: Claim) -> None:
+        self.claims = [c for c in self.claims if c.id != new.id] + [new]
+
+    def takes(self, live: dict[str, dict[str, int]], extra: Claim | None = None) -> Counter[tuple[str, str]]:
+        claims = [c for c in self.claims if extra is None or c.id != extra.id] + ([extra] if extra else [])
+        found: Counter[tuple[str, str]] = Counter()
+        for where in ("n-0", "n-1") if claims else ():
+            slots, running = [c.slots for c in claims], [live.get(c.id, {}) for c in claims]
+            for name in ("cpu", "pods"):
+                found[where, name] = taken_together(slots, running, where, name)
+        return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_room_is_what_a_recount_says(seed: int) -> None:
-    """Any mix of commits, reports, nodes that go and come, and decisions in flight leaves free = allocatable - uncovered
-    slots - what decisions in flight would take beyond those, counted anew."""
+    """Any mix of updates (number and size at once too), reports, nodes that go and come, and decisions in flight leaves free =
+    allocatable - what each object's claims take - what decisions in flight would take beyond those, counted anew."""
     rng = random.Random(seed)
     names = ["lab/one", "lab/two"]
     writer = writer_of({name: [node(cpu="64"), node(cpu="64")] for name in names})
     ledger = Ledger()
     capacity = Capacity(writer.fleet, ledger)
-    live: dict[tuple[int, str], dict[str, int]] = {}
+    live: dict[str, dict[str, int]] = {}
     flights: dict[str, Decision] = {}
+    families = {(group, name): PlainFamily() for group in GROUPS for name in names}
     away: set[int] = set()  # clusters without their second node
-    for step in range(25):
+    for step in range(30):
         group = rng.choice(GROUPS)
-        match rng.randrange(7):
-            case 0 | 1:
-                held = [
-                    claim(f"{group[2]}{i}", pods(f"n-{rng.randrange(2)}", rng.randint(1, 3)), cluster=names[i % 2])
-                    for i in rng.sample(range(4), rng.randint(1, 3))
-                ]
+        match rng.randrange(8):
+            case 0 | 1 | 2:
+                held = []
+                for where in rng.sample(range(2), rng.randint(1, 2)):
+                    version = rng.randrange(3)
+                    slots = [
+                        pods(f"n-{rng.randrange(2)}", rng.randint(1, 3), 1000 * (version + 1))
+                        for _ in range(rng.randint(1, 3))
+                    ]
+                    slots[-1].surge = len(slots) > 1 and rng.random() < 0.3
+                    held.append(claim(f"{group[2]}{where}{version}", *slots, cluster=names[where]))
                 decision = Decision(id=f"d{step}", group=group, revision=rng.randint(1, 3), claims=held)
                 capacity.hold(decision)
                 flights[decision.id] = decision
-            case 2 if flights:
+            case 3 if flights:
                 decision = flights.pop(rng.choice(list(flights)))
                 commit = Commit(id=f"c{step}", entries=[decision])
-                capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.entries_of(Decision))
-            case 3 if flights:
+                changes = ledger.fold(ledger.seq + 1, commit)
+                capacity.folded(changes, commit.entries_of(Decision))
+                for c in decision.claims if not changes.refused else ():
+                    families[decision.group, c.cluster].put(c)
+            case 4 if flights:
                 ident = rng.choice(list(flights))
                 del flights[ident]
                 capacity.give_back(ident)
-            case 6:
+            case 5:
                 cid = rng.randrange(2)
                 if cid in away:
                     writer.put(cid, names[cid], [normalize_node(node("n-1", cpu="64"))[0]])
                 else:
                     writer.put(cid, names[cid], gone=["n-1"])
                 away ^= {cid}
-            case 4:
+            case 6:
                 cid = rng.randrange(2)
-                ident = f"{rng.choice('ab')}{rng.randrange(4)}"
-                live[cid, ident] = {f"n-{rng.randrange(2)}": rng.randint(0, 2)}
-                writer.put(cid, names[cid], claims={ident: {n: c for n, c in live[cid, ident].items() if c}})
+                ident = f"{rng.choice('ab')}{cid}{rng.randrange(3)}"
+                live[ident] = {f"n-{rng.randrange(2)}": rng.randint(0, 2)}
+                writer.put(cid, names[cid], claims={ident: {n: c for n, c in live[ident].items() if c}})
             case _:
                 commit = Commit(id=f"w{step}", entries=[Withdrawal(group=group, revision=rng.randint(0, 1))])
                 if ledger.claims and rng.random() < 0.5:
                     commit.entries.append(Release(claims=[rng.choice(list(ledger.claims))]))
                 capacity.folded(ledger.fold(ledger.seq + 1, commit))
+                for family in families.values():
+                    family.claims = [c for c in family.claims if c.id in ledger.claims]
+        if rng.random() < 0.1:
+            ledger = Ledger.decode(ledger.encode())
+            capacity.reload(ledger)
         for cid, name in enumerate(names):
-            taken: Counter[str] = Counter()
-            counting = {i: h.claim for i, h in ledger.claims.items() if h.claim.cluster == name}
-            places = {ident: takes(c, live.get((cid, ident), {})) for ident, c in counting.items()}
-            for place in places.values():
-                taken += place
-            for decision in flights.values():
-                for c in decision.claims:
-                    if c.cluster == name:
-                        taken += takes(c, live.get((cid, c.id), {})) - places.get(c.id, Counter())
+            taken: Counter[tuple[str, str]] = Counter()
+            for group in GROUPS:
+                now = families[group, name].takes(live)
+                taken += now
+                for decision in flights.values():
+                    for c in decision.claims if decision.group == group else ():
+                        if c.cluster == name:
+                            taken += families[group, name].takes(live, c) - now
             for n in ("n-0",) if cid in away else ("n-0", "n-1"):
-                assert free(capacity, name, n) == 64000 - taken[n]
+                assert free(capacity, name, n) == 64000 - taken[n, "cpu"]
+
+
+def test_an_update_counts_the_larger_of_old_and_new_slot_by_slot() -> None:
+    def counts(*claims: tuple[int, int]) -> int:
+        """The newest last: how many pods on the node, and how large."""
+        counted = [CountedClaim([pods("n-0", count, 1000 * cpu)]) for count, cpu in claims if count]
+        return open_room(counted)["n-0"]["cpu"] // 1000
+
+    assert counts((1, 4), (1, 4)) == 4, "another image"
+    assert counts((1, 2), (1, 3)) == counts((1, 3), (1, 2)) == 3
+    assert counts((2, 3), (3, 2)) == 8, "the third small pod may start beside two large ones"
+    assert counts((3, 2), (2, 3)) == 6
+    assert counts((1, 4), (2, 4)) == 8, "more of them"
+    assert counts((2, 4), (1, 4)) == 8, "fewer: the older ones count until they are released"
+    assert counts((1, 1), (1, 5), (1, 2)) == 5, "an update of an update"
+    both = [CountedClaim([Slot(node="n", resources=r)]) for r in ({"cpu": 4, "memory": 1}, {"cpu": 1, "memory": 8})]
+    assert open_room(both) == {"n": {"cpu": 4, "memory": 8}}, "each resource for itself"
+
+
+def test_pods_of_any_version_cover_slots_of_any() -> None:
+    old, new = [pods("n-0", 2, 1000)], [pods("n-0", 2, 3000)]
+
+    def room(old_pods: int, new_pods: int, ending: int = 0) -> int:
+        claims = [CountedClaim(old, {"n-0": old_pods}, {"n-0": ending}), CountedClaim(new, {"n-0": new_pods})]
+        return open_room(claims).get("n-0", {}).get("cpu", 0)
+
+    assert [room(2, 0), room(1, 1), room(0, 2)] == [4000, 2000, 0]
+    assert room(2, 1) == 1000, "never less than the pods there: 5000 run, one more may grow"
+    assert room(2, 2) == 0
+    assert room(2, 0, ending=1) == 4000, "the ending pod still takes its place"
+    strays = [CountedClaim(old, {"n-0": 1, "n-1": 1}, {"n-0": 1}), CountedClaim(new)]
+    assert open_room(strays)["n-0"]["cpu"] == 6000, "but not while a pod stands elsewhere for the same place"
+
+
+def test_slots_for_a_surge_count_while_an_older_claim_does_and_are_dropped_then() -> None:
+    ledger = Ledger()
+    fleet = fleet_of({"lab/one": [node(cpu="4")]})
+    capacity = Capacity(fleet, ledger)
+
+    def fold(*entries: Entry) -> None:
+        commit = Commit(id=f"c{ledger.seq}", entries=list(entries))
+        capacity.folded(ledger.fold(ledger.seq + 1, commit), commit.entries_of(Decision))
+
+    surge = Slot(node="n-0", resources={"cpu": 1000, "pods": 1}, surge=True)
+    first = Decision(id="d1", group=GROUPS[0], revision=1, claims=[claim("old", pods("n-0"), surge)])
+    fold(first)
+    assert free(capacity) == 3000 and ledger.claims["old"].claim.slots == [pods("n-0")], "no older claim"
+    fold(Decision(id="d2", group=GROUPS[0], revision=2, claims=[claim("new", pods("n-0"), surge)]))
+    assert free(capacity) == 2000
+    assert Ledger.decode(ledger.encode()).families == ledger.families
+    fold(Release(claims=["old"]))
+    assert free(capacity) == 3000
+    (standing,) = ledger.standing[GROUPS[0]].claims
+    assert standing.slots == [pods("n-0")] == ledger.claims["new"].claim.slots
 
 
 def test_what_is_beyond_what_counts() -> None:
@@ -478,19 +612,3 @@ def test_what_is_beyond_what_counts() -> None:
     assert excess(now, {}) == now
     after = {"a": {"cpu": 3000, "pods": 2}, "c": {"cpu": 500}}
     assert excess(after, now) == {"a": {"cpu": 1000}, "c": {"cpu": 500}}
-
-
-def test_pods_elsewhere_are_displaced_only_when_all_are_bound() -> None:
-    writer = writer_of({"lab/one": [node(cpu="8"), node(cpu="8"), node(cpu="8")]})
-    capacity = Capacity(writer.fleet, Ledger())
-    k = claim("k", pods("n-0", 2), pods("n-1"))
-    assert capacity.displaced(k) is None
-    writer.put(0, "lab/one", claims={"k": {"n-0": 1, "n-2": 1}})
-    assert capacity.displaced(k) is None
-    writer.put(0, "lab/one", claims={"k": {"n-0": 1, "n-2": 2}})
-    moved = capacity.displaced(k)
-    assert moved is not None
-    assert sum(s.count for s in moved if s.node == "n-2") == 2
-    assert sum(s.count for s in moved) == 3
-    writer.put(0, "lab/one", claims={"k": {"n-0": 2, "n-1": 1}})
-    assert capacity.displaced(k) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moorage.merger.core.delayed import Delayed
+from moorage.merger.core.round import Round
 from moorage.merger.core.wait_queue import BACK_OFF, BACK_OFF_MOST, WaitQueue
 from moorage.model.attempts import Attempt
 from moorage.model.groups import Phase, Revision
@@ -39,6 +40,43 @@ def test_only_rows_that_improved_and_have_room_wake_a_group() -> None:
     assert waiting.still_helped(fleet, "small", np.array([1]))
     fleet.take(1, {"cpu": 800})
     assert not waiting.still_helped(fleet, "small", np.array([1]))
+
+
+def test_an_update_is_helped_by_any_room_where_the_group_runs() -> None:
+    """Its pods need only what they need beyond those that run."""
+    fleet = fleet_of({"lab/one": [node(cpu="4"), node(cpu="4")], "lab/two": [node(cpu="4")]})
+    waiting = WaitQueue(lambda group: {fleet.ids["lab/one"]} if group == "runs" else ())
+    for name in ("runs", "new"):
+        waiting.put(record(name, 9000), None)
+        waiting.refused(name, refused(name, "ResourceShort"), 0.0, untested=True)
+    assert set(waiting.helped_by(fleet, None)) == {"runs"}
+    row, other = fleet.row_of(fleet.ids["lab/one"], "n-1"), fleet.row_of(fleet.ids["lab/two"], "n-0")
+    assert row is not None and other is not None
+    assert set(waiting.helped_by(fleet, np.array([row]))) == {"runs"} and waiting.still_helped(
+        fleet, "runs", np.array([row])
+    )
+    assert waiting.helped_by(fleet, np.array([other])) == {}
+
+
+def test_groups_that_share_rows_share_their_unions() -> None:
+    """With many groups waiting, a union for each of them would cost more than the decisions."""
+    rng = np.random.default_rng(1)
+    waiting = WaitQueue()
+    names = [f"g{i}" for i in range(20)]
+    for name in names:
+        waiting.put(record(name, 500), None)
+    current = Round(waiting, (), {})
+    expected: dict[str, set[int]] = {}
+    for _ in range(12):
+        shared = [rng.integers(0, 50, 5) for _ in range(2)]
+        rows = {name: shared[int(rng.integers(2))] for name in names if rng.random() < 0.7}
+        current.add(rows)
+        for name, more in rows.items():
+            expected[name] = expected.get(name, set()) | set(more.tolist())
+        assert {name: set(found.tolist()) for name, found in current.rows.items()} == expected
+    current = Round(waiting, (), dict.fromkeys(names, np.arange(3)))
+    current.add(dict.fromkeys(names, np.arange(2, 5)))
+    assert all(found is current.rows["g0"] for found in current.rows.values())
 
 
 def test_the_oldest_comes_first_and_what_failed_waits_for_documents() -> None:

@@ -9,12 +9,13 @@ import pytest
 from moorage.ledger import Ledger
 from moorage.model.attempts import Attempt
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Withdrawal
-from moorage.model.desired import AppStatus, Confirm, DesiredRecord, GroupStatus, ObjectStatus
+from moorage.model.desired_state import DesiredRecord
 from moorage.model.phases import phase
 from moorage.model.reasons import Reason
+from moorage.model.status import AppStatus, Confirm, GroupStatus, ObjectStatus
 from moorage.patcher.core.claim_removal import may_remove, removed_claims
 from moorage.patcher.core.desired_state import apps_on
-from moorage.patcher.core.group_status import Head, conclude, learn
+from moorage.patcher.core.group_status import GroupHead, conclude, learn
 
 READY: Any = "Ready"
 BUSY, FAILED = "Progressing", "Failed"
@@ -95,7 +96,7 @@ def confirm(version: int, as_of: float = 1, removed: bool = False) -> Confirm:
 
 
 def test_a_move_from_one_cluster_to_another() -> None:
-    ledger, head = Ledger(), Head("g", 1, "Instantiated")
+    ledger, head = Ledger(), GroupHead("g", 1, "Instantiated")
     ledger.fold(1, Commit(id="1", entries=[decision("d1", 1, x="one")]))
     desired = DesiredRecord(group="g", revision=1, decision="d1", version=1)
     first = conclude("g", head, ledger, desired, None, {})
@@ -125,7 +126,7 @@ def test_a_move_from_one_cluster_to_another() -> None:
 
 
 def test_a_cluster_that_left_the_fleet_is_not_where_a_group_is_known_to_run() -> None:
-    ledger, head = Ledger(), Head("g", 1, "Instantiated")
+    ledger, head = Ledger(), GroupHead("g", 1, "Instantiated")
     ledger.fold(1, Commit(id="1", entries=[decision("d1", 1, x="one")]))
     desired = DesiredRecord(group="g", revision=1, decision="d1", version=1)
     known = learn(confirm(1), "one", None)
@@ -135,12 +136,19 @@ def test_a_cluster_that_left_the_fleet_is_not_where_a_group_is_known_to_run() ->
     assert (runs.phase, runs.reasons) == ("Running", [])
     gone = conclude("g", head, ledger, desired, runs, confirmed, {"one"})
     assert (gone.phase, [(r.code, r.cluster) for r in gone.reasons]) == ("Degraded", [("ClusterGone", "one")])
+    assert "moorage delete cluster one --abandon-claims" in gone.reasons[0].message
+    for later, advice in (
+        (GroupHead("g", 2, "Instantiated"), "revision 2 waits for another cluster"),
+        (GroupHead("g", 1, "InstantiateStopped"), "`moorage instantiate g` places it again"),
+    ):
+        (reason,) = conclude("g", later, ledger, desired, gone, confirmed, {"one"}).reasons
+        assert advice in reason.message and "--abandon-claims" not in reason.message
     back = conclude("g", head, ledger, desired, gone, confirmed, set())
     assert (back.phase, back.reasons) == ("Running", [])
 
 
 def test_the_end_of_a_group() -> None:
-    ledger, head = Ledger(), Head("g", 1, "Terminated")
+    ledger, head = Ledger(), GroupHead("g", 1, "Terminated")
     ledger.fold(1, Commit(id="1", entries=[decision("d1", 1, x="one")]))
     ledger.fold(2, Commit(id="2", entries=[Withdrawal(group="g", revision=1)]))
     desired = DesiredRecord(group="g", revision=1, decision="", version=2)

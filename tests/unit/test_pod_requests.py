@@ -1,88 +1,104 @@
-"""The requests of a pod against a plain simulation of its start, and what Kubernetes does at the edges."""
+"""What a pod asks, as a request to the parts of one node."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from typing import Any
 
-from moorage.podspec import (
-    ContainerResources,
-    container_resources,
-    exclusive_cores,
-    is_guaranteed,
-    pod_requests,
-    while_resized,
-)
+from moorage.model.part_requests import Isolated, OneZone, PartGroup, RootConditions, SameSubtree
+from moorage.model.shapes import OptionalNeed, Shape
+from moorage.parts import Budget, Forest, Inventory, Part, candidates, needs_one_zone, pod_request
 
-RESOURCES = ["cpu", "memory", "x/y"]
-amounts = st.dictionaries(st.sampled_from(RESOURCES), st.integers(0, 4).map(lambda n: n * 500))
+ZONES = frozenset({"HW_NUMA_ROOT"})
 
 
-@st.composite
-def containers(draw: st.DrawFn) -> list[ContainerResources]:
-    """In any order: how init containers and the others are mixed does not matter."""
-    return [
-        container_resources(
-            f"c{i}",
-            draw(amounts),
-            {},
-            init=draw(st.booleans()),
-            restart_policy=draw(st.sampled_from([None, "Always"])),
-        )
-        for i in range(draw(st.integers(0, 6)))
+def _host(**free: int) -> Forest:
+    """Two zones with the cpu given by `a` and `b` and an FPGA each, beside them the cpu tied to no zone."""
+    parts = [Part("n"), Part("n/any", "n", inventories={"cpu": Inventory(sum(free.values()))})]
+    for zone, cpu in free.items():
+        parts.append(Part(f"n/{zone}", "n", ZONES, inventories={"cpu": Inventory(cpu)}))
+        parts.append(Part(f"n/{zone}/fpga", f"n/{zone}", inventories={"FPGA": Inventory(1)}))
+    parts.append(Part("n/nic", "n", inventories={"VF": Inventory(2)}))
+    forest = Forest()
+    forest.write(0, parts)
+    return forest
+
+
+def _found(forest: Forest, shape: Shape, **options: Any) -> list[dict[str, dict[str, int]]]:
+    found = candidates(forest, pod_request(shape, **options), Budget(10_000))
+    return [{forest.ids[row]: amounts for row, amounts in one.allocations.items() if amounts} for one in found]
+
+
+def _shape(**fields: Any) -> Shape:
+    return Shape(key="k", object="Deployment/d", **fields)
+
+
+C, A = PartGroup(suffix="_C", resources={"cpu": 4000}), PartGroup(suffix="_A", resources={"FPGA": 1})
+
+
+def test_groups_of_one_subtree_come_from_one_zone() -> None:
+    forest = _host(a=3000, b=5000)
+    apart = _found(forest, _shape(resources={"cpu": 4000}, groups=[C, A]))
+    assert {"n/any": {"cpu": 4000}, "n/a/fpga": {"FPGA": 1}} in apart
+    relation = SameSubtree(groups=("_C", "_A"))
+    assert _found(forest, _shape(resources={"cpu": 4000}, groups=[C, A], relations=[relation])) == [
+        {"n/b": {"cpu": 4000}, "n/b/fpga": {"FPGA": 1}}
     ]
 
 
-def highest_use(pod: list[ContainerResources], resource: str) -> int:
-    """Starts the containers one after the other and watches what runs."""
-    running: list[int] = []
-    highest = 0
-    for container in [c for c in pod if c.init]:
-        amount = container.requests.get(resource, 0)
-        highest = max(highest, sum(running) + amount)
-        if container.sidecar:
-            running.append(amount)
-    running += [c.requests.get(resource, 0) for c in pod if not c.init]
-    return max(highest, sum(running))
+def test_copies_of_a_group_are_parts_of_their_own_where_they_are_isolated() -> None:
+    pair = PartGroup(suffix="_A", resources={"FPGA": 1}, count=2)
+    assert _found(_host(a=1), _shape(groups=[pair])) == []
+    found = _found(_host(a=1, b=1), _shape(groups=[pair], relations=[Isolated(groups=("_A",))]))
+    assert found[0] == {"n/a/fpga": {"FPGA": 1}, "n/b/fpga": {"FPGA": 1}}
 
 
-@given(containers())
-def test_requests_are_the_highest_use_from_the_first_init_container_on(pod: list[ContainerResources]) -> None:
-    total = pod_requests(pod)
-    assert {r: total.get(r, 0) for r in RESOURCES} == {r: highest_use(pod, r) for r in RESOURCES}
+def test_optional_needs_count_only_where_they_are_granted() -> None:
+    need = OptionalNeed(consumer="c", name="FPGA", group="_A", part_resources={"FPGA": 1})
+    conditions = PartGroup(suffix="_A", optional=True)
+    relation = SameSubtree(groups=("_C", "_A"))
+    shape = _shape(resources={"cpu": 4000}, groups=[C, conditions], relations=[relation], optional=[need])
+    plain = pod_request(shape)
+    assert set(plain.groups) == {"_C"}
+    assert plain.same_subtree[0].together == {"_C"}
+    forest = _host(a=3000, b=5000)
+    assert {"n/any": {"cpu": 4000}} in _found(forest, shape)
+    assert _found(forest, shape, granted=[0]) == [{"n/b": {"cpu": 4000}, "n/b/fpga": {"FPGA": 1}}]
 
 
-@given(containers())
-def test_exclusive_cores_are_the_highest_use_of_whole_cores(pod: list[ContainerResources]) -> None:
-    whole = [c._replace(requests={"cpu": n if (n := c.requests.get("cpu", 0)) % 1000 == 0 else 0}) for c in pod]
-    assert exclusive_cores(pod) == highest_use(whole, "cpu") // 1000
+def test_one_zone_gives_all_that_zones_report_and_nothing_else() -> None:
+    of_zones = {"cpu", "FPGA"}
+    shape = _shape(
+        resources={"cpu": 4000, "memory": 1, "pods": 1},
+        groups=[PartGroup(resources={"FPGA": 1, "VF": 1})],
+        relations=[OneZone()],
+    )
+    assert needs_one_zone(shape)
+    assert _found(_host(a=3000, b=5000), shape, zone_classes=of_zones) == [
+        {"n/nic": {"VF": 1}, "n/b/fpga": {"FPGA": 1}, "n/b": {"cpu": 4000}}
+    ]
+    assert _found(_host(a=3000, b=3000), shape, zone_classes=of_zones) == []
 
 
-def test_limits_are_requests_where_none_are_given() -> None:
-    container = container_resources("c", {"cpu": 100}, {"cpu": 500, "memory": 7})
-    assert container.requests == {"cpu": 100, "memory": 7}
+def test_one_zone_counts_the_amounts_of_groups_once() -> None:
+    shape = _shape(resources={"cpu": 5000}, groups=[C], relations=[OneZone()])
+    assert _found(_host(a=4000, b=5000), shape, zone_classes={"cpu"}) == [{"n/b": {"cpu": 5000}}]
+    assert not needs_one_zone(_shape(relations=[OneZone(required=False)]))
+    isolated = _shape(resources={"cpu": 5000}, groups=[C, A], relations=[OneZone(), Isolated(groups=("_C",))])
+    assert _found(_host(a=4000, b=5000), isolated, zone_classes={"cpu", "FPGA"}) == [
+        {"n/b": {"cpu": 5000}, "n/b/fpga": {"FPGA": 1}}
+    ]
 
 
-def test_the_pod_requests_stand_for_those_of_its_containers() -> None:
-    container = container_resources("c", {"cpu": 1000, "x/y": 1}, {})
-    total = pod_requests([container], requests={"cpu": 3000}, overhead={"cpu": 10, "memory": 5})
-    assert total == {"cpu": 3010, "memory": 5, "x/y": 1}
-
-
-def test_a_limit_of_the_pod_is_its_request_only_where_no_container_requests_the_resource() -> None:
-    container = container_resources("c", {"cpu": 1000}, {})
-    assert pod_requests([container], limits={"cpu": 4000, "memory": 9}) == {"cpu": 1000, "memory": 9}
-
-
-def test_the_larger_of_asked_and_granted_counts_during_a_resize() -> None:
-    container = container_resources("c", {"cpu": 1000, "memory": 8}, {})
-    resized = while_resized(container, {"cpu": 500, "memory": 9}, {"cpu": 1500})
-    assert resized.requests == {"cpu": 1500, "memory": 9}
-
-
-def test_guaranteed_is_equal_requests_and_limits_for_cpu_and_memory() -> None:
-    both = {"cpu": 1000, "memory": 1}
-    assert is_guaranteed(container_resources("c", {}, both))
-    assert not is_guaranteed(container_resources("c", both, {"cpu": 1000}))
-    assert not is_guaranteed(container_resources("c", {"cpu": 500}, both))
-    assert not is_guaranteed(container_resources("c", {}, {"cpu": 0, "memory": 1}))
+def test_conditions_of_the_node_and_of_groups() -> None:
+    group = PartGroup(
+        suffix="_A", required=(("X", "Y"),), forbidden=("Z",), member_of=(("r1",),), not_member_of=("r2",), in_tree="n"
+    )
+    root = RootConditions(required=(("T", "U"),), forbidden=("V",), member_of=(("r1", "r3"),), not_member_of=("r2",))
+    request = pod_request(_shape(groups=[group], relations=[root]))
+    found = request.groups["_A"]
+    assert found.required == (frozenset("XY"),)
+    assert (found.forbidden, found.member_of) == (frozenset("Z"), (frozenset({"r1"}),))
+    assert (found.not_member_of, found.in_tree) == (frozenset({"r2"}), "n")
+    assert request.root_required == (frozenset("TU"),)
+    assert (request.root_forbidden, request.root_member_of) == (frozenset("V"), (frozenset({"r1", "r3"}),))
+    assert request.root_not_member_of == {"r2"}

@@ -200,6 +200,54 @@ def test_it_is_placed_if_and_only_if_some_choice_holds(question: tuple[Revision,
     assert_valid(found, record, fleet, answers)
 
 
+@st.composite
+def questions_with_a_partial_set(draw: st.DrawFn) -> tuple[Revision, Fleet, Answers]:
+    """One app, or both, take all clusters of a set that can take it."""
+    many: list[list[NodeReport]] = draw(st.lists(st.lists(nodes, min_size=1, max_size=2), min_size=2, max_size=4))
+    fleet = fleet_of({f"lab/c-{i}": some for i, some in enumerate(many)})
+    record = revision("g", draw(apps("a")), draw(apps("b")))
+    answer = Answer(apps={})
+    for app in draw(st.sampled_from([record.apps[:1], record.apps[1:], record.apps])):
+        app.replicas = 0
+        selected = draw(st.lists(st.sampled_from(fleet.names), unique=True, min_size=1))
+        group = CandidateGroup(mode="allow", clusters=selected, count=0, partial=True)
+        answer.apps[app.name] = AppAnswer(groups=[group])
+    conflicts = Conflict(apps=("a", "b"), clusters=draw(st.lists(st.sampled_from(fleet.names), unique=True)))
+    rules = [AppsRule(app="a", mode="deny", apps=["b"])] if draw(st.integers(0, 3)) == 0 else []
+    return record, fleet, {"where": answer, "voice": Answer(conflicts=[conflicts], rules=rules)}
+
+
+@given(questions_with_a_partial_set())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_partial_set_leaves_out_what_conflicts_and_nothing_else(question: tuple[Revision, Fleet, Answers]) -> None:
+    record, fleet, answers = question
+    where = answers["where"].apps
+
+    def options(app: ShapedApp) -> list[tuple[int, ...]]:
+        if app.name not in where:
+            return list(combinations(range(fleet.size), app.replicas))
+        selected = [fleet.ids[name] for name in where[app.name].groups[0].clusters]  # type: ignore[union-attr]
+        return [some for count in range(1, len(selected) + 1) for some in combinations(sorted(selected), count)]
+
+    possible = {
+        choice
+        for choice in product(*map(options, record.apps))
+        if allowed(record, fleet, answers, choice) and holds(record, fleet, choice)
+    }
+    found = proposed(record, fleet, answers)
+    if isinstance(found, ProposalRefused):
+        assert not possible
+        return
+    choice = chosen_by(found, record, fleet)
+    assert choice in possible
+    # No partial set could take another of its clusters beside this choice.
+    for number, app in enumerate(record.apps):
+        for cid in range(fleet.size):
+            more = tuple(sorted({*choice[number], cid}))
+            grown = tuple(more if at == number else clusters for at, clusters in enumerate(choice))
+            assert app.name not in where or grown == choice or grown not in possible
+
+
 # -- where the sums suffice and the nodes do not ----------------------------------------------------------------------
 
 
@@ -305,3 +353,18 @@ def test_clusters_that_are_not_usable_take_nothing(state: str) -> None:
     refused = proposed(revision("g", pods("a", 4000)), fleet, answers)
     assert isinstance(refused, ProposalRefused)
     assert {"ClusterStale" if state == "stale" else "ClusterCordoned"} <= {r.code for r in refused.reasons}
+
+
+def test_apps_that_ask_for_it_and_groups_that_were_displaced_are_confined_to_their_nodes() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="4"), node(cpu="4")]})
+    app = msgspec.structs.replace(pods("x", 3000, 2), steering="required")
+    both_nodes = {"n-0": "", "n-1": ""}
+    decision = proposed(revision("g", app), fleet, {})
+    assert isinstance(decision, Decision) and decision.claims[0].required_nodes == both_nodes
+    preferred = revision("g", pods("x", 3000, 2))
+    decision = proposed(preferred, fleet, {})
+    assert isinstance(decision, Decision) and decision.claims[0].required_nodes == {}
+    ledger = Ledger()
+    ledger.steered.add(preferred.group)
+    again = propose(preferred, gathered(preferred, fleet, {}), fleet, ledger, NameOrder(), "d")
+    assert isinstance(again, Decision) and again.claims[0].required_nodes == both_nodes

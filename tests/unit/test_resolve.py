@@ -19,6 +19,7 @@ from moorage.model.groups import Revision
 from moorage.model.problems import Problem, Refused
 from moorage.model.shapes import EXCLUSIVE, NeedRef, OptionalNeed, Requirement, Shape, Toleration
 from moorage.parsing import yaml_json
+from moorage.podspec import ports_in
 
 EXAMPLE = (Path(next(iter(moorage.cli.example.__path__))) / "application.yaml").read_bytes()
 
@@ -118,30 +119,37 @@ def test_the_example_costs_less_than_a_millisecond() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec", "count", "per_node", "surge"),
+    ("kind", "spec", "count", "per_node", "surge", "unavailable"),
     [
-        ("Deployment", {}, 1, False, 1),
-        ("Deployment", {"replicas": 10}, 10, False, 3),
-        ("Deployment", {"replicas": 4, "strategy": {"rollingUpdate": {"maxSurge": 2}}}, 4, False, 2),
-        ("Deployment", {"replicas": 3, "strategy": {"rollingUpdate": {"maxSurge": "50%"}}}, 3, False, 2),
-        ("Deployment", {"replicas": 3, "strategy": {"type": "Recreate"}}, 3, False, 0),
-        ("StatefulSet", {"replicas": 3}, 3, False, 0),
-        ("ReplicaSet", {"replicas": 2}, 2, False, 0),
-        ("ReplicationController", {"replicas": 2}, 2, False, 0),
-        ("DaemonSet", {}, 1, True, 0),
-        ("DaemonSet", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, 1, True, 1),
-        ("Job", {}, 1, False, 0),
-        ("Job", {"parallelism": 5}, 5, False, 0),
-        ("Job", {"parallelism": 5, "completions": 2}, 2, False, 0),
-        ("CronJob", {"parallelism": 3}, 3, False, 0),
-        ("Pod", {}, 1, False, 0),
+        ("Deployment", {}, 1, False, 1, 0),
+        ("Deployment", {"replicas": 10}, 10, False, 3, 2),
+        ("Deployment", {"replicas": 4}, 4, False, 1, 1),
+        ("Deployment", {"replicas": 4, "strategy": {"rollingUpdate": {"maxSurge": 2}}}, 4, False, 2, 1),
+        ("Deployment", {"replicas": 3, "strategy": {"rollingUpdate": {"maxSurge": "50%"}}}, 3, False, 2, 0),
+        ("Deployment", {"replicas": 3, "strategy": {"rollingUpdate": {"maxUnavailable": "50%"}}}, 3, False, 1, 1),
+        ("Deployment", {"replicas": 3, "strategy": {"rollingUpdate": {"maxUnavailable": 2}}}, 3, False, 1, 2),
+        ("Deployment", {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0%"}}}, 1, False, 0, 1),
+        ("Deployment", {"replicas": 3, "strategy": {"type": "Recreate"}}, 3, False, 0, 1),
+        ("StatefulSet", {"replicas": 3}, 3, False, 0, 1),
+        ("ReplicaSet", {"replicas": 2}, 2, False, 0, 1),
+        ("ReplicationController", {"replicas": 2}, 2, False, 0, 1),
+        ("DaemonSet", {}, 1, True, 0, 1),
+        ("DaemonSet", {"updateStrategy": {"type": "OnDelete"}}, 1, True, 0, 1),
+        ("DaemonSet", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, 1, True, 1, 0),
+        ("DaemonSet", {"updateStrategy": {"rollingUpdate": {"maxSurge": "30%", "maxUnavailable": 0}}}, 1, True, 1, 0),
+        ("Job", {}, 1, False, 0, 1),
+        ("Job", {"parallelism": 5}, 5, False, 0, 1),
+        ("Job", {"parallelism": 5, "completions": 2}, 2, False, 0, 1),
+        ("CronJob", {"parallelism": 3}, 3, False, 0, 1),
+        ("Pod", {}, 1, False, 0, 1),
     ],
 )
 def test_counts_and_surges_of_all_kinds(
-    kind: str, spec: dict[str, Any], count: int, per_node: bool, surge: int
+    kind: str, spec: dict[str, Any], count: int, per_node: bool, surge: int, unavailable: int
 ) -> None:
     found = shape(manifest(kind, spec), {"resource": "cpu", "requests": 2})
-    assert (found.object, found.count, found.per_node, found.surge) == (f"{kind}/x", count, per_node, surge)
+    assert (found.object, found.count, found.per_node) == (f"{kind}/x", count, per_node)
+    assert (found.surge, found.unavailable) == (surge, unavailable)
     assert found.resources == {"cpu": 2000, "pods": 1}
 
 
@@ -471,21 +479,131 @@ def test_intents_for_an_unknown_app_are_refused(intent: dict[str, Any]) -> None:
     assert "nowhere" in problem.detail and problem.errors[0].path.startswith(f"{intent['kind']}/")
 
 
-def test_host_ports_are_left_to_kubernetes() -> None:
-    port = {"name": "main", "ports": [{"containerPort": 80}]}
-    taken = {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}
-    for of, codes in (
-        (manifest(containers=[port]), []),
-        (manifest(containers=[taken]), ["NotConsidered"]),
-        (manifest(containers=[port], hostNetwork=True), ["NotConsidered"]),
+def test_host_ports_are_needs_of_the_pod() -> None:
+    port, taken = {"containerPort": 80}, {"containerPort": 80, "hostPort": 8080, "hostIP": "1.1.1.1", "protocol": "UDP"}
+    starting = {"name": "i", "ports": [{"containerPort": 1, "hostPort": 7}]}
+    sidecar = {**starting, "name": "s", "restartPolicy": "Always"}
+    for fields, ports in (
+        ({"containers": [{"name": "main", "ports": [port]}]}, []),
+        ({"containers": [{"name": "main", "ports": [taken]}]}, ["1.1.1.1:8080/UDP"]),
+        ({"containers": [{"name": "main", "ports": [port]}], "hostNetwork": True}, ["80/TCP"]),
+        ({"initContainers": [starting]}, []),
+        ({"initContainers": [sidecar]}, ["7/TCP"]),
     ):
-        assert [w.code for w in revision([of], []).warnings] == codes
+        found = revision([manifest(**fields)], [])
+        assert not found.warnings
+        assert ports_in(found.apps[0].shapes[0].resources) == ports
+        assert not any("port" in need.name for need in found.apps[0].shapes[0].needs)
 
 
-def test_rules_left_to_kubernetes_cause_a_warning() -> None:
-    anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "x"}]}}
-    found = revision([manifest(affinity=anti, topologySpreadConstraints=[{"whenUnsatisfiable": "DoNotSchedule"}])], [])
-    assert [w.code for w in found.warnings] == ["NotConsidered"] * 2
+def test_a_host_port_that_cannot_be_is_refused() -> None:
+    port = {"containerPort": 1, "hostPort": 70000}
+    problem = refusal([manifest(containers=[{"name": "main", "ports": [port]}])], [])
+    assert problem.errors[0].path.endswith("spec.template.spec.containers[0].ports[0].hostPort")
+
+
+def workload(
+    name: str, labels: dict[str, str], kind: str = "Deployment", namespace: str = "", **pod: Any
+) -> dict[str, Any]:
+    made = manifest(kind, {}, **pod)
+    made["metadata"] = {"name": name, **({"namespace": namespace} if namespace else {})}
+    made["spec"]["template"]["metadata"] = {"labels": labels}
+    return made
+
+
+def required(kind: str, *terms: dict[str, Any]) -> dict[str, Any]:
+    return {"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": list(terms)}}}
+
+
+def selected(rule: dict[str, Any], *others: dict[str, Any], **pod: Any) -> tuple[list[str], list[str]]:
+    """Returns the objects that a rule of the Deployment `own` selects, and the codes of warnings."""
+    own = workload("own", {"app": "own"}, **rule, **pod)
+    found = revision([own, *others], [])
+    shapes = found.apps[0].shapes
+    marks = {rule.pods for rule in shapes[0].rules if rule.pods}
+    return [s.object.partition("/")[2] for s in shapes if marks & set(s.marks)], [w.code for w in found.warnings]
+
+
+WEB, DB = workload("web", {"app": "web"}), workload("db", {"app": "db"}, namespace="data")
+SAME = {"topologyKey": "zone", "labelSelector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}}
+
+
+@pytest.mark.parametrize(
+    ("term", "names", "codes"),
+    [
+        (SAME, ["own", "web"], []),
+        ({**SAME, "namespaces": ["data"]}, ["db"], []),
+        ({**SAME, "namespaces": ["default", "data"]}, ["own", "web", "db"], []),
+        ({**SAME, "namespaces": ["data", "other"]}, ["db"], ["UnreportedPods"]),
+        ({**SAME, "namespaceSelector": {}}, ["own", "web", "db"], ["UnreportedPods"]),
+        (
+            {**SAME, "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "data"}}},
+            ["db"],
+            ["UnreportedPods"],
+        ),
+        ({**SAME, "namespaceSelector": {"matchLabels": {"team": "a"}}}, [], ["NotConsidered"]),
+        ({**SAME, "matchLabelKeys": ["app"]}, ["own"], []),
+        ({**SAME, "mismatchLabelKeys": ["app"]}, ["web"], []),
+        ({**SAME, "matchLabelKeys": ["pod-template-hash"]}, ["own"], []),
+        ({**SAME, "matchLabelKeys": ["absent"]}, ["own", "web"], []),
+        ({"topologyKey": "zone", "labelSelector": {}}, ["own", "web"], ["UnreportedPods"]),
+        ({"topologyKey": "zone"}, [], []),
+        ({"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "cache"}}}, [], ["UnreportedPods"]),
+    ],
+)
+def test_selectors_of_anti_affinity_select_pods_of_the_group(
+    term: dict[str, Any], names: list[str], codes: list[str]
+) -> None:
+    assert selected(required("podAntiAffinity", term), WEB, DB) == (names, codes)
+
+
+def test_pods_of_affinity_match_all_terms() -> None:
+    web = {"topologyKey": "rack", "labelSelector": {"matchLabels": {"app": "web"}}}
+    assert selected(required("podAffinity", SAME, web), WEB) == (["web"], [])
+    assert selected(required("podAntiAffinity", SAME, web), WEB) == (["own", "web"], [])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "names", "codes"),
+    [
+        ({"labelSelector": {"matchLabels": {"app": "own"}}}, ["own"], []),
+        ({"labelSelector": {"matchLabels": {"app": "db"}}}, [], ["UnreportedPods"]),
+        ({"labelSelector": {}}, [], []),
+        ({}, [], []),
+        ({"labelSelector": SAME["labelSelector"], "matchLabelKeys": ["pod-template-hash"]}, ["own"], []),
+        ({"labelSelector": SAME["labelSelector"], "whenUnsatisfiable": "ScheduleAnyway"}, [], []),
+    ],
+)
+def test_spread_counts_pods_of_its_namespace(constraint: dict[str, Any], names: list[str], codes: list[str]) -> None:
+    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", **constraint}
+    assert selected({"topologySpreadConstraints": [spread]}, WEB, DB) == (names, codes)
+
+
+def test_labels_that_differ_from_pod_to_pod_are_left_to_kubernetes() -> None:
+    own = {"matchLabels": {"statefulset.kubernetes.io/pod-name": "own-0"}}
+    rule = required("podAntiAffinity", {"topologyKey": "zone", "labelSelector": own})
+    assert selected(rule, workload("web", {}, "StatefulSet")) == ([], ["NotConsidered"])
+
+
+def test_rules_reach_across_apps_and_belong_to_the_key() -> None:
+    rule = required("podAntiAffinity", {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "web"}}})
+    own = workload("own", {"app": "own"}, **rule)
+
+    def shapes(labels: dict[str, str]) -> list[Shape]:
+        apps = [{"name": "a", "manifests": [own]}, {"name": "b", "manifests": [workload("web", labels)]}]
+        found = resolve(accept({"kind": "Application", "metadata": {"name": "shop"}, "spec": {"apps": apps}}))
+        return [shape for app in found.apps for shape in app.shapes]
+
+    first, second = shapes({"app": "web"})
+    assert first.rules[0].pods in second.marks and not first.marks
+    alone, other = shapes({"app": "another"})
+    assert not alone.rules and (alone.key, other.key) != (first.key, second.key)
+
+
+def test_a_spread_without_a_skew_is_refused() -> None:
+    spread = {"topologyKey": "zone", "maxSkew": 0, "whenUnsatisfiable": "DoNotSchedule"}
+    problem = refusal([workload("own", {}, topologySpreadConstraints=[spread])], [])
+    assert problem.errors[0].path.endswith("topologySpreadConstraints[0].maxSkew")
 
 
 def test_items_of_lists_are_objects_of_the_app() -> None:

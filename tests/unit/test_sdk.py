@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from moorage.model.candidates import Ask
+from moorage.model.reports import NodeReport
 from moorage.model.shapes import ShapedApp
 from moorage.sdk import Declared, alongside, background, controller, declared
 from moorage.sdk.decorators import take_background
 from moorage_testkit.brute_force import shape
-from moorage_testkit.fleets import fleet_of, node
+from moorage_testkit.fleets import fleet_of, node, provider
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,3 +65,30 @@ def test_the_example_about_capacity() -> None:
     result = roomy.candidates(ask, fleet)
     assert isinstance(result, dict)
     assert fleet.clusters.named(result["web"].clusters) == ["lab/large"]
+
+
+def test_the_example_about_parts() -> None:
+    file = ROOT / "tests/contract/examples/spare_cards.py"
+    assert file.read_text() in (ROOT / "docs/controllers.md").read_text()
+    runpy.run_path(str(file))
+    (spare_cards,) = declared()
+    assert spare_cards.capacity and spare_cards.candidates is not None
+
+    def card(*traits: str, used: str = "0") -> NodeReport:
+        return node(cpu="8", providers=[provider("card", traits=traits, FPGA="1")], in_use={"card": {"FPGA": used}})
+
+    nodes = {
+        "lab/fast": card("FAST"),
+        "lab/full": card("FAST", used="1"),
+        "lab/none": node(cpu="8"),
+        "lab/slow": card(),
+    }
+    app = ShapedApp(name="web", shapes=[shape("Deployment/web", resources={"cpu": 4000})])
+    ask = Ask(group="p/a/v1/g", revision=1, budget_ms=500, epoch="1.1", tenant="p", apps=[app])
+    for fleet, wanted in (
+        (fleet_of({name: [one] for name, one in nodes.items()}), ["lab/fast"]),
+        (fleet_of({"lab/none": [node(cpu="8")]}), []),
+    ):
+        result = spare_cards.candidates(ask, fleet)
+        assert isinstance(result, dict)
+        assert fleet.clusters.named(result["web"].clusters) == wanted

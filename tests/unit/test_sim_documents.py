@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorage.fleet import normalize_node
+from moorage.model.part_reports import TopologyManager
 from moorage.model.problems import Refused
 from moorage.model.reports import NodeReport
+from moorage.parts.inside import layout_of
+from moorage.sim.core.cluster import SimulatedCluster
 from moorage.sim.core.cluster_spec import initial_usage
 from moorage.sim.core.fleet_documents import decode, expand
 from moorage.sim.core.fleet_generator import KINDS, generate, kinds
@@ -32,12 +36,26 @@ FULL: dict[str, Any] = {
                     "taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}],
                     "allocatable": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": 2},
                     "cpuManager": {"policy": "static", "exclusive": 6},
-                    "zones": [{"id": 0}],
+                    "zones": [
+                        {"id": 0, "resources": {"cpu": 4}, "used": {"cpu": 1}, "distances": [10, 21]},
+                        {"id": "b", "cpus": "4-7", "memory": "8Gi", "reserved": {"cpus": 1}},
+                    ],
+                    "providers": [
+                        {
+                            "name": "card",
+                            "zone": "b",
+                            "inventories": {"FPGA": {"total": 2, "maxUnit": 1}},
+                            "providers": [
+                                {"name": "f0", "inventories": {"VF": 8}, "used": {"CUSTOM_VF": 3}, "traits": ["T"]}
+                            ],
+                        }
+                    ],
+                    "topologyManager": {"policy": "restricted", "scope": "pod"},
                 },
                 {"name": "m", "allocatable": {"cpu": 4.5}, "ready": False, "unschedulable": True},
             ],
             "pods": [{"metadata": {"name": "p"}, "spec": {"nodeName": "n-1", "containers": [{"name": "c"}]}}],
-            "behaviour": {"applyDelayMs": 50, "readyDelayMs": 200},
+            "behaviour": {"applyDelayMs": 50, "readyDelayMs": 200, "topologyDelayMs": 700},
         },
         {"name": "far", "count": 3},
     ],
@@ -49,7 +67,7 @@ def test_expansion() -> None:
     assert list(fleet) == ["lab/edge-1", "sim/far-0", "sim/far-1", "sim/far-2"]
     spec = fleet["lab/edge-1"]
     assert [name for name, _ in spec.nodes()] == ["n-0", "n-1", "m"]
-    assert (spec.apply_delay, spec.ready_delay) == (0.05, 0.2)
+    assert (spec.apply_delay, spec.ready_delay, spec.topology_delay) == (0.05, 0.2, 0.7)
     rows = [msgspec.json.decode(k.row(spec.id, n, {"cpu": 1500}, 3, 2), type=NodeReport) for n, k in spec.nodes()]
     first, _, last = rows
     assert first.labels == {"kubernetes.io/hostname": "n-0", "gpu": "true"}
@@ -58,13 +76,72 @@ def test_expansion() -> None:
     assert first.pod_count == 3
     assert first.cpu_manager is not None and first.cpu_manager.exclusive_free == 4
     assert [t.key for t in first.taints] == ["k"]
-    assert first.zones == [{"id": 0}]
     assert (last.ready, last.unschedulable, last.cpu_manager) == (False, True, None)
     assert last.allocatable["cpu"] == "4500m"
 
 
 def test_kind_and_version_may_be_left_out() -> None:
     assert list(expand(decode({"clusters": [{"name": "a", "count": 1}]}))) == ["sim/a"]
+
+
+def test_the_inside_of_nodes_is_reported_with_what_is_in_use() -> None:
+    _, cluster = next(iter(expand(decode(FULL)).items()))
+    row = msgspec.json.decode(next(SimulatedCluster(cluster._replace(pods=())).rows()), type=NodeReport)
+    made, problem = normalize_node(row)
+    layout = layout_of(made.inside)
+    assert not problem
+    assert [part.path for part in layout.parts] == ["", "/numa-0", "/b", "/b/card", "/b/card/f0", "/any"]
+    assert (made.requested["cpu"], row.in_use) == (1000, {"numa-0": {"cpu": "1"}, "b/card/f0": {"VF": "3"}})
+    assert layout.inside.zones[0].distances == {"numa-0": 10, "b": 21}
+    assert (layout.parts[2].inventories["cpu"].capacity, layout.parts[3].inventories["FPGA"].max_unit) == (3000, 1)
+    assert layout.inside.topology_manager == TopologyManager(policy="restricted", scope="pod")
+
+
+DEEP: dict[str, Any] = {"name": "x"}
+for _ in range(40):
+    DEEP = {"name": "x", "providers": [DEEP]}
+
+
+@pytest.mark.parametrize(
+    ("inside", "path", "code"),
+    [
+        ({"zones": [{"id": 0, "resources": {"cpu": 5}}, {"id": 1, "resources": {"cpu": 4}}]}, "zones", "BadInventory"),
+        ({"zones": [{"id": 0, "resources": {"memory": "1Gi"}}]}, "zones", "BadInventory"),
+        ({"zones": [{"id": 0, "resources": {"cpu": 4}}], "providers": [{"name": "a", "zone": 0, "inventories": {"VCPU": 5}}]}, "zones[0]", "BadInventory"),
+        ({"zones": [{"id": 0}, {"id": "numa-0"}]}, "zones[1].id", "Duplicate"),
+        ({"zones": [{"id": 0, "parent": "a"}, {"id": "a", "parent": 0}]}, "zones[0].parent", "Cycle"),
+        ({"zones": [{"id": 0, "parent": 0}]}, "zones[0].parent", "Cycle"),
+        ({"zones": [{"id": 0, "parent": 7}]}, "zones[0].parent", "UnknownZone"),
+        ({"zones": [{"id": "any"}]}, "zones[0].id", "BadName"),
+        ({"zones": [{"id": "a/b"}]}, "zones[0].id", "BadName"),
+        ({"zones": [{"id": -1}]}, "zones[0].id", "BadName"),
+        ({"zones": [{"id": 0, "distances": [10, 21]}]}, "zones[0].distances", "BadValue"),
+        ({"zones": [{"id": 0, "cpus": "3-1"}]}, "zones[0].resources", "BadInventory"),
+        ({"zones": [{"id": 0, "resources": {"cpu": 1}, "used": {"cpu": 2}}]}, "zones[0].used.cpu", "BadInventory"),
+        ({"zones": [{"id": 0, "used": {"cpu": -2}}]}, "zones[0].used.cpu", "OutOfRange"),
+        ({"zones": [{"id": 0, "used": {"cpu": "x"}}]}, "zones[0].used.cpu", "BadQuantity"),
+        ({"providers": [{"name": "a", "zone": 3}]}, "providers[0].zone", "UnknownZone"),
+        ({"providers": [{"name": "a"}, {"name": "a"}]}, "providers[1].name", "Duplicate"),
+        ({"zones": [{"id": "a"}], "providers": [{"name": "a"}]}, "providers[0].name", "Duplicate"),
+        ({"providers": [{"name": "any"}]}, "providers[0].name", "BadName"),
+        ({"providers": [{"name": "a", "providers": [{"name": "b", "zone": 0}]}]}, "providers[0].providers[0].zone", "BadValue"),
+        ({"providers": [{"name": "a", "inventories": {"F": -1}}]}, "providers[0].inventories", "BadInventory"),
+        ({"providers": [{"name": "a", "inventories": {"F": {"total": 1, "reserved": 2}}}]}, "providers[0].inventories", "BadInventory"),
+        ({"providers": [{"name": "a", "inventories": {"F": {"total": 1, "most": 2}}}]}, "providers[0].inventories", "WrongType"),
+        ({"providers": [{"name": f"p{i}"} for i in range(4096)]}, "", "OutOfRange"),
+        ({"providers": [DEEP]}, "providers[0]" + ".providers[0]" * 30 + ".providers", "OutOfRange"),
+        ({"topologyManager": {"policy": "best"}}, "topologyManager.policy", "BadValue"),
+        ({"topologyManager": {"scope": "node"}}, "topologyManager.scope", "BadValue"),
+    ],
+)  # fmt: skip
+def test_an_inside_that_makes_no_sense_is_refused(inside: dict[str, Any], path: str, code: str) -> None:
+    with pytest.raises(Refused) as refused:
+        decode({"clusters": [{"name": "a", "nodes": [{"name": "n", "allocatable": {"cpu": 8}, **inside}]}]})
+    at = "clusters[0].nodes[0]"
+    found = {(e.path, e.code) for e in refused.value.problem.errors}
+    assert found == (
+        {(f"{at}.{path}" if path else at, code)} | ({(f"{at}.zones[1].parent", code)} if len(found) > 1 else set())
+    )
 
 
 def test_every_violation_is_named_with_its_path() -> None:

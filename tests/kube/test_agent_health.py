@@ -1,4 +1,4 @@
-"""An agent's probes and metrics, and the end of a trace in a real cluster."""
+"""Tests the probes, metrics and spans of an agent in a real cluster."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def get(port: int, path: str) -> str:
         return ""
 
 
-async def test_probes_metrics_and_the_end_of_a_trace(plane: ControlPlane, mesh: Mesh, nats: NatsServer) -> None:
+async def test_an_agent_has_probes_metrics_and_traces(plane: ControlPlane, mesh: Mesh, nats: NatsServer) -> None:
     port, trace = free_port(), "0af7651916cd43dd8448eb211c80319c"
     mesh.silent = True
 
-    async def said(path: str) -> str:
+    async def get_text(path: str) -> str:
         return await asyncio.to_thread(get, port, path)
 
     async def becomes(path: str, wanted: str) -> None:
         async with asyncio.timeout(30):
-            while wanted not in await said(path):  # noqa: ASYNC110 - another process
+            while wanted not in await get_text(path):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
 
     with OtlpCollector() as collector:
@@ -51,7 +51,7 @@ async def test_probes_metrics_and_the_end_of_a_trace(plane: ControlPlane, mesh: 
         process = await asyncio.create_subprocess_exec(*command, env=env, stdout=null, stderr=null)
         try:
             await becomes("/readyz", "missing: the inventory")
-            assert await said("/livez") == "ok\n"
+            assert await get_text("/livez") == "ok\n"
             mesh.silent = False
             await becomes("/readyz", "ok\n")
             await mesh.want("lab/edge-1", "web", 5, config("traced", a="1"))
@@ -59,12 +59,12 @@ async def test_probes_metrics_and_the_end_of_a_trace(plane: ControlPlane, mesh: 
             mesh.desired["web"].version = 6
             await mesh.bus.publish("moorage.desired.changed.lab.edge-1", b"")
             await until(lambda: set(mesh.states("web", 6).values()) == {"Ready"}, 30, "it is applied")
-            await until(lambda: bool(collector.of(trace)), 10, "its span was exported")
+            await until(lambda: bool(collector.of(trace)), 40, "its span was exported")
             (span,) = collector.of(trace).values()
             assert (span.service, span.name, span.parent) == ("moorage-agent", "apply", "3" * 16)
-            confirm = mesh.said("web", 6)
+            confirm = mesh.confirmation("web", 6)
             assert confirm is not None and confirm.traceparent == f"00-{trace}-{span.id}-01"
-            metrics = await said("/metrics")
+            metrics = await get_text("/metrics")
             for line in ("moorage_worker_active 1.0", "moorage_agent_apps 1.0", 'worker="agent"'):
                 assert line in metrics
             assert "moorage_agent_view_age_seconds" in metrics and "moorage_agent_reports_total" in metrics

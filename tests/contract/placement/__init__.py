@@ -1,0 +1,1 @@
+"""The API tests that openstack-placement ships, against the worker `placement`."""

@@ -1,0 +1,249 @@
+"""Nodes whose kubelet aligns pods with zones: what is decided is admitted, and what a kubelet refuses runs elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import until
+
+#: The kubelet's words.
+WORDS = "TopologyAffinityError: Resources cannot be allocated with Topology locality"
+FPGA = {"FPGA": 1}
+
+
+def amounts(cores: int) -> dict[str, Any]:
+    return {"resources": {key: {"cpu": str(cores), "memory": "64Mi"} for key in ("requests", "limits")}}
+
+
+def aligned(name: str, **more: Any) -> dict[str, Any]:
+    """A node with two zones of four cores, whose kubelet gives each pod one of them."""
+    return {
+        "name": name,
+        "allocatable": {"cpu": "8", "memory": "8Gi"},
+        "cpuManager": {"policy": "static", "exclusive": 8},
+        "topologyManager": {"policy": "single-numa-node"},
+        "zones": [{"id": i, "resources": {"cpu": 4, "memory": "4Gi"}} for i in range(2)],
+        **more,
+    }
+
+
+def strangers(node: str, *cores: int) -> list[dict[str, Any]]:
+    """Pods that are no app's, one after the other."""
+    return [
+        {
+            "metadata": {"name": f"{node}-stranger-{i}"},
+            "spec": {"nodeName": node, "containers": [{"name": "c", **amounts(number)}]},
+        }
+        for i, number in enumerate(cores)
+    ]
+
+
+def seed(*used: int) -> dict[str, Any]:
+    """The host of the specification of nested placement: a card in the first zone, two in the second. `used`: cores of zones."""
+    host = aligned("host", topologyManager={"policy": "none"})
+    for zone, cores in zip(host["zones"], used, strict=False):
+        zone["used"] = {"cpu": cores}
+    cards = [("fpga0_0", 0), ("fpga1_0", 1), ("fpga1_1", 1)]
+    return {**host, "providers": [{"name": name, "zone": zone, "inventories": FPGA} for name, zone in cards]}
+
+
+def fleet(**changed: Any) -> bytes:
+    clusters: dict[str, dict[str, Any]] = {
+        # One core of each zone is free on the first node, two and four on the second.
+        "tight": {
+            "nodes": [aligned("frag"), aligned("half")],
+            "pods": [*strangers("frag", 3, 3), *strangers("half", 2)],
+            "behaviour": {"topologyDelayMs": 700},
+        },
+        # What strangers take is reported after the tests.
+        "late": {
+            "nodes": [aligned("first"), aligned("second", unschedulable=True)],
+            "pods": strangers("first", 3, 3),
+            "behaviour": {"topologyDelayMs": 3_600_000},
+        },
+        "seed": {"nodes": [seed(0, 2)]},
+    }
+    for name, fields in changed.items():
+        clusters[name] = {**clusters[name], **fields}
+    found = [{"name": name, "provider": "lab", **fields} for name, fields in clusters.items()]
+    return json.dumps({"kind": "Fleet", "apiVersion": "moorage.dev/v1alpha1", "clusters": found}).encode()
+
+
+def application(
+    name: str, cluster: str, cores: int, replicas: int = 1, kind: str = "Deployment", **consumer: Any
+) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "replicas": replicas,
+        "selector": {"matchLabels": {"app": name}},
+        "template": {
+            "metadata": {"labels": {"app": name}},
+            "spec": {"containers": [{"name": "c", "image": "i", **({} if consumer else amounts(cores))}]},
+        },
+    }
+    if kind == "StatefulSet":
+        spec["serviceName"] = name
+    manifest = {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    app: dict[str, Any] = {
+        "name": "web",
+        "manifests": [manifest],
+        "placement": {"allOf": [{"cluster": f"lab/{cluster}"}]},
+    }
+    if consumer:
+        target = {"apiVersion": "apps/v1", "kind": kind, "name": name}
+        app["consumers"] = [{"object": target, "container": "c", **consumer}]
+    head = {"apiVersion": "moorage.dev/v1alpha1", "kind": "Application", "metadata": {"name": name}}
+    return {**head, "spec": {"apps": [app]}}
+
+
+def pair(name: str) -> dict[str, Any]:
+    """Two cores and a card of one zone."""
+    needs = [
+        {"resource": "cpu", "requests": 2, "limits": 2, "group": "_C"},
+        {"resource": "FPGA", "requests": 1, "group": "_A"},
+    ]
+    return application(name, "seed", 2, needs=needs, topology={"sameSubtree": [["_C", "_A"]]})
+
+
+class Site:
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def apply(self, document: dict[str, Any]) -> None:
+        done = self.mesh.run("apply", "-f", "-", data=json.dumps(document).encode())
+        assert done.returncode == 0, done.stderr.decode()
+
+    def apply_fleet(self, data: bytes) -> None:
+        done = self.mesh.run("fleet", "apply", "-", "--yes", data=data)
+        assert done.returncode == 0, done.stderr.decode()
+
+    def why(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.mesh.http(f"/v1/groups/default/{name}/v1/default/why")
+        return found
+
+    def nodes(self, name: str) -> list[str]:
+        claims = self.why(name)["apps"]["web"].get("claims", [])
+        return sorted(slot["node"] for claim in claims for slot in claim["slots"] for _ in range(slot.get("count", 1)))
+
+    def refused(self) -> float:
+        """Returns how many pods of claims their nodes refused."""
+        total = 0.0
+        for url in self.mesh.endpoint["metrics"]["inventory"]:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                for family in text_string_to_metric_families(answer.read().decode()):
+                    total += sum(s.value for s in family.samples if s.name == "moorage_refused_pods_total")
+        return total
+
+    def times(self, subject: str) -> list[datetime]:
+        """Returns when such events were."""
+        events = self.mesh.http(f"/v1/events?subject=moorage.events.{subject}&follow=false")["items"]
+        return [datetime.fromisoformat(event["time"]) for event in events]
+
+    def parts(self, cluster: str) -> dict[str, dict[str, Any]]:
+        return {item["id"]: item for item in self.mesh.http(f"/v1/parts?cluster=lab/{cluster}")["items"]}
+
+    async def phase(self, name: str, wanted: str) -> None:
+        await until(lambda: self.why(name)["phase"] == wanted, 60, f"{name} is {wanted}")
+
+    def reasons(self, name: str, *codes: str) -> list[dict[str, Any]]:
+        return [reason for reason in self.why(name).get("reasons", []) if reason["code"] in codes]
+
+    async def waits(self, name: str, *codes: str) -> dict[str, Any]:
+        """Waits until the group waits for one of these reasons, and returns it."""
+        found: list[dict[str, Any]] = []
+
+        def told() -> bool:
+            found[:] = self.reasons(name, *codes)
+            return bool(found)
+
+        await until(told, 60, f"{name} waits because of {codes}")
+        await self.phase(name, "Pending")
+        return found[0]
+
+    async def end(self, *names: str) -> None:
+        for name in names:
+            assert self.mesh.run("terminate", f"default/{name}/v1/default").returncode == 0
+        for name in names:
+            await self.phase(name, "Terminated")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    file = tmp_path_factory.mktemp("fleet") / "fleet.json"
+    file.write_bytes(fleet())
+    with Mesh("--fleet", str(file)) as mesh:
+        yield Site(mesh)
+
+
+async def test_kubelets_refuse_nothing_of_what_is_placed_while_reports_are_late(site: Site) -> None:
+    def cores(part: str) -> str:
+        found: str = site.parts("tight")[part]["used"].get("cpu", "0")
+        return found
+
+    await until(lambda: [cores(f"frag/numa-{i}") for i in (0, 1)] == ["3", "3"], 30, "strangers are reported")
+    await until(lambda: cores("half/numa-0") == "2", 30, "strangers are reported")
+    for name, number in (("four", 4), ("two", 2)):
+        site.apply(application(name, "tight", number))
+    await site.phase("four", "Running")
+    await site.phase("two", "Running")
+    # Two cores are free on the first node, but one of each zone.
+    site.apply(application("more", "tight", 2))
+    assert site.nodes("four") == site.nodes("two") == ["half"]
+    await site.waits("more", "PartShort", "ZoneShort")
+    site.apply(application("small", "tight", 1, replicas=2, kind="StatefulSet"))
+    await site.phase("small", "Running")
+    assert site.nodes("small") == ["frag", "frag"]
+    assert site.refused() == 0
+    await until(lambda: [cores(f"frag/numa-{i}") for i in (0, 1)] == ["4", "4"], 30, "all of the zones is reported")
+    await site.end("four", "two", "small", "more")
+
+
+async def test_what_a_kubelet_refuses_runs_elsewhere(site: Site) -> None:
+    """The zones are taken, but the mesh does not know it yet."""
+    assert site.parts("late")["first/numa-0"]["used"]["cpu"] == "0"
+    site.apply(application("unlucky", "late", 2))
+    seen: dict[str, float] = {}
+
+    def decided_again() -> bool:
+        if "refused" not in seen and site.refused():
+            seen["refused"] = time.monotonic()
+        return any(WORDS in reason["message"] for reason in site.reasons("unlucky", "NodeRefused"))
+
+    await until(decided_again, 60, "the refusal is told")
+    again = time.monotonic() - seen.get("refused", time.monotonic())
+    sys.stdout.write(f"decided again {again:.2f} s after the refusal\n")
+    await site.phase("unlucky", "Pending")
+    await until(lambda: site.refused() >= 1, 30, "the refusal is counted")
+    site.apply_fleet(fleet(late={"nodes": [aligned("first"), aligned("second")]}))
+    await site.phase("unlucky", "Running")
+    assert site.nodes("unlucky") == ["second"]
+    await site.end("unlucky")
+
+
+async def test_the_fourth_pod_waits_and_says_why(site: Site) -> None:
+    for name in ("one", "two"):
+        site.apply(pair(name))
+        await site.phase(name, "Running")
+    # Two cores are left in the first zone, a card in the second.
+    site.apply(pair("three"))
+    assert (await site.waits("three", "RelationFails"))["relation"] == "sameSubtree _A,_C"
+    site.apply_fleet(fleet(seed={"nodes": [seed()]}))
+    await site.phase("three", "Running")
+    placed = site.times("decisions.placed.default.three.v1.default")[0]
+    changed = max(at for at in site.times("fleet.changed.lab.seed") if at < placed)
+    sys.stdout.write(f"placed {(placed - changed).total_seconds():.3f} s after the cores were free\n")
+    site.apply(pair("four"))
+    short = await site.waits("four", "PartShort")
+    assert (short["group"], short["needed"], short["free"]) == ("_A", "1", "0")
+    await site.end("one")
+    await site.phase("four", "Running")
+    await site.end("two", "three", "four")

@@ -1,0 +1,160 @@
+"""The Placement interface of a mesh: tokens and their roles, the same below the gateway, audit events, and refused requests."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from moorage.placement.settings import PlacementSettings
+from moorage_testkit.http_client import HttpClient
+from moorage_testkit.mesh import Mesh
+
+Answer = tuple[int, dict[str, str], Any]
+
+
+def ask(url: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    given = {"OpenStack-API-Version": "placement 1.39", "Content-Type": "application/json", **headers}
+    request = urllib.request.Request(f"{url}{path}", method=method, data=data, headers=given)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as found:
+            return found.status, {k.lower(): v for k, v in found.headers.items()}, _decoded(found.read())
+    except urllib.error.HTTPError as error:
+        return error.code, {k.lower(): v for k, v in error.headers.items()}, _decoded(error.read())
+
+
+def _decoded(text: bytes) -> Any:
+    return json.loads(text) if text.startswith((b"{", b"[")) else text
+
+
+@pytest.fixture(scope="module")
+def tokens(example: Mesh) -> Iterator[dict[str, str]]:
+    """Returns tokens by role; `bound` is an editor of one project."""
+    found = {"administrator": example.endpoint["token"]}
+    roles = {"admin": ["admin"], "editor": ["editor"], "viewer": ["viewer"], "bound": ["editor", "--project", "red"]}
+    for name, (role, *rest) in roles.items():
+        made = example.run("token", "create", f"placement-{name}", "--role", role, *rest)
+        assert made.returncode == 0, made.stderr
+        found[name] = made.stdout.decode().strip()
+    yield found
+    for name in roles:
+        example.run("token", "revoke", f"placement-{name}")
+
+
+@pytest.fixture(params=["worker", "gateway"])
+def url(example: Mesh, request: pytest.FixtureRequest) -> str:
+    if request.param == "worker":
+        return str(example.endpoint["placement"]).rstrip("/")
+    return str(example.endpoint["http"]).rstrip("/") + "/placement"
+
+
+def test_versions_need_no_token_and_all_else_does(url: str) -> None:
+    status, headers, body = ask(url, "GET", "/")
+    assert status == 200 and body["versions"][0]["max_version"] == "1.40"
+    assert headers["openstack-api-version"] == "placement 1.39" and "x-openstack-request-id" in headers
+    for given in ({}, {"X-Auth-Token": "wrong"}, {"Authorization": "Bearer mrg_a_" + "b" * 43}):
+        status, headers, body = ask(url, "GET", "/resource_providers", **given)
+        assert status == 401 and body["errors"][0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    ("role", "write", "reshape"),
+    [
+        ("administrator", 200, 204),
+        ("admin", 200, 204),
+        ("editor", 200, 204),
+        ("viewer", 403, 403),
+        ("bound", 403, 403),
+    ],
+)
+@pytest.mark.parametrize("bearer", [False, True])
+def test_roles_of_tokens(url: str, tokens: dict[str, str], role: str, write: int, reshape: int, bearer: bool) -> None:
+    given = {"Authorization": f"Bearer {tokens[role]}"} if bearer else {"X-Auth-Token": tokens[role]}
+    name = str(uuid.uuid4())
+    status, headers, body = ask(url, "POST", "/resource_providers", {"name": name, "uuid": name}, **given)
+    assert status == write
+    if status == 200:
+        assert headers["location"].endswith(f"{url}/resource_providers/{name}".removeprefix("http:"))
+        assert all(
+            link["href"].startswith(url[url.index("/", 8) :] if "/placement" in url else "/") for link in body["links"]
+        )
+    assert ask(url, "POST", "/reshaper", {"inventories": {}, "allocations": {}}, **given)[0] in (reshape, 400)
+    assert (ask(url, "GET", "/resource_providers", **given)[0] == 200) == (write == 200)
+    if write == 200:
+        assert ask(url, "DELETE", f"/resource_providers/{name}", **given)[0] == 204
+
+
+def test_usages_are_shown_to_readers_of_the_project(url: str, tokens: dict[str, str]) -> None:
+    given = {"X-Auth-Token": tokens["bound"]}
+    assert ask(url, "GET", "/usages?project_id=red", **given)[0] == 200
+    assert ask(url, "GET", "/usages?project_id=blue", **given)[0] == 403
+
+
+def test_changes_leave_audit_events(url: str, example: Mesh, tokens: dict[str, str]) -> None:
+    name = str(uuid.uuid4())
+    given = {"X-Auth-Token": tokens["editor"], "X-Forwarded-For": "203.0.113.7"}
+    answers = [
+        ask(url, "POST", "/resource_providers", {"name": name, "uuid": name}, **given),
+        ask(url, "DELETE", f"/resource_providers/{name}", **given),
+    ]
+    assert [status for status, _, _ in answers] == [200, 204]
+    requests = {headers["x-openstack-request-id"] for _, headers, _ in answers}
+    path = "/v1/events?follow=false&limit=500&subject=moorage.events.audit.done.placement-editor"
+    shown: list[dict[str, Any]] = []
+    end = time.monotonic() + 60
+    while len(shown) < 2 and time.monotonic() < end:  # events are published shortly after the answer
+        items = example.http(path)["items"]
+        shown = [item["data"] for item in items if item["id"] in requests]
+    assert [(one["method"], one["status"]) for one in shown] == [("POST", 200), ("DELETE", 204)]
+    address = shown[0]["address"].split(", ")
+    assert address[-1] == "127.0.0.1", "what the client says of itself comes before what is known"
+
+
+def test_bodies_have_a_limit(url: str, tokens: dict[str, str]) -> None:
+    given = {"X-Auth-Token": tokens["administrator"]}
+    status, _, body = ask(url, "POST", "/resource_providers", b"[" + b"0," * (1 << 20) + b"0]", **given)
+    assert status == 413 and body["errors"][0]["status"] == 413
+
+
+@pytest.mark.parametrize("path", ["/placement@127.0.0.1:1/", "/placementary", "/placement.example.com/"])
+def test_the_gateway_passes_nothing_else_on(example: Mesh, path: str) -> None:
+    answer = HttpClient(example, "")("GET", path)
+    assert answer.status == 404
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MOORAGE_PLACEMENT_AUTH", "none"),
+        ("MOORAGE_PLACEMENT_MAX", "1.41"),
+        ("MOORAGE_PLACEMENT_MAX", "2.0"),
+        ("MOORAGE_PLACEMENT_POLICY", "/nowhere"),
+        ("MOORAGE_PLACEMENT_LIMIT", "many"),
+        ("MOORAGE_PLACEMENT_LIMIT", "0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit, match=variable):
+        PlacementSettings.from_env()
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [("127.0.0.1:1", True), ("[::1]:1", True), ("0.0.0.0:1", False), ("10.0.0.1:1", False), (":1", True)],
+)
+def test_callers_are_believed_on_loopback_only(monkeypatch: pytest.MonkeyPatch, address: str, allowed: bool) -> None:
+    monkeypatch.setenv("MOORAGE_PLACEMENT_AUTH", "noauth2")
+    monkeypatch.setenv("MOORAGE_PLACEMENT_HTTP", address)
+    if allowed:
+        assert PlacementSettings.from_env().http == address
+    else:
+        with pytest.raises(SystemExit, match="loopback"):
+            PlacementSettings.from_env()

@@ -1,0 +1,281 @@
+"""The Placement interface under kills, suspended workers, a broker that restarts, and clients that race for the same room:
+what was answered stays, nothing is given twice, and a reshape is whole or absent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import MeshClient, eventually
+from moorage_testkit.placement_client import PlacementClient
+from moorage_testkit.polling import until
+
+from .conftest import MakeMesh
+from .test_stopped import active
+
+CLIENTS = 8
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def failpoints(tmp_path_factory: pytest.TempPathFactory) -> Failpoints:
+    return Failpoints(tmp_path_factory.mktemp("failpoints"))
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh, failpoints: Failpoints) -> Mesh:
+    environment = {**failpoints.environment, "MOORAGE_PLACEMENT_HTTP": "127.0.0.1:0"}
+    return make_mesh({"clusters": []}, "--workers", "placement=2", environment=environment)
+
+
+def client_of(mesh: Mesh) -> PlacementClient:
+    return PlacementClient(mesh.endpoint["placement"], mesh.endpoint["token"])
+
+
+@pytest_asyncio.fixture
+async def placement(mesh: Mesh) -> AsyncIterator[PlacementClient]:
+    async with client_of(mesh) as found:
+        yield found
+
+
+def name() -> str:
+    return f"p-{uuid.uuid4()}"
+
+
+async def race(placement: PlacementClient, provider: str, each: int) -> tuple[set[str], set[str]]:
+    """Clients allocate one unit at a time. Returns the consumers whose allocation was answered, and those that were refused."""
+    accepted: set[str] = set()
+    refused: set[str] = set()
+
+    async def client() -> None:
+        for _ in range(each):
+            consumer = str(uuid.uuid4())
+            answer = await placement.allocate(consumer, {provider: {"VCPU": 1}})
+            if answer.status == 204:
+                accepted.add(consumer)
+                continue
+            assert answer.status == 409, answer
+            # An answer that was lost may have been an allocation: the consumer is then not new any more.
+            again = answer.body["errors"][0]["code"] == "placement.concurrent_update"
+            (accepted if again else refused).add(consumer)
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return accepted, refused
+
+
+async def test_clients_that_race_get_no_more_than_there_is(placement: PlacementClient) -> None:
+    provider = await placement.provider(name(), {"VCPU": 30})
+    accepted, refused = await race(placement, provider, each=10)
+    assert len(accepted) == 30 and len(refused) == CLIENTS * 10 - 30
+    assert await placement.used(provider) == {"VCPU": 30}
+    assert (await placement.held(provider)).keys() == accepted
+    assert await placement.generation(provider) == 1 + 30, "refused writes do not count"
+
+
+@pytest.mark.parametrize("point", ["placement.committed", "placement.recorded"])
+async def test_a_kill_loses_nothing_that_was_answered(
+    placement: PlacementClient, failpoints: Failpoints, point: str
+) -> None:
+    providers = [await placement.provider(name(), {"VCPU": CLIENTS * 12}) for _ in range(2)]
+    failpoints.arm(point, nth=3)
+    made: list[str] = []
+
+    async def make_others() -> None:
+        made.extend([await placement.provider(name(), {"VCPU": 1}) for _ in range(20)])
+
+    others = asyncio.create_task(make_others())
+    races = await asyncio.gather(*(race(placement, provider, each=6) for provider in providers))
+    await others
+    await until(lambda: failpoints.happened(point) > 0, 60, f"a worker dies at {point}")
+    for provider, (accepted, refused) in zip(providers, races, strict=True):
+        assert not refused and (await placement.held(provider)).keys() == accepted
+        assert await placement.used(provider) == {"VCPU": CLIENTS * 6}
+    for provider in made:
+        assert await placement.used(provider) == {"VCPU": 0}
+
+
+async def test_a_kill_leaves_no_half_reshape(mesh: Mesh, placement: PlacementClient, failpoints: Failpoints) -> None:
+    """VGPU moves from the root to a child together with what consumers hold of it."""
+    root = await placement.provider(name(), {"VCPU": 10, "VGPU": 8})
+    child = await placement.provider(name(), parent=root)
+    consumers = [str(uuid.uuid4()) for _ in range(4)]
+    for consumer in consumers:
+        assert (await placement.allocate(consumer, {root: {"VCPU": 1, "VGPU": 2}})).status == 204
+    body = {
+        "inventories": {
+            root: {
+                "resource_provider_generation": await placement.generation(root),
+                "inventories": {"VCPU": {"total": 10}},
+            },
+            child: {
+                "resource_provider_generation": await placement.generation(child),
+                "inventories": {"VGPU": {"total": 8}},
+            },
+        },
+        "allocations": {
+            consumer: placement.allocation({root: {"VCPU": 1}, child: {"VGPU": 2}}, generation=1)
+            for consumer in consumers
+        },
+    }
+    failpoints.arm("placement.reshaped")
+    lost = await placement.once("POST", "/reshaper", body)
+    assert lost.status in (0, 503)
+    assert failpoints.happened("placement.reshaped")
+    assert await placement.used(root) == {"VCPU": 4}
+    assert await placement.used(child) == {"VGPU": 8}
+    assert await placement.held(child) == {consumer: {"VGPU": 2} for consumer in consumers}
+    again = await placement.call("POST", "/reshaper", body)
+    assert again.status == 409, "the generations have grown"
+    # The records that were written at the start are not written again over a later change.
+    await placement.offer(child, {"VGPU": 9})
+    mesh.kill("placement")
+    shown = await placement.done("GET", f"/resource_providers/{child}/inventories")
+    assert shown["inventories"]["VGPU"]["total"] == 9
+
+
+async def test_a_class_is_renamed_with_what_is_held_of_it(
+    mesh: Mesh, placement: PlacementClient, failpoints: Failpoints
+) -> None:
+    old, new = f"CUSTOM_{uuid.uuid4().hex.upper()}", f"CUSTOM_{uuid.uuid4().hex.upper()}"
+    await placement.done("PUT", f"/resource_classes/{old}")
+    providers = [await placement.provider(name(), {old: 4}) for _ in range(3)]
+    consumer = str(uuid.uuid4())
+    assert (await placement.allocate(consumer, {p: {old: 3} for p in providers})).status == 204
+    failpoints.arm("placement.reshaped")
+    async with PlacementClient(mesh.endpoint["placement"], mesh.endpoint["token"], "1.6") as earlier:
+        await earlier.once("PUT", f"/resource_classes/{old}", {"name": new})
+    assert failpoints.happened("placement.reshaped")
+    for provider in providers:
+        assert await placement.used(provider) == {new: 3}
+        assert await placement.held(provider) == {consumer: {new: 3}}
+    more = await placement.allocate(str(uuid.uuid4()), {providers[0]: {new: 2}})
+    assert more.status == 409, "what is held under the new name counts"
+    assert (await placement.call("GET", f"/resource_classes/{new}")).status == 200
+
+
+@pytest.mark.parametrize("point", ["placement.committed", "placement.recorded"])
+async def test_a_suspended_worker_changes_nothing_when_it_resumes(
+    mesh: Mesh, driver: MeshClient, failpoints: Failpoints, point: str
+) -> None:
+    async with client_of(mesh) as placement:
+        one = await active(driver, "placement")
+        provider, other = [await placement.provider(name(), {"VCPU": 10}) for _ in range(2)]
+        failpoints.arm(point, how="STOP")
+        consumer, late = str(uuid.uuid4()), str(uuid.uuid4())
+        requests = [
+            asyncio.create_task(placement.allocate(consumer, {provider: {"VCPU": 4}})),
+            asyncio.create_task(placement.offer(other, {"VCPU": 20})),
+        ]
+        await until(lambda: failpoints.happened(point) == one, 60, f"the active one comes to {point}")
+    for request in requests:
+        request.cancel()
+    try:
+        # A new session: connections that the suspended worker has accepted are not answered.
+        async with client_of(mesh) as placement:
+            await placement.generation(provider)
+            had = await placement.held(provider)
+            total = await total_of(placement, other)
+            answer = await placement.call("PUT", f"/allocations/{late}", placement.allocation({provider: {"VCPU": 5}}))
+            assert answer.status == 204
+            os.kill(one, signal.SIGCONT)
+
+            async def resumed() -> bool:
+                return await active(driver, "placement") != one
+
+            await eventually(resumed, 60, "the one that was suspended stands by")
+            assert await placement.held(provider) == {**had, late: {"VCPU": 5}}
+            assert await total_of(placement, other) == total
+            mesh.kill("placement")
+            assert await placement.held(provider) == {**had, late: {"VCPU": 5}}, "what is stored is what was shown"
+            assert await total_of(placement, other) == total
+    finally:
+        os.kill(one, signal.SIGCONT) if alive(one) else None
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def total_of(placement: PlacementClient, provider: str) -> int:
+    shown = await placement.done("GET", f"/resource_providers/{provider}/inventories/VCPU")
+    found: int = shown["total"]
+    return found
+
+
+async def test_the_broker_restarts(mesh: Mesh, placement: PlacementClient) -> None:
+    provider = await placement.provider(name(), {"VCPU": CLIENTS * 20})
+    racing = asyncio.create_task(race(placement, provider, each=10))
+
+    async def under_way() -> bool:
+        return len(await placement.held(provider)) > 5
+
+    await eventually(under_way, 60, "allocations come in")
+    mesh.kill("nats")
+    accepted, refused = await racing
+    assert not refused and (await placement.held(provider)).keys() == accepted
+    mesh.kill("placement")
+    assert (await placement.held(provider)).keys() == accepted
+
+
+async def test_generations_begin_anew_with_a_provider_made_again(mesh: Mesh, placement: PlacementClient) -> None:
+    for restart in (False, True):
+        ident, consumer = str(uuid.uuid4()), str(uuid.uuid4())
+        await placement.provider(name(), {"VCPU": 1}, ident=ident)
+        assert (await placement.allocate(consumer, {ident: {"VCPU": 1}})).status == 204
+        assert await placement.generation(ident) == 2
+        await placement.done("DELETE", f"/allocations/{consumer}")
+        await placement.done("DELETE", f"/resource_providers/{ident}")
+        if restart:
+            mesh.kill("placement")
+        await placement.provider(name(), ident=ident)
+        assert await placement.generation(ident) == 0
+        other = await placement.provider(name(), {"VCPU": 1})
+        assert (await placement.allocate(consumer, {other: {"VCPU": 1}})).status == 204
+        mesh.kill("placement")
+        assert await placement.generation(ident) == 0
+        await placement.offer(ident, {"VCPU": 1})
+        assert (await placement.allocate(str(uuid.uuid4()), {ident: {"VCPU": 1}})).status == 204
+        assert await placement.generation(ident) == 2
+
+
+async def test_a_backup_has_trees_and_allocations(mesh: Mesh, placement: PlacementClient, tmp_path: Path) -> None:
+    root = await placement.provider(name(), {"VCPU": 4})
+    child = await placement.provider(name(), {"VGPU": 2}, parent=root)
+    consumer = str(uuid.uuid4())
+    assert (await placement.allocate(consumer, {root: {"VCPU": 1}, child: {"VGPU": 1}})).status == 204
+    before = await shown(placement, root, child, consumer)
+    file = tmp_path / "mesh.backup"
+    assert (await mesh.arun("backup", str(file))).returncode == 0
+    again = Mesh(state=tmp_path / "again")
+    assert again.run("restore", str(file)).returncode == 0
+    try:
+        await asyncio.to_thread(again.start)
+        async with client_of(again) as restored:
+            assert await shown(restored, root, child, consumer) == before
+            assert (await restored.allocate(str(uuid.uuid4()), {root: {"VCPU": 4}})).status == 409
+            assert (await restored.allocate(str(uuid.uuid4()), {root: {"VCPU": 3}})).status == 204
+    finally:
+        await asyncio.to_thread(again.stop)
+
+
+async def shown(placement: PlacementClient, *things: str) -> list[Any]:
+    *providers, consumer = things
+    found = [await placement.done("GET", f"/allocations/{consumer}")]
+    for provider in providers:
+        found.append(await placement.done("GET", f"/resource_providers/{provider}"))
+        found.append(await placement.done("GET", f"/resource_providers/{provider}/inventories"))
+    return found

@@ -1,0 +1,26 @@
+"""How slots are shown."""
+
+from __future__ import annotations
+
+import msgspec
+
+from moorage.model.slots import Slot
+from moorage.podspec.slot_views import slot_views
+
+ZONE0 = {"n-0/numa0": {"cpu": 2000}, "n-0/numa0/fpga0": {"FPGA": 1}}
+
+
+def test_slots_are_added_up_by_node_and_parts() -> None:
+    slots = [
+        Slot(node="n-0", count=2, parts=ZONE0),
+        Slot(node="n-0", parts={"n-0/numa1": {"cpu": 1500}}),
+        Slot(node="n-0", parts=ZONE0),
+        Slot(node="n-0", surge=True),
+        Slot(node="n-1"),
+        Slot(node="n-1"),
+    ]
+    assert msgspec.to_builtins(slot_views(slots)) == [
+        {"node": "n-0", "count": 3, "parts": {"n-0/numa0": {"cpu": "2"}, "n-0/numa0/fpga0": {"FPGA": "1"}}},
+        {"node": "n-0", "parts": {"n-0/numa1": {"cpu": "1500m"}}},
+        {"node": "n-1", "count": 2},
+    ]
