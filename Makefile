@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest
@@ -15,17 +14,18 @@ help: ## list the targets
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 …")'
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { echo "no venv module: sudo apt install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 
 # Stamps, so that what is installed already costs nothing.
+# `moorage up` is compiled here: where Python is told to write no bytecode, each start would do it again.
 $(VENV)/installed: pyproject.toml requirements.lock | $(BIN)/python
-	$(PIP) install -r requirements.lock
-	$(PIP) install --no-deps --editable .
+	@$(BIN)/python tools/install.py requirements.lock .
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m moorage.cli.up.warm
 	@touch $@
 
 $(VENV)/developed: requirements-dev.lock testkit/pyproject.toml $(VENV)/installed
-	$(PIP) install -r requirements-dev.lock
-	$(PIP) install --no-deps --editable testkit
+	@$(BIN)/python tools/install.py requirements-dev.lock testkit
 	@touch $@
 
 install: $(VENV)/installed ## make .venv with the command .venv/bin/moorage
