@@ -83,13 +83,33 @@ def violations(
             counted[family] = mine
         return touched
 
+    consumed: dict[str, list[tuple[tuple[str, str, str], int]]] = {}
+
+    def recount_consumer(ident: str) -> set[tuple[str, str, str]]:
+        """Counts what a consumer of the Placement interface holds of nodes."""
+        before = consumed.pop(ident, [])
+        held = ledger.allocations.consumers.get(ident)
+        after = [
+            ((cluster, node, name), amount)
+            for cluster, nodes in (held.taken if held is not None else {}).items()
+            for node, amounts in nodes.items()
+            for name, amount in amounts.items()
+        ]
+        consumed[ident] = after
+        for sign, amounts in ((-1, before), (1, after)):
+            for key, amount in amounts:
+                taken[key] = taken.get(key, 0) + sign * amount
+        return {key for key, _ in after}
+
     def beyond(touched: Iterable[tuple[str, str, str]], when: str) -> None:
         for cluster, node, name in sorted(touched):
             there = room.get(cluster, {}).get(node, {}).get(name, unknown)
             if taken[cluster, node, name] > max(there, forgiven.get((cluster, node, name), 0)):
                 found.append(f"{when}: {cluster} {node} has {there} {name}, claimed are {taken[cluster, node, name]}")
 
-    beyond({key for ident in ledger.claims for key in recount(ident)}, f"up to {ledger.seq}")
+    at_first = {key for ident in ledger.claims for key in recount(ident)}
+    at_first |= {key for ident in ledger.allocations.consumers for key in recount_consumer(ident)}
+    beyond(at_first, f"up to {ledger.seq}")
     for seq, commit in commits:
         if commit.id and commit.id in seen:
             found.append(f"{seq}: commit {commit.id} is in the log twice")
@@ -101,6 +121,8 @@ def violations(
         touched: set[tuple[str, str, str]] = set()
         for ident in changes.claims:
             touched |= recount(ident)
+        for ident in changes.consumers:
+            touched |= recount_consumer(ident)
         forgiven.update((key, min(forgiven[key], taken[key])) for key in touched & forgiven.keys())
         if commit.entries_of(Settlement):
             forgiven.update((key, taken[key]) for key in touched)

@@ -236,7 +236,7 @@ class WaitLoop:
         if commit.entries_of(Settlement):
             for group in changes.groups & ledger.steered:
                 self._bus.spawn(self._expect_displaced(group))
-        if (changes.released and self.waiting.groups) or self._snapshots.due:
+        if ((changes.released or changes.consumers) and self.waiting.groups) or self._snapshots.due:
             self._wake.set()
 
     async def _expect_displaced(self, group: str) -> None:

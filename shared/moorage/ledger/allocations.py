@@ -30,6 +30,7 @@ class AllocationLedger:
         self.consumers: dict[str, Consumer] = {}
         self.writes: dict[str, int] = {}
         self.exchanges: dict[str, Exchange] = {}
+        self.by_cluster: dict[str, set[str]] = {}  # consumers that hold something of a cluster's nodes
 
     def generation_of(self, consumer: str) -> int | None:
         found = self.consumers.get(consumer)
@@ -37,12 +38,21 @@ class AllocationLedger:
 
     def apply(self, write: ConsumerWrite) -> None:
         new = write.consumer
+        before = self.consumers.pop(new.uuid, None)
+        for cluster in before.taken if before is not None else ():
+            idents = self.by_cluster[cluster]
+            idents.discard(new.uuid)
+            if not idents:
+                del self.by_cluster[cluster]
         if new.allocations:
-            self.consumers[new.uuid] = new
-        else:
-            self.consumers.pop(new.uuid, None)
+            self._put(new)
         for provider in write.named:
             self.writes[provider] = self.writes.get(provider, 0) + 1
+
+    def _put(self, consumer: Consumer) -> None:
+        self.consumers[consumer.uuid] = consumer
+        for cluster in consumer.taken:
+            self.by_cluster.setdefault(cluster, set()).add(consumer.uuid)
 
     def record(self, seq: int) -> None:
         """Drops the exchanges up to a commit: they are in the providers' records."""
@@ -60,7 +70,8 @@ class AllocationLedger:
     def of(cls, snapshot: AllocationSnapshot) -> AllocationLedger:
         found = cls()
         found.generation = snapshot.generation
-        found.consumers = {consumer.uuid: consumer for consumer in snapshot.consumers}
+        for consumer in snapshot.consumers:
+            found._put(consumer)
         found.writes = dict(snapshot.writes)
         found.exchanges = {provider: Exchange(*exchange) for provider, exchange in snapshot.exchanges.items()}
         return found

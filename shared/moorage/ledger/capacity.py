@@ -6,12 +6,12 @@ live pod of one of these claims on the slot's node.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from moorage.fit.inner_rows import holds_open_pods
 from moorage.fit.inside import StaticInside
 from moorage.fleet import Fleet, FleetChange
-from moorage.model.claims import Claim, Decision
+from moorage.model.claims import Allocation, Claim, Decision
 from moorage.model.slots import part_and_class
 
 from .families import (
@@ -30,6 +30,7 @@ from .open_pods import OpenPods
 from .room import free_of
 
 FamilyAmounts = dict[Family, NodeAmounts]
+ClusterAmounts = Mapping[str, NodeAmounts]
 
 
 def excess(after: NodeAmounts, now: NodeAmounts) -> NodeAmounts:
@@ -51,6 +52,8 @@ class Capacity:
         self._family_of: dict[str, Family] = {}  # by claim, also of those in flight
         self._in_flight: dict[str, FamilyAmounts] = {}  # decision → what its claims take beyond `_families`
         self._claims_in_flight: dict[Family, dict[str, Claim]] = {}  # by decision, the claim that it would add
+        self._allocated: dict[str, ClusterAmounts] = {}  # consumer of the Placement interface → what it holds of nodes
+        self._allocations_in_flight: dict[str, ClusterAmounts] = {}  # entry → what its consumers take beyond that
         self._totals: dict[str, NodeAmounts] = {}  # by cluster
         self._absent: dict[str, set[str]] = {}  # cluster → nodes with totals that are not there
         self._strayed: dict[str, set[Family]] = {}  # cluster → objects with both a stray pod and an open slot
@@ -71,11 +74,17 @@ class Capacity:
             self._family_of.update((claim.id, family) for claim in claims.values())
         for family in {*self._families, *ledger.families, *self._claims_in_flight}:
             self._recount(family)
+        self._recount_consumers({*self._allocated, *ledger.allocations.consumers})
         self._flush()
 
-    def folded(self, changes: Changes, decisions: Iterable[Decision] = ()) -> None:
-        """Recounts the changed claims after a fold. What is held for `decisions` becomes their claims without looking free
-        in between."""
+    def folded(
+        self, changes: Changes, decisions: Iterable[Decision] = (), allocations: Iterable[Allocation] = ()
+    ) -> None:
+        """Recounts the changed claims after a fold. What is held for `decisions` and `allocations` becomes their claims without
+        looking free in between."""
+        for allocation in allocations:
+            self._shift_all(self._allocations_in_flight.pop(allocation.id, {}), {})
+        self._recount_consumers(changes.consumers)
         flights = [self._remove_from_flight(d.id) for d in decisions]
         changed = self._families_of(changes.claims)
         for flight in flights:
@@ -107,6 +116,39 @@ class Capacity:
         self._return(self._remove_from_flight(decision))
         self._flush()
 
+    def hold_allocation(self, entry: Allocation) -> None:
+        """Takes what the entry's consumers would hold beyond what they hold now."""
+        now: dict[str, NodeAmounts] = {}
+        after: dict[str, NodeAmounts] = {}
+        for write in entry.writes:
+            for total, held in (
+                (now, self._allocated.get(write.consumer.uuid, {})),
+                (after, write.consumer.taken),
+            ):
+                for cluster, by_node in held.items():
+                    for node, amounts in by_node.items():
+                        add(total.setdefault(cluster, {}).setdefault(node, {}), amounts)
+        flight = {c: more for c, nodes in after.items() if (more := excess(nodes, now.get(c, {})))}
+        self._allocations_in_flight[entry.id] = flight
+        self._shift_all({}, flight)
+        self._flush()
+
+    def give_back_allocation(self, entry: str) -> None:
+        self._shift_all(self._allocations_in_flight.pop(entry, {}), {})
+        self._flush()
+
+    def holds_room(self, entry: str) -> bool:
+        """Returns whether what is held for the allocation exists and is usable, with everything else that is taken."""
+        for cluster, by_node in self._allocations_in_flight.get(entry, {}).items():
+            cid = self.fleet.ids.get(cluster)
+            for node, amounts in by_node.items():
+                row = self.fleet.row_of(cid, node) if cid is not None else None
+                if row is None or not self.fleet.usable[row] or not holds_open_pods(self.fleet, row):
+                    return False
+                if any((free := free_of(self.fleet, row, name)) is None or free < 0 for name in amounts):
+                    return False
+        return True
+
     def fits(self, decision: str) -> bool:
         """Returns whether what is held for the decision exists and is usable, with everything else that is taken."""
         fleet = self.fleet
@@ -133,8 +175,13 @@ class Capacity:
         return True
 
     def held_on(self, cluster: str) -> NodeAmounts:
-        """Returns what decisions in flight take on the cluster beyond its claims."""
+        """Returns what allocations hold of the cluster's nodes, and what decisions in flight take beyond its claims."""
         held: NodeAmounts = {}
+        idents = self.ledger.allocations.by_cluster.get(cluster, ())
+        of_allocations = [*(self._allocated[i] for i in idents), *self._allocations_in_flight.values()]
+        for allocated in of_allocations:
+            for node, amounts in allocated.get(cluster, {}).items():
+                add(held.setdefault(node, {}), amounts)
         for flight in self._in_flight.values():
             for family, by_node in flight.items():
                 if family.cluster == cluster:
@@ -231,6 +278,18 @@ class Capacity:
             if now != held:
                 flight[family] = now
                 self._shift(family.cluster, held, now)
+
+    def _recount_consumers(self, idents: Iterable[str]) -> None:
+        consumers = self.ledger.allocations.consumers
+        for ident in idents:
+            before, found = self._allocated.pop(ident, {}), consumers.get(ident)
+            if found is not None and found.taken:
+                self._allocated[ident] = found.taken
+            self._shift_all(before, self._allocated.get(ident, {}))
+
+    def _shift_all(self, before: ClusterAmounts, after: ClusterAmounts) -> None:
+        for cluster in {**before, **after}:
+            self._shift(cluster, before.get(cluster, {}), after.get(cluster, {}))
 
     def _remove_from_flight(self, decision: str) -> FamilyAmounts:
         flight = self._in_flight.pop(decision, {})

@@ -12,7 +12,7 @@ import structlog
 from moorage.bus import Bus, BusError, NoAnswer, OrderedConsumer, until_done
 from moorage.fleet import Fleet
 from moorage.mesh import stores
-from moorage.model.claims import Commit, Decision
+from moorage.model.claims import Allocation, Commit, Decision
 
 from .capacity import Capacity
 from .commits import decode_commit
@@ -131,7 +131,11 @@ class LedgerFollower:
 def keep_capacity(follower: LedgerFollower, fleet: Fleet) -> Capacity:
     """Returns the capacity of the fleet, kept in step with the follower's ledger."""
     capacity = Capacity(fleet, follower.ledger)
-    follower.on_fold.append(lambda commit, changes: capacity.folded(changes, commit.entries_of(Decision)))
+
+    def folded(commit: Commit, changes: Changes) -> None:
+        capacity.folded(changes, commit.entries_of(Decision), commit.entries_of(Allocation))
+
+    follower.on_fold.append(folded)
     follower.on_reload.append(capacity.reload)
     return capacity
 

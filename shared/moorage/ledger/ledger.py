@@ -49,6 +49,7 @@ class Changes(NamedTuple):
     withdrawn: frozenset[str] = frozenset()  # claims that are active only until their release now
     refused: tuple[str, ...] = ()  # decisions whose revision was withdrawn or overtaken; they changed nothing
     forgotten: tuple[str, ...] = ()  # groups whose ended revision is not known any more
+    consumers: frozenset[str] = frozenset()  # consumers of the Placement interface that hold something else now
 
 
 class _WithdrawnClaim(Model, kw_only=True):
@@ -161,6 +162,7 @@ class Ledger:
             frozenset(effects.withdrawn),
             tuple(effects.refused),
             tuple(self._forget()),
+            frozenset(effects.consumers),
         )
 
     def update_idle(self, group: str) -> None:

@@ -24,7 +24,10 @@ class InventoryRecord(Value, kw_only=True, frozen=True):
 
 
 class Consumer(Value, kw_only=True, frozen=True):
-    """A consumer and all that it holds: amounts by provider and class. `generation` grows with each of its writes."""
+    """A consumer and all that it holds: amounts by provider and class. `generation` grows with each of its writes.
+
+    Of the providers that are nodes and parts of clusters, `names` has the names, CLUSTER/ID, and `taken` what is held of them in
+    the units of nodes: by cluster and node, what it takes of the node and of its parts (`resource_of_part`)."""
 
     uuid: str
     project: str
@@ -33,6 +36,8 @@ class Consumer(Value, kw_only=True, frozen=True):
     generation: int
     allocations: dict[str, dict[str, int]] = {}
     updated: float = 0
+    names: dict[str, str] = {}
+    taken: dict[str, dict[str, dict[str, int]]] = {}
 
 
 class ConsumerWrite(Value, kw_only=True, frozen=True):

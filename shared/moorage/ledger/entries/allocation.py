@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from moorage.model.claims import Allocation
 
 from ..allocations import AllocationLedger, Exchange
+from .decision import NO_ROOM
 from .handler import Batch, Dropped, EntryHandler, FoldEffects
 
 if TYPE_CHECKING:
+    from ..capacity import Capacity
     from ..ledger import Ledger
 
+_SETTLED = Dropped("", "a settlement of the same commit uses the room of a cluster")
 DEPOSED = Dropped("Deposed", "another placement worker took over")
 CHANGED = Dropped("Changed", "the consumer was changed by another request")
 
@@ -28,6 +31,7 @@ class AllocationHandler(EntryHandler[Allocation]):
             held.writes.pop(provider, None)
         for write in entry.writes:
             held.apply(write)
+            effects.consumers.add(write.consumer.uuid)
         for provider, inventories in entry.inventories.items():
             held.exchanges[provider] = Exchange(ledger.seq, inventories)
         if entry.recorded:
@@ -35,11 +39,18 @@ class AllocationHandler(EntryHandler[Allocation]):
 
     def check(self, entry: Allocation, batch: Batch) -> Dropped | None:
         why = _refusal(entry, batch.ledger.allocations, batch.consumers)
+        if why is None and any(cluster in batch.settled for w in entry.writes for cluster in w.consumer.taken):
+            why = _SETTLED
+        if why is None and not batch.capacity.holds_room(entry.id):
+            why = NO_ROOM
         if why is None:
             for write in entry.writes:
                 new = write.consumer
                 batch.consumers[new.uuid] = new.generation if new.allocations else None
         return why
+
+    def give_back(self, entry: Allocation, capacity: Capacity) -> None:
+        capacity.give_back_allocation(entry.id)
 
     def took_effect(self, entry: Allocation, ledger: Ledger, refused: tuple[str, ...] | None) -> bool:
         if refused is not None:

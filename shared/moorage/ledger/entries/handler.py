@@ -31,6 +31,7 @@ class FoldEffects:
     released: set[str] = field(default_factory=set)
     withdrawn: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
+    consumers: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
