@@ -9,14 +9,34 @@ from random import Random
 import pytest
 
 from moorage.model.part_names import HW_NUMA_ROOT
-from moorage.model.part_requests import OneZone, PartGroup
+from moorage.model.part_reports import PropertyValue
+from moorage.model.part_requests import OneZone, PartGroup, PropertyCondition, PropertySelector
 from moorage.model.shapes import Shape
 from moorage.parts import NAMELESS, Budget, Group, Inventory, Request, SameSubtree, pod_request
+from moorage.parts.forest import Take
 from moorage.parts.node_assignment import NodePart, NodeTree, assign_on_node
 
 CLASSES = ["cpu", "GPU", "VF"]
 TRAITS = ["T0", "T1"]
 AGGREGATES = ["g0", "g1"]
+
+PROPERTIES: list[frozenset[tuple[str, PropertyValue]]] = [
+    frozenset(),
+    *(frozenset({("speed", speed), ("kind", kind)}) for speed in (1, 2, 3) for kind in "xy"),
+]
+SELECTORS: list[PropertySelector] = [
+    *[()] * 4,
+    (
+        (
+            PropertyCondition(key="speed", operator="Gt", values=("1",)),
+            PropertyCondition(key="kind", operator="In", values=("x", "z")),
+        ),
+    ),
+    (
+        (PropertyCondition(key="kind", operator="NotIn", values=("y",)),),
+        (PropertyCondition(key="speed", operator="GtEq", values=("3",)),),
+    ),
+]
 
 Amounts = dict[tuple[int, str], int]
 
@@ -31,7 +51,12 @@ def random_tree(rng: Random) -> list[NodePart]:
         zone = parent == 0 and rng.random() < 0.6
         free = {name: rng.randint(0, 4) for name in CLASSES if rng.random() < 0.6}
         units = {name: Inventory(9, max_unit=2, step_size=rng.choice([1, 2])) for name in free if rng.random() < 0.15}
-        consumes = {name: (parent,) for name in free if name in parts[parent].free and rng.random() < 0.3}
+        takes = (
+            Take(above, rng.choice(sorted(parts[above].free)), rng.randint(1, 2))
+            for above in (parent,)
+            if parts[above].free
+        )
+        consumes = dict.fromkeys([name for name in free if rng.random() < 0.3], tuple(takes))
         parts.append(
             NodePart(
                 f"n/{i}",
@@ -42,6 +67,7 @@ def random_tree(rng: Random) -> list[NodePart]:
                 units,
                 consumes,
                 rng.random() < 0.95,
+                rng.choice(PROPERTIES),
             )
         )
         open_parts.append(len(parts) - 1)
@@ -60,6 +86,7 @@ def random_pod(rng: Random) -> Request:
             frozenset(rng.sample(TRAITS, rng.choice([0, 0, 1]))),
             tuple(frozenset([g]) for g in rng.sample(AGGREGATES, rng.choice([0, 0, 0, 1]))),
             frozenset(rng.sample(AGGREGATES, rng.choice([0, 0, 0, 1]))),
+            properties=rng.choice(SELECTORS),
         )
     named = [s for s in groups if s]
     relations = []
@@ -110,14 +137,19 @@ def _allowed(part: NodePart, name: str, amount: int) -> bool:
 def _with_consumed(parts: list[NodePart], total: Amounts) -> Amounts:
     found = dict(total)
     for (i, name), amount in total.items():
-        for above in parts[i].consumes.get(name, ()):
-            found[above, name] = found.get((above, name), 0) + amount
+        for above, resource, each in parts[i].consumes.get(name, ()):
+            found[above, resource] = found.get((above, resource), 0) + amount * each
     return found
 
 
 def _meets(parts: list[NodePart], i: int, suffix: str, pod: Request) -> bool:
     group, part, root = pod.groups[suffix], parts[i], parts[0]
     if group.forbidden & part.traits:
+        return False
+    speed, kind = (dict(part.properties).get(name) for name in ("speed", "kind"))
+    if group.properties == SELECTORS[-2] and not (speed in (2, 3) and kind == "x"):
+        return False
+    if group.properties == SELECTORS[-1] and not (kind != "y" or speed == 3):
         return False
     if suffix:
         return (

@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from moorage.model.part_names import KUBERNETES_RESOURCES, is_class, is_part_class, short_name
-from moorage.model.part_requests import Isolated, OneZone, PartGroup, PodContainer, RootConditions, SameSubtree
+from moorage.model.part_requests import (
+    Isolated,
+    OneZone,
+    PartGroup,
+    PodContainer,
+    PropertyCondition,
+    RootConditions,
+    SameSubtree,
+)
 from moorage.model.shapes import OptionalNeed, Shape
 
 
@@ -16,7 +24,14 @@ def test_groups_and_relations_survive_the_wire() -> None:
         object="Deployment/d",
         groups=[
             PartGroup(suffix="_C", resources={"cpu": 2000}),
-            PartGroup(suffix="_A", resources={"FPGA": 1}, required=(("A", "B"), ("C",)), forbidden=("D",), count=2),
+            PartGroup(
+                suffix="_A",
+                resources={"FPGA": 1},
+                required=(("A", "B"), ("C",)),
+                forbidden=("D",),
+                count=2,
+                properties=((PropertyCondition(key="model", operator="In", values=("x",)),),),
+            ),
         ],
         relations=[
             SameSubtree(groups=("_C", "_A"), apart=("_B",)),

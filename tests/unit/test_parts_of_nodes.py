@@ -7,6 +7,7 @@ import pytest
 from moorage.fleet import ExcerptFleet, Fleet, FleetChange, FleetWriter, copy_of, normalize_node
 from moorage.model.part_reports import InventoryReport, ProviderReport, ZoneReport, ZoneReserve
 from moorage.model.slots import resource_of_part
+from moorage.parts.forest import Take
 from moorage.parts.inside import MAX_PARTS, Inside, Layout, encode, layout_of
 from moorage_testkit.fleets import fleet_of, node, provider, two_zones
 
@@ -24,8 +25,8 @@ def test_zones_and_providers_hang_on_their_node() -> None:
     assert paths(found) == ["", "/numa-0", "/numa-1", "/numa-1/fpga", "/any", "/nic"]
     assert [part.parent for part in found.parts] == [-1, 0, 0, 2, 0, 0]
     zone, free = found.parts[1], found.parts[4]
-    assert (zone.kind, set(zone.traits), zone.consumes["cpu"]) == ("zone", {"HW_NUMA_ROOT"}, (0,))
-    assert (free.kind, free.inventories["cpu"].capacity, free.consumes) == ("any", 8000, {"cpu": (0,)})
+    assert (zone.kind, set(zone.traits), zone.consumes["cpu"]) == ("zone", {"HW_NUMA_ROOT"}, (Take(0, "cpu"),))
+    assert (free.kind, free.inventories["cpu"].capacity, free.consumes) == ("any", 8000, {"cpu": (Take(0, "cpu"),)})
     assert found.parts[3].consumes == {}, "only Kubernetes resources are of the node, too"
     assert not found.dropped
 
@@ -36,7 +37,7 @@ def test_a_part_takes_of_all_ancestors_with_the_same_kubernetes_resource() -> No
         ZoneReport(id=0, parent="socket-0", inventories={"cpu": "4"}),
     ]
     found = layout(sockets, provider("card", "numa-0", VCPU="2", FPGA="1"), cpu=8000)
-    assert found.parts[found.at["/card"]].consumes == {"cpu": (2, 1, 0)}
+    assert found.parts[found.at["/card"]].consumes == {"cpu": tuple(Take(above, "cpu") for above in (2, 1, 0))}
     assert found.parts[found.at["/card"]].inventories["cpu"].capacity == 2000
 
 

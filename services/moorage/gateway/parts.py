@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from moorage.fleet import Fleet
 from moorage.model.problems import Refused, not_found
 from moorage.parsing import CAPACITY_MAX, format_amount
 from moorage.parts.forest import Inventory
-from moorage.parts.inside import Layout, provider_uuid
+from moorage.parts.inside import Layout, part_id, path_of, provider_uuid
 
 from .authorization import caller_of
 from .clusters import claims_on, known_cluster
@@ -49,7 +50,7 @@ async def list_parts(request: web.Request) -> web.StreamResponse:
     for cid in cids:
         for node in _nodes(fleet, cid, request.query.get("node", "")):
             for i, part in enumerate(node.layout.parts[1:], 1):
-                places[f"{fleet.names[cid]}/{node.name}{part.path}"] = node, i
+                places[f"{fleet.names[cid]}/{part_id(node.name, part.path)}"] = node, i
     page, token = page_of(request, sorted(places))
     holders = {cid: _holders(request, fleet.names[cid]) for cid in {places[key][0].cid for key in page}}
     return list_response([_item(fleet, *places[key], holders[places[key][0].cid]) for key in page], token)
@@ -60,8 +61,9 @@ async def get_part(request: web.Request) -> web.StreamResponse:
     cluster, ident = f"{info['provider']}/{info['cluster']}", info["id"]
     if known_cluster(fleet, cluster):
         cid = fleet.ids[cluster]
-        for node in _nodes(fleet, cid, ident.partition("/")[0]):
-            at = node.layout.at.get(ident[len(node.name) :], 0)
+        named, all_nodes = _nodes(fleet, cid, ident.partition("/")[0]), _nodes(fleet, cid, "")
+        for node in itertools.chain(named, all_nodes):  # ids of devices do not begin with their node
+            at = node.layout.at.get(path_of(node.name, ident, node.layout), 0)
             if at:
                 return json_response(_item(fleet, node, at, _holders(request, cluster)))
     raise Refused(not_found(f"part {ident} of cluster {cluster}"))
@@ -69,7 +71,7 @@ async def get_part(request: web.Request) -> web.StreamResponse:
 
 def _item(fleet: Fleet, node: _Node, at: int, holders: dict[str, list[HolderItem]]) -> PartItem:
     part, cluster = node.layout.parts[at], fleet.names[node.cid]
-    ident = node.name + part.path
+    ident = part_id(node.name, part.path)
     used: dict[str, str] = {}
     for name in sorted(part.inventories):
         columns = fleet.parts.classes[name]
@@ -80,7 +82,7 @@ def _item(fleet: Fleet, node: _Node, at: int, holders: dict[str, list[HolderItem
         id=ident,
         cluster=cluster,
         node=node.name,
-        parent=node.name + node.layout.parts[part.parent].path,
+        parent=part_id(node.name, node.layout.parts[part.parent].path),
         kind=part.kind,
         traits=sorted(part.traits),
         aggregates=sorted(part.aggregates),

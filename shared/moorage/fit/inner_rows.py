@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from moorage.collections import LruDict
 from moorage.model.shapes import Shape
 from moorage.model.slots import PodPlace, part_and_class
-from moorage.parts.inside import Layout, layout_of
+from moorage.parts.inside import Layout, layout_of, path_of
 
 from .budget import BudgetExceeded
-from .inside import Asked, NodeState, OpenPods, StaticInside, asks_parts, on_node
+from .inside import Asked, NodeState, OpenPods, StaticInside, asks_parts, consumed_entries, on_node
 from .protocols import Ids, Mask, Rows
 
 #: The parts of up to this many clusters are read cluster by cluster; of more, all are.
@@ -79,7 +79,7 @@ def _free(rows: Rows, layout: Layout, ids: Ids, firsts: NDArray[np.int64]) -> ND
         if consumers:
             claimed[:, column] = entries.claimed[at]
     for column, below in consumers.items():
-        free[:, column] -= claimed[:, below].sum(axis=1)
+        free[:, column] -= claimed[:, list(below)] @ np.array(list(below.values()), np.int64)
     return free
 
 
@@ -298,12 +298,9 @@ def _lost(layout: Layout, node: str, taken: Mapping[str, int]) -> dict[int, int]
         if of_part is None:
             continue
         ident, kind = of_part
-        entry = layout.entry_at.get((ident.removeprefix(node), kind))
+        entry = layout.entry_at.get((path_of(node, ident, layout), kind))
         if entry is not None:
             lost[entry] = lost.get(entry, 0) + amount
-            path = layout.parts[layout.entries[entry].part]
-            for above in path.consumes.get(kind, ()):
-                if above:
-                    consumed = layout.entry_at[layout.parts[above].path, kind]
-                    lost[consumed] = lost.get(consumed, 0) + amount
+            for consumed, each in consumed_entries(layout, layout.parts[layout.entries[entry].part], kind):
+                lost[consumed] = lost.get(consumed, 0) + amount * each
     return lost

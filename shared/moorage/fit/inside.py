@@ -6,7 +6,7 @@ Nodes with equal parts of which equal amounts are free have one state, and each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import gcd
 
 import msgspec
@@ -18,7 +18,7 @@ from moorage.model.shapes import Shape
 from moorage.model.slots import PartAmounts, PodParts
 from moorage.parts import Budget, Request, needs_one_zone, pod_request
 from moorage.parts.arrivals import can_hold, most_equal_pods
-from moorage.parts.inside import Layout
+from moorage.parts.inside import InnerPart, Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
 from moorage.parts.node_assignment import NodePart, NodeTree, assign_on_node
 
@@ -103,6 +103,7 @@ class Asked:
             for name, amount in group.resources.items():
                 amounts.setdefault(name, []).append(amount)
         found = {name: (gcd(*all_of) or 1, sum(all_of) * limit) for name, all_of in amounts.items()}
+        found |= dict.fromkeys(static.taken_for(amounts.keys()) - found.keys(), (1, 1 << 62))
         for step in self.alignment(static.manager, static.reported):
             for name, _ in step.amounts:
                 found[name] = 1, 1 << 62
@@ -129,13 +130,20 @@ class StaticInside:
         self.manager = TopologyManager()
         if reported is not None and self.zones:
             self.manager = TopologyManager(reported.policy, reported.scope, cpu != "none")  # type: ignore[arg-type]
-        #: By entry, the entries of parts below of which the amounts claimed are claimed of it, too.
-        self.consumers: dict[int, list[int]] = {}
+        #: By entry, the entries of parts below that take of it, and how much one unit of each takes.
+        self.consumers: dict[int, dict[int, int]] = {}
         for (path, name), entry in layout.entry_at.items():
-            for above in parts[layout.at[path]].consumes.get(name, ()):
-                consumed = layout.entry_at.get((parts[above].path, name)) if above else None
-                if consumed is not None:
-                    self.consumers.setdefault(consumed, []).append(entry)
+            for consumed, amount in consumed_entries(layout, parts[layout.at[path]], name):
+                self.consumers.setdefault(consumed, {})[entry] = amount
+
+    def taken_for(self, classes: Collection[str]) -> set[str]:
+        """Returns the other classes of which units of these classes take."""
+        entries = self.layout.entries
+        return {
+            entries[consumed].resource
+            for consumed, below in self.consumers.items()
+            if any(entries[entry].resource in classes for entry in below)
+        }
 
     @classmethod
     def of(cls, layout: Layout) -> StaticInside:
@@ -143,6 +151,14 @@ class StaticInside:
         if found is None:
             found = cls._known[layout.source] = cls(layout)
         return found
+
+
+def consumed_entries(layout: Layout, part: InnerPart, name: str) -> Iterator[tuple[int, int]]:
+    """Yields the entries, not the node's columns, of which a part's class takes, and how much one unit takes."""
+    for take in part.consumes.get(name, ()):
+        consumed = layout.entry_at.get((layout.parts[take.part].path, take.resource)) if take.part else None
+        if consumed is not None:
+            yield consumed, take.amount
 
 
 #: Pods that may still arrive at a node, by what their slots take of its parts, with their number.
@@ -176,8 +192,9 @@ class NodeState:
                     part.aggregates,
                     by_part[i],
                     part.inventories,
-                    {name: tuple(a for a in above if a) for name, above in part.consumes.items()},
+                    {name: tuple(t for t in takes if t.part) for name, takes in part.consumes.items()},
                     part.healthy,
+                    part.properties,
                 )
                 for i, part in enumerate(layout.parts)
             ]
@@ -353,4 +370,4 @@ class NodeState:
 
 def on_node(node: str, parts: Mapping[str, Mapping[str, int]]) -> PartAmounts:
     """Returns amounts by the ids of the node's parts."""
-    return {node + path: dict(amounts) for path, amounts in parts.items()}
+    return {part_id(node, path): dict(amounts) for path, amounts in parts.items()}

@@ -18,7 +18,7 @@ from moorage.collections.blocks import grown, spread
 from moorage.model.reports import Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PodParts, part_and_class, part_resources
-from moorage.parts.inside import Layout, part_id
+from moorage.parts.inside import Layout, part_id, path_of
 from moorage.podspec import is_host_port
 
 from . import delta
@@ -285,9 +285,12 @@ class Fleet(Table):
     def part_row(self, row: int, ident: str) -> int | None:
         """Returns the row of a node's part among the parts; None if the node has no such part."""
         first, layout = self.inside(row)
-        name = self.node_name(row)
-        at = layout.at.get(ident[len(name) :]) if ident.startswith(name) else None
+        at = layout.at.get(self.path_of(row, ident, layout))
         return None if at is None else first + at
+
+    def path_of(self, row: int, ident: str, layout: Layout) -> str:
+        """Returns the path in the layout of a node of the part with this id."""
+        return path_of(self.node_name(row), ident, layout)
 
     def part_id(self, part: int) -> str:
         """Returns the id of the part at a row among the parts."""

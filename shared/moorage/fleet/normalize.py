@@ -14,6 +14,7 @@ from moorage.model.reports import CpuManager, NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import CAPACITY_MAX, parse_amount
 from moorage.parts import inside as parts_inside
+from moorage.parts.device_parts import COUNTERS, MARK, own_counters, own_devices, path_of_device
 from moorage.parts.inside import Inside, Layout, class_amount, layout_of
 from moorage.podspec import parse_host_port
 
@@ -66,7 +67,7 @@ def normalize_node(node: NodeReport, before: Inside | None = None) -> tuple[Node
     packed = msgspec.json.encode(extras) if extras else b""
     row = NodeRow(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed, host_ports)
     inside = inside_of(node, before or Inside(), allocatable)
-    if inside.zones or inside.providers:
+    if inside.zones or inside.providers or inside.devices:
         row, wrong = with_inside(row, inside, node.in_use)
         problem = problem or wrong
     return row, problem
@@ -77,10 +78,12 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
     inside = Inside(
         zones=before.zones if node.zones is None else node.zones,
         providers=before.providers if node.providers is None else node.providers,
+        devices=own_devices(node.name, node.devices),
+        counters=own_counters(node.name, node.counters) if node.devices else [],
         topology_manager=node.topology_manager or before.topology_manager,
         cpu_manager=node.cpu_manager.policy if node.cpu_manager is not None else "",
     )
-    if not (inside.zones or inside.providers):
+    if not (inside.zones or inside.providers or inside.devices):
         return inside
     amounts = {name: allocatable[name] for name in sorted(parts_inside.classes_in(inside)) if name in allocatable}
     return msgspec.structs.replace(inside, node=amounts)
@@ -89,30 +92,38 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
 def with_inside(row: NodeRow, inside: Inside, in_use: Mapping[str, Mapping[str, str]]) -> tuple[NodeRow, str]:
     """Returns the row with what is inside the node, and what is wrong with that."""
     layout = layout_of(parts_inside.encode(inside))
-    amounts, problem = _used(layout, in_use)
+    amounts, problem = _used(layout, row.name, in_use)
     problems = [f"node {row.name}: {text}" for text in (*map(str, layout.dropped), problem) if text]
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
     return row._replace(inside=layout.source, in_use=amounts), "; ".join(problems[:3]) + more
 
 
-def with_zones_of(row: NodeRow, node: NodeReport) -> NodeRow:
-    """Returns the row with the zones that a node agent reports; what it says of their use replaces what was known of it."""
+def with_parts_of(row: NodeRow, node: NodeReport) -> NodeRow:
+    """Returns the row with the zones and devices that a node agent reports; what it says of their use replaces what was known
+    of it."""
     before = layout_of(row.inside)
     known = dict(zip(before.entry_at, row.in_use, strict=True))
-    providers = msgspec.structs.replace(node, providers=before.inside.providers)
-    inside = inside_of(providers, before.inside, row.allocatable)
+    found = msgspec.structs.replace(node, providers=before.inside.providers, zones=node.zones or None)
+    inside = inside_of(found, before.inside, row.allocatable)
+    if not node.devices:
+        inside = msgspec.structs.replace(inside, devices=before.inside.devices, counters=before.inside.counters)
     if node.cpu_manager is None:
         inside = msgspec.structs.replace(inside, cpu_manager=before.inside.cpu_manager)
     over, _ = with_inside(row, inside, node.in_use)
+
+    def reports(path: str) -> bool:
+        return bool(node.devices) if path.startswith(MARK) else path[1:] in node.in_use
+
     amounts = [
-        amount if path[1:] in node.in_use else known.get((path, name), 0)
+        amount if reports(path) else known.get((path, name), 0)
         for (path, name), amount in zip(layout_of(over.inside).entry_at, over.in_use, strict=True)
     ]
     return over._replace(in_use=tuple(amounts))
 
 
-def _used(layout: Layout, in_use: Mapping[str, Mapping[str, str]]) -> tuple[tuple[int, ...], str]:
-    """Returns what is used of each entry. Amounts of parts that are not there count nowhere."""
+def _used(layout: Layout, node: str, in_use: Mapping[str, Mapping[str, str]]) -> tuple[tuple[int, ...], str]:
+    """Returns what is used of each entry. Amounts of parts that are not there count nowhere. What devices in use take of
+    counters is added."""
     amounts = [0] * len(layout.entries)
     problem = ""
     for ident, classes in in_use.items():
@@ -124,9 +135,15 @@ def _used(layout: Layout, in_use: Mapping[str, Mapping[str, str]]) -> tuple[tupl
             except ValueError as error:
                 problem = f"part {ident[:80]!r}: in use: {name}: {error}"
                 continue
-            at = layout.entry_at.get((f"/{ident}", resource))
+            path = f"/{ident}" if f"/{ident}" in layout.at else path_of_device(node, ident)
+            at = layout.entry_at.get((path, resource))
             if at is not None:
                 amounts[at] = min(amounts[at] + amount, _MAX)
+    for at, (part, name) in enumerate(layout.entries) if layout.inside.counters else ():
+        for take in layout.parts[part].consumes.get(name, ()) if amounts[at] else ():
+            if layout.parts[take.part].kind == COUNTERS:
+                counter = layout.entry_at[layout.parts[take.part].path, take.resource]
+                amounts[counter] = min(amounts[counter] + amounts[at] * take.amount, _MAX)
     return tuple(amounts), problem
 
 

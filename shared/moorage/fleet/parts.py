@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.collections.blocks import Blocks, grown, spread
+from moorage.model.part_reports import PropertyValue
 from moorage.parts.inside import Layout, layout_of
 from moorage.parts.interning import SetTable
 
@@ -175,7 +176,7 @@ class _Layouts:
                     parts.kind_number(found.kind),
                     parts.traits.number(found.traits),
                     parts.aggregates.number(found.aggregates),
-                    parts.properties_number(found.properties),
+                    parts.properties.number(found.properties),
                     found.healthy,
                 )
                 for found, end in zip(layout.parts, leave, strict=True)
@@ -186,7 +187,7 @@ class _Layouts:
 
     def _entry(self, layout: Layout, at: int, resource: str, parts: FleetParts) -> tuple[int, ...]:
         inventory = layout.parts[at].inventories[resource]
-        of_node = 0 in layout.parts[at].consumes.get(resource, ())
+        of_node = any(not take.part for take in layout.parts[at].consumes.get(resource, ()))
         limits = inventory.min_unit, inventory.max_unit, inventory.step_size
         return at, parts.class_number(resource), inventory.capacity, *limits, of_node
 
@@ -207,10 +208,10 @@ class FleetParts:
     COLUMNS = ("node", "root", "leave", "parent", "kind", "trait_set", "aggregate_set", "property_set", "healthy")
 
     def __init__(self) -> None:
-        self.traits = SetTable()
-        self.aggregates = SetTable()
+        self.traits = SetTable[str]()
+        self.aggregates = SetTable[str]()
+        self.properties = SetTable[tuple[str, PropertyValue]]()
         self.kinds: list[str] = []
-        self.property_sets: list[frozenset[tuple[str, Any]]] = [frozenset()]
         self.class_names: list[str] = []
         self.classes: dict[str, PartClass] = {}
         self.node: Rows = np.empty(0, np.int64)  # the node's row in the fleet; -1: an empty row
@@ -224,7 +225,6 @@ class FleetParts:
         self.healthy: NDArray[np.bool_] = np.empty(0, np.bool_)
         self.layouts = _Layouts()
         self._kind_numbers: dict[str, int] = {}
-        self._property_numbers: dict[frozenset[tuple[str, Any]], int] = {frozenset(): 0}
         self._class_numbers: dict[str, int] = {}
         self._blocks = Blocks()
         self._clusters: dict[int, _Block] = {}
@@ -266,12 +266,6 @@ class FleetParts:
         number = self._kind_numbers.setdefault(kind, len(self.kinds))
         if number == len(self.kinds):
             self.kinds.append(kind)
-        return number
-
-    def properties_number(self, properties: frozenset[tuple[str, Any]]) -> int:
-        number = self._property_numbers.setdefault(properties, len(self.property_sets))
-        if number == len(self.property_sets):
-            self.property_sets.append(properties)
         return number
 
     def class_number(self, name: str) -> int:

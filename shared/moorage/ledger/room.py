@@ -4,35 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from moorage.fit.inside import StaticInside
+from moorage.fit.inside import StaticInside, consumed_entries
 from moorage.fleet import Fleet
 from moorage.model.claims import Claim
-from moorage.model.slots import part_and_class
+from moorage.model.slots import part_and_class, resource_of_part
+from moorage.parts.inside import part_id
 
 
 def free_of(fleet: Fleet, row: int, name: str) -> int | None:
-    """Returns what a node has free of a resource or of a part's class; None if no node ever had the resource, or the part is
-    gone."""
+    """Returns what a node has free of a resource or of a part's class, also in the parts of which that is taken; None if no
+    node ever had the resource, or the part is gone."""
+    of_part = part_and_class(name)
+    found = unshared_of(fleet, row, name)
+    if of_part is None or found is None:
+        return found
+    _, layout = fleet.inside(row)
+    part = layout.parts[layout.at[fleet.path_of(row, of_part[0], layout)]]
+    for consumed, amount in consumed_entries(layout, part, of_part[1]):
+        at, resource = layout.entries[consumed]
+        above = unshared_of(
+            fleet, row, resource_of_part(part_id(fleet.node_name(row), layout.parts[at].path), resource)
+        )
+        if above is not None and amount:
+            found = min(found, above // amount)
+    return found
+
+
+def unshared_of(fleet: Fleet, row: int, name: str) -> int | None:
+    """Returns what a node or the part itself has free, whatever it takes of other parts; None as `free_of`."""
     of_part = part_and_class(name)
     if of_part is None:
         column = fleet.free(name)
         return None if column is None else int(column[row])
     first, layout = fleet.inside(row)
     part, kind = of_part
-    entry = layout.entry_at.get((part.removeprefix(fleet.node_name(row)), kind))
+    entry = layout.entry_at.get((fleet.path_of(row, part, layout), kind))
     if entry is None:
         return None
     columns, cid = fleet.parts.classes[kind], int(fleet.cluster[row])
-
-    def position(number: int) -> int:
-        at = columns.position(cid, first + layout.entries[number].part)
-        assert at is not None  # each entry of a layout has a position
-        return at
-
-    at = position(entry)
+    at = columns.position(cid, first + layout.entries[entry].part)
+    assert at is not None  # each entry of a layout has a position
     free = int(columns.capacity[at] - columns.used[at] - columns.claimed[at])
-    below = StaticInside.of(layout).consumers.get(entry, ())
-    return free - sum(int(columns.claimed[position(number)]) for number in below)
+    for number, each in StaticInside.of(layout).consumers.get(entry, {}).items():
+        of_other, resource = layout.entries[number]
+        other = fleet.parts.classes[resource]
+        at_other = other.position(cid, first + of_other)
+        assert at_other is not None  # each entry of a layout has a position
+        free -= each * int(other.claimed[at_other])
+    return free
 
 
 def unclaimed_of(fleet: Fleet, row: int, name: str) -> int | None:

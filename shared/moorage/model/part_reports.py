@@ -39,12 +39,13 @@ class ZoneReport(Value, kw_only=True, frozen=True):
     aggregates: list[str] = []
 
 
-#: A typed value. A version is ordered by the rules of versions, not of text.
-class Version(Value, kw_only=True, frozen=True):
-    version: str
+#: A value whose type is not seen from it; one of the fields. Versions and quantities are not ordered as text is.
+class Typed(Value, kw_only=True, frozen=True):
+    version: str = ""
+    quantity: str = ""
 
 
-PropertyValue = bool | int | float | str | Version
+PropertyValue = bool | int | float | str | Typed
 
 
 class ProviderReport(Value, kw_only=True, frozen=True):
@@ -68,7 +69,9 @@ class DeviceTaint(Value, kw_only=True, frozen=True):
 
 
 class DeviceReport(Value, kw_only=True, frozen=True):
-    """A device that a DRA driver or a node agent offers. `shared`: other nodes can use it, too, under the same id."""
+    """A device that a DRA driver or a node agent offers. `shared`: other nodes can use it, or the counters that it takes of,
+    too. `divisible`: several pods may have it at once, each an amount of its capacity. `consumes`: what it takes of sets of
+    counters of its pool, by set and counter."""
 
     id: str = ""
     driver: str = ""
@@ -78,6 +81,17 @@ class DeviceReport(Value, kw_only=True, frozen=True):
     capacity: dict[str, str] = {}
     taints: list[DeviceTaint] = []
     shared: bool = False
+    divisible: bool = False
+    consumes: dict[str, dict[str, str]] = {}
+
+
+class CounterSetReport(Value, kw_only=True, frozen=True):
+    """Counters that devices of a pool have in common, for example those of a card and of its slices."""
+
+    driver: str = ""
+    pool: str = ""
+    name: str = ""
+    counters: dict[str, str] = {}
 
 
 class TopologyManager(Value, kw_only=True, frozen=True):

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .base import Value
 
 #: The suffix of the group of all that is asked of parts without naming a group.
 NAMELESS = ""
+
+
+Operator = Literal["In", "NotIn", "Eq", "Gt", "GtEq", "Lt", "LtEq", "Exists", "DoesNotExist"]
+
+
+class PropertyCondition(Value, kw_only=True, frozen=True):
+    """A condition on one property of a part. `values` are read as the property's type."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+
+#: Alternatives, each a conjunction. Without any, all parts are selected; an empty one selects none.
+PropertySelector = tuple[tuple[PropertyCondition, ...], ...]
 
 
 class PartGroup(Value, kw_only=True, frozen=True):
@@ -22,6 +39,7 @@ class PartGroup(Value, kw_only=True, frozen=True):
     forbidden: tuple[str, ...] = ()
     member_of: tuple[tuple[str, ...], ...] = ()
     not_member_of: tuple[str, ...] = ()
+    properties: PropertySelector = ()
     in_tree: str = ""  # a part, usually the node, whose tree it must be
     count: int = 1  # so many such parts; each gives `resources`
     optional: bool = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .base import Message, Model, Value
-from .part_reports import DeviceReport, ProviderReport, TopologyManager, ZoneReport
+from .part_reports import CounterSetReport, DeviceReport, ProviderReport, TopologyManager, ZoneReport
 
 #: A part of a report stays well below 512 kB.
 PART_BYTES = 400_000
@@ -25,7 +25,7 @@ class CpuManager(Value, kw_only=True, frozen=True):
 
 class NodeReport(Model, kw_only=True):
     """A node. In a delta, `zones`, `providers` and `topology_manager` that are absent are as before. `in_use` has what
-    the pods of the node use of its parts, by the part's id without the node's name (`numa-0`, `numa-0/card-1`) and class.
+    the pods of the node use of its parts, by the part's id without the node's name (`numa-0`, `numa-0/card-1`), of a device by its id, and class.
     `counted`: the uids of those pods, of the ones listed one by one, that `in_use` includes."""
 
     name: str
@@ -44,11 +44,13 @@ class NodeReport(Model, kw_only=True):
     zones: list[ZoneReport] | None = None
     providers: list[ProviderReport] | None = None
     devices: list[DeviceReport] = []
+    counters: list[CounterSetReport] = []
     topology_manager: TopologyManager | None = None
     in_use: dict[str, dict[str, str]] = {}
     counted: list[str] = []
     machines: list[dict[str, Any]] = []
     created: str = ""  # RFC 3339
+    problems: list[str] = []  # what its source could not make sense of
 
 
 class ContainerReport(Model, kw_only=True):

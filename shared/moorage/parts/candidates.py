@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .forest import Forest
+from .properties import meets
 from .request import INTERNAL, NAMELESS, Group, Request
 from .solver import Budget, Problem, Slot, Subtree, assignments_in_steps
 
@@ -142,6 +143,8 @@ def _conditions(forest: Forest, group: Group, rows: Rows, spread: bool) -> NDArr
             lambda traits: all(any_of & traits for any_of in required) and not group.forbidden & traits,
         )
         ok &= fits[forest.trait_set[rows]]
+    if group.properties and not meets(frozenset(), group.properties):
+        ok[:] = False  # made parts have no properties
     if group.member_of:
         member = _members(forest, group.member_of)
         found = member[forest.aggregate_set[rows]]

@@ -34,6 +34,14 @@ class Inventory(NamedTuple):
         return int((self.total - self.reserved) * self.allocation_ratio)
 
 
+class Take(NamedTuple):
+    """What one unit of a class takes of another part: so many units of a class there. Parts are numbered within their node."""
+
+    part: int
+    resource: str
+    amount: int = 1
+
+
 class Part(NamedTuple):
     """A part as it is written. `parent` is its parent's id; a root has none."""
 
@@ -117,8 +125,8 @@ class Forest:
     """All parts. A block holds one or more whole trees and is written as a whole; amounts in use are changed in place."""
 
     def __init__(self) -> None:
-        self.traits = SetTable()
-        self.aggregates = SetTable()
+        self.traits = SetTable[str]()
+        self.aggregates = SetTable[str]()
         self.classes: dict[str, ClassColumns] = {}
         self.ids: list[str] = []  # by row; "" is an empty row
         self.rows: dict[str, int] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ import msgspec
 from moorage.model.base import Value
 from moorage.model.part_names import HW_NUMA_ROOT, KUBERNETES_RESOURCES, is_class, short_name
 from moorage.model.part_reports import (
+    CounterSetReport,
+    DeviceReport,
     InventoryReport,
     PropertyValue,
     ProviderReport,
@@ -26,7 +28,8 @@ from moorage.model.part_reports import (
 )
 from moorage.parsing import CAPACITY_MAX, parse_amount
 
-from .forest import UNLIMITED, Inventory
+from .device_parts import MARK, BadDevice, device_parts, id_of_device, path_of_device
+from .forest import UNLIMITED, Inventory, Take
 
 MAX_PARTS = 4096
 MAX_DEPTH = 32
@@ -42,6 +45,8 @@ class Inside(Value, kw_only=True, frozen=True):
 
     zones: list[ZoneReport] = []
     providers: list[ProviderReport] = []
+    devices: list[DeviceReport] = []  # those of the node alone, without what names the node
+    counters: list[CounterSetReport] = []
     topology_manager: TopologyManager | None = None
     cpu_manager: str = ""  # the policy; empty: not reported
     node: dict[str, int] = {}
@@ -58,9 +63,7 @@ class InnerPart(NamedTuple):
     properties: frozenset[tuple[str, PropertyValue]] = frozenset()
     healthy: bool = True
     inventories: Mapping[str, Inventory] = {}
-    consumes: Mapping[
-        str, tuple[int, ...]
-    ] = {}  # by class, the ancestors of which it takes as much; 0: the node's columns
+    consumes: Mapping[str, tuple[Take, ...]] = {}  # by class; of part 0 it is the node's columns
 
 
 class Entry(NamedTuple):
@@ -77,7 +80,7 @@ class Dropped(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"part {self.id[:80]!r}: {self.why}"
+        return f"part {self.id.removeprefix(MARK).replace('//', '/')[:80]!r}: {self.why}"
 
 
 class Layout(NamedTuple):
@@ -98,7 +101,7 @@ _decoder = msgspec.json.Decoder(Inside)
 
 def encode(inside: Inside) -> bytes:
     """Returns the bytes of what is inside a node; none if there is nothing."""
-    return _encoder.encode(inside) if inside.zones or inside.providers else b""
+    return _encoder.encode(inside) if inside.zones or inside.providers or inside.devices else b""
 
 
 def decode(source: bytes) -> Inside:
@@ -125,7 +128,15 @@ def layout_of(source: bytes) -> Layout:
 
 def part_id(node: str, path: str) -> str:
     """Returns the id, unique in its cluster, of a part of a node."""
-    return node + path
+    return id_of_device(node, path) if path.startswith(MARK) else node + path
+
+
+def path_of(node: str, ident: str, layout: Layout) -> str:
+    """Returns the path of the part with this id in the layout of its node; a path that is not there if it has no such part."""
+    path = ident[len(node) :] if ident.startswith(node) else None
+    if path is not None and path in layout.at:
+        return path
+    return path_of_device(node, ident)
 
 
 def provider_uuid(cluster: str, ident: str) -> str:
@@ -170,6 +181,7 @@ class _Found(NamedTuple):
     properties: frozenset[tuple[str, PropertyValue]]
     healthy: bool
     inventories: dict[str, Inventory]
+    takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
 
 
 class _Builder:
@@ -193,13 +205,14 @@ class _Builder:
                 provider.properties,
                 provider.healthy,
             )
+        self._devices()
         ordered = self._in_preorder()
         at = {"": 0} | {ident: i for i, ident in enumerate(ordered, 1)}
         yield InnerPart("")
         for ident in ordered:
             found = self._found[ident]
             yield InnerPart(
-                f"/{ident}",
+                ident if ident.startswith(MARK) else f"/{ident}",
                 at[found.parent],
                 found.kind,
                 found.traits,
@@ -207,7 +220,7 @@ class _Builder:
                 found.properties,
                 found.healthy,
                 found.inventories,
-                {name: above for name in found.inventories if (above := tuple(self._sources(found, name, at)))},
+                {name: takes for name in found.inventories if (takes := tuple(self._sources(found, name, at)))},
             )
 
     def _zone(self, zone: ZoneReport) -> None:
@@ -229,6 +242,23 @@ class _Builder:
         traits = [*zone.traits, HW_NUMA_ROOT] if zone.kind == ZONE else zone.traits
         self._add(ident, str(zone_id(zone.parent)), zone.kind, traits, zone.aggregates, given)
 
+    def _devices(self) -> None:
+        inside, nothing = self._inside, frozenset[str]()
+        zones = (str(zone_id(zone.id)) for zone in inside.zones)
+        for part in device_parts(inside.devices, inside.counters, zones):
+            if isinstance(part, BadDevice):
+                self._drop(part.path, part.why)
+            elif part.path in self._found:
+                self._drop(part.path, "another part has this id")
+            elif len(part.path) > _MAX_ID or "\0" in part.path:
+                self._drop(part.path, "this is no id of a part")
+            else:
+                inventories = {n: Inventory(amount, max_unit=CAPACITY_MAX) for n, amount in part.inventories.items()}
+                properties = frozenset(part.properties.items())
+                self._found[part.path] = _Found(
+                    part.parent, part.kind, nothing, nothing, properties, part.healthy, inventories, part.takes
+                )
+
     def _tie_to_none(self) -> None:
         """Adds the part that offers what zones report, tied to none of them."""
         node = self._inside.node
@@ -249,7 +279,7 @@ class _Builder:
         properties: Mapping[str, PropertyValue] | None = None,
         healthy: bool = True,
     ) -> None:
-        if not ident or len(ident) > _MAX_ID or "\0" in ident or ident.startswith("/"):
+        if not ident or len(ident) > _MAX_ID or "\0" in ident or ident.startswith(("/", MARK)):
             self._drop(ident, "this is no id of a part")
             return
         if ident in self._found:
@@ -305,17 +335,20 @@ class _Builder:
             del ordered[MAX_PARTS - 1 :]
         return ordered
 
-    def _sources(self, found: _Found, resource: str, at: Mapping[str, int]) -> Iterator[int]:
-        """Yields the ancestors that have the same Kubernetes resource: one unit of the part is one of theirs."""
+    def _sources(self, found: _Found, resource: str, at: Mapping[str, int]) -> Iterator[Take]:
+        """Yields what a device takes of counters, and the ancestors that have the same Kubernetes resource: one unit of the
+        part is one of theirs."""
+        for above, name, amount in found.takes.get(resource, ()):
+            yield Take(at[above], name, amount)
         if is_class(resource):
             return
         above = found.parent
         while above:
             if resource in self._found[above].inventories:
-                yield at[above]
+                yield Take(at[above], resource)
             above = self._found[above].parent
         if resource in self._inside.node:
-            yield 0
+            yield Take(0, resource)
 
 
 def _below(ident: str, children: Mapping[str, list[str]]) -> Iterator[str]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 #: Conditions whose answers are kept. Requests repeat few of them.
 KEPT = 256
 
 
-class SetTable:
-    """Distinct sets of names by number. Number 0 is the empty set."""
+class SetTable(Generic[T]):
+    """Distinct sets, for example of names, by number. Number 0 is the empty set."""
 
     def __init__(self) -> None:
-        self.sets: list[frozenset[str]] = [frozenset()]
-        self._numbers: dict[frozenset[str], int] = {frozenset(): 0}
+        self.sets: list[frozenset[T]] = [frozenset()]
+        self._numbers: dict[frozenset[T], int] = {frozenset(): 0}
         self._answers: dict[object, NDArray[np.bool_]] = {}
 
-    def number(self, names: Iterable[str]) -> int:
+    def number(self, names: Iterable[T]) -> int:
         found = frozenset(names)
         number = self._numbers.get(found)
         if number is None:
@@ -27,7 +29,7 @@ class SetTable:
             self.sets.append(found)
         return number
 
-    def where(self, key: object, condition: Callable[[frozenset[str]], bool]) -> NDArray[np.bool_]:
+    def where(self, key: object, condition: Callable[[frozenset[T]], bool]) -> NDArray[np.bool_]:
         """Returns the condition's answer for each set. `key` names the condition; answers are kept by it."""
         known = self._answers.pop(key, None)
         if known is None:

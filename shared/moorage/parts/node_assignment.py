@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from moorage.model.part_names import HW_NUMA_ROOT
 
-from .forest import Inventory
+from .forest import Inventory, Take
+from .properties import Properties, meets
 from .request import INTERNAL, NAMELESS, Group, Request
 from .solver import Budget, Problem, Slot, Subtree, assignments
 
@@ -22,7 +23,7 @@ _PLAIN = Inventory(0, max_unit=1 << 62)
 
 class NodePart(NamedTuple):
     """A part with what is free of it. `units`: the limits of classes that cannot be given in any amount. `consumes`: by class,
-    the ancestors (by number) of which it takes as much."""
+    what one unit takes of ancestors."""
 
     id: str
     parent: int = -1  # its number; -1: a root
@@ -30,8 +31,9 @@ class NodePart(NamedTuple):
     aggregates: frozenset[str] = frozenset()
     free: Mapping[str, int] = {}
     units: Mapping[str, Inventory] = {}
-    consumes: Mapping[str, tuple[int, ...]] = {}
+    consumes: Mapping[str, tuple[Take, ...]] = {}
     usable: bool = True
+    properties: Properties = frozenset()
 
 
 class NodeTree:
@@ -75,6 +77,7 @@ class NodeTree:
                 tuple(sorted(part.units.items())),
                 part.usable,
                 tuple(sorted(part.consumes.items())),
+                part.properties,
             )
             for part in self.parts
         )
@@ -239,7 +242,12 @@ def _sources(tree: NodeTree, i: int) -> object:
     while i >= 0:
         above.append(i)
         i = tree.parts[i].parent
-    return tuple(sorted((name, tuple(above.index(a) for a in found)) for name, found in consumes.items()))
+    return tuple(
+        sorted(
+            (name, tuple((above.index(t.part), t.resource, t.amount) for t in found))
+            for name, found in consumes.items()
+        )
+    )
 
 
 def _pod_problem(tree: NodeTree, pod: Request) -> _PodProblem | None:
@@ -301,27 +309,30 @@ class _Maker:
         return bool(parts)
 
     def _put(self, parts: Sequence[int], resources: Mapping[str, int], *, single: bool, isolated: bool) -> None:
-        takes = [tuple(self._takes(i, resources)) for i in parts]
+        takes = [tuple(self._takes(i, resources).items()) for i in parts]
         self.problem.slots.append(Slot(parts, takes, (), isolated, single))
         self.problem.resources.append(resources)
         for name, amount in resources.items():
             self.problem.total[name] = self.problem.total.get(name, 0) + amount
 
-    def _takes(self, part: int, resources: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    def _takes(self, part: int, resources: Mapping[str, int]) -> dict[int, int]:
+        """Returns what is taken of each cell. Classes of one part may take of the same counter."""
         tree = self._tree
+        taken: dict[int, int] = {}
         for name, amount in resources.items():
-            yield tree.cells[part, name], amount
+            taken[tree.cells[part, name]] = amount
             most = tree.parts[part].units.get(name, _PLAIN).max_unit
             if most < tree.room[tree.cells[part, name]]:
                 own = self._own.get((part, name))
                 if own is None:
                     own = self._own[part, name] = len(tree.room) + len(self.problem.own_room)
                     self.problem.own_room.append(most)
-                yield own, amount
-            for ancestor in tree.parts[part].consumes.get(name, ()):
-                cell = tree.cells.get((ancestor, name))
+                taken[own] = amount
+            for take in tree.parts[part].consumes.get(name, ()):
+                cell = tree.cells.get((take.part, take.resource))
                 if cell is not None:
-                    yield cell, amount
+                    taken[cell] = taken.get(cell, 0) + amount * take.amount
+        return taken
 
     def _offers(self, i: int, resources: Mapping[str, int]) -> bool:
         part = self._tree.parts[i]
@@ -338,6 +349,8 @@ class _Maker:
         if group.in_tree is not None and group.in_tree not in self._tree.number:
             return False
         if not _fits_traits(part.traits, () if spread else group.required, group.forbidden):
+            return False
+        if group.properties and not meets(part.properties, group.properties):
             return False
         around = part.aggregates | root.aggregates if spread else part.aggregates
         if spread:

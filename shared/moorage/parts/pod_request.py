@@ -89,6 +89,7 @@ def _group(group: PartGroup) -> Group:
         member_of=tuple(map(frozenset, group.member_of)),
         not_member_of=frozenset(group.not_member_of),
         in_tree=group.in_tree or None,
+        properties=group.properties,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from moorage.model.part_requests import PropertySelector
+
 NAMELESS = ""  # the suffix of the group that may be spread over the parts of a tree
 INTERNAL = "="  # begins suffixes that nobody gave; isolated parts may meet these groups, too
 
@@ -21,6 +23,7 @@ class Group(NamedTuple):
     member_of: tuple[frozenset[str], ...] = ()
     not_member_of: frozenset[str] = frozenset()
     in_tree: str | None = None
+    properties: PropertySelector = ()
 
 
 class SameSubtree(NamedTuple):

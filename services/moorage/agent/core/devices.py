@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.part_reports import DeviceReport, DeviceTaint, PropertyValue, Version
+from moorage.model.part_reports import DeviceReport, DeviceTaint, PropertyValue, Typed
 from moorage.model.shapes import Requirement
 
 from .kube_types import Node, NodeSelector, SelectorRequirement, Slice, SliceSpec
@@ -130,7 +130,7 @@ def _attribute(value: Any) -> PropertyValue:
     """Unwraps `{"string": "x"}` to `"x"`; a version keeps its type."""
     inner = next(iter(value.values()), "") if isinstance(value, dict) else value
     if isinstance(value, dict) and "version" in value:
-        return Version(version=str(inner))
+        return Typed(version=str(inner))
     return inner if isinstance(inner, bool | int | float | str) else str(inner)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.fleet import NodeRow, exclusive_cores, with_zones_of
+from moorage.fleet import NodeRow, exclusive_cores, with_parts_of
 from moorage.model.reports import NodeReport, Report
 
 from .report_sessions import ReportSession
@@ -52,7 +52,7 @@ class _NodeFields:
         if self.node.devices:
             extras: dict[str, Any] = msgspec.json.decode(row.extras) if row.extras else {}
             row = row._replace(extras=msgspec.json.encode(extras | {"devices": self.node.devices}))
-        return with_zones_of(row, self.node) if self.node.zones else row
+        return with_parts_of(row, self.node) if self.node.zones or self.node.devices else row
 
 
 class NodeOverlays:

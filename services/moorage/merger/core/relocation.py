@@ -12,7 +12,7 @@ from moorage.fit import Assigned, assign
 from moorage.fit.protocols import Amounts
 from moorage.fleet import Fleet
 from moorage.ledger import NodeAmounts
-from moorage.ledger.room import free_of, of_node
+from moorage.ledger.room import of_node, unshared_of
 from moorage.model.claims import Shortfall, Slot
 from moorage.model.shapes import Shape
 from moorage.model.slots import PodPlace, part_and_class
@@ -205,7 +205,7 @@ class Relocation:
         fleet, taken = self._draft.fleet, dict[int, dict[str, int]]()
         for node, row in self._draft.rows.items() if fleet.layout is not None else ():
             for name, amount in left[node].items():
-                if part_and_class(name) is not None and (free := free_of(fleet, row, name)) is not None:
+                if part_and_class(name) is not None and (free := unshared_of(fleet, row, name)) is not None:
                     taken.setdefault(row, {})[name] = free - amount
         return taken
 

@@ -344,7 +344,8 @@ def _sum_errors(
     for part in parts:
         for name, inventory in part.inventories.items():
             if part.path[1:] in at and not is_class(name):
-                nearest = part.consumes.get(name, (0,))[0]
+                takes = part.consumes.get(name)
+                nearest = takes[0].part if takes else 0
                 together[nearest, name] = together.get((nearest, name), 0) + inventory.total
     for (above, name), total in together.items():
         have = parts[above].inventories[name].total if above else node.get(name, 0)

@@ -16,6 +16,7 @@ from moorage.model.part_names import HW_NUMA_ROOT, is_class
 from moorage.parsing import format_amount, readable_amount
 from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
+from moorage.parts.properties import meets
 from moorage.sdk import EXCLUSIVE, Fleet, Isolated, Mask, OneZone, Reason, RootConditions, SameSubtree, Shape
 
 SAMPLES = 5
@@ -92,7 +93,7 @@ class PartExplanations:
         offer. How much it has is not for this controller to say."""
         fleet = self._fleet
         clusters = np.zeros(fleet.size, np.bool_)
-        if group.required or group.member_of or not resources or any(map(is_class, resources)):
+        if group.required or group.member_of or group.properties or not resources or any(map(is_class, resources)):
             return clusters
         usable = fleet.usable[: fleet.n]
         if fleet.layout is not None:
@@ -127,6 +128,9 @@ class PartExplanations:
             lambda names: all(any_of & names for any_of in group.member_of) and not group.not_member_of & names,
         )
         met: Mask = traits[parts.trait_set[self._rows]] & aggregates[parts.aggregate_set[self._rows]]
+        if group.properties:
+            selected = parts.properties.where(group.properties, lambda found: meets(found, group.properties))
+            met &= selected[parts.property_set[self._rows]]
         return met
 
     def _short(
@@ -314,6 +318,12 @@ def _conditions(group: Group) -> str:
         entries = [*map(text, required), *(f"!{name}" for name in sorted(forbidden))]
         if entries:
             texts.append(f"{what} {', '.join(entries)}")
+    if group.properties:
+        alternatives = (
+            " and ".join(f"{one.key} {one.operator} {','.join(one.values)}".rstrip() for one in alternative)
+            for alternative in group.properties
+        )
+        texts.append(f"properties {' or '.join(alternatives)}")
     return "; ".join(texts)
 
 
