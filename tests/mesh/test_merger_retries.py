@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -276,3 +276,58 @@ async def test_a_controller_that_had_not_seen_the_newest_cluster_is_asked_again(
         await s.decide(revision("large", ShapedApp(name="a", shapes=[shape(32_000)])))
         assert (await s.attempt("large", "Placed")).apps["a"].clusters == ["lab/new"]
         assert asked == ["1.5"] * 3
+
+
+@pytest.mark.parametrize("behind", ["the fleet", "the decision log"])
+async def test_a_group_refused_by_an_outdated_answer_is_tried_again_without_a_change(
+    open_mergers: OpenMergers, behind: str
+) -> None:
+    """A controller is so far behind that all tries of the first decision are refused. Nothing changes after that."""
+    asks: list[Ask] = []
+
+    async def lagging(incoming: Incoming) -> Answer:
+        asks.append(ask := msgspec.json.decode(incoming.data, type=Ask))
+        fits = len([one for one in asks if one.group == ask.group]) > 12
+        mode: Literal["allow", "deny"] = "deny" if fits else "allow"
+        epoch = "1.4" if behind == "the fleet" and not fits else ask.epoch
+        sequence = 1 if behind == "the decision log" and not fits else s.ledger.seq
+        return Answer(apps={"a": AppAnswer(groups=[CandidateGroup(mode=mode)])}, epoch=epoch, sequence=sequence)
+
+    async with open_mergers(three_clusters) as s:
+        patch = decode(writer_of(three_clusters()).snapshot(0, 1, 5))
+        patch.generation, patch.counter = 1, 5
+        for writer in s.writers:
+            writer.fleet.apply(patch)
+        for name in ("first", "second"):
+            await s.decide(revision(name))
+            await s.attempt(name, "Placed")
+        await s.controller("lagging", lagging)
+        await s.decide(revision("shop"))
+        await s.attempt("shop", "Pending")
+        await s.attempt("shop", "Placed")
+
+
+async def test_a_controller_that_is_slow_for_one_group_does_not_keep_the_others_waiting(
+    open_mergers: OpenMergers,
+) -> None:
+    """Although that group is the oldest, and is tried first."""
+    slow_for: set[str] = set()
+
+    async def must(incoming: Incoming) -> Any:
+        if msgspec.json.decode(incoming.data, type=Ask).group in slow_for:
+            return await silent(incoming)
+        return await allow_only("lab/c-1", "lab/c-2")(incoming)
+
+    async with open_mergers(three_clusters) as s:
+        await s.controller("must", must, policy="required", deadline_ms=300)
+        slow_for.update(group(name) for name in ("old", "a", "b", "c"))
+        await s.decide(*(revision(name, at=f"2026-01-0{i}") for i, name in enumerate(("old", "a", "b", "c"))))
+        for name in ("old", "a", "b", "c"):
+            await s.attempt(name, "Pending")
+        await until(lambda: s.mergers[0].wait_loop is not None)
+        slow_for.intersection_update({group("old")})
+        for name in ("a", "b", "c"):
+            await s.attempt(name, "Placed")
+        assert not any(attempt.phase == "Placed" for attempt in s.attempts("old"))
+        slow_for.clear()
+        await s.attempt("old", "Placed")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from moorage.fleet import Epoch
 from moorage.merger.core.delayed import Delayed
+from moorage.merger.core.responses import AskedAt
 from moorage.merger.core.round import Round
 from moorage.merger.core.wait_queue import BACK_OFF, BACK_OFF_MOST, WaitQueue
 from moorage.model.attempts import Attempt
+from moorage.model.candidates import Answer
 from moorage.model.groups import Phase, Revision
 from moorage.model.reasons import Reason
 from moorage.model.shapes import Shape, ShapedApp
@@ -186,3 +190,45 @@ def test_delayed_values_are_due_in_the_order_in_which_they_were_put_last() -> No
     assert delayed.due(1.25) == ["b"]
     assert delayed.due(2.0) == ["b", "a"]
     assert (delayed.get("a"), delayed.pop("a"), delayed.pop("a")) == (3, 3, None)
+
+
+def test_answers_from_before_the_newest_changes_are_asked_for_again_with_growing_delays() -> None:
+    waiting = WaitQueue()
+    waiting.put(record("a", 1), None)
+    delays = []
+    for _ in range(10):
+        waiting.refused("a", refused("a", "ResourceShort"), 100.0, untested=False, outdated=True)
+        delays.append((waiting.next_due() or 0) - 100)
+    assert delays[:3] == [BACK_OFF, 2 * BACK_OFF, 4 * BACK_OFF] and delays[-1] == BACK_OFF_MOST
+    waiting.refused("a", refused("a", "ResourceShort"), 100.0, untested=False)
+    assert waiting.next_due() is None
+
+
+def test_changes_do_not_shorten_the_delay_of_a_group_for_which_a_controller_is_silent() -> None:
+    fleet = fleet_of({"lab/one": [node(cpu="4")]})
+    waiting = WaitQueue()
+    for name in ("silent", "short"):
+        waiting.put(record(name, 500), None)
+    waiting.refused("silent", refused("silent", "ControllerTimeout"), 0.0, untested=False)
+    waiting.refused("short", refused("short", "ResourceShort"), 0.0, untested=False)
+    assert set(waiting.helped_by(fleet, None)) == {"short"}
+    assert waiting.due(BACK_OFF) == {"silent"}
+
+
+def test_groups_that_were_put_off_are_tried_once_a_controller_answers() -> None:
+    waiting = WaitQueue()
+    for name in ("silent", "put off"):
+        waiting.put(record(name, 500), None)
+    waiting.refused("silent", refused("silent", "ControllerTimeout"), 0.0, untested=False)
+    waiting.postpone(["put off"], 10.0)
+    waiting.bring_forward(0.1)
+    assert waiting.due(0.1) == {"put off"} and waiting.due(BACK_OFF) == {"put off", "silent"}
+
+
+@pytest.mark.parametrize(
+    ("epoch", "sequence", "outdated"),
+    [("2.7", 5, False), ("2.8", 6, False), ("2.6", 5, True), ("1.9", 5, True), ("2.7", 4, True), ("", 0, False)],
+)
+def test_an_answer_is_outdated_if_its_controller_had_seen_less(epoch: str, sequence: int, outdated: bool) -> None:
+    """A controller that does not say what it has seen counts as current."""
+    assert AskedAt(Epoch(2, 7), 5).is_ahead_of(Answer(epoch=epoch, sequence=sequence)) is outdated

@@ -40,6 +40,7 @@ from .core.funnel import funnels
 from .core.propose import NameOrder, ProposalRefused, TriedChoices, propose
 from .core.recording import Recording
 from .core.responses import (
+    AskedAt,
     ControllerResults,
     Replies,
     collect_reasons,
@@ -95,10 +96,12 @@ def settled(ledger: Ledger, group: str, revision: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a try to decide a group. `confined` is the `steady_confinement` of its apps; empty if the group was
-    placed or a required controller did not answer."""
+    placed or a required controller did not answer. `outdated`: it was refused by answers of controllers that had not seen
+    all that this merger had, so another try may come to something else although nothing changes any more."""
 
     attempt: Attempt
     confined: Sequence[bytes | None] = ()
+    outdated: bool = False
 
 
 class _Proposer:
@@ -328,6 +331,7 @@ class Decider:
             return None
         until = loop.time() + self._longest_deadline() + GRACE - _MARGIN
         existing = existing_placement(record, self.fleet, self.ledger)
+        asked_at = AskedAt(self.fleet.epoch, self.ledger.seq)
         results = await self.gather(record, cause, existing)
         reached("merger.answered")
         if durable_revisions is not None and not await durable_revisions.wait_durable(cause):
@@ -350,14 +354,16 @@ class Decider:
                 asked_again += 1
                 await asyncio.sleep(_BEHIND_DELAY)
             existing = existing_placement(record, self.fleet, self.ledger)
+            asked_at = AskedAt(self.fleet.epoch, self.ledger.seq)
             results = await self.gather(record, cause, existing, within=until - loop.time())
+        outdated = any(asked_at.is_ahead_of(answer) for answer in results.answers.values())
         confined = [] if results.missing else steady_confinement(results, len(record.apps), self.controllers)
         explanations: list[Reason] = []
         if not (refusal.final or results.missing):
             results = await self._explained(record, cause, existing, results, until)
             explanations = collect_reasons(results, self.fleet)
         attempt = _refused(record, refusal, results, explanations, self.fleet)
-        return Outcome(attempt, confined)
+        return Outcome(attempt, confined, outdated)
 
     async def _try(
         self, record: Revision, results: ControllerResults, until: float, based_on: int

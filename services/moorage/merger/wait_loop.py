@@ -25,7 +25,7 @@ from moorage.telemetry import tracing
 from .core.delayed import Delayed
 from .core.round import Round
 from .core.usable_clusters import UsableClusters
-from .core.wait_queue import Waiter, WaitQueue
+from .core.wait_queue import Waiter, WaitQueue, back_off
 from .decider import Decider, settled
 from .events import DecisionEvents, tell
 from .releases import Releases
@@ -79,6 +79,7 @@ class WaitLoop:
         self._forced: set[str] = set()  # groups of the next round whatever changed
         self._rows: dict[str, NDArray[np.intp]] = {}  # what the last round left over: rows that may help these groups
         self._tick = 0  # of the fleet, up to which changes were tested
+        self._silences = 0  # tries in a row in which a required controller gave no answer
         self.outdated = (
             asyncio.Event()
         )  # the ledger was loaded again: what waits may be withdrawn and forgotten meanwhile
@@ -315,13 +316,21 @@ class WaitLoop:
                 return
             else:
                 waiter = current.pop(self._fleet)
-                if waiter is not None and (retry_at := await self._decide_again(waiter)) is not None:
-                    # A required controller does not answer. Each of the others would wait for its deadline, too.
-                    self.waiting.postpone(current.order, retry_at)
+                if waiter is None:
+                    continue
+                if not await self._decide_again(waiter):
+                    # Each of the others would wait for the controller's deadline, too. They are tried before this group is
+                    # tried again: the controller may be slow for it alone.
+                    self.waiting.postpone(current.order, self._now + back_off(self._silences) / 2)
+                    self._silences += 1
                     return
+                if self._silences:
+                    self._silences = 0
+                    self.waiting.bring_forward(self._now)
+                    self._wake.set()
 
-    async def _decide_again(self, waiter: Waiter) -> float | None:
-        """Returns when to try again if a required controller did not answer."""
+    async def _decide_again(self, waiter: Waiter) -> bool:
+        """Returns false if a required controller did not answer."""
         group = waiter.record.group
         waiter.due = None
         before = waiter.attempt
@@ -330,17 +339,17 @@ class WaitLoop:
             outcome = await self._decider.decide(waiter.record, "", self._decider.based_on)
         if outcome is None:
             self._look_again(group)
-            return None
+            return True
         attempt = outcome.attempt
         waiter.confined, waiter.confined_among = outcome.confined, clusters
-        self.waiting.refused(group, attempt, self._now, untested=False)
+        self.waiting.refused(group, attempt, self._now, untested=False, outdated=outcome.outdated)
         if attempt.phase == "Placed":
             self.waiting.drop(group)
         displaced = group in self._decider.ledger.displaced  # it keeps what it has, and the patcher says so
         new = not displaced and (before is None or _summary(before) != _summary(attempt))
         if new or attempt.phase == "Placed":
             await tell(self._bus, attempt, "")
-        return waiter.due if waiter.attempt is attempt else None
+        return not (waiter.attempt is attempt and waiter.silent)
 
     def _improved_rows(self) -> dict[str, NDArray[np.intp]]:
         """Returns the groups that changes since the last call may help, with the rows that changed."""

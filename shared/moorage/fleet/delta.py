@@ -34,6 +34,12 @@ class Epoch(NamedTuple):
         return f"{self.generation}.{self.counter}"
 
 
+def parse_epoch(text: str) -> Epoch | None:
+    """Reads an epoch as a controller answers it, which may be of one's own making."""
+    generation, _, counter = text.partition(".")
+    return Epoch(int(generation), int(counter)) if generation.isdecimal() and counter.isdecimal() else None
+
+
 class Malformed(ValueError):
     """The bytes are not a patch, or its columns do not match its header."""
 

@@ -39,6 +39,7 @@ from .delta import (
     Epoch,
     FleetDelta,
     Malformed,
+    parse_epoch,
 )
 from .parts import FleetParts
 from .table import Table
@@ -94,10 +95,10 @@ class Fleet(Table):
 
     def joined_after(self, epoch: str) -> NDArray[np.bool_] | None:
         """Returns the clusters that joined after this epoch; None if none did."""
-        generation, _, counter = epoch.partition(".")
-        if not (generation.isdecimal() and counter.isdecimal()) or int(generation) > self.epoch.generation:
+        of = parse_epoch(epoch)
+        if of is None or of.generation > self.epoch.generation:
             return None
-        seen = int(counter) if int(generation) == self.epoch.generation else 0
+        seen = of.counter if of.generation == self.epoch.generation else 0
         return None if seen >= self._last_joined else self._joined[: self.size] > seen
 
     # -- reading ------------------------------------------------------------------------------------------------

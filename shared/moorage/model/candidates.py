@@ -86,11 +86,15 @@ class AppsRule(Model, kw_only=True):
 
 
 class Answer(Message, kw_only=True):
+    """`epoch`: the fleet that the answer was computed from. `sequence`: the last commit of the decision log whose claims it
+    counts; 0 if it counts none."""
+
     apps: dict[str, AppAnswer] = {}
     conflicts: list[Conflict] = []
     rules: list[AppsRule] = []
     warnings: list[Warn] = []
     epoch: str = ""
+    sequence: int = 0
     error: str = ""
 
 

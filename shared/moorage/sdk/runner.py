@@ -41,10 +41,13 @@ class CannotRun(Exception):
 
 
 class ControllerRunner:
-    """Serves the asks to several controllers of one process."""
+    """Serves the asks to several controllers of one process. `sequence` returns the last commit whose claims the fleet's free
+    capacity counts, or 0."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared]) -> None:
-        self._bus, self._fleet, self._controllers = bus, fleet, controllers
+    def __init__(
+        self, bus: Bus, fleet: Fleet, controllers: Sequence[Declared], sequence: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._bus, self._fleet, self._controllers, self._sequence = bus, fleet, controllers, sequence
         self._pending: set[asyncio.Task[Answer]] = set()
         # The answers of one batch are sent before the next batch is begun, so that their askers can go on meanwhile.
         self._batch_lock = asyncio.Lock()
@@ -101,7 +104,7 @@ class ControllerRunner:
 
         def complete(ask: Ask, result: Result) -> Answer:
             found = answer(result, ask, self._fleet, name)
-            found.cause = ask.id
+            found.cause, found.sequence = ask.id, found.sequence or self._sequence()
             return found
 
         def failed(ask: Ask, error: Exception) -> Answer:

@@ -51,11 +51,12 @@ async def run(
         bus.set_waiting_for("the fleet in Redis")
         await follower.start()
         bus.set_waiting_for("the decision log")
+        log = None
         if any(one.capacity for one in controllers):
             log = await open_ledger(bus)
             keep_capacity(log, fleet)
             bus.process_health.add_values(lambda: follower_metrics(follower, log.ledger))
-        runner = ControllerRunner(bus, fleet, controllers)
+        runner = ControllerRunner(bus, fleet, controllers, lambda: 0 if log is None else log.ledger.seq)
         await runner.serve()
         bus.set_waiting_for("the intent store, to register")
         await runner.register()

@@ -11,6 +11,7 @@ import numpy as np
 
 from moorage.candidates import DecodedAnswer, Mask, WeightedAnswer, decode_answer
 from moorage.fleet import Fleet
+from moorage.fleet.delta import Epoch, parse_epoch
 from moorage.model.candidates import Answer, Asked
 from moorage.model.controllers import Controller
 from moorage.model.problems import problem_in
@@ -46,6 +47,19 @@ class Replies(NamedTuple):
     controllers: Sequence[Controller]
     replies: Mapping[str, Reply]
     stale: Mapping[str, bytes]
+
+
+class AskedAt(NamedTuple):
+    """What the merger had seen when it asked: the fleet's epoch, and the last commit of the decision log."""
+
+    epoch: Epoch
+    sequence: int
+
+    def is_ahead_of(self, answer: Answer) -> bool:
+        """Returns whether the answer was computed before the controller had seen as much. One that does not say what it was
+        computed from is taken to be current."""
+        epoch = parse_epoch(answer.epoch)
+        return (epoch is not None and epoch < self.epoch) or 0 < answer.sequence < self.sequence
 
 
 @dataclass(slots=True)

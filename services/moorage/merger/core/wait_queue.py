@@ -15,7 +15,8 @@ from moorage.model.attempts import Attempt
 from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, ShapedApp
 
-#: Seconds until a retry after a required controller gave no answer; doubled each time up to the second value.
+#: Seconds until a retry after a required controller gave no answer, or one from before the newest changes; doubled each time
+#: up to the second value.
 BACK_OFF, BACK_OFF_MOST = 0.5, 30.0
 _SILENT = {"ControllerTimeout", "ControllerError"}
 
@@ -26,10 +27,16 @@ class Waiter:
     attempt: Attempt | None = None
     due: float | None = None  # when it is decided again, whatever changed
     failures: int = 0  # tries in a row in which a required controller gave no answer
+    outdated: int = 0  # tries in a row that answers from before the newest changes refused
     untested: bool = True  # must be tested against the complete fleet, not only against changes
     opened: bool = False  # a cluster opened that may take an app without pods
     confined: Sequence[bytes | None] = ()  # per app, the `steady_confinement` as far as known
     confined_among: int = 0  # number of clusters then; later ones may take the app
+
+    @property
+    def silent(self) -> bool:
+        """Returns whether a required controller gave no answer the last time, and the next try is due later."""
+        return self.failures > 0 and self.due is not None
 
     @property
     def age(self) -> tuple[str, str]:
@@ -61,6 +68,11 @@ def has_no_pods(app: ShapedApp) -> bool:
 
 def _epoch(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def back_off(tries: int) -> float:
+    """Returns the seconds until the next try after so many that came to nothing."""
+    return min(BACK_OFF_MOST, BACK_OFF * (1 << min(tries, 16)))
 
 
 #: An app's confinement, the number of clusters then, and whether it must be tested against the complete fleet.
@@ -116,8 +128,9 @@ class WaitQueue:
         self.groups.pop(group, None)
         self.refused_without_clusters.discard(group)
 
-    def refused(self, group: str, attempt: Attempt, now: float, *, untested: bool) -> None:
-        """Records a failed try. `untested`: another merger made it, which may have seen an older fleet."""
+    def refused(self, group: str, attempt: Attempt, now: float, *, untested: bool, outdated: bool = False) -> None:
+        """Records a failed try. `untested`: another merger made it, which may have seen an older fleet. `outdated`: a
+        controller had seen an older one."""
         waiter = self.groups.get(group)
         if waiter is None or waiter.record.revision != attempt.revision:
             return
@@ -126,10 +139,13 @@ class WaitQueue:
         if any(reason.code == "NoClusters" for reason in attempt.reasons):
             self.refused_without_clusters.add(group)
         if any(reason.code in _SILENT for reason in attempt.reasons):
-            waiter.due = now + min(BACK_OFF_MOST, BACK_OFF * 2**waiter.failures)
-            waiter.failures = min(waiter.failures + 1, 16)
+            waiter.due = now + back_off(waiter.failures)
+            waiter.failures += 1
         else:
             waiter.failures = 0
+            if outdated:
+                waiter.due = now + back_off(waiter.outdated)
+            waiter.outdated = waiter.outdated + 1 if outdated else 0
             if any(reason.code == "Overtaken" for reason in attempt.reasons):
                 waiter.due = now
         if attempt.phase == "Failed":
@@ -139,6 +155,12 @@ class WaitQueue:
         for group in groups:
             if group in self.groups:
                 self.groups[group].due = until
+
+    def bring_forward(self, now: float) -> None:
+        """Lets those be tried now that were put off because a controller was silent for others."""
+        for waiter in self.groups.values():
+            if waiter.due is not None and not waiter.failures:
+                waiter.due = min(waiter.due, now)
 
     def next_due(self) -> float | None:
         return min((w.due for w in self.groups.values() if w.due is not None), default=None)
@@ -187,7 +209,7 @@ class WaitQueue:
         helped: dict[str, NDArray[np.intp]] = {}
         for group, waiter in self.groups.items():
             # Without an attempt, the first decision is under way. If its hint got lost, `due` is set.
-            if waiter.attempt is None or waiter.attempt.phase == "Failed":
+            if waiter.attempt is None or waiter.attempt.phase == "Failed" or waiter.silent:
                 continue
             untested, waiter.untested = waiter.untested, False
             rows = tests.rows(untested)
