@@ -13,7 +13,7 @@ from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import application, group
 
 #: By test, the number of its clusters.
-CLUSTERS = {"more": 1, "image": 2, "daemon": 1, "surge": 1, "single": 1, "both": 1, "back": 1}
+CLUSTERS = {"more": 1, "image": 2, "daemon": 1, "surge": 1, "single": 1, "both": 1, "back": 1, "steered": 1}
 EIGHT = {"cpu": "8", "memory": "16Gi", "pods": "110"}
 
 
@@ -24,7 +24,14 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         {
             "name": f"{name}-{i}",
             "provider": "lab",
-            "nodes": [{"name": "n", "count": 2 if name == "daemon" else 1, "allocatable": EIGHT}],
+            "nodes": [
+                {"name": "n", "count": 2 if name == "daemon" else 1, "allocatable": EIGHT},
+                *(
+                    [{"name": "small", "labels": {"size": "small"}, "allocatable": EIGHT | {"cpu": "4"}}]
+                    if name == "steered"
+                    else []
+                ),
+            ],
             "behaviour": {"readyDelayMs": 50},
         }
         for name, count in CLUSTERS.items()
@@ -151,3 +158,37 @@ def test_a_rollback_needs_no_more_room_than_the_update_did(mesh: Mesh) -> None:
     ran = mesh.run("rollback", "back", "--revision", "1")
     assert ran.returncode == 0, ran.stderr
     until_free(mesh, "lab/back-0", 3)
+
+
+def test_more_pods_on_further_nodes_start_although_no_other_room_is_left(mesh: Mesh) -> None:
+    """The pods are confined to their nodes. A further node changes the template, and none of the pods may be missing while they
+    are started again."""
+
+    def steered(pods: int) -> dict[str, Any]:
+        made = document("steered", "Deployment", 4, pods=pods)
+        made["spec"]["apps"][0]["steering"] = "required"
+        made["spec"]["apps"][0]["manifests"][0]["spec"]["strategy"] = {
+            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}
+        }
+        return made
+
+    def slots() -> dict[str, int]:
+        (decision,) = mesh.http(f"/v1/decisions?group={group('steered')}")["items"]
+        return {slot["node"]: slot.get("count", 1) for slot in decision["claims"][0]["slots"]}
+
+    first = application("blocks", cpu="4")
+    first["spec"]["apps"][0]["placement"] = {"allOf": [{"anyOf": [{"cluster": "lab/steered-0"}]}]}
+    first["spec"]["apps"][0]["manifests"][0]["spec"]["template"]["spec"]["nodeSelector"] = {"size": "small"}
+    run(mesh, first)
+    run(mesh, steered(2))
+    assert slots() == {"n": 2}
+    mesh.http("/v1/applications/default/blocks", method="DELETE")
+    until_free(mesh, "lab/steered-0", 4)
+    run(mesh, steered(3))
+    assert slots() == {"n": 2, "small": 1} and free(mesh, "lab/steered-0") == 0
+    used = poll(
+        lambda: (found := mesh.http("/v1/clusters/lab/steered-0")["used"])["pods"] == "3" and found,
+        40,
+        lambda: "3 pods",
+    )
+    assert used["cpu"] == "12"

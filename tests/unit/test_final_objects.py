@@ -18,7 +18,7 @@ from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import DeviceGrant
 from moorage.patcher.core.contribution_checks import disagreements, unusable
 from moorage.patcher.core.contributions import MAX_BYTES, combine, read_answer
-from moorage.patcher.core.desired_state import nodes_of
+from moorage.patcher.core.desired_state import confined_pods, held_pods, nodes_of
 from moorage.patcher.core.final_objects import (
     CLAIM_LABEL,
     DECISION_ANNOTATION,
@@ -319,6 +319,33 @@ def test_preferred_nodes_stay_and_required_ones_follow_the_claim() -> None:
     assert nodes_of(decision, before) == {"c1": ["n-9"]}
     decision.claims[0].required_nodes = {"n-1": ""}
     assert nodes_of(decision, before) == {"c1": ["n-1"]}
+
+
+def test_pods_that_are_confined_by_their_parts_may_start_on_each_node_of_the_claim() -> None:
+    """The nodes of before stay while the slots are among them."""
+    before = DesiredRecord(group="g", revision=1, decision="d", version=1, nodes={"c1": ["n-1", "n-2"]})
+    for node, nodes in (("n-2", ["n-1", "n-2"]), ("n-3", ["n-3"])):
+        one = claim(slots=[Slot(node=node, parts={f"{node}/zone-0": {"cpu": 1}})])
+        assert nodes_of(Decision(id="d", group="g", revision=1, claims=[one]), before) == {"c1": nodes}
+
+
+def test_a_confined_deployment_gets_more_pods_once_those_of_before_run_under_the_changed_template() -> None:
+    before = DesiredRecord(group="g", revision=1, decision="d", version=1, nodes={"c": ["a"]}, confined={"c": 2})
+    assert held_pods({"c": 3}, {"c": ["a"]}, before, runs=True) == {}, "the template stays"
+    assert held_pods({"c": 1}, {"c": ["b"]}, before, runs=True) == {}, "there are fewer pods"
+    assert held_pods({"c": 3}, {"c": ["a", "b"]}, None, runs=True) == {}, "it is new"
+    held = held_pods({"c": 3}, {"c": ["a", "b"]}, before, runs=True)
+    assert held == {"c": 2}
+    holding = DesiredRecord(
+        group="g", revision=2, decision="e", version=2, nodes={"c": ["a", "b"]}, confined={"c": 3}, held=held
+    )
+    assert held_pods({"c": 4}, {"c": ["a", "b"]}, holding, runs=False) == {"c": 2}
+    assert held_pods({"c": 4}, {"c": ["a", "b", "d"]}, holding, runs=True) == {"c": 2}, "the template changes again"
+    assert held_pods({"c": 3}, {"c": ["a", "b"]}, holding, runs=True) == {}
+    one = msgspec.structs.replace(claim(kind="Deployment", ident="c"), required_nodes={"a": "", "b": ""})
+    assert confined_pods(Decision(id="d", group="g", revision=1, claims=[one])) == {"c": 1}
+    (made,) = FinalObjects([manifest("Deployment")], [], holding.nodes, "e", held).on_cluster("lab/a", [one])
+    assert made["spec"]["replicas"] == 2
 
 
 def test_a_new_decision_that_changes_nothing_changes_no_template() -> None:

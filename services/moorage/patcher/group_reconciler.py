@@ -15,8 +15,8 @@ from moorage.telemetry import HANDLED, Handled, tracing
 
 from .action_fanout import ActionFanout
 from .agent_api import AgentApi
-from .core.desired_state import nodes_of
-from .core.group_status import conclude
+from .core.desired_state import confined_pods, held_pods, nodes_of
+from .core.group_status import conclude, runs
 from .events import OWN_PHASES, PhaseEvents
 from .group_queue import GroupQueue
 from .removals import Removals
@@ -108,9 +108,18 @@ class GroupReconciler:
         else:
             outdated = desired.decision != ident or bool(desired.reasons) or desired.version < self._era
             outdated = outdated or (decision is not None and nodes_of(decision, desired) != desired.nodes)
+            outdated = outdated or self._held_runs(desired)
         if outdated:
             await self._update_desired(group, decision, desired)
         await self._update_status(group)
+
+    def _held_runs(self, desired: DesiredRecord) -> bool:
+        """Returns whether pods that were held back may come: the others run under the changed template."""
+        if not desired.held:
+            return False
+        held = {(a.claim.app, a.claim.cluster) for ident in desired.held if (a := self._ledger.claims.get(ident))}
+        confirmed = self._groups.confirmed.get(desired.group, {})
+        return all(runs(confirmed.get(place), desired.version) for place in held)
 
     async def _update_desired(self, group: str, decision: Decision | None, before: DesiredRecord | None) -> None:
         """Stores the new desired state, then sends hints to agents."""
@@ -122,8 +131,8 @@ class GroupReconciler:
             record = await self._rollout(decision, version, decided_at, before)
             known = None
             if before is not None and before.version >= self._era:
-                known = before.decision, before.reasons, before.nodes
-            if known == (record.decision, record.reasons, record.nodes):
+                known = before.decision, before.reasons, before.nodes, before.held
+            if known == (record.decision, record.reasons, record.nodes, record.held):
                 return
         reached("patcher.asked")
         await self._stored.put_desired(record)
@@ -154,6 +163,8 @@ class GroupReconciler:
         if contributed.retry:
             self._groups.mark_later(group)
         same_decision = before is not None and before.decision == decision.id
+        nodes, pods = nodes_of(decision, before), confined_pods(decision)
+        held = held_pods(pods, nodes, before, runs=before is None or self._held_runs(before))
         return DesiredRecord(
             group=group,
             revision=decision.revision,
@@ -161,7 +172,9 @@ class GroupReconciler:
             version=version,
             seq=(before.seq or before.version) if same_decision and before is not None else decided_at,
             contributions=contributed.contributions if not contributed.reasons else [],
-            nodes=nodes_of(decision, before),
+            nodes=nodes,
+            confined=pods,
+            held=held,
             reasons=contributed.reasons,
             warnings=contributed.warnings,
             traceparent=traceparent,

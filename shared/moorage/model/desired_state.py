@@ -83,7 +83,8 @@ class DesiredReply(Model, kw_only=True):
 class DesiredRecord(Model, kw_only=True):
     """A value of the bucket `moorage-desired`, one per group: what cannot be computed again from the log and the documents.
     `nodes`: the nodes that each claim's pods prefer. They are kept while the claim is the same, so that neither a later
-    decision nor a reassignment changes a pod template."""
+    decision nor a reassignment changes a pod template. `confined`: the pods of each claim of a Deployment that is confined to
+    its nodes; `held`: those with fewer pods for now, until these run under a changed template."""
 
     group: str
     revision: int
@@ -93,6 +94,8 @@ class DesiredRecord(Model, kw_only=True):
     generation: int = 0  # of the patcher that wrote it
     contributions: list[Contribution] = []
     nodes: dict[str, list[str]] = {}
+    confined: dict[str, int] = {}
+    held: dict[str, int] = {}
     reasons: list[Reason] = []
     warnings: list[Warn] = []
     traceparent: str = ""

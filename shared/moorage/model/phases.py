@@ -21,7 +21,7 @@ def progress(status: GroupStatus) -> Phase:
         if any(o.state == "Failed" for o in app.objects):
             return "Degraded"
         ready = ready and all(o.state == "Ready" for o in app.objects)
-    if ready:
+    if ready and not status.held:
         return "Running"
     return "Degraded" if status.reached else "Deploying"
 

@@ -42,7 +42,7 @@ class AppStatus(Model, kw_only=True):
 class GroupStatus(Model, kw_only=True):
     """A value of the bucket `moorage-status`, one per group. `reached`: this decision ran in full at least once, so objects
     that are not ready now are degraded rather than progressing. `ran`: this or an earlier decision did, and something of the
-    group has been there ever since."""
+    group has been there ever since. `held`: further pods start only when those of now run under their changed template."""
 
     group: str
     revision: int
@@ -51,6 +51,7 @@ class GroupStatus(Model, kw_only=True):
     version: int = 0
     reached: bool = False
     ran: bool = False
+    held: bool = False
     apps: list[AppStatus] = []
     reasons: list[Reason] = []
     warnings: list[Warn] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from moorage.model.groups import GroupRecord
 from moorage.parsing.redaction import redact
 from moorage.podspec import diff
 
-from .final_objects import FinalObjects, preferred_nodes, required_nodes
+from .final_objects import FinalObjects, is_confined, preferred_nodes, required_nodes
 
 #: Replies to agents are split into parts below this size; an app alone may be larger.
 PART_BYTES = 400_000
@@ -46,16 +46,47 @@ def claims_of(ledger: Ledger, group: str) -> Iterable[ActiveClaim]:
 
 def nodes_of(decision: Decision, before: DesiredRecord | None) -> dict[str, list[str]]:
     """Returns the nodes, by claim, that pods prefer or are confined to. A claim that stays keeps the preferred ones: another
-    pod template restarts pods. Those that pods are confined to change in the log only where pods could start nowhere else."""
+    pod template restarts pods. Those that pods are confined to change only where pods could start nowhere else."""
     kept = before.nodes if before is not None else {}
+    return {claim.id: required_nodes(claim) or _kept_nodes(claim, kept.get(claim.id)) for claim in decision.claims}
+
+
+def _kept_nodes(claim: Claim, kept: list[str] | None) -> list[str]:
+    now = preferred_nodes(claim)
+    return kept if kept and (set(now) <= set(kept) or not is_confined(claim)) else now
+
+
+def confined_pods(decision: Decision) -> dict[str, int]:
+    """Returns the pods, by claim, of Deployments that are confined to nodes."""
     return {
-        claim.id: required_nodes(claim) or kept.get(claim.id) or preferred_nodes(claim) for claim in decision.claims
+        claim.id: sum(slot.count for slot in claim.slots if not slot.surge)
+        for claim in decision.claims
+        if claim.object.startswith("Deployment/") and is_confined(claim)
     }
+
+
+def held_pods(
+    pods: Mapping[str, int], nodes: Mapping[str, list[str]], before: DesiredRecord | None, *, runs: bool
+) -> dict[str, int]:
+    """Returns the claims of Deployments that keep the number of pods of before for now, because their pods become confined to
+    other nodes as well. That changes the template. Where no pod may be missing, Kubernetes ends an old pod once there is one
+    more than the number that is wanted, and on full nodes there is room only for those: it would wait for ever. With the number
+    of before, the room of the pods that are to come is that of the surge. `runs`: what was held back runs in full."""
+    held: dict[str, int] = {}
+    if before is None:
+        return held
+    for claim, count in pods.items():
+        changes = before.nodes.get(claim, nodes[claim]) != nodes[claim]
+        if changes or (claim in before.held and not runs):
+            fewer = before.held.get(claim, before.confined.get(claim, count))
+            if fewer < count:
+                held[claim] = fewer
+    return held
 
 
 def final_objects(record: GroupRecord, desired: DesiredRecord, app: str) -> FinalObjects:
     contributions = [c for c in desired.contributions if c.app == app]
-    return FinalObjects(record.manifests.get(app, []), contributions, desired.nodes, desired.decision)
+    return FinalObjects(record.manifests.get(app, []), contributions, desired.nodes, desired.decision, desired.held)
 
 
 def encode_app(on_cluster: AppOnCluster, desired: DesiredRecord, objects: list[msgspec.Raw]) -> bytes:

@@ -28,7 +28,8 @@ _encode = msgspec.json.Encoder().encode
 class FinalObjects:
     """The final objects of one app under one decision, on any of its clusters.
 
-    `contributions` are the app's, without any that disagree; `nodes` are the preferred nodes by claim id. Contributions are
+    `contributions` are the app's, without any that disagree; `nodes` are the preferred nodes by claim id, and `held` the
+    number of replicas of those that do not get all of them yet. Contributions are
     applied once for all clusters that have equal ones, and objects that carry no claim are encoded once for them."""
 
     def __init__(
@@ -37,8 +38,10 @@ class FinalObjects:
         contributions: Iterable[Contribution],
         nodes: Mapping[str, Sequence[str]],
         decision: str,
+        held: Mapping[str, int] | None = None,
     ) -> None:
         self._manifests, self._nodes, self._decision = manifests, nodes, decision
+        self._held = held or {}
         self._distinct: list[Contribution] = []
         numbers: dict[bytes, int] = {}  # encoded contribution, without its cluster → index in `_distinct`
         self._by_cluster: dict[str, list[tuple[int, int]]] = {}  # position among all, index in `_distinct`
@@ -77,6 +80,8 @@ class FinalObjects:
         claim = claims.get(object_key(manifest))
         if claim is None or manifest.get("kind") not in WORKLOADS:
             return None
+        if claim.id in self._held:
+            manifest = with_value(manifest, ["spec", "replicas"], self._held[claim.id])
         return with_claim(manifest, claim, self._nodes.get(claim.id, ()))
 
 
@@ -134,7 +139,7 @@ def with_claim(manifest: Manifest, claim: Claim, nodes: Sequence[str]) -> Manife
     if nodes:
         requirement = {"key": HOSTNAME, "operator": "In", "values": list(nodes)}
         spec = found.get("spec") or {}
-        if claim.required_nodes or _names_parts(claim):
+        if is_confined(claim):
             spec = _with_required(spec, [requirement])
         # A DaemonSet's pods are bound by name already; a preference would only make its template change with nodes.
         if manifest.get("kind") != "DaemonSet" and not claim.required_nodes:
@@ -153,9 +158,10 @@ def required_nodes(claim: Claim) -> list[str]:
     return sorted({host or node for node, host in claim.required_nodes.items()})
 
 
-def _names_parts(claim: Claim) -> bool:
-    """Returns whether slots name something inside a node: they are valid only there."""
-    return any(slot.devices or slot.parts for slot in claim.slots)
+def is_confined(claim: Claim) -> bool:
+    """Returns whether the claim's pods may run on its nodes only: slots that name something inside a node are valid only
+    there."""
+    return bool(claim.required_nodes) or any(slot.devices or slot.parts for slot in claim.slots)
 
 
 def _with_template(manifest: Manifest, pod_template: Manifest) -> Manifest:

@@ -53,6 +53,7 @@ def conclude(
         version=desired.version if desired is not None else 0,
     )
     if desired is not None and current:
+        status.held = bool(desired.held)
         gone = sorted({cluster for _, cluster in standing} & left)
         status.reasons = [*desired.reasons, *(_cluster_gone(cluster, head, decision) for cluster in gone)]
         status.reasons += [displaced_reason(c, lack) for c, lack in sorted(ledger.displaced.get(group, {}).items())]
@@ -123,6 +124,11 @@ def apply_failures(apps: Iterable[AppStatus]) -> list[Reason]:
         for status in app.objects
         if status.state == "Failed"
     ]
+
+
+def runs(status: AppStatus | None, version: int) -> bool:
+    """Returns whether this version of an app runs in full."""
+    return status is not None and status.version >= version and all(o.state == "Ready" for o in status.objects)
 
 
 def learn(confirm: Confirm, cluster: str, before: AppStatus | None) -> AppStatus | None:
