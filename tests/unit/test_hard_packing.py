@@ -77,7 +77,7 @@ def test_hard_problems_are_named_solved_elsewhere_and_used() -> None:
     else:
         pytest.fail("every problem was easy")
     assert len(solutions.unsolved) == 1
-    solve(solutions, 20)
+    solutions.add(solve(solutions.unsolved, 20))
     assert not solutions.unsolved
     packed = pack(problem, 100, solutions)
     assert not isinstance(packed, int)
@@ -94,7 +94,7 @@ def test_a_bound_says_how_long_it_tried_and_that_it_may_fit() -> None:
     first = assign(rows, rows.rows_of(0), shapes, solutions=solutions)
     if isinstance(first, Assigned):
         pytest.fail("the greedy pass found it")
-    solve(solutions, 0.05)
+    solutions.add(solve(solutions.unsolved, 0.05))
     result = assign(rows, rows.rows_of(0), shapes, solutions=solutions)
     assert isinstance(result, Unassigned)
     assert result.code == "SearchBound"

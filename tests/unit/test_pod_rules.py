@@ -121,7 +121,7 @@ def check(world: World, exact: bool) -> bool:
     result = assign(fleet, where, shapes)
     solutions = PackingSolutions()
     solved = assign(fleet, where, shapes, steps=0, solutions=solutions)
-    solve(solutions, 20)
+    solutions.add(solve(solutions.unsolved, 20))
     solved = assign(fleet, where, shapes, steps=0, solutions=solutions)
     for found in (result, solved):
         if isinstance(found, Assigned):

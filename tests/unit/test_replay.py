@@ -389,7 +389,7 @@ def test_a_packing_that_a_solver_found_is_taken_from_the_record_and_one_that_it_
     ledger, solutions = Ledger(), PackingSolutions()
     propose(record, results, fleet, ledger, NameOrder(), "d", solutions)
     assert solutions.unsolved, "the quick search finds it: take another"
-    solve(solutions, 20)
+    solutions.add(solve(solutions.unsolved, 20))
     tried = TriedChoices()
     proposal = propose(record, results, fleet, ledger, NameOrder(), "d", solutions, tried)
     assert isinstance(proposal, Decision)

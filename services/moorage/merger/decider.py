@@ -138,7 +138,8 @@ class _Proposer:
         loop = asyncio.get_running_loop()
         proposal = self._compute()
         while self._solutions.unsolved and (left := until - loop.time()) > 0:
-            await asyncio.to_thread(solve, self._solutions, min(left, SOLVE_SECONDS))
+            unsolved = dict(self._solutions.unsolved)
+            self._solutions.add(await asyncio.to_thread(solve, unsolved, min(left, SOLVE_SECONDS)))
             proposal = self._compute()
         return proposal
 

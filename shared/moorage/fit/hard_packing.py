@@ -9,6 +9,7 @@ is checked in integers.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .budget import BudgetExceeded
-from .packing import Packed, PackingProblem, PackingSolutions
+from .packing import Packed, PackingProblem, ProblemKey, Solution
 from .pair_search import pair_search
 from .rule_model import RuleModel
 from .set_search import set_search
@@ -54,16 +55,17 @@ def pack_hard(problem: PackingProblem, seconds: float) -> Packed | None:
     return integer_program(problem, max(0.0, deadline - time.perf_counter()))
 
 
-def solve(solutions: PackingSolutions, seconds: float) -> None:
-    """Solves the problems that `solutions` is asked for and has no answer to, in `seconds` altogether."""
+def solve(problems: Mapping[ProblemKey, PackingProblem], seconds: float) -> dict[ProblemKey, Solution]:
+    """Solves the problems in `seconds` altogether."""
     deadline = time.perf_counter() + seconds
-    for key, problem in list(solutions.unsolved.items()):
+    solutions: dict[ProblemKey, Solution] = {}
+    for key, problem in problems.items():
         began = time.perf_counter()
         try:
-            solutions.solved[key] = pack_hard(problem, max(0.0, deadline - began))
+            solutions[key] = pack_hard(problem, max(0.0, deadline - began))
         except BudgetExceeded:
-            solutions.solved[key] = BudgetExceeded(time.perf_counter() - began)
-        del solutions.unsolved[key]
+            solutions[key] = BudgetExceeded(time.perf_counter() - began)
+    return solutions
 
 
 def _sets(pods: _Pods, seconds: float) -> Packed | None:

@@ -7,7 +7,7 @@ states per node, so it is complete there; beyond, `steps` bounds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import add, ge
 from typing import NamedTuple
@@ -44,6 +44,8 @@ class PackingProblem(NamedTuple):
 
 
 ProblemKey = tuple[bytes, bytes, tuple[int, ...], bytes]
+#: A packing, None as the proof that there is none, or the bound that ended the search.
+Solution = Packed | BudgetExceeded | None
 
 
 class PackingSolutions:
@@ -51,8 +53,13 @@ class PackingSolutions:
     has the `unsolved` ones solved elsewhere, and decides again."""
 
     def __init__(self) -> None:
-        self.solved: dict[ProblemKey, Packed | BudgetExceeded | None] = {}
+        self.solved: dict[ProblemKey, Solution] = {}
         self.unsolved: dict[ProblemKey, PackingProblem] = {}
+
+    def add(self, solved: Mapping[ProblemKey, Solution]) -> None:
+        self.solved.update(solved)
+        for key in solved:
+            self.unsolved.pop(key, None)
 
     def get(self, problem: PackingProblem) -> Packed | None:
         """Returns the packing, or None as the proof that there is none. Raises BudgetExceeded if neither is known."""
