@@ -78,7 +78,8 @@ class _ClusterNodes:
             at = np.flatnonzero(where == row)
             for column, resource in enumerate(self.resources):
                 self.free[at, column] -= amounts.get(resource, 0)
-        self.feasible = [eligible(rows, shape, where) for shape in shapes]
+        self.feasible = _eligible_by_shape(rows, shapes, where)
+        self._alone: dict[tuple[int, tuple[int, ...]], bool] = {}
         self.rules: PodRules | None = None
         self.exclusive: list[ExclusiveNodes] = []
         if any(shape.rules for shape in shapes):
@@ -215,6 +216,15 @@ class _ClusterNodes:
         message = f"parts of the nodes serve {held} of the {count} pods"
         return Unassigned("PartShort", number, "", count, held, message)
 
+    def may_hold(self, granted: Sequence[Sequence[int]]) -> bool:
+        """Returns whether each shape fits alone with its optional needs, which is much faster to tell than whether all fit."""
+        for key in ((number, tuple(needs)) for number, needs in enumerate(granted) if needs):
+            if key not in self._alone:
+                self._alone[key] = self.holds_alone(*key)
+            if not self._alone[key]:
+                return False
+        return True
+
     def holds_alone(self, number: int, granted: Sequence[int]) -> bool:
         """Returns whether the pods of one shape have room for these optional needs with the cluster to themselves."""
         shape, width = self.shapes[number], len(self.resources)
@@ -253,6 +263,23 @@ class _ClusterNodes:
         found = self.inner.assign(at, packed[:, at].tolist(), granted)
         assert found is not None  # the packing asked the same
         return with_parts(slot, found[number])
+
+
+def _eligible_by_shape(rows: Rows, shapes: Sequence[Shape], where: Ids) -> list[Mask]:
+    """Returns the eligible rows of each shape. Most shapes of a group have the same terms and tolerations."""
+    found: list[Mask] = []
+    for number, shape in enumerate(shapes):
+        before = shapes[number - 1] if number else None
+        if before is not None and _filters(before) == _filters(shape):
+            found.append(found[-1])
+        else:
+            found.append(eligible(rows, shape, where))
+    return found
+
+
+def _filters(shape: Shape) -> tuple[object, ...]:
+    """Returns what `eligible` reads of a shape."""
+    return shape.terms, shape.tolerations, shape.rules
 
 
 def _pods_of(slots_by_shape: Sequence[Sequence[Slot]], rows: Rows, where: Ids) -> Packed:
@@ -310,7 +337,7 @@ def assign(
     order = needs_by_weight(shapes)
     if order:
         everything = [list(range(len(s.optional))) for s in shapes]
-        all_granted = _try_pack(cluster, everything, 0)
+        all_granted = _try_pack(cluster, everything, 0) if cluster.may_hold(everything) else None
         if all_granted is not None:
             return cluster.assignment(all_granted, everything)
     try:
@@ -334,27 +361,16 @@ def _best_grants(
     def by_shape(needs: Collection[Need]) -> list[list[int]]:
         return [[i for n, i in needs if n == number] for number in range(len(shapes))]
 
-    alone: dict[tuple[int, tuple[int, ...]], bool] = {}
-
-    def may_hold(granted: Sequence[Sequence[int]]) -> bool:
-        """Returns whether each shape fits alone, which is much faster to tell."""
-        for key in ((number, tuple(needs)) for number, needs in enumerate(granted) if needs):
-            if key not in alone:
-                alone[key] = cluster.holds_alone(*key)
-            if not alone[key]:
-                return False
-        return True
-
     chosen: tuple[Need, ...] = ()
     for needs in combinations(shapes)[:-1]:
-        if not may_hold(by_shape(needs)):
+        if not cluster.may_hold(by_shape(needs)):
             continue
         found = _try_pack(cluster, by_shape(needs), steps)
         if found is not None:
             packed, chosen = found, needs
             break
     for need in order:
-        if need not in chosen and may_hold(by_shape([*chosen, need])):
+        if need not in chosen and cluster.may_hold(by_shape([*chosen, need])):
             found = _try_pack(cluster, by_shape([*chosen, need]), steps)
             if found is not None:
                 packed, chosen = found, (*chosen, need)

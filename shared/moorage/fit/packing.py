@@ -23,6 +23,8 @@ from .protocols import Amounts, Mask
 #: Up to this many pods and nodes the search is complete whatever the bound.
 EXACT_PODS, EXACT_NODES = 8, 16
 
+_LEAST = np.iinfo(np.int64).min
+
 #: Pods per group and node.
 Packed = NDArray[np.int64]
 Vector = tuple[int, ...]
@@ -108,16 +110,17 @@ def greedy(problem: PackingProblem, order: Sequence[int], weight: NDArray[np.flo
     that does not fit."""
     free = problem.free.copy()
     packed = np.zeros((len(problem.counts), len(free)), np.int64)
+    needed = problem.needs > 0
+    least, weights = np.where(needed, problem.needs, _LEAST), weight * needed
     for group in order:
         count, need = problem.counts[group], problem.needs[group]
         if count == 1:  # most objects have one pod; the general case below gives the same, more slowly
-            needed = need > 0
-            holds = ((free >= need) | ~needed).all(axis=1)
+            holds = (free >= least[group]).all(axis=1)
             holds &= problem.feasible[group]
             nodes = holds.nonzero()[0]
             if not nodes.size:
                 return group
-            node = nodes[(free[nodes] @ (weight * needed)).argmin()]
+            node = nodes[(free[nodes] @ weights[group]).argmin()]
             packed[group, node] = 1
             free[node] -= need
             continue

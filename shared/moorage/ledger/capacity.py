@@ -163,16 +163,18 @@ class Capacity:
                 continue  # a claim that stays as it is fits even where the cluster is not usable any more
             # Pods of a claim that is new there start on its nodes, even where they need no more room.
             nodes: Iterable[str] = by_node if active is not None else {slot.node for slot in claim.slots if slot.node}
-            rows = {node: fleet.row_of(cid, node) if cid is not None else None for node in nodes}
-            if any(row is None or not fleet.usable[row] for row in rows.values()):
-                return False
-            for node, row in rows.items():
-                for name, amount in by_node.get(node, {}).items() if row is not None else ():
-                    if amount > 0 and row is not None and ((free := free_of(fleet, row, name)) is None or free < 0):
-                        return False
-                if row is not None and by_node.get(node) and not holds_open_pods(fleet, row):
+            for node in nodes:
+                row = fleet.row_of(cid, node) if cid is not None else None
+                if row is None or not fleet.usable[row] or not self._is_free(row, by_node.get(node, {})):
                     return False
         return True
+
+    def _is_free(self, row: int, amounts: Amounts) -> bool:
+        """Returns whether a node lacks nothing of what is taken of it, and can admit the pods that may still arrive."""
+        for name, amount in amounts.items():
+            if amount > 0 and ((free := free_of(self.fleet, row, name)) is None or free < 0):
+                return False
+        return not amounts or not self.fleet.open_pods or holds_open_pods(self.fleet, row)
 
     def held_on(self, cluster: str) -> NodeAmounts:
         """Returns what allocations hold of the cluster's nodes, and what decisions in flight take beyond its claims."""
@@ -343,10 +345,10 @@ class Capacity:
                     self._take(cid, node, before, after)
             if not totals:
                 del self._totals[cluster]
-        for cluster, node in {
-            *self._open_pods.take_changed(),
-            *((c, node) for c, nodes in dirty.items() for node in nodes),
-        }:
+        changed = set(self._open_pods.take_changed())
+        if self.fleet.layout is None and not self.fleet.open_pods:
+            return  # no kubelet aligns anything
+        for cluster, node in changed.union((c, node) for c, nodes in dirty.items() for node in nodes):
             self._tell_open_pods(cluster, node)
 
     def _tell_open_pods(self, cluster: str, node: str) -> None:

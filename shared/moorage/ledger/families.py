@@ -45,7 +45,8 @@ class CountedClaim(NamedTuple):
     def reported(cls, slots: Sequence[Slot], claim: str, cid: int, fleet: Fleet) -> CountedClaim:
         """Returns the slots of a claim on a cluster with its pods by the newest report."""
         pods = fleet.pods
-        return cls(slots, pods.live(claim, cid), pods.ending(claim, cid), pods.counted(claim, cid))
+        live = pods.live(claim, cid)
+        return cls(slots, live, pods.ending(claim, cid), pods.counted(claim, cid)) if live else cls(slots)
 
     @property
     def open(self) -> list[int]:

@@ -17,7 +17,9 @@ NodePods = dict[str, Counter[PodParts]]
 def open_pods(claims: Sequence[CountedClaim]) -> NodePods:
     """Returns the pods of one object by node that no report counts, by what their slots take of zones."""
     found: NodePods = {}
-    for claim in counted(claims) if claims else ():
+    if not any(slot.aligned for claim in claims for slot in claim.slots):
+        return found
+    for claim in counted(claims):
         spare = {node: min(pods, claim.live.get(node, 0)) for node, pods in claim.counted.items()}
         for slot in claim.slots:
             if not slot.aligned:

@@ -74,6 +74,8 @@ def assign_beside_own(
 ) -> list[Placed] | Unassigned:
     """Assigns all pods of these objects to the cluster. Where a surge finds no room and pods may be missing meanwhile, the
     update goes without it."""
+    if not any(one.own for one in wanted) and not fleet.pods.refused_of(cid):
+        return _assign_new(fleet, cid, wanted, solutions)
     updates = {number for number, one in enumerate(wanted) if one.is_update}
     surging = {number for number in updates if wanted[number].shape.surge}
     dispensable = {number for number in surging if wanted[number].shape.unavailable}
@@ -107,6 +109,16 @@ def assign_beside_own(
         )
         return Unassigned("SurgeShort", number, "", shape.surge, 0, message)
     return bare
+
+
+def _assign_new(
+    fleet: Fleet, cid: int, wanted: Sequence[Wanted], solutions: PackingSolutions | None
+) -> list[Placed] | Unassigned:
+    """Assigns all pods of objects that have no claims on the cluster, and that no node there refused."""
+    found = assign(fleet, fleet.rows_of(cid), [one.shape for one in wanted], solutions=solutions)
+    if isinstance(found, Unassigned):
+        return found
+    return [Placed(slots, met=met) for slots, met in zip(found.slots, found.met, strict=True)]
 
 
 def _fewer_takeovers(wanted: Sequence[Wanted]) -> Iterator[Limits]:
