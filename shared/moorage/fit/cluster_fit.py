@@ -52,6 +52,8 @@ class Fit(NamedTuple):
 
     def granted(self, subset: int, further: int = 0) -> Mask:
         """Returns the clusters that can be granted this subset, and so many further needs."""
+        if not subset and not further:
+            return self.fits
         mask: Mask = (self.grants >> np.uint64(subset)) & np.uint64(1) > 0
         return mask & (self.further >= further) if further else mask
 
@@ -199,9 +201,9 @@ def _optional_fit(
     for i in combined:
         everything = extend(everything, i)
     grants[everything.clusters] = _every_subset(len(combined))
-    # Most clusters are granted everything; the others are searched.
+    # Most clusters are granted everything; the others are searched, unless everything is one need.
     rest = fits & ~everything.clusters
-    if rest.any():
+    if len(combined) > 1 and rest.any():
         search(mandatory._replace(clusters=rest), 0, 0)
     for i in order[MAX_COMBINED:]:
         everything = extend(everything, i)
@@ -271,6 +273,21 @@ def _resized(column: NDArray[_Column], size: int) -> NDArray[_Column]:
     resized = np.zeros(size, column.dtype)
     resized[: min(size, len(column))] = column[:size]
     return resized
+
+
+def merged_fit(old: Fit, part: Fit, clusters: NDArray[np.integer]) -> Fit:
+    """Returns the old fit with the values of `part` at these clusters; the same fit if none differs."""
+    # Where the grants are the same, so are the fits: these are bit 0 of the grants.
+    if len(old.fits) == len(part.fits) and all(
+        a[clusters].tobytes() == b[clusters].tobytes()
+        for a, b in ((old.grants, part.grants), (old.further, part.further))
+    ):
+        return old
+    return Fit(
+        merge_changed(old.fits, part.fits, clusters),
+        merge_changed(old.grants, part.grants, clusters),
+        merge_changed(old.further, part.further, clusters),
+    )
 
 
 def merge_changed(old: NDArray[_Column], part: NDArray[_Column], clusters: NDArray[np.integer]) -> NDArray[_Column]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moorage.collections import LruDict
 from moorage.model.shapes import Shape
 
-from .cluster_fit import Fit, changed_clusters, compute_fit, merge_changed, rows_of_clusters
+from .cluster_fit import Fit, changed_clusters, compute_fit, merged_fit, rows_of_clusters
 from .protocols import Ids, Rows
 
 
@@ -49,12 +49,6 @@ class FitCache:
             for column in fit:
                 column.setflags(write=False)
         else:
-            part = compute_fit(rows, shape, ids)
-            old = cached.fit
-            fit = Fit(
-                merge_changed(old.fits, part.fits, changed),
-                merge_changed(old.grants, part.grants, changed),
-                merge_changed(old.further, part.further, changed),
-            )
+            fit = merged_fit(cached.fit, compute_fit(rows, shape, ids), changed)
         self._entries[shape.key] = _Cached(tick, fit)
         return fit

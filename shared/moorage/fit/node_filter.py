@@ -118,7 +118,7 @@ def tolerated_rows(rows: Rows, tolerations: Sequence[Toleration], where: Where) 
     if len(rows.taint_sets) <= 1:  # the first set is that of nodes without taints
         return None
     by_set = _selectors_of(rows).taints.mask(rows.taint_sets, tuple(tolerations))
-    return None if by_set.all() else by_set.take(rows.taintset[: rows.n][where])
+    return None if all(by_set.tolist()) else by_set.take(rows.taintset[: rows.n][where])
 
 
 def with_label(rows: Rows, label: tuple[str, str] | None, where: Where) -> Mask | None:

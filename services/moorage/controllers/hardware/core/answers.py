@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from moorage.collections import LruDict
 from moorage.fit import MAX_COMBINED, ConflictCache, FitCache, asks_parts, envelope, without_parts
 from moorage.sdk import (
     BOUNDLESS,
@@ -38,6 +39,8 @@ from .refusals import Refusal, RefusalReasons, conflict_reason
 #: Pairs of apps checked for conflicts. A conflict that is not reported shows up in the joint assignment, so checking more
 #: pairs would cost more than it saves.
 MAX_PAIRS = 28
+#: Envelopes of the shapes of one ask that are cached.
+MAX_ENVELOPES = 512
 #: Clusters that are checked node by node for a conflict.
 MAX_EXACT = 64
 
@@ -59,6 +62,7 @@ class HardwareAnswers:
         self._fleet = fleet
         self._fits = FitCache(fleet)
         self._conflicts = ConflictCache(fleet)
+        self._envelopes = LruDict[tuple[str, ...], Shape | None](MAX_ENVELOPES)  # by the keys of the shapes
         self._answered_at = (-1, -1, -1)
         self._answered: dict[tuple[tuple[str, ...], ...], _Computed] = {}
 
@@ -108,12 +112,14 @@ class HardwareAnswers:
         for app in ask.apps:
             # The controller `topology` answers for the inside of nodes. Here it only decides which optional needs are granted.
             shape_fits = [self._fits.get(without_parts(shape)) for shape in app.shapes]
-            each_alone = np.logical_and.reduce([fleet.usable_clusters, *(fit.fits for fit in shape_fits)])
+            each_alone = fleet.usable_clusters
+            for fit in shape_fits:
+                each_alone = each_alone & fit.fits
             conflict = self._conflict(app.shapes, (), each_alone & uncertain) if len(app.shapes) > 1 else None
             fits = each_alone if conflict is None else each_alone & ~conflict
             # Where the app runs already its room is its own, however full the cluster is.
-            held = fleet.clusters.mask(ask.held.get(app.name, ())) & fleet.usable_clusters
-            fits = fits | held
+            if held := ask.held.get(app.name):
+                fits = fits | (fleet.clusters.mask(held) & fleet.usable_clusters)
             own = OwnPlacements(fleet, ask, app, fits)
             if own:
                 fits = (fits & ~own.all) | own.fits
@@ -123,7 +129,8 @@ class HardwareAnswers:
                 about = self._explained(ask, app)
                 refusals = RefusalReasons(fleet, app, about & ~own.all).reasons(shape_fits, conflict)
                 refusals += own.refusals(about)
-            silent = self._fits.get(_UNREPORTED_CORES).fits if _exclusive_objects(app) else None
+            exclusive = _exclusive_objects(app)
+            silent = self._fits.get(_UNREPORTED_CORES).fits if exclusive else None
             inner_fits = [
                 self._fits.get(shape) if shape.optional and asks_parts(shape, fleet) else fit
                 for shape, fit in zip(app.shapes, shape_fits, strict=True)
@@ -133,8 +140,10 @@ class HardwareAnswers:
                 fits, levels=scores, reasons=[r.reason for r in refusals], excluded=[r.clusters for r in refusals]
             )
             all_fits.append(fits)
-            new_fits.append(fits & ~(held | own.fits))  # where it runs already it conflicts with no other app
-            warnings += self._unreported_cores(app, fits)
+            # Where it runs already it conflicts with no other app.
+            new_fits.append(fits & ~(fleet.clusters.mask(held or ()) | own.fits) if held or ask.own else fits)
+            if silent is not None and (count := int(np.count_nonzero(silent & fits))):
+                warnings.append(_unreported_cores(app, exclusive, count))
             warnings += _not_combined(app)
         found = answer(results, ask, fleet, NAME)
         found.warnings = warnings
@@ -158,8 +167,14 @@ class HardwareAnswers:
         """Returns the clusters that may be too small for all apps together. One check with the envelope of all shapes
         rules out most clusters."""
         shapes = [shape for app in ask.apps for shape in app.shapes]
-        everything = envelope(shapes) if len(shapes) > 1 else None
+        everything = self._envelope(shapes) if len(shapes) > 1 else None
         return self._fleet.usable_clusters if everything is None else ~self._fits.get(everything).fits
+
+    def _envelope(self, shapes: Sequence[Shape]) -> Shape | None:
+        key = tuple(shape.key for shape in shapes)
+        if key not in self._envelopes:
+            self._envelopes[key] = envelope(shapes)
+        return self._envelopes.use(key)
 
     def _conflict(self, a: Sequence[Shape], b: Sequence[Shape], both: Mask) -> Mask | None:
         """Returns the clusters of `both` where a and b do not fit together, None if there are none. If many clusters are
@@ -185,16 +200,14 @@ class HardwareAnswers:
                 short |= self._fleet.sums(resource)[0] < need
         return short
 
-    def _unreported_cores(self, app: ShapedApp, fits: Mask) -> Iterable[Warn]:
-        """Warns of clusters that do not report whether whole cores are exclusive. They are not refused."""
-        objects = _exclusive_objects(app)
-        count = int(np.count_nonzero(self._fits.get(_UNREPORTED_CORES).fits & fits)) if objects else 0
-        if count:
-            text = f"{count} clusters that have room for {app.name} report no CPU manager"
-            yield Warn(
-                code="ExclusiveCoresUnknown",
-                message=f"{text}; the whole cores of {', '.join(objects)} may not be exclusive there",
-            )
+
+def _unreported_cores(app: ShapedApp, objects: Sequence[str], count: int) -> Warn:
+    """Warns of clusters that do not report whether whole cores are exclusive. They are not refused."""
+    text = f"{count} clusters that have room for {app.name} report no CPU manager"
+    return Warn(
+        code="ExclusiveCoresUnknown",
+        message=f"{text}; the whole cores of {', '.join(objects)} may not be exclusive there",
+    )
 
 
 def _not_combined(app: ShapedApp) -> Iterable[Warn]:

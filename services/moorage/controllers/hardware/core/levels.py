@@ -39,7 +39,7 @@ def _met_weight(
         return met_weight, weight
     sums = _Sums(fleet, app) if len(app.shapes) > 1 else None
     undecided = allowed.copy()
-    for needs in combinations(app.shapes):
+    for needs in combinations(app.shapes)[:-1]:  # the last is none, which weighs nothing
         granted = undecided.copy()
         for number, fit in enumerate(shape_fits):
             granted &= _granted(fit, app.shapes[number], [i for n, i in needs if n == number])
