@@ -47,18 +47,21 @@ def match_consumers(
             diagnostics.warn("ApiVersionDiffers", message)
         exact = ObjectRef(api_version=pods.api_version, kind=pods.kind, name=pods.name)
         needs = [kubernetes_need(need) for need in sourced.consumer.needs]
-        matched.append(sourced._replace(consumer=msgspec.structs.replace(sourced.consumer, object=exact, needs=needs)))
+        if exact != ref or any(a is not b for a, b in zip(needs, sourced.consumer.needs, strict=True)):
+            consumer = msgspec.structs.replace(sourced.consumer, object=exact, needs=needs)
+            sourced = sourced._replace(consumer=consumer)
+        matched.append(sourced)
     return matched
 
 
 def _object_of(app: str, sourced: SourcedConsumer, objects: AppObjects, diagnostics: Diagnostics) -> PodTemplate | None:
     ref = sourced.consumer.object
-    exactly_named = any(
+    candidates = [pods for pods in objects.pods if pods.name == ref.name and ref.kind in ("", pods.kind)]
+    exact = [pods for pods in candidates if pods.api_version == ref.api_version]
+    exactly_named = not exact and any(
         (m["apiVersion"], m["kind"], m["metadata"]["name"]) == (ref.api_version, ref.kind, ref.name)
         for m in objects.manifests
     )
-    candidates = [pods for pods in objects.pods if pods.name == ref.name and ref.kind in ("", pods.kind)]
-    exact = [pods for pods in candidates if pods.api_version == ref.api_version]
     if exact or exactly_named:  # an object that is named exactly, but has no pods, stands for no other
         candidates = exact
     if len(candidates) == 1:

@@ -118,6 +118,8 @@ def _amount(need: Need, field: str, value: float | str | None, path: str, diagno
     if value is None:
         return None
     try:
+        if need.resource not in KUBERNETES_RESOURCES and not is_part_class(need.resource):
+            return need_amount(need.resource, value, need.units)
         one = kubernetes_need(msgspec.structs.replace(need, requests=value, limits=None))
         return need_amount(one.resource, one.requests or value, one.units)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from moorage.model.names import is_name
@@ -25,6 +26,7 @@ REQUESTABLE = f"{', '.join(_STANDARD)}, hugepages-SIZE, DOMAIN/NAME like nvidia.
 NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
+@lru_cache(4096)
 def is_requestable(resource: str) -> bool:
     """Returns whether a container can request the resource, by the rules of Kubernetes for its name."""
     if "/" not in resource:
