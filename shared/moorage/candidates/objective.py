@@ -71,6 +71,8 @@ class Objective:
         self.bonus = {pair: round(b * SCORE_STEPS) << SCORE_BIT for pair, b in problem.bonus.items()}
         self._values: dict[int, Values] = {}
         self._has_needs = [bool(needs.any()) for needs in capacity.needs]
+        # Where nothing is allocatable nothing is free: dividing by 1 makes the share as bad as it gets.
+        self._divisor = np.maximum(capacity.allocatable, 1.0)
         self._separate: list[Values] = [self._separate_values(app) for app in range(self.apps)]
 
     def _separate_values(self, app: int) -> Values:
@@ -140,22 +142,23 @@ class Objective:
     def _free_share(self, apps: tuple[int, ...]) -> NDArray[np.float64] | None:
         """Returns the smallest share of allocatable, over the requested resources, that stays free; negative: proven not
         to fit."""
-        needs, free, allocatable = self.capacity.needs, self.capacity.free, self.capacity.allocatable
+        needs, free, divisor = self.capacity.needs, self.capacity.free, self._divisor
         total: NDArray[np.float64] = needs[apps[0]] if len(apps) == 1 else needs[list(apps)].sum(axis=0)
         requested = total.nonzero()[0]
         if not requested.size:
             return None
         need = total[requested, None]
+        if requested.size < total.size:
+            free, divisor = free[requested], divisor[requested]
         running = [a for a in apps if self.own[a]]
         if not running:
-            # Where nothing is allocatable nothing is free: dividing by 1 makes the share as bad as it gets.
-            return ((free[requested] - need) / np.maximum(allocatable[requested], 1.0)).min(axis=0)  # type: ignore[no-any-return]
+            return ((free - need) / divisor).min(axis=0)  # type: ignore[no-any-return]
         # What an app has where it runs already it need not find.
         need = np.repeat(need, self.size, axis=1)
         for a in running:
             for cluster, amounts in self.own[a].items():
                 need[:, cluster] -= np.minimum(needs[a], amounts)[requested]
-        share = (free[requested] - need) / np.maximum(allocatable[requested], 1.0)
+        share = (free - need) / divisor
         return np.where(need > 0, share, np.maximum(share, 0.0)).min(axis=0)  # type: ignore[no-any-return]
 
     def best_clusters(self, values: Values, count: int) -> NDArray[np.intp]:

@@ -115,15 +115,21 @@ def summed_resources(record: Revision) -> list[str]:
 
 def free_capacity(record: Revision, fleet: Fleet) -> FreeCapacity:
     """Sums up the asked resources per cluster."""
-    asked = summed_resources(record)
-    needs = np.zeros((len(record.apps), len(asked)), dtype=np.float64)
-    free = np.zeros((len(asked), fleet.size), dtype=np.float64)
-    allocatable = np.zeros((len(asked), fleet.size), dtype=np.float64)
-    for row, resource in enumerate(asked):
+    rows = {resource: row for row, resource in enumerate(summed_resources(record))}
+    needs = np.zeros((len(record.apps), len(rows)), dtype=np.float64)
+    free = np.zeros((len(rows), fleet.size), dtype=np.float64)
+    allocatable = np.zeros((len(rows), fleet.size), dtype=np.float64)
+    for resource, row in rows.items():
         free[row], allocatable[row] = fleet.sums(resource)
-        for number, app in enumerate(record.apps):
-            # The number of pods of a DaemonSet differs from cluster to cluster.
-            needs[number, row] = sum(s.resources.get(resource, 0) * s.count for s in app.shapes if not s.per_node)
+    for number, app in enumerate(record.apps):
+        total = [0] * len(rows)
+        for shape in app.shapes:
+            if shape.per_node:
+                continue  # the number of pods differs from cluster to cluster
+            for resource, need in shape.resources.items():
+                if (at := rows.get(resource)) is not None:
+                    total[at] += need * shape.count
+        needs[number] = total
     return FreeCapacity(free, allocatable, needs)
 
 
