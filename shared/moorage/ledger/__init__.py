@@ -18,8 +18,9 @@ from .follower import (
     open_ledger,
 )
 from .ledger import ActiveClaim, Changes, Ledger
-from .own_places import Placed, Wanted, assign_beside_own
+from .own_places import Placed, assign_beside_own
 from .snapshots import newest_snapshot, read_snapshot, write_snapshot
+from .takeovers import Wanted
 
 __all__ = [
     "LOG",

@@ -16,8 +16,9 @@ from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, ShapedApp
 
 from .families import CountedClaim, FamilyNodes, add
+from .kept_places import daemon_set_fits, kept_slots, nodes_without_slot
 from .ledger import Ledger
-from .own_places import Wanted, daemon_set_fits, kept_slots, nodes_without_slot
+from .takeovers import Wanted
 
 #: App → cluster → the claims there, per object the newest last.
 OwnClaims = dict[str, dict[str, list[OwnClaim]]]
