@@ -6,6 +6,7 @@ import base64
 import json
 import random
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +20,7 @@ from moorage.fleet.delta import CORDONED, STALE
 from moorage.ledger import Capacity, CountedClaim, Ledger, cover, decode_commit, encode_commit, encode_entry, open_room
 from moorage.ledger.capacity import excess
 from moorage.ledger.entries import HANDLERS
+from moorage.ledger.families import differs_from_pods, is_fully_covered, strays_have_open_slots
 from moorage.model.claims import (
     Claim,
     Commit,
@@ -582,6 +584,24 @@ def test_pods_of_any_version_cover_slots_of_any() -> None:
     assert room(2, 0, ending=1) == 4000, "the ending pod still takes its place"
     strays = [CountedClaim(old, {"n-0": 1, "n-1": 1}, {"n-0": 1}), CountedClaim(new)]
     assert open_room(strays)["n-0"]["cpu"] == 6000, "but not while a pod stands elsewhere for the same place"
+
+
+def test_an_object_with_a_pod_in_each_place_takes_nothing_more() -> None:
+    covered = 0
+    for slots_0, slots_1, pods_0, pods_1, ending, surge in product(
+        range(3), range(3), range(3), range(3), range(2), range(2)
+    ):
+        slots = [pods(name, count) for name, count in (("n-0", slots_0), ("n-1", slots_1)) if count]
+        slots += [Slot(node="n-0", resources={"cpu": 1000, "pods": 1}, surge=True)] * surge
+        live = {name: count for name, count in (("n-0", pods_0), ("n-1", pods_1)) if count}
+        claims = [CountedClaim(slots, live, dict.fromkeys(live, 1) if ending else {})]
+        plain = bool(live) and not ending
+        assert is_fully_covered(claims) == (plain and not open_room(claims) and not differs_from_pods(claims))
+        if is_fully_covered(claims):
+            covered += 1
+            assert not strays_have_open_slots(claims)
+            assert not is_fully_covered([*claims, *claims]), "older claims may take more"
+    assert covered == 2 * 8
 
 
 def test_slots_for_a_surge_count_while_an_older_claim_does_and_are_dropped_then() -> None:

@@ -22,6 +22,7 @@ from .families import (
     add,
     beyond,
     differs_from_pods,
+    is_fully_covered,
     open_room,
     strays_have_open_slots,
 )
@@ -267,6 +268,8 @@ class Capacity:
         before = self._families.pop(family, {})
         after: NodeAmounts = {}
         counted = self._counted(self.ledger.family_of(family), family.cluster)
+        if is_fully_covered(counted):
+            counted, self._families[family] = [], after
         self._mark_strays(family, counted)
         self._open_pods.recount(family, counted)
         if counted:

@@ -241,6 +241,19 @@ def covering_pods(
     return [claim.live for claim in claims]
 
 
+def is_fully_covered(claims: Sequence[CountedClaim]) -> bool:
+    """Returns whether the object has one claim, whose places each have their pod, and no other pods: it takes nothing beyond
+    these. False where that takes more than a count to tell."""
+    if len(claims) != 1 or not claims[0].live or claims[0].ending:
+        return False
+    pods: dict[str, int] = {}
+    for slot in without_surge(claims[0].slots):
+        if slot.parts or slot.aligned:
+            return False
+        pods[slot.node] = pods.get(slot.node, 0) + slot.count
+    return pods == claims[0].live
+
+
 def open_room(claims: Sequence[CountedClaim]) -> NodeAmounts:
     """Returns what the claims of one object, the oldest first, take by node beyond their pods."""
     if len(claims) == 1 and not claims[0].live:
