@@ -55,10 +55,12 @@ class Local:
     """Runs the command line with a state directory of its own."""
 
     def __init__(self, state: Path) -> None:
+        self.environment: dict[str, str] = {}  # beside what the test has
         self.state = state
 
     def __call__(self, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
         env = {k: v for k, v in os.environ.items() if not k.startswith("MOORAGE_")} | {"MOORAGE_STATE": str(self.state)}
+        env |= self.environment
         command = [sys.executable, "-m", "moorage.cli", *arguments]
         return subprocess.run(command, env=env, input=data, capture_output=True, timeout=90, check=False)
 
@@ -229,7 +231,14 @@ def test_a_failed_start_names_the_cause(local: Local, tmp_path: Path) -> None:
     done = local("up", "--detach", "--http", "nonsense")
     assert done.returncode == 2 and b"HOST:PORT" in done.stderr
     done = local("up", "--detach", "--http", "203.0.113.1:80")
-    assert done.returncode == 1 and b"cannot listen" in done.stderr
+    assert done.returncode == 1 and b"cannot listen" in done.stderr and b"--http" in done.stderr
+    local.environment["MOORAGE_PLACEMENT_HTTP"] = "nonsense"
+    done = local("up", "--detach", "--http", "127.0.0.1:0")
+    assert done.returncode == 2 and b"MOORAGE_PLACEMENT_HTTP 'nonsense' is not HOST:PORT" in done.stderr
+    local.environment["MOORAGE_PLACEMENT_HTTP"] = "203.0.113.1:80"
+    done = local("up", "--detach", "--http", "127.0.0.1:0")
+    assert done.returncode == 1 and b"MOORAGE_PLACEMENT_HTTP" in done.stderr and b"--http" not in done.stderr
+    local.environment.clear()
     broken = tmp_path / "broken.yaml"
     broken.write_text("clusters: [{name: x, nodes: [{name: n, count: 2}]}]")
     done = local("up", "--detach", "--http", "127.0.0.1:0", "--fleet", str(broken))

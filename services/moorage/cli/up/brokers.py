@@ -164,11 +164,12 @@ def _replies(port: int, request: bytes, expected: bytes) -> bool:
         return False
 
 
-def listen(address: str) -> socket.socket:
-    """Opens the gateway's socket in the supervisor, so that it survives a gateway restart and port 0 is resolved early."""
+def listen(address: str, setting: str = "--http") -> socket.socket:
+    """Opens a worker's socket in the supervisor, so that it survives a restart of the worker and port 0 is resolved early.
+    `setting`: where the address was given, for error messages."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
-        raise Failure(f"--http {address!r} is not HOST:PORT", 2)
+        raise Failure(f"{setting} {address!r} is not HOST:PORT", 2)
     host = host.strip("[]") or "127.0.0.1"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -177,7 +178,7 @@ def listen(address: str) -> socket.socket:
         sock.bind((host, int(port)))
     except (OSError, OverflowError) as error:
         sock.close()
-        raise Failure(f"cannot listen on {address}: {error}; choose another address with --http HOST:PORT") from error
+        raise Failure(f"cannot listen on {address}: {error}; choose another HOST:PORT with {setting}") from error
     sock.listen(512)
     return sock
 

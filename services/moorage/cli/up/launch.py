@@ -53,7 +53,7 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
     set_title("up")
     listeners = {
         "gateway": brokers.listen(options.http),
-        "placement": brokers.listen(os.environ.get("MOORAGE_PLACEMENT_HTTP", "127.0.0.1:0")),
+        "placement": brokers.listen(os.environ.get("MOORAGE_PLACEMENT_HTTP", "127.0.0.1:0"), "MOORAGE_PLACEMENT_HTTP"),
     }
     mesh = installed()
     counts = {kind: count for kind in mesh.workers if (count := options.counts.get(kind, 1))}
