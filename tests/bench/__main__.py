@@ -18,6 +18,7 @@ from .gateway import lists, posts, watchers
 from .harness import Figure
 from .kube import kube
 from .packing import packing
+from .placement import candidates, traps, writes
 from .reports import changes, first_reports
 from .settling import settlements
 from .startup import startup
@@ -43,6 +44,9 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "posts": posts,
     "lists": lists,
     "watchers": watchers,
+    "placement-candidates": candidates,
+    "placement-traps": traps,
+    "placement-writes": writes,
     "kube": kube,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),

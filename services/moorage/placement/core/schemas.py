@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import msgspec
+from jsonschema.exceptions import best_match
 
 from moorage.model.allocations import MAX_INT
 
@@ -98,6 +99,7 @@ INVENTORIES = _object(
 _AGGREGATES = {"type": "array", "items": _ID, "uniqueItems": True}
 
 
+@cache
 def aggregates(version: int) -> dict[str, Any]:
     if version < 19:
         return _AGGREGATES
@@ -222,18 +224,28 @@ def decoded(body: bytes, schema: dict[str, Any]) -> Any:
         data = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         raise bad_request(f"Malformed JSON: {error}") from None
-    try:
-        jsonschema.validate(data, schema, format_checker=_FORMATS)
-    except jsonschema.ValidationError as error:
-        raise bad_request(f"JSON does not validate: {error}") from None
+    error = _violation(data, schema)
+    if error is not None:
+        raise bad_request(f"JSON does not validate: {error}")
     return data
 
 
 def check_query(query: list[tuple[str, str]], schema: dict[str, Any]) -> None:
-    try:
-        jsonschema.validate(dict(query), schema, format_checker=_FORMATS)
-    except jsonschema.ValidationError as error:
-        raise bad_request(f"Invalid query string parameters: {error}") from None
+    error = _violation(dict(query), schema)
+    if error is not None:
+        raise bad_request(f"Invalid query string parameters: {error}")
+
+
+#: By the schema's identity. `jsonschema.validate` would check the schema itself each time.
+_validators: dict[int, jsonschema.Draft202012Validator] = {}
+
+
+def _violation(data: Any, schema: dict[str, Any]) -> jsonschema.ValidationError | None:
+    """Returns the violation that `jsonschema.validate` would raise. Schemas live as long as the process."""
+    validator = _validators.get(id(schema))
+    if validator is None:
+        validator = _validators[id(schema)] = jsonschema.Draft202012Validator(schema, format_checker=_FORMATS)
+    return best_match(validator.iter_errors(data))
 
 
 def is_custom_trait(name: str) -> bool:
