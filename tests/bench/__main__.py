@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from . import parts
 from .answers import answers
 from .commands import commands
 from .deadlines import deadlines
@@ -44,6 +45,8 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "posts": posts,
     "lists": lists,
     "watchers": watchers,
+    "parts-decisions": parts.decisions,
+    "parts-wakes": parts.wakes,
     "placement-candidates": candidates,
     "placement-traps": traps,
     "placement-writes": writes,

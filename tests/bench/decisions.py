@@ -7,6 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 
@@ -22,11 +23,14 @@ NODES = 20
 
 
 @contextlib.asynccontextmanager
-async def fleet(mesh: Mesh, clusters: int, nodes: int = NODES) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The generated fleet, in a process of its own beside the mesh."""
+async def fleet(
+    mesh: Mesh, clusters: int, nodes: int = NODES, file: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The fleet of a file with so many clusters, or else a generated one, in a process of its own beside the mesh."""
+    generated = ("--clusters", str(clusters), "--nodes", str(nodes), "--seed", "1")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "moorage.cli", "fleet", "sim", "--clusters", str(clusters)),
-        *("--nodes", str(nodes), "--seed", "1"),
+        *(sys.executable, "-m", "moorage.cli", "fleet", "sim"),
+        *(generated if file is None else (str(file),)),
         env={"MOORAGE_STATE": str(mesh.state), "PATH": "/usr/bin:/bin"},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,

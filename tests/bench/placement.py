@@ -25,17 +25,13 @@ from .placement_trees import QUERIES, groups, hosts, wide
 from .workload import Decisions
 
 HOSTS = 5_000
-ROUNDS = int(__import__('os').environ.get('R','5'))
+ROUNDS = 5
 #: Requests to the worker for each of the peer's, which takes a hundred times as long.
 _EACH = 5
 #: Decisions a second while others allocate.
 DECISIONS = 100
-
-
-@asynccontextmanager
-async def _mesh_without_placement() -> AsyncIterator[Mesh]:
-    with Mesh("--workers", "placement=0") as mesh:
-        yield mesh
+#: Options of a mesh whose placement worker starts later, with trees.
+WITHOUT = ("--workers", "placement=0")
 
 
 def _beside(name: str, ours: list[float], theirs: list[float], least: float) -> Figure:
@@ -57,7 +53,7 @@ async def candidates() -> list[Figure]:
     """The queries with ten candidates and with all, at 5,000 hosts of 5 providers."""
     trees = hosts(HOSTS)
     figures = []
-    async with _mesh_without_placement() as mesh:
+    with Mesh(*WITHOUT) as mesh:
         async with (
             placement(mesh, trees) as worker,
             peer(trees, mesh.state) as other,
@@ -66,9 +62,8 @@ async def candidates() -> list[Figure]:
             for name, (query, least) in QUERIES.items():
                 for limit, times in ((10, least), (0, 10)):
                     asked = f"{query}&limit={limit}" if limit else query
-                    ours, theirs = await _in_turns(http, worker, other, asked)
                     what = f"candidates of {HOSTS:,} hosts, {name}, {f'limit={limit}' if limit else 'without limit'}"
-                    figures.append(_beside(what, ours, theirs, times))
+                    figures.append(_beside(what, *await _in_turns(http, worker, other, asked), times))
     return figures
 
 
@@ -82,8 +77,7 @@ async def _in_turns(
     assert _count(body) == _count(same), (query, _count(body), _count(same))
     for _ in range(ROUNDS):
         theirs.append((await other.candidates(http, query))[0])
-        for _ in range(_EACH):
-            ours.append((await worker.candidates(http, query))[0])
+        ours += [(await worker.candidates(http, query))[0] for _ in range(_EACH)]
     return ours, theirs
 
 
@@ -106,27 +100,25 @@ async def traps() -> list[Figure]:
         ("64 groups over 63 providers, no solution", groups(64, "NET_BW_EGR_KILOBIT_PER_SEC"), 0, 200, 10),
     )
     figures = []
-    async with _mesh_without_placement() as mesh:
+    with Mesh(*WITHOUT) as mesh:
         async with placement(mesh, trees) as worker, aiohttp.ClientSession() as http:
             for name, query, count, most, times in asked:
-                samples = []
-                for _ in range(times):
-                    took, body = await worker.candidates(http, query)
-                    assert _count(body) == count, (name, _count(body))
-                    samples.append(took)
+                answers = [await worker.candidates(http, query) for _ in range(times)]
+                assert {_count(body) for _, body in answers} == {count}, name
+                samples = [took for took, _ in answers]
                 figures.append(Figure.of(name, samples, f"p50 <= {most:g} ms", p50=most))
     return figures
 
 
-async def _puts(http: aiohttp.ClientSession, service: Service, zones: itertools.cycle[str], clients: int) -> list[float]:
+async def _puts(
+    http: aiohttp.ClientSession, service: Service, zones: itertools.cycle[str], clients: int
+) -> list[float]:
     """Milliseconds each of new consumers, from so many clients that go on as soon as they are answered."""
     samples: list[float] = []
 
     async def client() -> None:
         for _ in range(200 // clients):
-            took, status = await service.allocate(
-                http, str(uuid.uuid4()), {next(zones): {"VCPU": 1, "MEMORY_MB": 512}}
-            )
+            took, status = await service.allocate(http, str(uuid.uuid4()), {next(zones): {"VCPU": 1, "MEMORY_MB": 512}})
             assert status == 204, status
             samples.append(took)
 
@@ -134,7 +126,9 @@ async def _puts(http: aiohttp.ClientSession, service: Service, zones: itertools.
     return samples
 
 
-async def _rates(http: aiohttp.ClientSession, worker: Service, other: Service, zones: list[str], clients: int) -> Figure:
+async def _rates(
+    http: aiohttp.ClientSession, worker: Service, other: Service, zones: list[str], clients: int
+) -> Figure:
     """Returns allocations a second of both, in turns."""
     services = (worker, other)
     supply = [itertools.cycle(zones) for _ in services]
@@ -200,20 +194,17 @@ async def _decided(mesh: Mesh, rate: int) -> AsyncIterator[list[float]]:
 async def writes() -> list[Figure]:
     trees = hosts(200)
     zones = [tree.uuid for tree in trees if "VCPU" in tree.inventories]
-    figures = []
-    async with _mesh_without_placement() as mesh:
-        with tempfile.TemporaryDirectory() as directory:
-            async with (
-                placement(mesh, trees) as worker,
-                peer(trees, Path(directory)) as other,
-                aiohttp.ClientSession() as http,
-            ):
-                for clients in (1, 8):
-                    figures.append(await _rates(http, worker, other, zones, clients))
-                async with _decided(mesh, DECISIONS) as took:
-                    start = time.perf_counter()
-                    beside = await _rates(http, worker, other, zones, 1)
-                    rate = len(took) / (time.perf_counter() - start)
+    with Mesh(*WITHOUT) as mesh, tempfile.TemporaryDirectory() as directory:
+        async with (
+            placement(mesh, trees) as worker,
+            peer(trees, Path(directory)) as other,
+            aiohttp.ClientSession() as http,
+        ):
+            figures = [await _rates(http, worker, other, zones, clients) for clients in (1, 8)]
+            async with _decided(mesh, DECISIONS) as took:
+                start = time.perf_counter()
+                beside = await _rates(http, worker, other, zones, 1)
+                rate = len(took) / (time.perf_counter() - start)
     beside.name += f" while a merger decides {rate:.0f}/s"
     beside.goal = beside.goal.replace("5 x", "2 x")
     beside.ok = beside.ratio >= 2

@@ -1,6 +1,9 @@
 """Serves OpenStack Placement with a database in memory: `python placement_peer_server.py TREES`. It is run by the interpreter of
 the peer's own virtual environment. Prints its address when it serves."""
 
+# mypy: ignore-errors
+# Its libraries are not those of this project.
+
 from __future__ import annotations
 
 import json
@@ -13,10 +16,10 @@ from typing import Any
 
 
 def main(trees: str) -> None:
-    import waitress  # type: ignore[import-not-found]
-    from oslo_config import cfg  # type: ignore[import-not-found]
-    from placement import conf, db_api, deploy  # type: ignore[import-not-found]
-    from placement.db.sqlalchemy import migration  # type: ignore[import-not-found]
+    import waitress
+    from oslo_config import cfg
+    from placement import conf, db_api, deploy
+    from placement.db.sqlalchemy import migration
 
     config = cfg.ConfigOpts()
     conf.register_opts(config)
@@ -38,7 +41,7 @@ def main(trees: str) -> None:
 
 def _fill(engine: Any, trees: list[tuple[str, str, str | None, dict[str, int], list[str]]]) -> None:
     """Writes what its interface would take an hour to write."""
-    import sqlalchemy as sa  # type: ignore[import-not-found]
+    import sqlalchemy as sa
 
     schema = sa.MetaData()
     schema.reflect(engine)

@@ -112,7 +112,7 @@ async def placement(mesh: Mesh, trees: Sequence[Tree]) -> AsyncIterator[Service]
     service = Service(f"http://{address}", {**_VERSION, "x-auth-token": mesh.endpoint["token"]})
     try:
         async with asyncio.timeout(300), aiohttp.ClientSession() as http:
-            while not await _serves(http, service):
+            while not await _serves(http, service):  # noqa: ASYNC110 - it cannot signal
                 await asyncio.sleep(0.05)
         yield service
     finally:

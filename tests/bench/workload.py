@@ -42,7 +42,7 @@ class Decisions:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._waiting: dict[str, asyncio.Future[tuple[str, float]]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[tuple[str, float]], tuple[str, ...]]] = {}
         self._running: dict[str, asyncio.Event] = {}
 
     async def start(self) -> None:
@@ -52,14 +52,19 @@ class Decisions:
         _, _, _, phase, _project, app, *_ = subject.split(".")
         if phase == "running" and (event := self._running.get(untoken(app))) is not None:
             event.set()
-        if phase in ("placed", "pending", "failed"):
-            future = self._waiting.get(untoken(app))
-            if future is not None and not future.done():
-                future.set_result((phase, time.perf_counter()))
+        future, phases = self._waiting.get(untoken(app), (None, ()))
+        if future is not None and phase in phases and not future.done():
+            future.set_result((phase, time.perf_counter()))
+
+    def awaited(self, name: str, *phases: str) -> asyncio.Future[tuple[str, float]]:
+        """Returns which of these phases the group has next, and when that was heard."""
+        future: asyncio.Future[tuple[str, float]] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = future, phases
+        return future
 
     async def decide(self, name: str, document: bytes, *, timeout: float = 30) -> tuple[str, float]:
         """(phase, milliseconds from the publication of the intent to the decision's event)."""
-        future = self._waiting[name] = asyncio.get_running_loop().create_future()
+        future = self.awaited(name, "placed", "pending", "failed")
         start = time.perf_counter()
         answer = msgspec.json.decode(await self._bus.request("moorage.intents.apply", document, timeout=timeout))
         if not answer.get("accepted"):

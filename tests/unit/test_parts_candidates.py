@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from itertools import islice, product
 from random import Random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from moorage.parts import (
     NAMELESS,
@@ -19,6 +21,7 @@ from moorage.parts import (
     Part,
     Request,
     SameSubtree,
+    alike_trees,
     candidates,
 )
 
@@ -29,7 +32,8 @@ CLASSES = ["VCPU", "VGPU", "VF"]
 Key = tuple[object, ...]
 
 
-def random_forest(rng: Random) -> tuple[Forest, list[Part]]:
+def random_forest(rng: Random, copies: int = 1) -> tuple[Forest, list[Part]]:
+    """Makes trees; of each so many that differ in what is used at most."""
     forest = Forest()
     parts: list[Part] = []
     for block in range(rng.randint(1, 3)):
@@ -43,10 +47,18 @@ def random_forest(rng: Random) -> tuple[Forest, list[Part]]:
                 here.append(random_part(rng, name, rng.choice(names)))
                 names.append(name)
         rng.shuffle(here)
-        forest.write(block, [Part("old")])  # what was there before leaves nothing behind
-        forest.write(block, here)
-        parts += here
+        for number in range(copies):
+            alike = [copied(rng, part, number) for part in here] if number else here
+            forest.write(block + 10 * number, [Part("old")])  # what was there before leaves nothing behind
+            forest.write(block + 10 * number, alike)
+            parts += alike
     return forest, parts
+
+
+def copied(rng: Random, part: Part, number: int) -> Part:
+    used = {name: amount + (rng.random() < 0.1) for name, amount in part.used.items()}
+    parent = f"{part.parent}c{number}" if part.parent is not None else None
+    return part._replace(id=f"{part.id}c{number}", parent=parent, traits=part.traits - {SHARES}, used=used)
 
 
 def random_part(rng: Random, name: str, parent: str | None) -> Part:
@@ -251,9 +263,9 @@ def key_of(forest: Forest, request: Request, found: Candidate, witness: bool) ->
     return sums, frozenset(named.items()), extra
 
 
-def check_world(seed: int) -> int:
+def check_world(seed: int, copies: int = 1) -> int:
     rng = Random(seed)
-    forest, parts = random_forest(rng)
+    forest, parts = random_forest(rng, copies)
     request = random_request(rng, parts)
     witness = NAMELESS in request.groups and not request.groups[NAMELESS].resources
     if not any(group.resources for group in request.groups.values()):
@@ -278,3 +290,17 @@ def take_all(forest: Forest, found: Candidate) -> None:
 @pytest.mark.parametrize("start", range(0, 3000, 500))
 def test_candidates_are_those_of_the_definition(start: int) -> None:
     assert sum(check_world(seed) for seed in range(start, start + 500)) > 500
+
+
+def test_trees_that_are_nearly_alike_have_their_own_candidates() -> None:
+    assert sum(check_world(seed, copies=4) for seed in range(200)) > 500
+
+
+def test_equal_hashes_of_trees_do_not_make_them_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_equal(
+        codes: object, starts: NDArray[np.int64], sizes: object
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return np.zeros(1, np.intp), np.zeros(len(starts), np.intp)
+
+    monkeypatch.setattr(alike_trees, "_by_hash", all_equal)
+    assert sum(check_world(seed, copies=3) for seed in range(100)) > 200

@@ -1,22 +1,28 @@
 """Lists the ways in which trees can meet a request.
 
-Conditions are evaluated for all parts at once. Trees that may have candidates are then solved one by one, and only as many as asked.
+Conditions are evaluated for all parts at once. Trees that may have candidates are then solved, only as many as asked, and those
+that are alike together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .alike_trees import alike
 from .forest import Forest
 from .properties import meets
 from .request import INTERNAL, NAMELESS, Group, Request
 from .solver import Budget, Problem, Slot, Subtree, assignments_in_steps
 
 Rows = NDArray[np.int64]
+#: Trees that are compared at a time: few at first, for most requests ask for few candidates.
+_CHUNKS = (16, 128, 1024)
+#: Choices whose parts are marked in one number.
+_BITS = 62
 
 
 class Candidate(NamedTuple):
@@ -25,6 +31,30 @@ class Candidate(NamedTuple):
     anchor: int
     allocations: dict[int, dict[str, int]]
     mappings: dict[str, tuple[int, ...]]
+
+
+class Pattern(NamedTuple):
+    """A candidate of trees that are alike. Its parts are counted from the tree's first row."""
+
+    allocations: Mapping[int, Mapping[str, int]]
+    mappings: Mapping[str, tuple[int, ...]]
+
+    def at(self, anchor: int) -> Candidate:
+        allocations = {anchor + part: dict(amounts) for part, amounts in self.allocations.items()}
+        return Candidate(
+            anchor, allocations, {s: tuple(anchor + p for p in parts) for s, parts in self.mappings.items()}
+        )
+
+
+class Round(NamedTuple):
+    """A candidate each of some trees: the first rows of the trees, and the numbers of their patterns."""
+
+    anchors: Rows
+    which: NDArray[np.intp]
+    patterns: Sequence[Pattern]
+
+    def first(self, count: int) -> Round:
+        return Round(self.anchors[:count], self.which[:count], self.patterns)
 
 
 class _Choice(NamedTuple):
@@ -42,13 +72,15 @@ def candidates(
     """Yields candidates, one from each tree in turn, until all were seen or the budget is spent.
 
     `start`, from 0 to 1, tells with which of the trees to begin."""
-    steps = candidates_in_steps(forest, request, budget, one_part_a_tree, start)
-    return (found for found in steps if found is not None)
+    for found in candidate_rounds(forest, request, budget, one_part_a_tree, start):
+        if found is not None:
+            for anchor, which in zip(found.anchors.tolist(), found.which.tolist(), strict=True):
+                yield found.patterns[which].at(anchor)
 
 
-def candidates_in_steps(
+def candidate_rounds(
     forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
-) -> Iterator[Candidate | None]:
+) -> Iterator[Round | None]:
     """Yields candidates, and None now and then: its caller may do something else in between, but not write to the forest."""
     serving = forest.sharing_with()
     choices = _choices(forest, request, serving)
@@ -58,33 +90,111 @@ def candidates_in_steps(
     if not len(anchors):
         return
     anchors = np.roll(anchors, -int(start * len(anchors)))
-    solver = _Solver(forest, request, choices, serving, anchors, budget)
+    solver = _Solver(forest, request, choices, serving, budget)
+    if any(choice.shared for choice in choices):
+        yield from _one_by_one(solver, anchors, one_part_a_tree)
+    else:
+        yield from _alike_together(solver, anchors, one_part_a_tree)
+
+
+def _one_by_one(solver: _Solver, anchors: Rows, one_part_a_tree: bool) -> Iterator[Round | None]:
+    """Yields rounds of one tree: what parts of other trees may serve depends on each tree."""
     seen: set[tuple[object, ...]] = set()
-    trees: Iterable[Iterator[Candidate | None]] = map(solver.of_tree, range(len(anchors)))  # made when their turn comes
+    only = np.zeros(1, np.intp)
+    trees: Iterable[tuple[int, Iterator[Pattern | None]]]
+    trees = ((anchor, solver.of_tree(anchor)) for anchor in anchors.tolist())  # made when their turn comes
     while True:
-        again: list[Iterator[Candidate | None]] = []
-        for tree in trees:
-            for found in tree:
-                if found is None:
+        again: list[tuple[int, Iterator[Pattern | None]]] = []
+        for anchor, tree in trees:
+            for pattern in tree:
+                if pattern is None:
                     yield None
                     continue
-                if one_part_a_tree and _twice_in_a_tree(forest, found):
+                found = pattern.at(anchor)
+                if one_part_a_tree and _twice_in_a_tree(solver.forest, found):
                     continue
-                if not serving or solver.is_new(found, seen):
-                    yield found
-                    again.append(tree)
+                if solver.is_new(found, seen):
+                    yield Round(np.array([anchor]), only, (pattern,))
+                    again.append((anchor, tree))
                     break
             else:
                 yield None
-            if budget.spent:
+            if solver.budget.spent:
                 return
         if not again:
             return
         trees = again
 
 
+def _alike_together(solver: _Solver, anchors: Rows, one_part_a_tree: bool) -> Iterator[Round | None]:
+    """Yields rounds of many trees, of which those that are alike have the same pattern."""
+    kinds: dict[bytes, _Kind] = {}
+    chunks: Iterable[tuple[Rows, NDArray[np.intp], list[_Kind]]]
+    chunks = _chunks(solver, anchors, kinds, one_part_a_tree)  # made when their turn comes
+    turn = 0
+    while True:
+        turn += 1
+        again: list[tuple[Rows, NDArray[np.intp], list[_Kind]]] = []
+        for trees, which, of in chunks:
+            for kind in of:
+                yield from kind.advance(turn)
+                if solver.budget.spent:
+                    return
+            has = np.array([kind.pattern is not None for kind in of], np.bool_)
+            if not has.all():
+                trees, which = trees[has[which]], which[has[which]]
+            if len(trees):
+                yield Round(trees, which, [kind.pattern or _NO_PATTERN for kind in of])
+                again.append((trees, which, of))
+        if not again:
+            return
+        chunks = again
+
+
+def _chunks(
+    solver: _Solver, anchors: Rows, kinds: dict[bytes, _Kind], one_part_a_tree: bool
+) -> Iterator[tuple[Rows, NDArray[np.intp], list[_Kind]]]:
+    """Yields some trees at a time, and their kinds."""
+    columns = solver.columns()
+    begin = 0
+    while begin < len(anchors):
+        trees = anchors[begin : begin + (_CHUNKS[0] if not begin else _CHUNKS[1] if begin < 1024 else _CHUNKS[2])]
+        begin += len(trees)
+        found = alike(trees, solver.forest.leave[trees], columns)
+        of: list[_Kind] = []
+        for key, tree in zip(found.keys, found.tree, strict=True):
+            if key not in kinds:
+                kinds[key] = _Kind(solver.of_tree(int(trees[tree])), one_part_a_tree)
+            of.append(kinds[key])
+        yield trees, found.kind, of
+
+
+_NO_PATTERN = Pattern({}, {})
+
+
+class _Kind:
+    """The candidates of trees that are alike: `pattern` is that of the turn, None if there are no more."""
+
+    def __init__(self, patterns: Iterator[Pattern | None], one_part: bool) -> None:
+        self._patterns, self._one_part, self._turn = patterns, one_part, 0
+        self.pattern: Pattern | None = None
+
+    def advance(self, turn: int) -> Iterator[None]:
+        """Finds the pattern of a turn, which is the last one or follows it."""
+        if turn == self._turn:
+            return
+        self._turn, self.pattern = turn, None
+        for pattern in self._patterns:
+            if pattern is None:
+                yield None
+            elif not self._one_part or len(pattern.allocations) == 1:
+                self.pattern = pattern
+                return
+
+
 def _choices(forest: Forest, request: Request, serving: Mapping[int, set[int]]) -> list[_Choice] | None:
     found: list[_Choice] = []
+    known: dict[object, Rows] = {}
     for suffix, group in request.groups.items():
         if suffix != NAMELESS:
             parts = {NAMELESS: group.resources}
@@ -94,10 +204,12 @@ def _choices(forest: Forest, request: Request, serving: Mapping[int, set[int]]) 
             continue  # it only limits the trees
         tree = _root_of(forest, group.in_tree)
         for resources in parts.values():
-            rows = _rows_with(forest, resources)
-            rows = rows[_conditions(forest, group, rows, spread=suffix == NAMELESS)]
-            if tree is not None:
-                rows = rows[forest.root[rows] == tree]
+            asked = tuple(sorted(resources.items())), group._replace(resources={})[1:], suffix == NAMELESS
+            if asked not in known:
+                rows = _rows_with(forest, resources)
+                rows = rows[_conditions(forest, group, rows, spread=suffix == NAMELESS)]
+                known[asked] = rows[forest.root[rows] == tree] if tree is not None else rows
+            rows = known[asked]
             if not len(rows):
                 return None
             shared: tuple[int, ...] = ()
@@ -184,7 +296,7 @@ def _anchors(forest: Forest, request: Request, choices: list[_Choice], serving: 
     nameless = request.groups.get(NAMELESS)
     if nameless is not None and nameless.not_member_of:
         mask &= ~_members(forest, (nameless.not_member_of,))[forest.aggregate_set[:n]]
-    for choice in choices:
+    for choice in {id(choice.rows): choice for choice in choices}.values():
         here = np.zeros(n, np.bool_)
         here[forest.root[choice.rows]] = True
         for row in choice.shared:
@@ -215,20 +327,13 @@ class _Solver:
         request: Request,
         choices: list[_Choice],
         serving: Mapping[int, set[int]],
-        anchors: Rows,
         budget: Budget,
     ) -> None:
-        self._forest = forest
+        self.forest = forest
+        self.budget = budget
         self._request = request
         self._choices = choices
         self._serving = serving
-        self._budget = budget
-        self.anchors = anchors.tolist()
-        leaves = forest.leave[anchors]
-        self._runs = [
-            (choice.rows.searchsorted(anchors).tolist(), choice.rows.searchsorted(leaves).tolist())
-            for choice in choices
-        ]
         asked: dict[str, int] = {}
         for choice in choices:
             for name in choice.resources:
@@ -244,15 +349,38 @@ class _Solver:
         self._together = nameless.required if nameless is not None and nameless.resources else ()
         self._witness = nameless if nameless is not None and not nameless.resources else None
 
-    def of_tree(self, index: int) -> Iterator[Candidate | None]:
-        anchor = self.anchors[index]
-        forest = self._forest
+    def columns(self) -> list[Rows]:
+        """Returns all that matters of a tree without parts of others, by row."""
+        forest, n = self.forest, self.forest.n
+        found: list[Rows] = []
+        rows_of: dict[int, Rows] = {}  # equal groups have the same rows
+        for choice in self._choices:
+            rows_of[id(choice.rows)] = choice.rows
+        for number, rows in enumerate(rows_of.values()):
+            if number % _BITS == 0:
+                found.append(np.zeros(n, np.int64))
+            found[-1][rows] |= 1 << number % _BITS
+        asked = {name: sum(c.resources.get(name, 0) for c in self._choices) for name in sorted(self._contended)}
+        found += [forest.room_by_row(name, amount) for name, amount in asked.items()]
+        if self._subtrees:
+            found.append(forest.leave[:n] - np.arange(n))
+        for any_of in self._together:
+            has = forest.traits.where(("any", any_of), lambda traits: not any_of.isdisjoint(traits))  # noqa: B023 - called at once
+            found.append(has[forest.trait_set[:n]].astype(np.int64))
+        if self._witness is not None:
+            found.append(_conditions(forest, self._witness, np.arange(n), spread=False).astype(np.int64))
+        return found
+
+    def of_tree(self, anchor: int) -> Iterator[Pattern | None]:
+        forest = self.forest
+        ends = anchor, int(forest.leave[anchor])
         cells: dict[tuple[int, str], int] = {}
         room: list[int] = []
         leave: dict[int, int] = {}
         slots: list[Slot] = []
-        for choice, (starts, ends) in zip(self._choices, self._runs, strict=True):
-            rows = choice.rows[starts[index] : ends[index]].tolist()
+        for choice in self._choices:
+            begin, end = choice.rows.searchsorted(ends)
+            rows = choice.rows[begin:end].tolist()
             if choice.shared:
                 there = [r for r in choice.shared if r not in rows and anchor in self._serving[r]]
                 rows = sorted(rows + there)
@@ -282,8 +410,8 @@ class _Solver:
         if self._contended and not self._has_enough(slots, cells, room):
             return
         problem = Problem(slots, room, leave, self._subtrees, (1 << len(self._together)) - 1)
-        for found in assignments_in_steps(problem, self._budget):
-            yield None if found is None else self._candidate(anchor, found)
+        for found in assignments_in_steps(problem, self.budget):
+            yield None if found is None else self._pattern(anchor, found)
 
     def _has_enough(self, slots: list[Slot], cells: Mapping[tuple[int, str], int], room: list[int]) -> bool:
         """Compares, for each class that several choices ask, what is asked with what the tree has. A necessary condition."""
@@ -296,28 +424,29 @@ class _Solver:
                 need[name] = need.get(name, 0) + amount
         return all(need[name] <= total for name, total in have.items())
 
-    def _candidate(self, anchor: int, found: list[int]) -> Candidate:
+    def _pattern(self, anchor: int, found: list[int]) -> Pattern:
         allocations: dict[int, dict[str, int]] = {}
         mappings: dict[str, tuple[int, ...]] = {}
         for choice, row in zip(self._choices, found, strict=True):
+            part = row - anchor
             if choice.resources:
-                amounts = allocations.setdefault(row, {})
+                amounts = allocations.setdefault(part, {})
                 for name, amount in choice.resources.items():
                     amounts[name] = amounts.get(name, 0) + amount
             if choice.suffix == NAMELESS:
                 known = mappings.get(NAMELESS, ())
-                if row not in known:
-                    mappings[NAMELESS] = tuple(sorted((*known, row)))
+                if part not in known:
+                    mappings[NAMELESS] = tuple(sorted((*known, part)))
             else:
-                mappings[choice.suffix] = (row,)
+                mappings[choice.suffix] = (part,)
         if self._witness is not None:
-            mappings[NAMELESS] = (self._first_witness(anchor),)
-        return Candidate(anchor, allocations, mappings)
+            mappings[NAMELESS] = (self._first_witness(anchor) - anchor,)
+        return Pattern(allocations, mappings)
 
     def _first_witness(self, anchor: int) -> int:
         assert self._witness is not None
-        rows = np.arange(anchor, int(self._forest.leave[anchor]), dtype=np.int64)
-        return int(rows[_conditions(self._forest, self._witness, rows, spread=False)][0])
+        rows = np.arange(anchor, int(self.forest.leave[anchor]), dtype=np.int64)
+        return int(rows[_conditions(self.forest, self._witness, rows, spread=False)][0])
 
     def is_new(self, found: Candidate, seen: set[tuple[object, ...]]) -> bool:
         """Tells whether no other tree gave the same. Only a candidate with a part that serves other trees can be equal to another."""

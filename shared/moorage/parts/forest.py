@@ -202,6 +202,15 @@ class Forest:
             return 0
         return min(int(columns.capacity[at] - columns.used[at]), int(columns.max_unit[at]))
 
+    def room_by_row(self, name: str, most: int) -> NDArray[np.int64]:
+        """Returns the room of each row, 0 where the class is missing or nothing is left, and no more than `most`."""
+        found = np.zeros(self.n, np.int64)
+        columns = self.classes[name]
+        at = np.flatnonzero(columns.row >= 0)
+        room = np.minimum(columns.capacity[at] - columns.used[at], columns.max_unit[at])
+        found[columns.row[at]] = np.clip(room, 0, most)
+        return found
+
     def sharing_with(self) -> dict[int, set[int]]:
         """Returns the roots of other trees that each sharing part serves, by row of the part."""
         return {row: self._served(row) for row in self._sharing}

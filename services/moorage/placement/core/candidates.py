@@ -1,23 +1,20 @@
-"""Allocation candidates: reads the query, finds the ways to meet it, and shows them in the form of the version."""
+"""Allocation candidates: reads the query and finds the ways to meet it."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from moorage.parts import NAMELESS, Budget, Candidate, Group, Request, SameSubtree, candidates_in_steps
+from moorage.parts import NAMELESS, Budget, Group, Request, SameSubtree, candidate_rounds
 
 from . import parsing, schemas
 from .call import Answer, Call, Search
+from .candidate_text import CandidateText
 from .errors import BAD_VALUE, DUPLICATE_PARAMETER, MISSING_VALUE, UnknownName, bad_request
 from .state import State
 
 #: Steps of the search in one answer.
 STEPS = 2_000_000
-#: Candidates and summaries that are made between two steps of a long answer.
-_SLICE = 200
 
 
 class _Relation(NamedTuple):
@@ -30,19 +27,19 @@ def listed(call: Call) -> Generator[None, None, Answer]:
     schemas.check_query(call.query, schemas.candidate_query(call.version))
     request = read(call)
     _check_names(call.state, request)
-    limit = min(int(call.first("limit") or call.limit), call.limit)
+    limit = left = min(int(call.first("limit") or call.limit), call.limit)
     budget = Budget(STEPS)
-    found: list[Candidate] = []
+    text = CandidateText(call.state, call.version)
     one_part_a_tree = call.version < 29
-    for candidate in candidates_in_steps(call.state.forest, request, budget, one_part_a_tree, call.start):
-        if candidate is not None:
-            found.append(candidate)
-        if len(found) == limit:
+    for found in candidate_rounds(call.state.forest, request, budget, one_part_a_tree, call.start):
+        if found is not None:
+            left -= text.add(found.first(left))
+        if not left:
             break
-        if candidate is None or len(found) % _SLICE == 0:
-            yield
-    body = yield from _body(call, request, found)
-    return Answer(body=body, modified=call.now, search=Search(len(found), STEPS - budget.left, budget.spent))
+        yield
+    summaries = yield from text.summaries({name for group in request.groups.values() for name in group.resources})
+    body = {"allocation_requests": text.requests(), "provider_summaries": summaries}
+    return Answer(body=body, modified=call.now, search=Search(limit - left, STEPS - budget.left, budget.spent))
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -215,55 +212,3 @@ def _check_names(state: State, request: Request) -> None:
             state.check_traits(sorted({name for any_of in required for name in any_of} | forbidden))
     except UnknownName as error:
         raise bad_request(str(error)) from None
-
-
-# -- showing ------------------------------------------------------------------------------------------------------
-
-
-def _body(call: Call, request: Request, found: list[Candidate]) -> Generator[None, None, dict[str, Any]]:
-    ids = call.state.forest.ids
-    show = _as_mapping if call.version >= 12 else _as_list
-    requests: list[msgspec.Raw] = []
-    rows: set[int] = set()
-    for candidate in found:
-        requests.append(msgspec.Raw(msgspec.json.encode(show(call, ids, candidate))))
-        rows.update(candidate.allocations)
-        if len(requests) % _SLICE == 0:
-            yield
-    summaries = yield from _summaries(call, request, rows)
-    return {"allocation_requests": requests, "provider_summaries": summaries}
-
-
-def _as_list(_call: Call, ids: list[str], candidate: Candidate) -> dict[str, Any]:
-    amounts = candidate.allocations.items()
-    return {"allocations": [{"resource_provider": {"uuid": ids[row]}, "resources": given} for row, given in amounts]}
-
-
-def _as_mapping(call: Call, ids: list[str], candidate: Candidate) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "allocations": {ids[row]: {"resources": amounts} for row, amounts in candidate.allocations.items()}
-    }
-    if call.version >= 34:
-        shown["mappings"] = {suffix: [ids[row] for row in rows] for suffix, rows in candidate.mappings.items()}
-    return shown
-
-
-def _summaries(call: Call, request: Request, rows: set[int]) -> Generator[None, None, dict[str, Any]]:
-    """Shows every provider of every tree that gives resources; before 1.29 only those that give."""
-    forest, state = call.state.forest, call.state
-    shown: dict[str, Any] = {}
-    if call.version < 29:
-        asked = {name for group in request.groups.values() for name in group.resources}
-        wanted = None if call.version >= 27 else asked
-        for row in sorted(rows):
-            shown[forest.ids[row]] = state.summary(forest.ids[row], wanted, call.version >= 17)
-            if len(shown) % _SLICE == 0:
-                yield
-        return shown
-    for root in sorted({int(forest.root[row]) for row in rows}):
-        for row in range(root, int(forest.leave[root])):
-            uuid = forest.ids[row]
-            shown[uuid] = state.encoded_summary(uuid)
-            if len(shown) % _SLICE == 0:
-                yield
-    return shown

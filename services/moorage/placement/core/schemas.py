@@ -224,16 +224,16 @@ def decoded(body: bytes, schema: dict[str, Any]) -> Any:
         data = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         raise bad_request(f"Malformed JSON: {error}") from None
-    error = _violation(data, schema)
-    if error is not None:
-        raise bad_request(f"JSON does not validate: {error}")
+    violation = _violation(data, schema)
+    if violation is not None:
+        raise bad_request(f"JSON does not validate: {violation}")
     return data
 
 
 def check_query(query: list[tuple[str, str]], schema: dict[str, Any]) -> None:
-    error = _violation(dict(query), schema)
-    if error is not None:
-        raise bad_request(f"Invalid query string parameters: {error}")
+    violation = _violation(dict(query), schema)
+    if violation is not None:
+        raise bad_request(f"Invalid query string parameters: {violation}")
 
 
 #: By the schema's identity. `jsonschema.validate` would check the schema itself each time.
@@ -245,7 +245,8 @@ def _violation(data: Any, schema: dict[str, Any]) -> jsonschema.ValidationError 
     validator = _validators.get(id(schema))
     if validator is None:
         validator = _validators[id(schema)] = jsonschema.Draft202012Validator(schema, format_checker=_FORMATS)
-    return best_match(validator.iter_errors(data))
+    found: jsonschema.ValidationError | None = best_match(validator.iter_errors(data))
+    return found
 
 
 def is_custom_trait(name: str) -> bool:

@@ -15,8 +15,8 @@ from moorage.parts import Forest, Part
 from .errors import not_found, unknown_class, unknown_traits
 from .records import Change, Consumer, ConsumerWrite, Provider, column
 
-#: Encoded summaries that are kept.
-SUMMARIES = 200_000
+#: Encoded summaries of providers and of whole trees that are kept.
+SUMMARIES, TREES = 200_000, 40_000
 
 
 class State:
@@ -36,7 +36,8 @@ class State:
         self._may_be_gone: set[str] = set()  # providers that were deleted after such writes, among others
         self._blocks: dict[str, int] = {}  # by root
         self._next_block = 0
-        self._summaries = LruDict[str, msgspec.Raw](SUMMARIES)
+        self._summaries = LruDict[str, str](SUMMARIES)
+        self._trees = LruDict[str, str](TREES)  # by root
         self._class_users: dict[str, int] = {}
         self._trait_users: dict[str, int] = {}
 
@@ -101,14 +102,26 @@ class State:
             shown["traits"] = provider.traits
         return shown
 
-    def encoded_summary(self, uuid: str) -> msgspec.Raw:
-        """Returns the summary with parent and root, encoded. It is kept: answers show whole trees again and again."""
+    def kept_summaries(self, root: int) -> str | None:
+        """Returns the summaries of a tree, by its first row, if they were made since it changed."""
+        return self._trees.use(self.forest.ids[root])
+
+    def tree_summaries(self, root: int) -> str:
+        """Returns the members of a JSON object: the summaries of a tree's providers with parent and root. They are kept, for
+        answers show whole trees again and again."""
+        uuids = self.forest.ids[root : int(self.forest.leave[root])]
+        found = self._trees[uuids[0]] = ",".join(
+            [f'"{uuid}":{self._encoded_summary(uuid, uuids[0])}' for uuid in uuids]
+        )
+        return found
+
+    def _encoded_summary(self, uuid: str, root: str) -> str:
         found = self._summaries.get(uuid)
         if found is None:
             shown = self.summary(uuid)
             shown["parent_provider_uuid"] = self.providers[uuid].parent
-            shown["root_provider_uuid"] = self.root_of(uuid)
-            found = self._summaries[uuid] = msgspec.Raw(msgspec.json.encode(shown))
+            shown["root_provider_uuid"] = root
+            found = self._summaries[uuid] = msgspec.json.encode(shown).decode()
         return found
 
     def check_class(self, name: str) -> None:
@@ -195,6 +208,7 @@ class State:
         for root in roots:
             if root in self._blocks:
                 self.forest.write(self._blocks[root], ())
+            self._trees.pop(root, None)
             for uuid in self.subtree(root):
                 self._summaries.pop(uuid, None)
         for root in sorted(roots):
@@ -269,7 +283,9 @@ class State:
                     del self._used[uuid, name]
                 self._summaries.pop(uuid, None)
                 if provider is not None and name in provider.inventories:
-                    self.forest.set_used(self.forest.rows[uuid], name, used)
+                    row = self.forest.rows[uuid]
+                    self.forest.set_used(row, name, used)
+                    self._trees.pop(self.forest.ids[self.forest.root[row]], None)
 
 
 def _has_other_columns(old: Provider | None, new: Provider | None) -> bool:
