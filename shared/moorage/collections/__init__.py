@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .distinct_rows import unique_rows
 from .lru import LruDict
 
-__all__ = ["LruDict"]
+__all__ = ["LruDict", "unique_rows"]

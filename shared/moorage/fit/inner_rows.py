@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.collections import LruDict
+from moorage.collections import LruDict, unique_rows
 from moorage.model.shapes import Shape
 from moorage.model.slots import PodPlace, part_and_class
 from moorage.parts.inside import Layout, layout_of, path_of
@@ -30,17 +30,23 @@ class LayoutNodes(NamedTuple):
     free: NDArray[np.int64]
 
 
-def nodes_by_layout(rows: Rows, ids: Ids) -> Iterator[LayoutNodes]:
-    """Yields the nodes of each layout among these rows."""
+def nodes_by_layout(
+    rows: Rows, ids: Ids, classes_of: Callable[[Layout], Collection[str]] | None = None
+) -> Iterator[LayoutNodes]:
+    """Yields the nodes of each layout among these rows. `classes_of`: the classes that are read, None for all; 0 is free of
+    others."""
     if rows.layout is None:
         yield LayoutNodes(_EMPTY, np.arange(len(ids)), np.zeros((len(ids), 0), np.int64))
         return
     numbers = rows.layout[ids]
-    firsts = _first_parts(rows, ids) if numbers.any() else np.zeros(len(ids), np.int64)
+    clusters = _clusters_of(rows, ids)
+    firsts = _first_parts(rows, ids, clusters) if numbers.any() else np.zeros(len(ids), np.int64)
+    places: dict[str, NDArray[np.int64]] = {}
     for number in np.unique(numbers).tolist():
         at = np.flatnonzero(numbers == number)
         layout = rows.parts.layouts.found[number] if number else _EMPTY
-        yield LayoutNodes(layout, at, _free(rows, layout, ids[at], firsts[at]))
+        read = _FreeReader(rows, ids[at], firsts[at], clusters, places)
+        yield LayoutNodes(layout, at, read.free(layout, classes_of(layout) if classes_of is not None else None))
 
 
 def _clusters_of(rows: Rows, ids: Ids) -> list[int] | None:
@@ -49,53 +55,74 @@ def _clusters_of(rows: Rows, ids: Ids) -> list[int] | None:
     return clusters.tolist() if len(clusters) <= _MAX_CLUSTERS else None
 
 
-def _first_parts(rows: Rows, ids: Ids) -> NDArray[np.int64]:
+def _first_parts(rows: Rows, ids: Ids, clusters: list[int] | None) -> NDArray[np.int64]:
     """Returns the row of each node among the parts; 0 for a node without parts."""
-    parts, clusters = rows.parts, _clusters_of(rows, ids)
-    if clusters is None:
-        slices = [slice(0, parts.n)]
-    else:
-        slices = [parts.rows_of(cluster) for cluster in clusters]
+    parts = rows.parts
+    slices = [slice(0, parts.n)] if clusters is None else [parts.rows_of(cluster) for cluster in clusters]
     own = [here.start + np.flatnonzero(parts.parent[here] < 0) for here in slices]
     roots = np.concatenate(own) if own else np.empty(0, np.int64)
-    roots = roots[parts.node[roots] >= 0]
     nodes = parts.node[roots]
-    order = np.argsort(nodes, kind="stable")
-    if not len(order):
+    there = nodes >= 0
+    nodes, roots = nodes[there], roots[there]
+    if not len(roots):
         return np.zeros(len(ids), np.int64)
-    place = np.minimum(np.searchsorted(nodes[order], ids), len(order) - 1)
-    found: NDArray[np.int64] = roots[order][place]
+    low = int(nodes.min())
+    place = np.zeros(max(int(nodes.max()), int(ids.max())) + 1 - low, np.int64)
+    place[nodes - low] = roots
+    offsets = ids - low
+    found: NDArray[np.int64] = np.where(offsets >= 0, place[offsets], 0)
     return found
 
 
-def _free(rows: Rows, layout: Layout, ids: Ids, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-    free = np.zeros((len(ids), len(layout.entries)), np.int64)
-    claimed = np.zeros_like(free)
-    consumers = StaticInside.of(layout).consumers
-    for column, (part, name) in enumerate(layout.entries):
-        entries = rows.parts.classes[name]
-        at = _positions(rows, name, ids, firsts + part)
-        free[:, column] = entries.capacity[at] - entries.used[at] - entries.claimed[at]
-        if consumers:
-            claimed[:, column] = entries.claimed[at]
-    for column, below in consumers.items():
-        free[:, column] -= claimed[:, list(below)] @ np.array(list(below.values()), np.int64)
-    return free
+class _FreeReader:
+    """Reads what is free of the parts of nodes of one layout. `places` keeps, for each class, the entries by row of part, if
+    the nodes are of many clusters."""
 
+    def __init__(
+        self,
+        rows: Rows,
+        ids: Ids,
+        firsts: NDArray[np.int64],
+        clusters: list[int] | None,
+        places: dict[str, NDArray[np.int64]],
+    ) -> None:
+        self._rows, self._ids, self._firsts, self._clusters, self._places = rows, ids, firsts, clusters, places
 
-def _positions(rows: Rows, name: str, ids: Ids, part_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the entries of rows of parts that all have the class."""
-    entries, clusters = rows.parts.classes[name], _clusters_of(rows, ids)
-    at = np.zeros(len(ids), np.int64)
-    if clusters is None:
-        place = np.zeros(rows.parts.n, np.int64)
-        there = np.flatnonzero(entries.row[: entries.n] >= 0)
-        place[entries.row[there]] = there
-        return place[part_rows]
-    for cluster in clusters:
-        own = rows.cluster[ids] == cluster if len(clusters) > 1 else slice(None)
-        at[own] = entries.positions(cluster, part_rows[own])
-    return at
+    def free(self, layout: Layout, names: Collection[str] | None) -> NDArray[np.int64]:
+        free = np.zeros((len(self._ids), len(layout.entries)), np.int64, order="F")  # written and read by column
+        consumers = StaticInside.of(layout).consumers
+        claimed: dict[int, NDArray[np.int64]] = {}
+        read = [i for i, entry in enumerate(layout.entries) if names is None or entry.resource in names]
+        takers = {entry for column in read for entry in consumers.get(column, ())}
+        for column in sorted(takers.union(read)):
+            part, name = layout.entries[column]
+            entries = self._rows.parts.classes[name]
+            at = self._positions(name, self._firsts + part)
+            claimed[column] = entries.claimed[at]
+            free[:, column] = entries.capacity[at] - entries.used[at] - claimed[column]
+        for column in read:
+            for entry, amount in consumers.get(column, {}).items():
+                free[:, column] -= claimed[entry] * amount
+        return free
+
+    def _positions(self, name: str, part_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the entries of rows of parts that all have the class."""
+        rows, entries = self._rows, self._rows.parts.classes[name]
+        if self._clusters is None:
+            place = self._places.get(name)
+            if place is None:
+                place = self._places[name] = np.zeros(rows.parts.n, np.int64)
+                there = np.flatnonzero(entries.row[: entries.n] >= 0)
+                place[entries.row[there]] = there
+            return place[part_rows]
+        if len(self._clusters) == 1:
+            return entries.positions(self._clusters[0], part_rows)
+        at = np.zeros(len(part_rows), np.int64)
+        of = rows.cluster[self._ids]
+        for cluster in self._clusters:
+            own = of == cluster
+            at[own] = entries.positions(cluster, part_rows[own])
+        return at
 
 
 def open_pods_on(rows: Rows, row: int) -> OpenPods:
@@ -126,10 +153,12 @@ class InnerCounts:
         found out in time, `limit`."""
         found = np.zeros(len(ids), np.int64)
         allowed = _in_trees(rows, asked.shape, ids)
-        for layout, at, free in nodes_by_layout(rows, ids if allowed is None else ids[allowed]):
-            states, inverse = np.unique(_reduced(layout, free, asked, limit), axis=0, return_inverse=True)
-            counts = [self._most(layout, tuple(state), asked, limit) for state in states.tolist()]
-            pods = np.array(counts, np.int64)[inverse.reshape(-1)]
+        there = ids if allowed is None else ids[allowed]
+        for layout, at, free in nodes_by_layout(rows, there, lambda layout: asked.units(layout, limit)):
+            states = _reduced(layout, free, asked, limit)
+            distinct, inverse = unique_rows(states)
+            counts = [self._most(layout, tuple(state), asked, limit) for state in states[distinct].tolist()]
+            pods = np.array(counts, np.int64)[inverse]
             found[at if allowed is None else np.flatnonzero(allowed)[at]] = pods
         if rows.open_pods and asked.shape.containers:
             self._beside_open_pods(rows, asked, ids, limit, found)
@@ -193,17 +222,26 @@ class InnerNodes:
         self, rows: Rows, where: Ids, shapes: Sequence[Shape], taken: Mapping[int, Mapping[str, int]] | None = None
     ) -> None:
         self.rows, self.where, self.shapes = rows, where, shapes
-        self.states: list[NodeState] = [NodeState.of(_EMPTY, ())] * len(where)
-        names = [rows.node_name(int(row)) for row in where]
+        self._taken = taken or {}
+        self._inside: list[tuple[Layout, list[int]]] = [(_EMPTY, [])] * len(where)
         for layout, at, free in nodes_by_layout(rows, where):
             for position, amounts in zip(at.tolist(), free.tolist(), strict=True):
-                lost = _lost(layout, names[position], (taken or {}).get(int(where[position]), {}))
-                left = tuple(a - lost.get(entry, 0) for entry, a in enumerate(amounts)) if lost else tuple(amounts)
-                self.states[position] = NodeState.of(layout, left, open_pods_on(rows, int(where[position])))
-        self.names = names
+                self._inside[position] = layout, amounts
+        self._states: dict[int, NodeState] = {}  # made when they are asked
         self.allowed = [_in_trees(rows, shape, where) for shape in shapes]
         self._asked: dict[tuple[int, tuple[int, ...]], Asked] = {}
         self._known: dict[object, list[list[PodPlace]] | None] = {}
+
+    def state(self, at: int) -> NodeState:
+        """Returns the state of a node; the same object for nodes that hold the same."""
+        found = self._states.get(at)
+        if found is None:
+            (layout, amounts), row = self._inside[at], int(self.where[at])
+            taken = self._taken.get(row)
+            lost = _lost(layout, self.rows.node_name(row), taken) if taken else {}
+            free = tuple(a - lost.get(entry, 0) for entry, a in enumerate(amounts)) if lost else tuple(amounts)
+            found = self._states[at] = NodeState.of(layout, free, open_pods_on(self.rows, row))
+        return found
 
     def _asks(self, number: int, granted: Iterable[int]) -> Asked:
         key = number, tuple(granted)
@@ -219,10 +257,10 @@ class InnerNodes:
             allowed = self.allowed[n]
             if allowed is not None and not allowed[at]:
                 return None
-        key = (id(self.states[at]), tuple((n, counts[n], tuple(granted[n])) for n in asking))
+        state = self.state(at)
+        key = (id(state), tuple((n, counts[n], tuple(granted[n])) for n in asking))
         if key not in self._known:
             pods = [(self._asks(n, granted[n]), counts[n]) for n in asking]
-            state = self.states[at]
             given = state.assign(pods)
             self._known[key] = None
             if given is not None:
@@ -233,9 +271,10 @@ class InnerNodes:
         found = self._known[key]
         if found is None:
             return None
+        node = self.rows.node_name(int(self.where[at]))
         result: list[list[PodPlace]] = [[PodPlace({}, {})] * count for count in counts]
         for n, places in zip(asking, found, strict=True):
-            result[n] = [PodPlace(*(on_node(self.names[at], amounts) for amounts in place)) for place in places]
+            result[n] = [PodPlace(*(on_node(node, amounts) for amounts in place)) for place in places]
         return result
 
     def holds(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> bool:
@@ -287,7 +326,7 @@ class InnerGroups:
 
     def state(self, node: int) -> int:
         """Returns a number that is equal for nodes that hold the same."""
-        return id(self._nodes.states[node])
+        return id(self._nodes.state(node))
 
 
 def _lost(layout: Layout, node: str, taken: Mapping[str, int]) -> dict[int, int]:
