@@ -35,7 +35,9 @@ _PLENTY = 1 << 60
 
 def asks_parts(shape: Shape, rows: Rows) -> bool:
     """Returns whether the inside of these nodes matters to the shape's pods."""
-    return bool(shape.groups or shape.relations or (shape.containers and rows.layout is not None))
+    if shape.groups or shape.relations:
+        return True
+    return bool(shape.containers) and rows.layout is not None and rows.parts.layouts.any_aligns
 
 
 def without_parts(shape: Shape) -> Shape:

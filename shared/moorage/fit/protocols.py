@@ -35,6 +35,8 @@ class PartEntries(Protocol):
 
 
 class LayoutTable(Protocol):
+    any_aligns: bool  # the kubelet of a node aligns pods with zones
+
     @property
     def found(self) -> Sequence[Layout]: ...
 

@@ -137,8 +137,9 @@ class _Layouts:
 
     def __init__(self) -> None:
         self.found = _LayoutList()
-        self._layouts = _Columns("first", "size", "first_entry", "entries")
-        self._layouts.append([(0, 0, 0, 0)])
+        self.any_aligns = False  # the kubelet of a node does
+        self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns")
+        self._layouts.append([(0, 0, 0, 0, 0)])
         self.part = _Columns("parent", "leave", "kind", "traits", "aggregates", "properties", "healthy")
         self.entry = _Columns("part", "resource", "capacity", "min_unit", "max_unit", "step_size", "of_node")
 
@@ -160,14 +161,21 @@ class _Layouts:
         """Returns, by number, how many inventories the layout has."""
         return self._layouts["entries"]
 
+    @property
+    def aligns(self) -> NDArray[np.bool_]:
+        """Returns, by number, whether the kubelet of such nodes aligns pods with zones."""
+        found: NDArray[np.bool_] = self._layouts["aligns"][: self._layouts.n] > 0
+        return found
+
     def append(self, source: bytes, parts: FleetParts) -> None:
         layout = layout_of(source)
+        self.any_aligns |= layout.aligns
         leave = list(range(1, len(layout.parts) + 1))
         for i in range(len(layout.parts) - 1, 0, -1):
             above = layout.parts[i].parent
             leave[above] = max(leave[above], leave[i])
         sizes = len(layout.parts), len(layout.entries)
-        self._layouts.append([(self.part.n, sizes[0], self.entry.n, sizes[1])])
+        self._layouts.append([(self.part.n, sizes[0], self.entry.n, sizes[1], layout.aligns)])
         self.part.append(
             [
                 (

@@ -1,6 +1,6 @@
 """The inside of machines: trees of parts as columns, and the ways in which they meet a request."""
 
-from .candidates import Candidate, Pattern, Round, candidate_rounds, candidates
+from .candidates import Candidate, Pattern, Round, candidate_rounds, candidates, candidates_in_steps
 from .forest import SHARES, Forest, Inventory, Part
 from .pod_request import needs_one_zone, pod_request
 from .request import NAMELESS, Group, Request, SameSubtree
@@ -21,6 +21,7 @@ __all__ = [
     "SameSubtree",
     "candidate_rounds",
     "candidates",
+    "candidates_in_steps",
     "needs_one_zone",
     "pod_request",
 ]

@@ -72,16 +72,26 @@ def candidates(
     """Yields candidates, one from each tree in turn, until all were seen or the budget is spent.
 
     `start`, from 0 to 1, tells with which of the trees to begin."""
+    steps = candidates_in_steps(forest, request, budget, one_part_a_tree, start)
+    return (found for found in steps if found is not None)
+
+
+def candidates_in_steps(
+    forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
+) -> Iterator[Candidate | None]:
+    """Yields candidates, and None now and then: its caller may do something else in between, but not write to the forest."""
     for found in candidate_rounds(forest, request, budget, one_part_a_tree, start):
-        if found is not None:
-            for anchor, which in zip(found.anchors.tolist(), found.which.tolist(), strict=True):
-                yield found.patterns[which].at(anchor)
+        if found is None:
+            yield None
+            continue
+        for anchor, which in zip(found.anchors.tolist(), found.which.tolist(), strict=True):
+            yield found.patterns[which].at(anchor)
 
 
 def candidate_rounds(
     forest: Forest, request: Request, budget: Budget, one_part_a_tree: bool = False, start: float = 0.0
 ) -> Iterator[Round | None]:
-    """Yields candidates, and None now and then: its caller may do something else in between, but not write to the forest."""
+    """Yields candidates of many trees at a time, otherwise as `candidates_in_steps`."""
     serving = forest.sharing_with()
     choices = _choices(forest, request, serving)
     if choices is None:
@@ -318,6 +328,11 @@ def _meets_in_one_part(forest: Forest, group: Group) -> NDArray[np.bool_]:
     return mask
 
 
+def _has_any(forest: Forest, names: frozenset[str]) -> NDArray[np.bool_]:
+    """Tells, by set of traits, whether it has one of these."""
+    return forest.traits.where(("any", names), lambda traits: not names.isdisjoint(traits))
+
+
 class _Solver:
     """Makes the problem of one tree and translates its assignments."""
 
@@ -365,8 +380,7 @@ class _Solver:
         if self._subtrees:
             found.append(forest.leave[:n] - np.arange(n))
         for any_of in self._together:
-            has = forest.traits.where(("any", any_of), lambda traits: not any_of.isdisjoint(traits))  # noqa: B023 - called at once
-            found.append(has[forest.trait_set[:n]].astype(np.int64))
+            found.append(_has_any(forest, any_of)[forest.trait_set[:n]].astype(np.int64))
         if self._witness is not None:
             found.append(_conditions(forest, self._witness, np.arange(n), spread=False).astype(np.int64))
         return found

@@ -94,6 +94,12 @@ class Layout(NamedTuple):
     entry_at: Mapping[tuple[str, str], int]  # path and class → position among the entries
     dropped: tuple[Dropped, ...]
 
+    @property
+    def aligns(self) -> bool:
+        """Returns whether the kubelet aligns pods with zones."""
+        manager = self.inside.topology_manager
+        return manager is not None and manager.policy not in ("", "none")
+
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Inside)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 import pytest
 
-from moorage.parts import Budget
-from moorage.parts import candidates as found_in
+from moorage.parts import Budget, candidates_in_steps
 from moorage.placement.core import candidates
 from moorage.placement.core.call import Call
 
@@ -30,7 +28,11 @@ def steps(given: Service, query: str, most: int = 100_000, limit: int = 10) -> t
     """Returns how many candidates were found, and how many steps that took. The search must end by itself."""
     budget = Budget(most)
     request = candidates.read(Call(given.state, given.version, {}, parse_qsl(query, keep_blank_values=True)))
-    found = sum(1 for _ in islice(found_in(given.state.forest, request, budget), limit))
+    found = 0
+    for candidate in candidates_in_steps(given.state.forest, request, budget):
+        found += candidate is not None
+        if found == limit:
+            break
     assert not budget.spent
     return found, most - budget.left
 

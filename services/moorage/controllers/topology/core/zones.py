@@ -43,15 +43,11 @@ class OnePodOneZone:
         """Returns the clusters with a node whose kubelet aligns pods with zones."""
         fleet = self._fleet
         clusters = np.zeros(fleet.size, np.bool_)
-        if fleet.layout is None:
+        if fleet.layout is None or not fleet.parts.layouts.any_aligns:
             return clusters
-        aligns = np.array([_aligns(layout.inside.topology_manager) for layout in fleet.parts.layouts.found], np.bool_)
+        aligns = fleet.parts.layouts.aligns
         clusters[fleet.cluster[: fleet.n][aligns[fleet.layout[: fleet.n]]]] = True
         return clusters
-
-
-def _aligns(manager: object) -> bool:
-    return manager is not None and getattr(manager, "policy", "none") not in ("", "none")
 
 
 def _in_one_zone(shape: Shape) -> Shape:
