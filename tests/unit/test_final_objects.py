@@ -331,17 +331,19 @@ def test_pods_that_are_confined_by_their_parts_may_start_on_each_node_of_the_cla
 
 def test_a_confined_deployment_gets_more_pods_once_those_of_before_run_under_the_changed_template() -> None:
     before = DesiredRecord(group="g", revision=1, decision="d", version=1, nodes={"c": ["a"]}, confined={"c": 2})
-    assert held_pods({"c": 3}, {"c": ["a"]}, before, runs=True) == {}, "the template stays"
-    assert held_pods({"c": 1}, {"c": ["b"]}, before, runs=True) == {}, "there are fewer pods"
-    assert held_pods({"c": 3}, {"c": ["a", "b"]}, None, runs=True) == {}, "it is new"
-    held = held_pods({"c": 3}, {"c": ["a", "b"]}, before, runs=True)
+    assert held_pods({"c": 3}, {"c": ["a"]}, before, {}, runs=True) == {}, "the template stays"
+    assert held_pods({"c": 1}, {"c": ["b"]}, before, {}, runs=True) == {}, "there are fewer pods"
+    assert held_pods({"c": 3}, {"c": ["a", "b"]}, None, {}, runs=True) == {}, "it is new"
+    held = held_pods({"c": 3}, {"c": ["a", "b"]}, before, {}, runs=True)
     assert held == {"c": 2}
+    assert held_pods({"c": 2}, {"c": ["b"]}, before, {"c": 1}, runs=True) == {"c": 1}, "one of them could not start"
+    assert held_pods({"c": 2}, {"c": ["b"]}, before, {"c": 0}, runs=True) == {}, "none runs"
     holding = DesiredRecord(
         group="g", revision=2, decision="e", version=2, nodes={"c": ["a", "b"]}, confined={"c": 3}, held=held
     )
-    assert held_pods({"c": 4}, {"c": ["a", "b"]}, holding, runs=False) == {"c": 2}
-    assert held_pods({"c": 4}, {"c": ["a", "b", "d"]}, holding, runs=True) == {"c": 2}, "the template changes again"
-    assert held_pods({"c": 3}, {"c": ["a", "b"]}, holding, runs=True) == {}
+    assert held_pods({"c": 4}, {"c": ["a", "b"]}, holding, {}, runs=False) == {"c": 2}
+    assert held_pods({"c": 4}, {"c": ["a", "b", "d"]}, holding, {}, runs=True) == {"c": 2}, "the template changes again"
+    assert held_pods({"c": 3}, {"c": ["a", "b"]}, holding, {}, runs=True) == {}
     one = msgspec.structs.replace(claim(kind="Deployment", ident="c"), required_nodes={"a": "", "b": ""})
     assert confined_pods(Decision(id="d", group="g", revision=1, claims=[one])) == {"c": 1}
     (made,) = FinalObjects([manifest("Deployment")], [], holding.nodes, "e", held).on_cluster("lab/a", [one])

@@ -15,7 +15,7 @@ from moorage.telemetry import HANDLED, Handled, tracing
 
 from .action_fanout import ActionFanout
 from .agent_api import AgentApi
-from .core.desired_state import confined_pods, held_pods, nodes_of
+from .core.desired_state import confined_pods, held_pods, nodes_of, ready_pods
 from .core.group_status import conclude, runs
 from .events import OWN_PHASES, PhaseEvents
 from .group_queue import GroupQueue
@@ -164,7 +164,8 @@ class GroupReconciler:
             self._groups.mark_later(group)
         same_decision = before is not None and before.decision == decision.id
         nodes, pods = nodes_of(decision, before), confined_pods(decision)
-        held = held_pods(pods, nodes, before, runs=before is None or self._held_runs(before))
+        ready = ready_pods(decision, self._groups.confirmed.get(group, {}))
+        held = held_pods(pods, nodes, before, ready, runs=before is None or self._held_runs(before))
         return DesiredRecord(
             group=group,
             revision=decision.revision,

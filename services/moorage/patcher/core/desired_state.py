@@ -11,6 +11,7 @@ from moorage.ledger import ActiveClaim, Ledger
 from moorage.model.claims import Claim, Decision
 from moorage.model.desired_state import AppVersion, DesiredRecord, DiffItem, EncodedDesiredApp
 from moorage.model.groups import GroupRecord
+from moorage.model.status import AppStatus
 from moorage.parsing.redaction import redact
 from moorage.podspec import diff
 
@@ -66,22 +67,39 @@ def confined_pods(decision: Decision) -> dict[str, int]:
 
 
 def held_pods(
-    pods: Mapping[str, int], nodes: Mapping[str, list[str]], before: DesiredRecord | None, *, runs: bool
+    pods: Mapping[str, int],
+    nodes: Mapping[str, list[str]],
+    before: DesiredRecord | None,
+    ready: Mapping[str, int],
+    *,
+    runs: bool,
 ) -> dict[str, int]:
-    """Returns the claims of Deployments that keep the number of pods of before for now, because their pods become confined to
-    other nodes as well. That changes the template. Where no pod may be missing, Kubernetes ends an old pod once there is one
-    more than the number that is wanted, and on full nodes there is room only for those: it would wait for ever. With the number
-    of before, the room of the pods that are to come is that of the surge. `runs`: what was held back runs in full."""
+    """Returns the claims of Deployments that get no more pods for now than run, because their pods become confined to other nodes.
+    That changes the template. Where no pod may be missing, Kubernetes ends an old pod once there is one more than the number
+    that is wanted, and on full nodes there is room only for those: it would wait for ever. With the number that runs, the room of
+    the pods that are to come is that of the surge. `ready`: the pods of each claim that run, where that is known; `runs`: what
+    was held back runs in full."""
     held: dict[str, int] = {}
     if before is None:
         return held
     for claim, count in pods.items():
         changes = before.nodes.get(claim, nodes[claim]) != nodes[claim]
         if changes or (claim in before.held and not runs):
-            fewer = before.held.get(claim, before.confined.get(claim, count))
-            if fewer < count:
+            fewer = before.held.get(claim, min(before.confined.get(claim, count), ready.get(claim, count)))
+            if 0 < fewer < count:
                 held[claim] = fewer
     return held
+
+
+def ready_pods(decision: Decision, confirmed: Mapping[tuple[str, str], AppStatus]) -> dict[str, int]:
+    """Returns how many pods of each claim run, where an agent confirmed it."""
+    ready: dict[str, int] = {}
+    for claim in decision.claims:
+        status = confirmed.get((claim.app, claim.cluster))
+        for one in status.objects if status is not None else ():
+            if one.object == claim.object:
+                ready[claim.id] = one.ready
+    return ready
 
 
 def final_objects(record: GroupRecord, desired: DesiredRecord, app: str) -> FinalObjects:
