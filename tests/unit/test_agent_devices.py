@@ -130,6 +130,113 @@ def test_each_device_may_say_for_itself_where_it_is() -> None:
     assert [d.shared for d in told.rows["a"].devices] == [False, True]
 
 
+def slices_of(*cards: str) -> list[dict[str, Any]]:
+    """A device for each, and one half of it, which take of one counter."""
+
+    def takes(card: str, amount: str) -> list[dict[str, Any]]:
+        return [{"counterSet": card, "counters": {"memory": {"value": amount}}}]
+
+    return [
+        {"name": name, "consumesCounters": takes(card, amount)}
+        for card in cards
+        for name, amount in ((card, "40Gi"), (f"{card}-half", "20Gi"))
+    ]
+
+
+def counters(*cards: str) -> list[dict[str, Any]]:
+    return [{"name": card, "counters": {"memory": {"value": "40Gi"}}} for card in cards]
+
+
+def test_devices_say_what_they_take_of_the_counters_of_their_pool() -> None:
+    told = Told(ClusterState(), "n")
+    put_slice(told.view, "counters", count=2, nodeName="n", sharedCounters=counters("a", "unused"))
+    put_slice(told.view, "devices", *slices_of("a"), count=2, nodeName="n")
+    assert told.names() == {"n": ["a", "a-half"]}
+    row = told.rows["n"]
+    assert [(d.name, d.consumes) for d in row.devices] == [
+        ("a", {"a": {"memory": "40Gi"}}),
+        ("a-half", {"a": {"memory": "20Gi"}}),
+    ]
+    found = [(c.driver, c.pool, c.name, c.counters) for c in row.counters]
+    assert found == [("gpu.example.com", "pool", "a", {"memory": "40Gi"})]
+
+
+def test_counters_of_several_nodes_make_their_devices_shared() -> None:
+    told = Told(ClusterState(), "a", "b")
+    per_node = [device | {"nodeName": node} for node, device in zip("aabb", slices_of("x", "y"), strict=True)]
+    per_node.append({"name": "far", "nodeName": "b", "consumesCounters": slices_of("y")[1]["consumesCounters"]})
+    per_node.append({"name": "crossing", "nodeName": "a", "consumesCounters": slices_of("y")[1]["consumesCounters"]})
+    put_slice(told.view, "counters", count=2, allNodes=True, sharedCounters=counters("x", "y"))
+    put_slice(told.view, "devices", *per_node, count=2, perDeviceNodeSelection=True)
+    assert told.names() == {"a": ["x", "x-half", "crossing"], "b": ["y", "y-half", "far"]}
+    assert [d.shared for d in told.rows["a"].devices] == [False, False, True]
+    assert all(d.shared for d in told.rows["b"].devices) and not told.rows["b"].counters
+
+
+def test_why_a_pool_does_not_count_is_told() -> None:
+    told = Told(ClusterState(), "n", "m")
+    put_slice(told.view, "half", "gpu-0", count=2, nodeName="n", pool="half")
+    put_slice(told.view, "twice", "gpu-0", "gpu-1", "gpu-0", nodeName="n", pool="twice")
+    put_slice(told.view, "lost", *slices_of("a"), nodeName="n", pool="lost")
+    put_slice(told.view, "fine", "gpu-9", nodeName="n", pool="fine")
+    assert told.names() == {"n": ["gpu-9"]}
+    assert told.rows["n"].problems == [
+        "pool gpu.example.com/half: 1 of 2 slices of generation 1 are there",
+        "pool gpu.example.com/lost: devices take of the counter a/memory, which is not there",
+        "pool gpu.example.com/twice: two devices are named gpu-0",
+    ]
+    assert not told.rows["m"].problems
+    put_slice(told.view, "other half", "gpu-1", count=2, nodeName="m", pool="half")
+    assert told.names() == {"n": ["gpu-9", "gpu-0"], "m": ["gpu-1"]}
+    assert len(told.rows["n"].problems) == 2
+
+
+def test_v1beta1_has_the_same_devices() -> None:
+    told = Told(ClusterState(), "n")
+    basic = {"attributes": {"model": {"string": "x"}}, "capacity": {"memory": {"value": "80Gi"}}}
+    put_slice(told.view, "s", {"name": "gpu-0", "basic": basic}, nodeName="n")
+    told.names()
+    (device,) = told.rows["n"].devices
+    assert (device.name, device.attributes, device.capacity) == ("gpu-0", {"model": "x"}, {"memory": "80Gi"})
+
+
+def put_claim(view: ClusterState, name: str, *results: dict[str, Any]) -> None:
+    status = {
+        "allocation": {"devices": {"results": [{"driver": "gpu.example.com", "pool": "pool"} | r for r in results]}}
+    }
+    body = {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": status if results else {}}
+    view.put_device_claim(Key("ns", name), kube_types.device_claim(encoded(body)))
+
+
+def test_what_claims_hold_is_in_use() -> None:
+    told = Told(ClusterState(), "n", "m")
+    nic = {
+        "name": "nic",
+        "allowMultipleAllocations": True,
+        "capacity": {"bandwidth": {"value": "10G"}, "slots": {"value": "4"}},
+    }
+    put_slice(told.view, "s", "gpu-0", "gpu-1", nic, nodeName="n")
+
+    def in_use() -> dict[str, dict[str, str]]:
+        told.names()
+        prefix = "gpu.example.com/pool/"
+        return {ident.removeprefix(prefix): amounts for ident, amounts in told.rows["n"].in_use.items()}
+
+    assert in_use() == {}
+    put_claim(told.view, "waiting")
+    put_claim(told.view, "one", {"device": "gpu-0"}, {"device": "gpu-1", "adminAccess": True}, {"device": "gone"})
+    put_claim(told.view, "two", {"device": "nic", "consumedCapacity": {"bandwidth": "2500M", "slots": 1}})
+    put_claim(told.view, "three", {"device": "nic", "consumedCapacity": {"bandwidth": "1G"}})
+    assert in_use() == {"gpu-0": {"GPU_EXAMPLE_COM": "1"}, "nic": {"BANDWIDTH": "3500000000", "SLOTS": "5"}}
+    put_claim(told.view, "one", {"device": "gpu-1"})
+    told.view.drop_device_claim(Key("ns", "two"), "")
+    assert in_use() == {"gpu-1": {"GPU_EXAMPLE_COM": "1"}, "nic": {"BANDWIDTH": "1000000000", "SLOTS": "4"}}
+    put_claim(told.view, "one")
+    told.view.drop_device_claim(Key("ns", "three"), "")
+    assert in_use() == {}
+    assert told.rows["m"].in_use == {}
+
+
 _steps = st.tuples(
     st.sampled_from(["s1", "s2", "s3"]),
     st.sampled_from(["", "a", "b", "all"]),

@@ -34,7 +34,8 @@ log = structlog.get_logger("agent")
 NAMESPACE = "moorage-system"
 LEASE = "moorage-agent"
 SESSION = "moorage.dev/session"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+DEVICES = "/apis/resource.k8s.io"
+_DEVICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 
 
@@ -96,6 +97,21 @@ async def _create_namespace(api: Api, name: str) -> None:
         await asyncio.sleep(2)
 
 
+async def _device_version(api: Api) -> str:
+    """Returns the newest version in which the server has devices; v1 if it has none yet."""
+    served: list[str] = []
+    async for attempt in until_done((ApiError, Unreachable), first=1.0):
+        with attempt:
+            try:
+                group = await api.get(DEVICES) or {}
+            except ApiError as error:
+                if error.code not in (401, 403):
+                    raise
+                group = {}  # the lists will show what is allowed
+            served = [str(found.get("version")) for found in group.get("versions") or ()]
+    return next((version for version in _DEVICE_VERSIONS if version in served), _DEVICE_VERSIONS[0])
+
+
 class _Leading(NamedTuple):
     """The inputs of the leader's metrics and health. `age`: seconds since its view of the cluster was current."""
 
@@ -146,7 +162,7 @@ class Agent:
             return tasks.create_task(coro)
 
         state = ClusterState()
-        reflectors = self._reflectors(state)
+        reflectors = self._reflectors(state, await _device_version(self.api))
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
@@ -178,12 +194,19 @@ class Agent:
         spawn(desired.run_requests())
         spawn(desired.run_confirms())
 
-    def _reflectors(self, state: ClusterState) -> list[Reflector[Any]]:
-        api = self.api
+    def _reflectors(self, state: ClusterState, device_version: str) -> list[Reflector[Any]]:
+        api, devices = self.api, f"{DEVICES}/{device_version}"
         return [
             Reflector(api, "/api/v1/nodes", kube_types.node, state.put_node, state.drop_node),
             Reflector(api, "/api/v1/pods", kube_types.pod, state.put_pod, state.drop_pod),
-            Reflector(api, SLICES, kube_types.slice_, state.put_slice, state.drop_slice),
+            Reflector(api, f"{devices}/resourceslices", kube_types.slice_, state.put_slice, state.drop_slice),
+            Reflector(
+                api,
+                f"{devices}/resourceclaims",
+                kube_types.device_claim,
+                state.put_device_claim,
+                state.drop_device_claim,
+            ),
             Reflector(api, TOPOLOGIES, kube_types.topology, state.put_topology, state.drop_topology),
         ]
 

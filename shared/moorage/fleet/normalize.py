@@ -70,6 +70,8 @@ def normalize_node(node: NodeReport, before: Inside | None = None) -> tuple[Node
     if inside.zones or inside.providers or inside.devices:
         row, wrong = with_inside(row, inside, node.in_use)
         problem = problem or wrong
+    if node.problems and not problem:
+        problem = f"node {node.name}: {'; '.join(text[:200] for text in node.problems[:3])}"
     return row, problem
 
 

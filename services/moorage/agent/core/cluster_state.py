@@ -12,8 +12,9 @@ from moorage.kube.objects import Key
 from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodReport, Taint
 from moorage.parsing import format_amount, parse_amount
 
-from .devices import Devices
-from .kube_types import ContainerStatus, Node, Pod, Slice, Topology
+from .device_claims import DeviceClaims
+from .devices import DevicePool, Devices
+from .kube_types import ContainerStatus, DeviceClaim, Node, Pod, Slice, Topology
 from .pod_fingerprint import pod_hash
 from .pod_requests import exclusive_cores, has_exclusive_resources, host_ports, requests
 from .zones import attribute, counted_pods, topology_manager_of, use_of_zones, zones_of
@@ -65,6 +66,7 @@ class ClusterState:
         self._cores: dict[str, int] = {}
         self._host_ports: dict[str, dict[str, int]] = {}  # by node: host port → pods that use it
         self.devices = Devices(self._mark, self._mark_all)
+        self.device_claims = DeviceClaims(lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)))
         self._on_node: dict[str, set[str]] = {}  # uids of the pods there
         self._topologies: dict[str, Topology] = {}
         self._sent: dict[str, int] = {}  # node → hash of the row that was reported last
@@ -153,6 +155,12 @@ class ClusterState:
 
     def drop_slice(self, key: Key, _uid: str) -> None:
         self.devices.drop(key.name)
+
+    def put_device_claim(self, key: Key, found: DeviceClaim) -> None:
+        self.device_claims.put(key, found)
+
+    def drop_device_claim(self, key: Key, _uid: str) -> None:
+        self.device_claims.drop(key)
 
     def put_topology(self, key: Key, found: Topology) -> None:
         self._topologies[key.name] = found
@@ -245,6 +253,7 @@ class ClusterState:
         meta, status = node.metadata, node.status
         name = meta.name
         topology = self._topologies.get(name)
+        found = self.devices.of(node)
         return NodeReport(
             name=name,
             uid=meta.uid,
@@ -265,9 +274,11 @@ class ClusterState:
             cpu_manager=self._cpu_manager(node, topology),
             zones=zones_of(topology) if topology is not None else [],
             topology_manager=topology_manager_of(topology) if topology is not None else None,
-            in_use=use_of_zones(topology) if topology is not None else {},
+            in_use=(use_of_zones(topology) if topology is not None else {}) | self.device_claims.in_use(found.devices),
             counted=self._counted(name, topology) if topology is not None else [],
-            devices=list(self.devices.of(node)),
+            devices=found.devices,
+            counters=found.counters,
+            problems=found.problems,
             created=meta.creation_timestamp or "",
         )
 

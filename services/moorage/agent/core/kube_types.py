@@ -126,14 +126,36 @@ class NodeSelector(_Kube, kw_only=True, frozen=True):
     node_selector_terms: list[NodeTerm] | None = None
 
 
-class Device(_Kube, kw_only=True, frozen=True):
+class CounterSet(_Kube, kw_only=True, frozen=True):
     name: str = ""
+    counters: dict[str, Any] | None = None
+
+
+class CounterUse(_Kube, kw_only=True, frozen=True):
+    counter_set: str = ""
+    counters: dict[str, Any] | None = None
+
+
+class DeviceBody(_Kube, kw_only=True, frozen=True):
     attributes: dict[str, Any] | None = None
     capacity: dict[str, Any] | None = None
     taints: list[dict[str, Any]] | None = None
     node_name: str | None = None
     node_selector: NodeSelector | None = None
     all_nodes: bool | None = None
+    consumes_counters: list[CounterUse] | None = None
+    allow_multiple_allocations: bool | None = None
+
+
+class Device(DeviceBody, kw_only=True, frozen=True):
+    """In v1beta1 all but the name is in `basic`."""
+
+    name: str = ""
+    basic: DeviceBody | None = None
+
+    @property
+    def body(self) -> DeviceBody:
+        return self if self.basic is None else self.basic
 
 
 class SliceSpec(_Kube, kw_only=True, frozen=True):
@@ -144,12 +166,44 @@ class SliceSpec(_Kube, kw_only=True, frozen=True):
     all_nodes: bool | None = None
     per_device_node_selection: bool | None = None
     devices: list[Device] | None = None
+    shared_counters: list[CounterSet] | None = None
 
 
 class Slice(Object, kw_only=True):
-    """`resource.k8s.io/v1` ResourceSlice."""
+    """`resource.k8s.io` ResourceSlice, v1 or v1beta1."""
 
     spec: SliceSpec = SliceSpec()
+
+
+class AllocatedDevice(_Kube, kw_only=True, frozen=True):
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, str | int | float] | None = None
+
+
+class AllocatedDevices(_Kube, kw_only=True, frozen=True):
+    results: list[AllocatedDevice] | None = None
+
+
+class Allocation(_Kube, kw_only=True, frozen=True):
+    devices: AllocatedDevices | None = None
+
+
+class DeviceClaimStatus(_Kube, kw_only=True, frozen=True):
+    allocation: Allocation | None = None
+
+
+class DeviceClaim(Object, kw_only=True):
+    """`resource.k8s.io` ResourceClaim, v1 or v1beta1."""
+
+    status: DeviceClaimStatus | None = None
+
+    @property
+    def results(self) -> list[AllocatedDevice]:
+        allocation = self.status.allocation if self.status is not None else None
+        return (allocation.devices.results or []) if allocation is not None and allocation.devices is not None else []
 
 
 class ManagedFields(_Kube, kw_only=True, frozen=True):
@@ -197,6 +251,7 @@ class Topology(msgspec.Struct, kw_only=True, rename="camel"):
 node = msgspec.json.Decoder(Node).decode
 pod = msgspec.json.Decoder(Pod).decode
 slice_ = msgspec.json.Decoder(Slice).decode
+device_claim = msgspec.json.Decoder(DeviceClaim).decode
 _topology = msgspec.json.Decoder(Topology).decode
 _object = msgspec.json.Decoder(Object).decode
 

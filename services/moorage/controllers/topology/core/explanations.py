@@ -189,7 +189,12 @@ class PartExplanations:
             else:
                 message = f"parts serve each group of {shape.object}, but none do so with {what}"
                 yield self._reason("RelationFails", clusters, message, relation=name), clusters
-        if self._left.any():
+        if self._left.any() and len(shape.groups) == 1 and not shape.relations:
+            suffix = shape.groups[0].suffix
+            what = f"group {suffix}" if suffix else "what is asked without a group"
+            message = f"parts that could be {what} of {shape.object} are free, but not what they take of others"
+            yield self._reason("PartShort", self._left, message, group=suffix), self._left
+        elif self._left.any():
             message = f"parts serve each group of {shape.object} by itself, but no node has parts for all of them"
             yield self._reason("RelationFails", self._left, message), self._left
 
