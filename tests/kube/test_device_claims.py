@@ -50,7 +50,9 @@ async def test_allocated_devices_are_in_use_and_say_what_counters_they_take(
     agents(plane)
     await until(lambda: NODE in mesh.nodes and len(mesh.nodes[NODE].problems) == 2, 60, "two pools are incomplete")
     assert mesh.nodes[NODE].problems[0] == f"pool {DRIVER}/cards: 1 of 2 slices of generation 1 are there"
-    plane.call("POST", slices, slice_of("devices", "cards", 2, devices=[device("whole", "40Gi"), device("half", "20Gi")]))
+    plane.call(
+        "POST", slices, slice_of("devices", "cards", 2, devices=[device("whole", "40Gi"), device("half", "20Gi")])
+    )
 
     def known() -> dict[str, dict[str, dict[str, str]]]:
         return {d.name: d.consumes for d in mesh.nodes[NODE].devices}

@@ -171,6 +171,9 @@ class _Maker:
     def device_parts(self) -> Iterator[DevicePart | BadDevice]:
         for device, consumed in zip(self._devices, self._consumed, strict=True):
             path = _path(device.driver, device.pool, device.name)
+            if not _is_name(device):
+                yield BadDevice(path, "this is no name of a device")
+                continue
             if isinstance(consumed, str):
                 yield BadDevice(path, consumed)
                 continue
@@ -203,6 +206,12 @@ class _Maker:
                 zone = f"numa-{value}"
                 return zone if zone in self._zones else ""
         return ""
+
+
+def _is_name(device: DeviceReport) -> bool:
+    """Returns whether driver, pool and name can be told from the id."""
+    segments = device.pool.split("/") if device.pool else ()  # empty: the node's own
+    return "/" not in device.driver + device.name and all(segments)
 
 
 def _path(driver: str, pool: str, name: str) -> str:

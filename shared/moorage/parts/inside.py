@@ -7,6 +7,7 @@ of a kind share one.
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -38,6 +39,7 @@ ANY = "any"
 #: Kinds of parts that are not named by their source.
 NODE, ZONE = "node", "zone"
 _MAX_ID = 512
+_RESOURCE = re.compile("[!-~]{1,320}", re.ASCII)
 
 
 class Inside(Value, kw_only=True, frozen=True):
@@ -298,6 +300,9 @@ class _Builder:
             except ValueError as error:
                 self._drop(ident, f"{name}: {error}")
                 return
+            if resource in kept:
+                self._drop(ident, f"{name}: this class is given twice")
+                return
             kept[resource] = inventory
         self._found[ident] = _Found(
             parent,
@@ -366,6 +371,8 @@ def _below(ident: str, children: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def _inventory(name: str, given: str | InventoryReport) -> tuple[str, Inventory]:
+    if _RESOURCE.fullmatch(name) is None:
+        raise ValueError("this is no name of a class or resource")
     if isinstance(given, str):
         resource, total = class_amount(name, given)
         if total < 0:
@@ -378,8 +385,10 @@ def _inventory(name: str, given: str | InventoryReport) -> tuple[str, Inventory]
         raise ValueError("an amount is negative")
     if reserved > total:
         raise ValueError(f"more is reserved than {given.total}")
-    if given.min_unit < 1 or given.step_size < 1 or not 0 <= given.max_unit <= UNLIMITED:
-        raise ValueError("minUnit and stepSize are at least 1, maxUnit 0 or more")
+    if not (
+        1 <= given.min_unit <= UNLIMITED and 1 <= given.step_size <= UNLIMITED and 0 <= given.max_unit <= UNLIMITED
+    ):
+        raise ValueError(f"minUnit and stepSize are at least 1, maxUnit 0 or more, all at most {UNLIMITED}")
     if given.max_unit and given.max_unit < given.min_unit:
         raise ValueError("maxUnit is less than minUnit")
     ratio = given.allocation_ratio
