@@ -135,7 +135,7 @@ async def test_more_parts_than_a_node_may_have(site: Site) -> None:
 async def test_what_is_no_report_changes_nothing(site: Site) -> None:
     await site.say(node(providers=[FINE]))
     await until(lambda: site.parts() == {"fine"}, 40, "a part")
-    for wrong in (
+    wrongs: tuple[dict[str, Any], ...] = (
         {"providers": 7},
         {"providers": [{"id": 7}]},
         {"providers": [{"id": "x", "inventories": {"VF": 1}}]},
@@ -145,7 +145,8 @@ async def test_what_is_no_report_changes_nothing(site: Site) -> None:
         {"devices": [{"consumes": []}]},
         {"inUse": {"fine": 1}},
         {"counted": "all"},
-    ):
+    )
+    for wrong in wrongs:
         answer = await site.say(node(**wrong))
         assert answer["problem"]["code"] == "Undecodable" and answer["problem"]["errors"][0]["path"].startswith(
             "nodes["

@@ -265,8 +265,7 @@ class InnerNodes:
             self._known[key] = None
             if given is not None:
                 self._known[key] = [
-                    [PodPlace(parts, state.aligned(asked, parts)) for parts in kind]
-                    for (asked, _), kind in zip(pods, given, strict=True)
+                    [state.place(asked, parts) for parts in kind] for (asked, _), kind in zip(pods, given, strict=True)
                 ]
         found = self._known[key]
         if found is None:
@@ -274,7 +273,7 @@ class InnerNodes:
         node = self.rows.node_name(int(self.where[at]))
         result: list[list[PodPlace]] = [[PodPlace({}, {})] * count for count in counts]
         for n, places in zip(asking, found, strict=True):
-            result[n] = [PodPlace(*(on_node(node, amounts) for amounts in place)) for place in places]
+            result[n] = [PodPlace(on_node(node, p.parts), on_node(node, p.aligned), p.starting) for p in places]
         return result
 
     def holds(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> bool:

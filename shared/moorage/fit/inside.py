@@ -15,9 +15,9 @@ from moorage.collections import LruDict
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
 from moorage.model.part_requests import OneZone
 from moorage.model.shapes import Shape
-from moorage.model.slots import PartAmounts, PodParts
+from moorage.model.slots import STARTING, PartAmounts, PodParts, PodPlace
 from moorage.parts import Budget, Request, needs_one_zone, pod_request
-from moorage.parts.arrivals import can_hold, most_equal_pods
+from moorage.parts.arrivals import can_hold, most_equal_pods, starting
 from moorage.parts.inside import InnerPart, Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
 from moorage.parts.node_assignment import NodePart, NodeTree, assign_on_node
@@ -213,17 +213,27 @@ class NodeState:
         return found
 
     def _expect(self, parts: PodParts, count: int) -> None:
-        """Counts pods that may still arrive. What they take of each zone is aligned for itself."""
+        """Counts pods that may still arrive. What they take of each zone is aligned for itself, but after an init container
+        that may bind them to one."""
+        steps: list[Step] = []
         for path, amounts in parts:
+            if path == STARTING:
+                steps.insert(0, Step(amounts, reusable=True))
+                continue
             zone = self.layout.at.get(path)
             if zone is None or zone not in self.static.zones:
                 continue
             step = Step(tuple(sorted((name, amount) for name, amount in amounts if amount)))
             if step.amounts:
-                self.arriving[(step,)] += count
+                steps.append(step)
                 expected = self._expected.setdefault(zone, Counter())
                 for name, amount in step.amounts:
                     expected[name] += amount * count
+        if steps and steps[0].reusable:
+            self.arriving[tuple(steps)] += count
+        else:
+            for step in steps:
+                self.arriving[(step,)] += count
 
     def holds_open_pods(self) -> bool:
         """Returns whether the kubelet admits the pods that may still arrive."""
@@ -322,7 +332,12 @@ class NodeState:
             found = self._trees[names] = NodeTree([offering, *self.tree.parts[1:]])
         return found
 
-    def aligned(self, asked: Asked, parts: PartAmounts) -> PartAmounts:
+    def place(self, asked: Asked, parts: PartAmounts) -> PodPlace:
+        """Returns the parts of a pod with what matters until it has arrived."""
+        first = starting(asked.alignment(self.static.manager, self.static.reported))
+        return PodPlace(parts, self._aligned(asked, parts), dict(first))
+
+    def _aligned(self, asked: Asked, parts: PartAmounts) -> PartAmounts:
         """Returns which of the parts of a pod the kubelet takes from zones."""
         if not asked.shape.containers:
             return {}

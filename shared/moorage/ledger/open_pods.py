@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from moorage.model.claims import Claim
-from moorage.model.slots import PodParts, pod_parts
+from moorage.model.slots import STARTING, PodParts, pod_parts
 
 from .families import CountedClaim, Family, counted
 
@@ -28,7 +28,8 @@ def open_pods(claims: Sequence[CountedClaim]) -> NodePods:
             if covered:
                 spare[slot.node] -= covered
             if slot.count > covered:
-                found.setdefault(slot.node, Counter())[pod_parts(slot.aligned)] += slot.count - covered
+                parts = pod_parts(slot.aligned | ({STARTING: slot.starting} if slot.starting else {}))
+                found.setdefault(slot.node, Counter())[parts] += slot.count - covered
     return found
 
 

@@ -28,7 +28,8 @@ class DeviceGrant(Value, kw_only=True, frozen=True):
 class Slot(Model, kw_only=True):
     """Places for `count` equal pods on one node. `host` is the node's hostname label where that differs from its name.
     `parts`: what one pod takes of parts of the node; pods with other parts are another slot. `aligned`: which of that the
-    kubelet takes from zones, so that what they report in use includes it at some time. `instances`: the parts of each
+    kubelet takes from zones, so that what they report in use includes it at some time. `starting`: what an
+    init container takes of a zone before, where that may bind the pod to a zone without room for the rest. `instances`: the parts of each
     pod where they are told apart. `surge`: for pods beyond the object's number, which a rollout starts before it ends older
     ones; it counts only while an older claim of the object does."""
 
@@ -38,9 +39,14 @@ class Slot(Model, kw_only=True):
     resources: dict[str, int] = {}
     parts: PartAmounts = {}
     aligned: PartAmounts = {}
+    starting: dict[str, int] = {}
     instances: list[str] = []
     devices: list[DeviceGrant] = []
     surge: bool = False
+
+
+#: Stands for a part where open pods are counted: what `starting` has.
+STARTING = ""
 
 
 def resource_of_part(part: str, name: str) -> str:
@@ -89,25 +95,30 @@ def moved(slot: Slot, node: str, host: str, count: int = 1) -> Slot:
     if node == slot.node:
         return msgspec.structs.replace(slot, host=host, count=count, instances=slot.instances[:count])
     return msgspec.structs.replace(
-        slot, node=node, host=host, count=count, parts={}, aligned={}, instances=[], devices=[]
+        slot, node=node, host=host, count=count, parts={}, aligned={}, starting={}, instances=[], devices=[]
     )
 
 
 class PodPlace(NamedTuple):
-    """`parts` and `aligned` of a slot, of one pod."""
+    """`parts`, `aligned` and `starting` of a slot, of one pod."""
 
     parts: PartAmounts
     aligned: PartAmounts
+    starting: dict[str, int] = {}
+
+
+def place_in(slot: Slot) -> PodPlace:
+    return PodPlace(slot.parts, slot.aligned, slot.starting)
 
 
 def with_parts(slot: Slot, found: Iterable[PodPlace]) -> list[Slot]:
     """Returns the slot split into runs of pods with equal parts. `found` has those of each pod."""
     runs: list[Slot] = []
-    for parts, aligned in found:
-        if runs and runs[-1].parts == parts and runs[-1].aligned == aligned:
+    for place in found:
+        if runs and place_in(runs[-1]) == place:
             runs[-1].count += 1
         else:
-            runs.append(msgspec.structs.replace(slot, count=1, parts=parts, aligned=aligned))
+            runs.append(msgspec.structs.replace(slot, count=1, **place._asdict()))
     return runs
 
 

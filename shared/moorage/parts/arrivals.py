@@ -149,6 +149,13 @@ def _independent(steps: Alignment) -> list[tuple[tuple[str, int], ...]] | None:
     return [steps[0].amounts] if steps[0].reusable and _fits(first, tuple(running.items())) else None
 
 
+def starting(steps: Alignment) -> Amounts:
+    """Returns what an init container takes of a zone, if that may bind its pod to a zone without room for the rest."""
+    if _independent(steps) is not None:
+        return {}
+    return next(dict(step.amounts) for step in steps if step.reusable)
+
+
 class _FillSearch:
     """Searches for a way in which pods fill all zones so that another pod finds none. Columns are classes."""
 

@@ -123,8 +123,8 @@ class Zone:
 
 
 def _usable(name: str, amount: int) -> int:
-    """Cuts CPU to whole cores: no other is given to a container alone."""
-    return amount // 1000 * 1000 if name == "cpu" else amount
+    """Cuts CPU to whole cores: no other is given to a container alone. A zone of which more is taken than it has gives nothing."""
+    return max(0, amount // 1000 * 1000 if name == "cpu" else amount)
 
 
 class Taken(NamedTuple):

@@ -15,7 +15,7 @@ from moorage.ledger import NodeAmounts
 from moorage.ledger.room import of_node, unshared_of
 from moorage.model.claims import Shortfall, Slot
 from moorage.model.shapes import Shape
-from moorage.model.slots import PodPlace, part_and_class
+from moorage.model.slots import part_and_class, place_in
 
 from .settlement_draft import Draft, Place, add_on
 
@@ -64,7 +64,7 @@ class Relocation:
         """Moves the groups' open places to where they fit together. Returns whether they do."""
         found = self._assign(groups, lenient=lenient, gone=gone)
         for place, slot in found or ():
-            place.node, place.host, place.inside = slot.node, slot.host, PodPlace(slot.parts, slot.aligned)
+            place.node, place.host, place.inside = slot.node, slot.host, place_in(slot)
         return found is not None
 
     def shortfall(self, group: str) -> Shortfall:

@@ -21,7 +21,7 @@ from moorage.ledger.room import unclaimed_of
 from moorage.model.claims import Claim, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.shapes import Shape, on_nodes
-from moorage.model.slots import PodPlace, moved, part_and_class, part_resources, resized, taken_by, with_parts
+from moorage.model.slots import PodPlace, moved, part_and_class, part_resources, place_in, resized, taken_by, with_parts
 
 Documents = Mapping[str, Revision]  # by group
 _BOUNDLESS = 1 << 62
@@ -354,7 +354,7 @@ class Draft:
                 elif slot is not None and self._has_room(node, taken_by(slot)):
                     none = {ident: msgspec.structs.replace(slot, node="", host="")}
                     place = Place(claim, active.family, False, none, taken_by(slot), node, slot.host)
-                    place.inside = PodPlace(slot.parts, slot.aligned) if slot.parts else None
+                    place.inside = place_in(slot) if slot.parts else None
                     self.places.append(place)
                 else:
                     short[active.group] = plain.resources
