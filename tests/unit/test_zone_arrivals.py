@@ -110,6 +110,7 @@ class World:
         self.capacity = Capacity(self.writer.fleet, self.ledger)
         self.shapes: dict[str, Shape] = {}
         self.starting: list[Pod] = []
+        self.surprised: set[Pod] = set()  # pods of others ended while these were to arrive
         self.placed = self.arrived = self.refused = 0
 
     # -- the mesh
@@ -199,7 +200,15 @@ class World:
             return
         pod = self.starting.pop(self.rng.randrange(len(self.starting)))
         shape, machine = self.shapes[pod.claim], self.machines[pod.node]
-        assert machine.admit(pod, shape), (pod, shape.containers, shape.guaranteed, machine.manager, machine.totals)
+        if not machine.admit(pod, shape):
+            # What became free may have drawn an init container to a zone without room for the rest.
+            assert pod in self.surprised and any(c.init for c in shape.containers), (
+                pod,
+                shape.containers,
+                machine.manager,
+            )
+            self.refused += 1
+            return
         self.arrived += 1
 
     def arrive_last_first(self) -> None:
@@ -222,6 +231,7 @@ class World:
         claims = [claim.id for claim in self.ledger.standing[group].claims]
         self.fold(Withdrawal(group=group, revision=1))
         self.starting = [pod for pod in self.starting if pod.claim not in claims]
+        self.surprised.update(self.starting)
         for machine in self.machines.values():
             for pod in [pod for pod in machine.running if pod.claim in claims]:
                 machine.end(pod)
@@ -256,12 +266,12 @@ def test_what_is_decided_is_admitted_in_whatever_order_it_arrives(seed: int) -> 
 
 
 def test_the_worlds_are_not_empty() -> None:
-    arrived = 0
+    arrived = refused = 0
     for seed in range(10):
         world = World(seed)
         world.run(60)
-        arrived += world.arrived
-    assert arrived > 60
+        arrived, refused = arrived + world.arrived, refused + world.refused
+    assert arrived > 60 and refused < arrived / 50
 
 
 class Plain(Machine):
