@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -12,7 +12,7 @@ from moorage.fleet import Fleet
 from moorage.fleet.redis_store import FAILURES, FleetStore, GenerationChanged
 from moorage.ledger import LOG, CountedClaim, Family, Ledger, decode_commit, open_room, read_snapshot
 from moorage.model.claims import Commit, Decision, Settlement
-from moorage.model.slots import resource_of_part
+from moorage.model.slots import Slot, resource_of_part
 from moorage.parts.inside import part_id
 
 #: Cluster → node → resource → the largest sum of claims.
@@ -49,8 +49,8 @@ def violations(
 ) -> list[str]:
     """Returns each place and moment at which the log claims more than there is, names a commit twice, or decides a group
     twice in one commit. Counts every slot in full, but old and new ones of an object together, which is stricter than the
-    arithmetic of free capacity. A settlement may leave a node overfull: its slots wait where their pods do. `unknown` is the
-    capacity of nodes and resources that `room` does not name."""
+    arithmetic of free capacity; zones that kubelets choose are left out. A settlement may leave a node overfull: its slots wait
+    where their pods do. `unknown` is the capacity of nodes and resources that `room` does not name."""
     ledger = ledger or Ledger()
     found: list[str] = []
     seen: set[str] = set(ledger.commits)
@@ -71,7 +71,7 @@ def violations(
             for key, amount in counted.pop(family, ()):
                 taken[key] -= amount
             claims = ledger.family_of(family)
-            reserved = open_room([CountedClaim(claim.slots) for claim in claims]) if claims else {}
+            reserved = open_room([CountedClaim(_told_slots(claim.slots)) for claim in claims]) if claims else {}
             mine = [
                 ((family.cluster, node, name), amount)
                 for node, amounts in reserved.items()
@@ -128,6 +128,20 @@ def violations(
             forgiven.update((key, taken[key]) for key in touched)
         beyond(touched, str(seq))
     return found
+
+
+def _told_slots(slots: Sequence[Slot]) -> list[Slot]:
+    """Returns the slots without the zones that kubelets choose: a pod may have come to another one, and once a report counts it
+    there, what its slot names is free."""
+    return [_told(slot) if slot.aligned else slot for slot in slots]
+
+
+def _told(slot: Slot) -> Slot:
+    parts = {
+        part: {name: amount for name, amount in amounts.items() if name not in slot.aligned.get(part, {})}
+        for part, amounts in slot.parts.items()
+    }
+    return msgspec.structs.replace(slot, parts={part: amounts for part, amounts in parts.items() if amounts})
 
 
 def room_in(fleet: Fleet) -> Room:

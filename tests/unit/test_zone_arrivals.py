@@ -51,6 +51,7 @@ class Machine:
         self.kubelet = Kubelet(self.manager, [ZoneAmounts(t, f) for t, f in zip(self.totals, free, strict=True)])
         self.running: dict[Pod, tuple[Taken, Shape]] = {}
         self.seen: tuple[dict[str, dict[str, str]], frozenset[Pod]] = ({}, frozenset())
+        self.freed = False  # something that `seen` has in use
         self.look()
 
     def admit(self, pod: Pod, shape: Shape) -> bool:
@@ -62,6 +63,7 @@ class Machine:
 
     def end(self, pod: Pod) -> None:
         self.kubelet.give_back(self.running.pop(pod)[0])
+        self.freed = True
 
     def look(self) -> None:
         """What the exporter writes next."""
@@ -73,7 +75,7 @@ class Machine:
             }
             for i, zone in enumerate(self.kubelet.zones)
         }
-        self.seen = used, frozenset(self.running)
+        self.seen, self.freed = (used, frozenset(self.running)), False
 
     def report(self) -> NodeReport:
         """The row of the node: pods as they are, zones as they were when the exporter looked."""
@@ -110,7 +112,7 @@ class World:
         self.capacity = Capacity(self.writer.fleet, self.ledger)
         self.shapes: dict[str, Shape] = {}
         self.starting: list[Pod] = []
-        self.surprised: set[Pod] = set()  # pods of others ended while these were to arrive
+        self.surprised: set[Pod] = set()  # zones had become free, but no report said so when these were decided
         self.placed = self.arrived = self.refused = 0
 
     # -- the mesh
@@ -191,7 +193,9 @@ class World:
             self.fold(decision)
             for claim in decision.claims:
                 places = [slot.node for slot in claim.slots for _ in range(slot.count)]
-                self.starting += [Pod(claim.id, i, node) for i, node in enumerate(places)]
+                pods = [Pod(claim.id, i, node) for i, node in enumerate(places)]
+                self.starting += pods
+                self.surprised.update(pod for pod in pods if self.machines[pod.node].freed)
 
     # -- the cluster
 
