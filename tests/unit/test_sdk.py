@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from moorage.model.candidates import Ask
+from moorage.model.part_reports import ProviderReport
+from moorage.model.part_requests import PartGroup
 from moorage.model.reports import NodeReport
 from moorage.model.shapes import ShapedApp
 from moorage.sdk import Declared, alongside, background, controller, declared
@@ -92,3 +94,28 @@ def test_the_example_about_parts() -> None:
         result = spare_cards.candidates(ask, fleet)
         assert isinstance(result, dict)
         assert fleet.clusters.named(result["web"].clusters) == wanted
+
+
+def test_the_example_about_what_pods_ask_of_parts() -> None:
+    file = ROOT / "tests/contract/examples/favoured_parts.py"
+    assert file.read_text() in (ROOT / "docs/controllers.md").read_text()
+    runpy.run_path(str(file))
+    (favoured_parts,) = declared()
+    assert favoured_parts.candidates is not None
+
+    def card(generation: int, used: str = "0") -> NodeReport:
+        one = ProviderReport(id="card", inventories={"FPGA": "1"}, properties={"generation": generation})
+        return node(cpu="8", providers=[one], in_use={"card": {"FPGA": used}})
+
+    fleet = fleet_of(
+        {"lab/new": [card(3)], "lab/old": [card(2)], "lab/full": [card(3, "1")], "lab/none": [node(cpu="8")]}
+    )
+    group = PartGroup(suffix="_A", resources={"FPGA": 1})
+    plain, asking = shape("Deployment/web"), shape("Deployment/web", groups=[group])
+    for one, wanted in ((asking, ["lab/new"]), (plain, ["lab/full", "lab/new", "lab/none", "lab/old"])):
+        app = ShapedApp(name="web", shapes=[one])
+        ask = Ask(group="p/a/v1/g", revision=1, budget_ms=500, epoch="1.1", tenant="p", apps=[app])
+        result = favoured_parts.candidates(ask, fleet)
+        assert isinstance(result, dict)
+        ((score, clusters),) = result["web"].levels
+        assert (score, sorted(fleet.clusters.named(clusters))) == (1.0, wanted)
