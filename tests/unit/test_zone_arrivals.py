@@ -51,7 +51,8 @@ class Machine:
         self.kubelet = Kubelet(self.manager, [ZoneAmounts(t, f) for t, f in zip(self.totals, free, strict=True)])
         self.running: dict[Pod, tuple[Taken, Shape]] = {}
         self.seen: tuple[dict[str, dict[str, str]], frozenset[Pod]] = ({}, frozenset())
-        self.freed = False  # something that `seen` has in use
+        # Pods that ended: all, those that the exporter has seen, and those that the mesh knows.
+        self.ends = self.ends_seen = self.ends_told = 0
         self.look()
 
     def admit(self, pod: Pod, shape: Shape) -> bool:
@@ -63,7 +64,7 @@ class Machine:
 
     def end(self, pod: Pod) -> None:
         self.kubelet.give_back(self.running.pop(pod)[0])
-        self.freed = True
+        self.ends += 1
 
     def look(self) -> None:
         """What the exporter writes next."""
@@ -75,7 +76,11 @@ class Machine:
             }
             for i, zone in enumerate(self.kubelet.zones)
         }
-        self.seen, self.freed = (used, frozenset(self.running)), False
+        self.seen, self.ends_seen = (used, frozenset(self.running)), self.ends
+
+    @property
+    def misses_ends(self) -> bool:
+        return self.ends_told < self.ends
 
     def report(self) -> NodeReport:
         """The row of the node: pods as they are, zones as they were when the exporter looked."""
@@ -195,7 +200,7 @@ class World:
                 places = [slot.node for slot in claim.slots for _ in range(slot.count)]
                 pods = [Pod(claim.id, i, node) for i, node in enumerate(places)]
                 self.starting += pods
-                self.surprised.update(pod for pod in pods if self.machines[pod.node].freed)
+                self.surprised.update(pod for pod in pods if self.machines[pod.node].misses_ends)
 
     # -- the cluster
 
@@ -252,6 +257,8 @@ class World:
                     counted[pod.claim][machine.name] = counted[pod.claim].get(machine.name, 0) + 1
         rows = [normalize_node(machine.report())[0] for machine in self.machines.values()]
         self.writer.put(0, A, rows, claims=live, counted=counted)
+        for machine in self.machines.values():
+            machine.ends_told = machine.ends_seen
 
     def look(self) -> None:
         self.rng.choice(sorted(self.machines.values(), key=lambda machine: machine.name)).look()
@@ -287,6 +294,7 @@ class Plain(Machine):
         self.totals, self.strangers = [{"cpu": 7000}, {"cpu": 7000}], [{"cpu": 0}, {"cpu": 0}]
         self.kubelet = Kubelet(self.manager, [ZoneAmounts(zone, dict(zone)) for zone in self.totals])
         self.running = {}
+        self.ends = self.ends_told = 0
         self.look()
 
 
