@@ -60,7 +60,7 @@ async def test_removed_apps_and_their_tasks_end(monkeypatch: pytest.MonkeyPatch)
         tasks.append(asyncio.ensure_future(coro))
         return tasks[-1]
 
-    client = DesiredStateClient(patcher, "lab/a", None, apps, spawn, lambda: 2.0)  # type: ignore[arg-type]
+    client = DesiredStateClient(patcher, "lab/a", None, apps, spawn, lambda: 2.0, lambda _app, _pins: None)  # type: ignore[arg-type]
     spawn(client.run_requests())
     spawn(client.run_confirms())
     own = len(tasks)

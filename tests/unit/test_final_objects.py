@@ -20,13 +20,12 @@ from moorage.patcher.core.contribution_checks import disagreements, unusable
 from moorage.patcher.core.contributions import MAX_BYTES, combine, read_answer
 from moorage.patcher.core.desired_state import confined_pods, held_pods, nodes_of
 from moorage.patcher.core.final_objects import (
-    CLAIM_LABEL,
     DECISION_ANNOTATION,
     FinalObjects,
     preferred_nodes,
     required_nodes,
 )
-from moorage.podspec import WORKLOADS, diff, pod_spec, template
+from moorage.podspec import CLAIM, WORKLOADS, diff, pod_spec, template
 
 Manifest = dict[str, Any]
 API = {"Job": "batch/v1", "CronJob": "batch/v1", "Pod": "v1", "ReplicationController": "v1"}
@@ -137,7 +136,7 @@ def test_every_kind_with_a_pod_template(kind: str) -> None:
         assert node["preferredDuringSchedulingIgnoredDuringExecution"] == [preferred]
     found = template(result)
     assert found is not None
-    assert found["metadata"]["labels"] == {"app": "core", CLAIM_LABEL: "c1"}
+    assert found["metadata"]["labels"] == {"app": "core", CLAIM: "c1"}
     assert result["metadata"]["annotations"] == {DECISION_ANNOTATION: "d1"}
     if kind != "Pod":
         assert "annotations" not in found["metadata"], "a decision must never restart pods"

@@ -13,7 +13,7 @@ import structlog
 
 from moorage.bus.failpoints import reached
 from moorage.kube import ApiError, ApiResource, Unreachable, apply_order
-from moorage.model.desired_state import DesiredApp
+from moorage.model.desired_state import DesiredApp, Pins
 from moorage.model.status import Confirm, ObjectStatus
 from moorage.podspec import object_key
 from moorage.telemetry import HANDLED, Handled, tracing
@@ -64,6 +64,11 @@ class AppReconciler:
             self._failures, self._retry_at = 0, 0.0
             self.wake.set()
 
+    def set_pins(self, pins: Pins) -> None:
+        """Records the slots of the app's pods. An app that is not recorded yet is recorded with its first version."""
+        self._app.record.set_pins(pins)
+        self.wake.set()
+
     async def run(self) -> None:
         """Runs until the lease is lost. What the API server refuses stays with the object and is tried again."""
         app, due = self._app, 0.0
@@ -103,6 +108,7 @@ class AppReconciler:
             await self._repair(desired)
         if self._extra and not self._app.has_refusals:
             await self._prune(desired)
+        await self._app.store_record()
         pause = await self._report_health()
         now = asyncio.get_running_loop().time()
         if not self._app.has_refusals:

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from moorage.kube import Api, LeaderTerm
 from moorage.kube.api import decode
+from moorage.model.desired_state import Pins
 
 from .core.owned_objects import Ref, label_of
 from .fenced_configmap import FencedConfigMap, FencedConfigMaps, FencedContent, content_of
@@ -21,6 +24,7 @@ class AppRecordContent(FencedContent, kw_only=True, rename="camel"):
     app: str
     version: int = 0
     refs: list[Ref] = []
+    pins: Pins | None = None  # so that a successor pins pods while the mesh is away
 
 
 class AppRecord(FencedConfigMap[AppRecordContent]):
@@ -32,8 +36,13 @@ class AppRecord(FencedConfigMap[AppRecordContent]):
         """Sets which objects of the app may exist from now on. The record is stored later."""
         before = self.content
         if refs != before.refs or version != before.version:
-            self.content = AppRecordContent(group=before.group, app=before.app, version=version, refs=refs)
+            self.content = msgspec.structs.replace(before, version=version, refs=refs)
             self.behind = True
+
+    def set_pins(self, pins: Pins) -> None:
+        """Sets the slots of the app's pods. The record is stored later."""
+        self.content = msgspec.structs.replace(self.content, pins=pins if pins.tag else None)
+        self.behind = True
 
 
 class AppRecords(FencedConfigMaps):

@@ -12,7 +12,7 @@ import structlog
 
 from moorage.bus import Bus, NoAnswer, subjects
 from moorage.kube import ApiResource
-from moorage.model.desired_state import DesiredApp, DesiredAsk, DesiredReply
+from moorage.model.desired_state import DesiredApp, DesiredAsk, DesiredReply, Pins
 from moorage.model.problems import Refused
 from moorage.model.status import Confirm
 
@@ -31,7 +31,8 @@ REMEMBERED_FOR = 120.0
 
 
 class DesiredStateClient:
-    """`apps` is filled here, by label. `period`: seconds between two requests without a hint."""
+    """`apps` is filled here, by label. `period`: seconds between two requests without a hint. `set_pins` is called with the slots to
+    which an app's pods are pinned, by the app's label."""
 
     def __init__(
         self,
@@ -41,11 +42,13 @@ class DesiredStateClient:
         apps: dict[str, AppReconciler],
         spawn: Spawn,
         period: Callable[[], float],
+        set_pins: Callable[[str, Pins], None],
     ) -> None:
         self._bus, self._name, self._cluster, self._apps = bus, name, cluster, apps
-        self._spawn, self._period = spawn, period
+        self._spawn, self._period, self._set_pins = spawn, period, set_pins
         self.ask_now = asyncio.Event()
         self._have: dict[str, int] = {}
+        self._pins: dict[str, str] = {}  # by name, the tags of pins
         self._generation = 0  # of the patcher that answered last
         self._confirms: dict[str, Confirm] = {}
         self._has_confirms = asyncio.Event()
@@ -59,6 +62,9 @@ class DesiredStateClient:
         # An app without a decision is named in requests, too: after a restore it must be removed.
         self._have.setdefault(f"{content.group} {content.app}", 0)
         self._tasks[app.label] = self._spawn(app.run())
+        if content.pins is not None:
+            self._pins[f"{content.group} {content.app}"] = content.pins.tag
+            self._set_pins(app.label, content.pins)
         return app
 
     def adopt(self, record: AppRecord, kind: ApiResource, ref: Ref) -> None:
@@ -88,10 +94,10 @@ class DesiredStateClient:
 
     async def _ask(self) -> None:
         self._forget_removed()
-        have = dict(self._have)  # all parts answer the same question
+        have, pins = dict(self._have), dict(self._pins)  # all parts answer the same question
         part = 0
         while True:
-            payload = DesiredAsk(have=have, part=part)
+            payload = DesiredAsk(have=have, part=part, pins=pins)
             subject = subjects.desired("get", self._name)
             reply = await self._bus.call(subject, payload, DesiredReply, timeout=REPLY_TIMEOUT)
             if reply.generation < self._generation:
@@ -107,13 +113,24 @@ class DesiredStateClient:
         name = f"{desired.group} {desired.app}"
         app = self._apps.get(label_of(desired.group, desired.app))
         if self._have.get(name, 0) >= desired.version:
-            if app is not None:  # named again, because its confirmation is missing
+            if app is not None:  # named again, because its slots moved or its confirmation is missing
+                self._take_pins(app, name, desired.pins)
                 app.confirm_again(desired.version)
             return
         self._have[name] = desired.version
         if app is None:
             app = self.start_app(AppRecord(AppRecordContent(group=desired.group, app=desired.app)))
+        self._take_pins(app, name, Pins() if desired.remove else desired.pins)
         app.set_desired(desired)
+
+    def _take_pins(self, app: AppReconciler, name: str, pins: Pins | None) -> None:
+        if pins is None or pins.tag == self._pins.get(name, ""):
+            return
+        self._pins[name] = pins.tag
+        if not pins.tag:
+            del self._pins[name]
+        self._set_pins(app.label, pins)
+        app.set_pins(pins)
 
     def _forget_removed(self) -> None:
         """Ends apps that were removed long ago, so that nothing grows with the number of apps that ever were."""
@@ -131,6 +148,7 @@ class DesiredStateClient:
                 and name not in self._confirms
             ):
                 del self._have[name], self._apps[label]
+                self._pins.pop(name, None)
                 self._tasks.pop(label).cancel()
 
     # --- confirmations

@@ -6,10 +6,9 @@ import asyncio
 from typing import NamedTuple
 
 from moorage.kube import ApiError
-from moorage.podspec import template
+from moorage.podspec import CLAIM, template
 
 from .context import ClusterContext
-from .core.cluster_state import CLAIM
 from .core.drift import resource_version
 from .core.owned_objects import Live
 from .core.readiness import Readiness, readiness_of

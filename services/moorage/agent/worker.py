@@ -15,11 +15,13 @@ import structlog
 
 from moorage.bus import Bus, Settings, new_id, subjects, until_done
 from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
+from moorage.kube.objects import Key
 from moorage.model.names import cluster_tokens
 from moorage.telemetry import ACTIVE, MetricValue
 
 from .app_reconciler import AppReconciler
 from .app_records import AppRecord, AppRecords
+from .claim_gates import ClaimGates
 from .context import ClusterContext
 from .core import kube_types
 from .core.cluster_state import ClusterState
@@ -118,6 +120,7 @@ class _Leading(NamedTuple):
     age: Callable[[], float | None]
     reporting: Reporting
     apps: dict[str, AppReconciler]
+    gates: ClaimGates
 
 
 class Agent:
@@ -155,6 +158,7 @@ class Agent:
         if (age := leading.age()) is not None:
             yield MetricValue("moorage_agent_view_age_seconds", "Age of what it knows of the cluster", age)
         yield MetricValue("moorage_agent_reports_total", "Reports that were sent in this term", leading.reporting.sent)
+        yield MetricValue("moorage_agent_opened_gates_total", "Pods that were pinned to slots", leading.gates.opened)
         yield MetricValue("moorage_agent_apps", "Apps that it keeps in the cluster", len(leading.apps))
 
     async def _start(self, term: LeaderTerm, tasks: asyncio.TaskGroup) -> None:
@@ -162,7 +166,8 @@ class Agent:
             return tasks.create_task(coro)
 
         state = ClusterState()
-        reflectors = self._reflectors(state, await _device_version(self.api))
+        gates = ClaimGates(self.api, term, state, lambda: nodes.listed and pods.listed, spawn)
+        reflectors = self._reflectors(state, gates, await _device_version(self.api))
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
@@ -184,21 +189,37 @@ class Agent:
             self.api, spawn, lambda label: desired.wake(label), lambda kind, live: unrecorded.learn_object(kind, live)
         )
         cluster = ClusterContext(self.api, term, records, watches, state, apps)
-        desired = DesiredStateClient(self.bus, self.cluster, cluster, apps, spawn, lambda: reporting.period)
+        desired = DesiredStateClient(
+            self.bus, self.cluster, cluster, apps, spawn, lambda: reporting.period, gates.set_pins
+        )
         unrecorded = UnrecordedObjects(cluster, desired.adopt)
-        self._leading = _Leading(age, reporting, apps)
+        self._leading = _Leading(age, reporting, apps, gates)
         spawn(reporting.run())
+        spawn(gates.run())
         await self._take_over(records, desired)
         await unrecorded.search(spawn)
         await self._listen(desired)
         spawn(desired.run_requests())
         spawn(desired.run_confirms())
 
-    def _reflectors(self, state: ClusterState, device_version: str) -> list[Reflector[Any]]:
+    def _reflectors(self, state: ClusterState, gates: ClaimGates, device_version: str) -> list[Reflector[Any]]:
         api, devices = self.api, f"{DEVICES}/{device_version}"
+
+        def put_node(key: Key, node: kube_types.Node) -> None:
+            state.put_node(key, node)
+            gates.nodes_changed()
+
+        def put_pod(key: Key, pod: kube_types.Pod) -> None:
+            state.put_pod(key, pod)
+            gates.put_pod(key, pod)
+
+        def drop_pod(key: Key, uid: str) -> None:
+            state.drop_pod(key, uid)
+            gates.drop_pod(key, uid)
+
         return [
-            Reflector(api, "/api/v1/nodes", kube_types.node, state.put_node, state.drop_node),
-            Reflector(api, "/api/v1/pods", kube_types.pod, state.put_pod, state.drop_pod),
+            Reflector(api, "/api/v1/nodes", kube_types.node, put_node, state.drop_node),
+            Reflector(api, "/api/v1/pods", kube_types.pod, put_pod, drop_pod),
             Reflector(api, f"{devices}/resourceslices", kube_types.slice_, state.put_slice, state.drop_slice),
             Reflector(
                 api,

@@ -12,7 +12,7 @@ from moorage.bus import Bus, Incoming, subjects
 from moorage.bus.failpoints import reached
 from moorage.collections import LruDict
 from moorage.ledger import Ledger, LedgerFollower
-from moorage.model.desired_state import DesiredAsk, DesiredRecord
+from moorage.model.desired_state import DesiredAsk, DesiredRecord, Pins
 from moorage.model.names import cluster_from_tokens
 from moorage.model.problems import Problem, Refused
 from moorage.model.status import Confirm
@@ -27,6 +27,7 @@ from .core.desired_state import (  # fmt: skip
     encode_confirm_again,
     encode_removal,
     final_objects,
+    pins_of,
     reply_parts,
 )
 from .core.final_objects import FinalObjects
@@ -72,12 +73,12 @@ class AgentApi:
         if not self._is_certain():
             return None
         cluster, ask = _cluster(incoming), _ask(incoming.data)
-        have = _encode(ask.have)
+        have = _encode([ask.have, ask.pins])
         if ask.part:
             kept = self._replies.get((cluster, have))
             if kept is not None and ask.part < len(kept):
                 return kept[ask.part]
-        apps = await self._changed_apps(cluster, ask.have)
+        apps = await self._changed_apps(cluster, ask)
         if not self._is_certain():
             return None
         if not apps:
@@ -87,13 +88,15 @@ class AgentApi:
             self._replies[cluster, have] = parts
         return parts[min(ask.part, len(parts) - 1)]
 
-    async def _changed_apps(self, cluster: str, have: Mapping[str, int]) -> list[bytes]:
+    async def _changed_apps(self, cluster: str, ask: DesiredAsk) -> list[bytes]:
+        have = ask.have
         on_cluster = apps_on(self._ledger, cluster)
         changed: list[bytes] = []
         if self._era:
             changed += self._unknown_apps(have, {f"{app.group} {app.app}" for app in on_cluster})
         for app in on_cluster:
-            encoded = await self._changed_app(app, cluster, have.get(f"{app.group} {app.app}", 0))
+            name = f"{app.group} {app.app}"
+            encoded = await self._changed_app(app, cluster, have.get(name, 0), self._changed_pins(app, ask))
             if encoded is not None:
                 changed.append(encoded)
         return changed
@@ -105,13 +108,22 @@ class AgentApi:
             if version < self._era and name not in known and self._may_remove(group, app):
                 yield encode_removal(group, app, self._era)
 
-    async def _changed_app(self, app: AppOnCluster, cluster: str, have: int) -> bytes | None:
-        """Encodes the app if the cluster, which has version `have`, must change it or confirm it again."""
+    def _changed_pins(self, app: AppOnCluster, ask: DesiredAsk) -> Pins | None:
+        """Returns the app's pins if the agent has others. Once an agent has any it is told of changes even where pods are not
+        pinned any more: some may still wait at their gates."""
+        has = ask.pins.get(f"{app.group} {app.app}", "")
+        if not (app.pinned or has):
+            return None
+        pins = pins_of(self._ledger, app.families)
+        return pins if pins.tag != has else None
+
+    async def _changed_app(self, app: AppOnCluster, cluster: str, have: int, pins: Pins | None) -> bytes | None:
+        """Encodes the app if the cluster, which has version `have`, must change it, pin its pods elsewhere or confirm it again."""
         group = app.group
         desired, decision = self._groups.desired.get(group), self._ledger.standing.get(group)
         if desired is not None and desired.version <= have:
-            if self._groups.must_confirm_again(group, app.app, cluster, desired.version):
-                return encode_confirm_again(group, app.app, desired.version)
+            if pins is not None or self._groups.must_confirm_again(group, app.app, cluster, desired.version):
+                return encode_confirm_again(group, app.app, desired.version, pins)
             return None
         if desired is None or desired.reasons:
             return None
@@ -122,7 +134,9 @@ class AgentApi:
                 return None
             return encode_removal(group, app.app, desired.version, desired.traceparent)
         final = await self._final_objects(app, desired)
-        return encode_app(app, desired, final.encoded_on_cluster(cluster, app.claims)) if final is not None else None
+        return (
+            encode_app(app, desired, final.encoded_on_cluster(cluster, app.claims), pins) if final is not None else None
+        )
 
     async def _final_objects(self, app: AppOnCluster, desired: DesiredRecord) -> FinalObjects | None:
         """None if the revision's record is not stored yet."""
@@ -144,9 +158,9 @@ class AgentApi:
 
     async def hint(self, group: str) -> None:
         """Sends a hint to all clusters with claims of the group."""
-        await self._hint({active.claim.cluster for active in claims_of(self._ledger, group)})
+        await self.hint_clusters({active.claim.cluster for active in claims_of(self._ledger, group)})
 
-    async def _hint(self, clusters: Iterable[str]) -> None:
+    async def hint_clusters(self, clusters: Iterable[str]) -> None:
         for cluster in clusters:
             await self._bus.publish(subjects.desired("changed", cluster), b"")
 
@@ -161,7 +175,7 @@ class AgentApi:
             behind = desired is not None and (status is None or status.version < desired.version)
             if active.withdrawn and behind and self._may_remove(group, app):
                 clusters.add(cluster)
-        await self._hint(clusters)
+        await self.hint_clusters(clusters)
 
     async def confirmed(self, incoming: Incoming) -> bytes | None:
         """Takes a confirmation and answers once it is stored."""

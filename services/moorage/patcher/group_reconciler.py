@@ -15,7 +15,7 @@ from moorage.telemetry import HANDLED, Handled, tracing
 
 from .action_fanout import ActionFanout
 from .agent_api import AgentApi
-from .core.desired_state import confined_pods, held_pods, nodes_of, ready_pods
+from .core.desired_state import confined_pods, held_pods, nodes_of, parts_of, ready_pods
 from .core.group_status import conclude, runs
 from .events import OWN_PHASES, PhaseEvents
 from .group_queue import GroupQueue
@@ -43,6 +43,7 @@ class GroupReconciler:
         self._decided_at: dict[
             str, int
         ] = {}  # group → sequence of its newest decision, until its desired state is stored
+        self._moved: dict[str, set[str]] = {}  # group → clusters where slots of pinned pods changed
         follower.on_fold.append(self._learn_commit)
         follower.on_reload.append(lambda _ledger: self.mark_all())
 
@@ -65,6 +66,10 @@ class GroupReconciler:
         for decision in commit.entries_of(Decision):
             if decision.id not in changes.refused:
                 self._decided_at[decision.group] = changes.seq
+        for ident in changes.claims:
+            active = self._ledger.claims.get(ident)
+            if active is not None and active.claim.pinned:
+                self._moved.setdefault(active.group, set()).add(active.claim.cluster)
         for group in changes.groups:
             self._groups.mark(group)
 
@@ -100,6 +105,7 @@ class GroupReconciler:
             await self._stored.forget(group)
             self._withdrawn_by.pop(group, None)
             self._decided_at.pop(group, None)
+            self._moved.pop(group, None)
             return
         desired = self._groups.desired.get(group)
         ident = decision.id if decision is not None else ""
@@ -112,6 +118,8 @@ class GroupReconciler:
         if outdated:
             await self._update_desired(group, decision, desired)
         await self._update_status(group)
+        if group in self._moved:  # without hints agents ask once a period
+            await self._agents.hint_clusters(self._moved.pop(group))
 
     def _held_runs(self, desired: DesiredRecord) -> bool:
         """Returns whether pods that were held back may come: the others run under the changed template."""
@@ -131,8 +139,8 @@ class GroupReconciler:
             record = await self._rollout(decision, version, decided_at, before)
             known = None
             if before is not None and before.version >= self._era:
-                known = before.decision, before.reasons, before.nodes, before.held
-            if known == (record.decision, record.reasons, record.nodes, record.held):
+                known = before.decision, before.reasons, before.nodes, before.held, before.parts
+            if known == (record.decision, record.reasons, record.nodes, record.held, record.parts):
                 return
         reached("patcher.asked")
         await self._stored.put_desired(record)
@@ -176,6 +184,7 @@ class GroupReconciler:
             nodes=nodes,
             confined=pods,
             held=held,
+            parts=parts_of(decision, before),
             reasons=contributed.reasons,
             warnings=contributed.warnings,
             traceparent=traceparent,

@@ -39,6 +39,7 @@ POINTS: dict[str, str] = {
     "placement.recorded": "records of providers or names are written, nothing is answered",
     "agent.made": "one of an app's first objects is created in a cluster, it may not be recorded yet",
     "agent.recorded": "what is to be created in a cluster is recorded there, only the first objects are created",
+    "agent.opened": "a pod is pinned to its slot and its gate is open, nobody knows it yet",
     "agent.applied": "the objects are applied, nothing is confirmed",
     "agent.removed": "the objects are deleted, nothing is confirmed",
 }

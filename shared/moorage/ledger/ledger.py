@@ -314,9 +314,10 @@ class Ledger:
             self.standing[active.group] = msgspec.structs.replace(standing, claims=claims)
 
     def confine(self, ident: str, refused_by: Mapping[str, str]) -> None:
-        """Confines a claim's pods to the nodes of its slots, because others refused them. So do later decisions of its group."""
+        """Confines a claim's pods to the nodes of its slots, because others refused them. So do later decisions of its group.
+        Pinned pods go to their slots anyway."""
         active = self.claims[ident]
-        nodes = {slot.node: slot.host for slot in active.claim.slots if slot.node}
+        nodes = {} if active.claim.pinned else {slot.node: slot.host for slot in active.claim.slots if slot.node}
         words = {**active.claim.refused_by, **refused_by}
         self._replace_claim(msgspec.structs.replace(active.claim, required_nodes=nodes, refused_by=words))
         self.steered.add(active.group)

@@ -43,7 +43,8 @@ class Claim(Model, kw_only=True):
     """The slots of one object of an app on one cluster. `replaces`: the object's claim there before, which it takes over.
     `required_nodes`: the nodes to which required node affinity confines the pods, each with its hostname label where that
     differs; empty: the pods only prefer the nodes of their slots. `refused_by`: nodes that did not admit pods of it, each with
-    the words of its kubelet; a settlement confined the pods to others then."""
+    the words of its kubelet; a settlement confined the pods to others then. `pinned`: pods are created with a scheduling gate, and
+    the agent pins each to a slot."""
 
     id: str
     decision: str
@@ -60,6 +61,7 @@ class Claim(Model, kw_only=True):
     marks: list[str] = []
     required_nodes: dict[str, str] = {}
     refused_by: dict[str, str] = {}
+    pinned: bool = False
 
 
 class LedgerEntry(Model, tag_field="kind", kw_only=True):

@@ -43,8 +43,34 @@ class ActionAnswer(Message, kw_only=True):
     error: str = ""
 
 
+class PinnedSlot(Model, kw_only=True):
+    """Places for `count` pods of a claim on one node, each with these parts, as canonical quantities. `surge`: for pods beyond the
+    object's number during a rollout."""
+
+    node: str
+    count: int = 1
+    surge: bool = False
+    parts: dict[str, dict[str, str]] = {}
+
+
+class PinnedClaim(Model, kw_only=True):
+    """The slots to which an agent pins the pods of a claim."""
+
+    claim: str
+    object: str
+    slots: list[PinnedSlot] = []
+
+
+class Pins(Model, kw_only=True):
+    """All claims of an app on a cluster, of each object the newest last. `tag` changes with them."""
+
+    tag: str = ""
+    claims: list[PinnedClaim] = []
+
+
 class AppVersion(Model, kw_only=True):
-    """A version of one app of a group on one cluster. `version` only grows; `remove`: delete the objects of earlier versions."""
+    """A version of one app of a group on one cluster. `version` only grows; `remove`: delete the objects of earlier versions. `pins`:
+    the slots to which the app's pods are pinned; absent: as before, or they are not pinned."""
 
     group: str
     app: str
@@ -53,6 +79,7 @@ class AppVersion(Model, kw_only=True):
     remove: bool = False
     claims: list[str] = []
     traceparent: str = ""
+    pins: Pins | None = None
 
 
 class DesiredApp(AppVersion, kw_only=True):
@@ -68,9 +95,11 @@ class EncodedDesiredApp(AppVersion, kw_only=True):
 
 
 class DesiredAsk(Message, kw_only=True):
-    """An agent's request. `have`: the applied versions by `group app`; only differing apps are returned."""
+    """An agent's request. `have`: the applied versions by `group app`; only differing apps are returned. `pins`: the tags of their
+    pins, of those that have any."""
 
     have: dict[str, int] = {}
+    pins: dict[str, str] = {}
     part: int = 0
 
 
@@ -84,7 +113,8 @@ class DesiredRecord(Model, kw_only=True):
     """A value of the bucket `moorage-desired`, one per group: what cannot be computed again from the log and the documents.
     `nodes`: the nodes that each claim's pods prefer. They are kept while the claim is the same, so that neither a later
     decision nor a reassignment changes a pod template. `confined`: the pods of each claim of a Deployment that is confined to
-    its nodes; `held`: those with fewer pods for now, until these run under a changed template."""
+    its nodes; `held`: those with fewer pods for now, until these run under a changed template. `parts`: the annotation of each
+    claim's pods, which is kept like the nodes."""
 
     group: str
     revision: int
@@ -96,6 +126,7 @@ class DesiredRecord(Model, kw_only=True):
     nodes: dict[str, list[str]] = {}
     confined: dict[str, int] = {}
     held: dict[str, int] = {}
+    parts: dict[str, str] = {}
     reasons: list[Reason] = []
     warnings: list[Warn] = []
     traceparent: str = ""

@@ -106,7 +106,7 @@ class App(Strict, kw_only=True):
     manifests: list[dict[str, Any]] | dict[str, Any] = []
     placement: Placement | None = None
     consumers: list[Consumer] = []
-    steering: Literal["preferred", "required"] = "preferred"
+    steering: Literal["preferred", "required", "pinned"] | None = None
 
 
 class AffinityRule(Strict, kw_only=True):

@@ -110,12 +110,13 @@ def _no_shapes() -> list[Shape]:
 
 class ShapedApp(Model, kw_only=True):
     """An app as controllers are asked about it. All fields that they need are encoded, for controllers that do not know the
-    defaults. `steering`: whether the pods prefer the nodes of their slots or may run nowhere else."""
+    defaults. `steering`: whether the pods prefer the nodes of their slots, may run nowhere else, or are pinned each to its
+    slot; empty: the document does not say."""
 
     name: str
     replicas: int = msgspec.field(default_factory=lambda: 1)
     shapes: list[Shape] = msgspec.field(default_factory=_no_shapes)
-    steering: Literal["preferred", "required"] = "preferred"
+    steering: Literal["", "preferred", "required", "pinned"] = ""
 
 
 class Intent(Model, kw_only=True):

@@ -10,7 +10,9 @@ import msgspec
 
 from moorage.kube.objects import Key
 from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodReport, Taint
+from moorage.model.shapes import PODS
 from moorage.parsing import format_amount, parse_amount
+from moorage.podspec import CLAIM, node_amount, parse_host_port, port_amounts
 
 from .device_claims import DeviceClaims
 from .devices import DevicePool, Devices
@@ -19,7 +21,6 @@ from .pod_fingerprint import pod_hash
 from .pod_requests import exclusive_cores, has_exclusive_resources, host_ports, requests
 from .zones import attribute, counted_pods, topology_manager_of, use_of_zones, zones_of
 
-CLAIM = "moorage.dev/claim"
 #: Label or annotation by which operators set it for nodes whose topology is not reported.
 CPU_MANAGER = "moorage.dev/cpu-manager-policy"
 _FINISHED = ("Succeeded", "Failed")
@@ -264,7 +265,7 @@ class ClusterState:
                 if len(v) <= _LONGEST_ANNOTATION and k not in _SKIPPED_ANNOTATIONS
             },
             taints=[Taint(key=t.key, value=t.value, effect=t.effect) for t in node.spec.taints or ()],
-            ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions or ()),
+            ready=_is_ready(node),
             unschedulable=node.spec.unschedulable,
             capacity={k: str(v) for k, v in (status.capacity or {}).items()},
             allocatable={k: str(v) for k, v in (status.allocatable or {}).items()},
@@ -301,6 +302,20 @@ class ClusterState:
         cores = parse_amount("cpu", str((node.status.allocatable or {}).get("cpu", "0")), False) // 1000
         return CpuManager(policy=policy, exclusive_free=max(0, cores - self._cores.get(name, 0)))
 
+    def free_on(self, name: str) -> dict[str, int] | None:
+        """Returns what pods that are bound leave of a node, by resource; None if no pod may start there now."""
+        node = self.nodes.get(name)
+        if node is None or node.spec.unschedulable or not _is_ready(node):
+            return None
+        free = {k: parse_amount(k, str(v), False) for k, v in (node.status.allocatable or {}).items()}
+        for resource, amount in self._requested.get(name, {}).items():
+            free[resource] = free.get(resource, 0) - amount
+        free[PODS] = free.get(PODS, 0) - self._pod_counts.get(name, 0)
+        for port, pods in self._host_ports.get(name, {}).items():
+            for resource, amount in port_amounts([parse_host_port(port)]).items() if pods else ():
+                free[resource] = free.get(resource, node_amount(resource)) - amount
+        return free
+
     # --- why pods do not run
 
     def trouble(self, claims: Iterable[str]) -> tuple[bool, str]:
@@ -329,6 +344,10 @@ def _container(status: ContainerStatus) -> ContainerReport:
     if state.terminated is not None:
         return ContainerReport(name=status.name, state="terminated", reason=state.terminated.reason)
     return ContainerReport(name=status.name, state="running" if state.running is not None else "")
+
+
+def _is_ready(node: Node) -> bool:
+    return any(c.type == "Ready" and c.status == "True" for c in node.status.conditions or ())
 
 
 def _message(pod: Pod) -> str:

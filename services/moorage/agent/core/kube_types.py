@@ -62,8 +62,14 @@ class Container(_Kube, kw_only=True, frozen=True):
     restart_policy: str | None = None
 
 
+class SchedulingGate(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+
+
 class PodSpec(_Kube, kw_only=True, frozen=True):
     node_name: str | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
+    affinity: msgspec.Raw = msgspec.Raw(b"null")  # read only of pods that wait for a node
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     overhead: Amounts = None

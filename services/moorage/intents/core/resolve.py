@@ -58,13 +58,13 @@ def resolve(
                 standalone[k] = intent._replace(spec=spec)
                 consumers += found
         _check_groups(consumers, diagnostics)
-        shapes = app_shapes(objects, consumers, rules.get(app.name, {}), diagnostics)
+        shapes = app_shapes(objects, consumers, rules.get(app.name, {}), diagnostics, pinned=app.steering == "pinned")
         shaped.append(
             ShapedApp(
                 name=app.name,
                 replicas=_replicas(app, standalone, diagnostics),
                 shapes=shapes,
-                steering=app.steering,
+                steering=app.steering or "",
             )
         )
         intents += _app_intents(group, app, [sourced.consumer for sourced in own])

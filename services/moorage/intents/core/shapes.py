@@ -14,9 +14,11 @@ from moorage.model.documents import Need, ObjectRef
 from moorage.model.part_names import is_part_class
 from moorage.model.shapes import EXCLUSIVE, PODS, NeedRef, OptionalNeed, Requirement, Shape
 from moorage.podspec import (
+    GATE,
     REPLICATED,
     ContainerResources,
     exclusive_cores,
+    has_gate,
     is_guaranteed,
     is_host_port,
     pod_requests,
@@ -63,9 +65,15 @@ class _Container(NamedTuple):
 
 
 def app_shapes(
-    objects: AppObjects, consumers: Sequence[SourcedConsumer], rules: Mapping[str, PodRules], diagnostics: Diagnostics
+    objects: AppObjects,
+    consumers: Sequence[SourcedConsumer],
+    rules: Mapping[str, PodRules],
+    diagnostics: Diagnostics,
+    *,
+    pinned: bool = False,
 ) -> list[Shape]:
-    """`consumers` have the full references of their objects; `rules` are by object."""
+    """`consumers` have the full references of their objects; `rules` are by object. `pinned`: the document asks that each pod is
+    pinned to its slot."""
     of_object: dict[ObjectRef, list[SourcedConsumer]] = defaultdict(list)
     for sourced in consumers:
         of_object[sourced.consumer.object].append(sourced)
@@ -74,8 +82,13 @@ def app_shapes(
         ref = ObjectRef(api_version=pods.api_version, kind=pods.kind, name=pods.name)
         shape = _shape(pods, of_object.get(ref, ()), rules.get(pods.object, PodRules([], [])), diagnostics)
         if shape is not None:
-            shapes.append(shape)
+            shapes.append(_gated(shape) if pinned and has_gate(pods.kind) else shape)
     return shapes
+
+
+def _gated(shape: Shape) -> Shape:
+    """Returns the shape with a template of its own: a scheduling gate is added to it, which starts all pods again."""
+    return msgspec.structs.replace(shape, template=_hash((shape.template, GATE)))
 
 
 def _shape(

@@ -11,18 +11,8 @@ from moorage.fleet import NodeRow
 from moorage.model.reports import PodReport, Report
 from moorage.model.shapes import PODS
 from moorage.parsing import parse_amount
+from moorage.podspec import is_refusal
 
-#: Reasons of failed pods with which a kubelet refuses what the scheduler bound to its node; `OutOfcpu` and the like too.
-_REFUSED = frozenset(
-    {
-        "NodeAffinity",
-        "PodOSNotSupported",
-        "PodOSSelectorNodeLabelDoesNotMatch",
-        "SMTAlignmentError",
-        "TopologyAffinityError",
-        "UnexpectedAdmissionError",
-    }
-)
 #: Refusals that are remembered of a cluster, and bytes of what the kubelet said.
 MOST, LONGEST = 4096, 512
 
@@ -43,8 +33,7 @@ class _Refusal:
 
 def is_refused(pod: PodReport) -> bool:
     """Returns whether the pod's node did not admit it."""
-    refused = pod.reason in _REFUSED or pod.reason.startswith("OutOf")
-    return bool(pod.claim and pod.node) and pod.phase == "Failed" and refused
+    return bool(pod.claim and pod.node) and is_refusal(pod.phase, pod.reason)
 
 
 class Refusals:

@@ -37,9 +37,9 @@ from moorage.ledger import (
 from moorage.model.claims import Claim, Decision, IntentRef, OptionalGrant, Slot, claim_id
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
-from moorage.model.shapes import EXCLUSIVE, Shape
+from moorage.model.shapes import EXCLUSIVE, Shape, ShapedApp
 from moorage.parsing import format_amount, readable_amount
-from moorage.podspec import is_host_port
+from moorage.podspec import has_gate, is_host_port
 
 from .funnel import Shortfall
 from .responses import ControllerResults, order_reasons, placement_masks
@@ -466,7 +466,8 @@ def _decision(
         for assigned in assigner.assigned[cid, apps]:
             app, shape = record.apps[assigned.app], assigned.shape
             name = app.name
-            required = app.steering == "required" or record.group in ledger.steered
+            pinned = _is_pinned(app, assigned, ledger)
+            required = app.steering in ("required", "pinned") or record.group in ledger.steered
             claims.append(
                 Claim(
                     id=assigned.claim,
@@ -481,7 +482,8 @@ def _decision(
                     optional=assigned.optional,
                     rules=shape.rules,
                     marks=shape.marks,
-                    required_nodes=_required_nodes(assigned, ledger) if required else {},
+                    required_nodes=_required_nodes(assigned, ledger) if required and not pinned else {},
+                    pinned=pinned,
                 )
             )
         # Apps without pods take no room, but the log must name their clusters.
@@ -538,6 +540,18 @@ def _surge_left_out(assigned: _AssignedShape, cluster: str) -> Warn:
         f"(maxSurge); up to {shape.unavailable} are missing meanwhile (maxUnavailable)"
     )
     return Warn(code="SurgeLeftOut", message=message)
+
+
+def _is_pinned(app: ShapedApp, assigned: _AssignedShape, ledger: Ledger) -> bool:
+    """Returns whether each pod is pinned to its slot. Affinity to several nodes cannot keep a pod off one of them whose sums
+    fit and whose parts are taken, so pods with parts on several nodes are pinned unless the document says otherwise. A claim stays
+    pinned, because another pod template restarts pods."""
+    if not has_gate(assigned.shape.object.partition("/")[0]) or app.steering in ("preferred", "required"):
+        return False
+    active = ledger.claims.get(assigned.claim)
+    if app.steering == "pinned" or (active is not None and active.claim.pinned):
+        return True
+    return len({slot.node for slot in assigned.slots if slot.parts or slot.devices}) > 1
 
 
 def _required_nodes(assigned: _AssignedShape, ledger: Ledger) -> dict[str, str]:

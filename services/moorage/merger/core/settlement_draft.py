@@ -304,8 +304,12 @@ class Draft:
                 continue
             claim = active.claim
             there = {slot.node for slot in slots.get(ident, claim.slots) if slot.node}
-            may_be_bound = not claim.required_nodes or not claim.required_nodes.keys().isdisjoint(nodes)
-            if may_be_bound and claim.required_nodes.keys() != there and not there <= set(nodes):
+            if claim.pinned:  # only to remember what the nodes said
+                to_tell = not claim.refused_by.keys() >= set(nodes)
+            else:
+                may_be_bound = not claim.required_nodes or not claim.required_nodes.keys().isdisjoint(nodes)
+                to_tell = may_be_bound and claim.required_nodes.keys() != there
+            if to_tell and not there <= set(nodes):
                 result[ident] = dict.fromkeys(nodes, self.refusal_words(claim))
         return result
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from moorage.ledger import ActiveClaim, Ledger
+from moorage.ledger import ActiveClaim, Family, Ledger
 from moorage.model.claims import Claim, Decision
-from moorage.model.desired_state import AppVersion, DesiredRecord, DiffItem, EncodedDesiredApp
+from moorage.model.desired_state import (
+    AppVersion,
+    DesiredRecord,
+    DiffItem,
+    EncodedDesiredApp,
+    PinnedClaim,
+    PinnedSlot,
+    Pins,
+)
 from moorage.model.groups import GroupRecord
 from moorage.model.status import AppStatus
 from moorage.parsing.redaction import redact
-from moorage.podspec import diff
+from moorage.podspec import diff, has_gate
+from moorage.podspec.slot_views import readable_parts
 
-from .final_objects import FinalObjects, is_confined, preferred_nodes, required_nodes
+from .final_objects import FinalObjects, is_confined, parts_annotation, preferred_nodes, required_nodes
 
 #: Replies to agents are split into parts below this size; an app alone may be larger.
 PART_BYTES = 400_000
@@ -23,22 +33,31 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AppOnCluster(NamedTuple):
-    """One app of a group on one cluster. `claims` are those of the standing decision; without any, the app must go."""
+    """One app of a group on one cluster. `claims` are those of the standing decision; without any, the app must go. `families`:
+    its objects, if pods of it are pinned to slots."""
 
     group: str
     app: str
     claims: list[Claim]
+    families: Sequence[Family] = ()
+    pinned: bool = False
 
 
 def apps_on(ledger: Ledger, cluster: str) -> list[AppOnCluster]:
     """Lists the apps with active claims on a cluster, in a fixed order."""
     claims: dict[tuple[str, str], list[Claim]] = {}
-    for ident in ledger.by_cluster.get(cluster, ()):
+    families: dict[tuple[str, str], dict[Family, None]] = {}
+    pinned: set[tuple[str, str]] = set()
+    for ident in sorted(ledger.by_cluster.get(cluster, ())):
         active = ledger.claims[ident]
-        standing = claims.setdefault((active.group, active.claim.app), [])
+        key = active.group, active.claim.app
+        standing = claims.setdefault(key, [])
         if not active.withdrawn:
             standing.append(active.claim)
-    return [AppOnCluster(group, app, standing) for (group, app), standing in sorted(claims.items())]
+        families.setdefault(key, {})[active.family] = None
+        if active.claim.pinned:
+            pinned.add(key)
+    return [AppOnCluster(*key, standing, [*families[key]], key in pinned) for key, standing in sorted(claims.items())]
 
 
 def claims_of(ledger: Ledger, group: str) -> Iterable[ActiveClaim]:
@@ -49,10 +68,14 @@ def nodes_of(decision: Decision, before: DesiredRecord | None) -> dict[str, list
     """Returns the nodes, by claim, that pods prefer or are confined to. A claim that stays keeps the preferred ones: another
     pod template restarts pods. Those that pods are confined to change only where pods could start nowhere else."""
     kept = before.nodes if before is not None else {}
-    return {claim.id: required_nodes(claim) or _kept_nodes(claim, kept.get(claim.id)) for claim in decision.claims}
+    return {claim.id: _nodes_of(claim, kept.get(claim.id)) for claim in decision.claims}
 
 
-def _kept_nodes(claim: Claim, kept: list[str] | None) -> list[str]:
+def _nodes_of(claim: Claim, kept: list[str] | None) -> list[str]:
+    if claim.pinned:
+        return []
+    if claim.required_nodes:
+        return required_nodes(claim)
     now = preferred_nodes(claim)
     return kept if kept and (set(now) <= set(kept) or not is_confined(claim)) else now
 
@@ -64,6 +87,41 @@ def confined_pods(decision: Decision) -> dict[str, int]:
         for claim in decision.claims
         if claim.object.startswith("Deployment/") and is_confined(claim)
     }
+
+
+def parts_of(decision: Decision, before: DesiredRecord | None) -> dict[str, str]:
+    """Returns the annotations about parts, by claim. That of a claim stays as long as the nodes that its template names: moving a
+    slot restarts nothing."""
+    found = {}
+    for claim in decision.claims:
+        nodes = before.nodes.get(claim.id) if before is not None else None
+        stays = before is not None and nodes is not None and _nodes_of(claim, nodes) == nodes
+        annotation = before.parts.get(claim.id, "") if before is not None and stays else parts_annotation(claim)
+        if annotation:
+            found[claim.id] = annotation
+    return found
+
+
+def pins_of(ledger: Ledger, families: Iterable[Family]) -> Pins:
+    """Returns the slots of all claims of these objects, also of those that are on their way out: they may still get pods. Slots for
+    a surge count beside older claims only."""
+    claims = []
+    for family in families:
+        members = ledger.family_of(family)
+        claims += [
+            PinnedClaim(
+                claim=claim.id,
+                object=claim.object,
+                slots=[
+                    PinnedSlot(node=slot.node, count=slot.count, surge=slot.surge, parts=readable_parts(slot.parts))
+                    for slot in claim.slots
+                    if slot.node and (len(members) > 1 or not slot.surge)
+                ],
+            )
+            for claim in members
+            if has_gate(claim.object.partition("/")[0])
+        ]
+    return Pins(tag=hashlib.blake2b(_encode(claims), digest_size=8).hexdigest() if claims else "", claims=claims)
 
 
 def held_pods(
@@ -104,10 +162,14 @@ def ready_pods(decision: Decision, confirmed: Mapping[tuple[str, str], AppStatus
 
 def final_objects(record: GroupRecord, desired: DesiredRecord, app: str) -> FinalObjects:
     contributions = [c for c in desired.contributions if c.app == app]
-    return FinalObjects(record.manifests.get(app, []), contributions, desired.nodes, desired.decision, desired.held)
+    return FinalObjects(
+        record.manifests.get(app, []), contributions, desired.nodes, desired.decision, desired.held, desired.parts
+    )
 
 
-def encode_app(on_cluster: AppOnCluster, desired: DesiredRecord, objects: list[msgspec.Raw]) -> bytes:
+def encode_app(
+    on_cluster: AppOnCluster, desired: DesiredRecord, objects: list[msgspec.Raw], pins: Pins | None = None
+) -> bytes:
     return _encode(
         EncodedDesiredApp(
             group=on_cluster.group,
@@ -117,6 +179,7 @@ def encode_app(on_cluster: AppOnCluster, desired: DesiredRecord, objects: list[m
             objects=objects,
             claims=sorted(claim.id for claim in on_cluster.claims),
             traceparent=desired.traceparent,
+            pins=pins,
         )
     )
 
@@ -125,9 +188,9 @@ def encode_removal(group: str, app: str, version: int, traceparent: str = "") ->
     return _encode(AppVersion(group=group, app=app, version=version, remove=True, traceparent=traceparent))
 
 
-def encode_confirm_again(group: str, app: str, version: int) -> bytes:
-    """Names a version that the agent has, without its objects: the agent confirms it again."""
-    return _encode(AppVersion(group=group, app=app, version=version))
+def encode_confirm_again(group: str, app: str, version: int, pins: Pins | None = None) -> bytes:
+    """Names a version that the agent has, without its objects: the agent confirms it again, and takes over the pins."""
+    return _encode(AppVersion(group=group, app=app, version=version, pins=pins))
 
 
 def reply_parts(apps: Iterable[bytes], generation: int) -> list[bytes]:

@@ -11,25 +11,41 @@ import msgspec
 from moorage.collections import LruDict
 from moorage.model.claims import Claim
 from moorage.model.desired_state import Contribution
-from moorage.podspec import WORKLOADS, object_key, parse_pointer, template, template_path, with_value, with_values
+from moorage.podspec import (
+    CLAIM,
+    GATE,
+    PARTS,
+    WORKLOADS,
+    object_key,
+    parse_pointer,
+    template,
+    template_path,
+    with_preferred,
+    with_required,
+    with_value,
+    with_values,
+)
+from moorage.podspec.slot_views import readable_parts
 
-CLAIM_LABEL = "moorage.dev/claim"
 DECISION_ANNOTATION = "moorage.dev/decision"
 HOSTNAME = "kubernetes.io/hostname"
 #: Kubernetes' largest weight: the claimed nodes outweigh what the manifest itself prefers.
 CLAIMED_WEIGHT = 100
+#: A longer annotation about parts is left out, in bytes: Kubernetes has 256 KiB for all annotations of an object.
+MAX_ANNOTATION = 128 << 10
 #: Sets of equal contributions whose objects are kept for the next cluster.
 _KEPT_SETS = 8
 
 Manifest = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
+_annotation = msgspec.json.Encoder(order="sorted").encode
 
 
 class FinalObjects:
     """The final objects of one app under one decision, on any of its clusters.
 
-    `contributions` are the app's, without any that disagree; `nodes` are the preferred nodes by claim id, and `held` the
-    number of replicas of those that do not get all of them yet. Contributions are
+    `contributions` are the app's, without any that disagree; `nodes` are the preferred nodes by claim id, `held` the number of
+    replicas of those that do not get all of them yet, `parts` the annotations of pods about parts of nodes. Contributions are
     applied once for all clusters that have equal ones, and objects that carry no claim are encoded once for them."""
 
     def __init__(
@@ -39,9 +55,10 @@ class FinalObjects:
         nodes: Mapping[str, Sequence[str]],
         decision: str,
         held: Mapping[str, int] | None = None,
+        parts: Mapping[str, str] | None = None,
     ) -> None:
         self._manifests, self._nodes, self._decision = manifests, nodes, decision
-        self._held = held or {}
+        self._held, self._parts = held or {}, parts or {}
         self._distinct: list[Contribution] = []
         numbers: dict[bytes, int] = {}  # encoded contribution, without its cluster → index in `_distinct`
         self._by_cluster: dict[str, list[tuple[int, int]]] = {}  # position among all, index in `_distinct`
@@ -82,7 +99,7 @@ class FinalObjects:
             return None
         if claim.id in self._held:
             manifest = with_value(manifest, ["spec", "replicas"], self._held[claim.id])
-        return with_claim(manifest, claim, self._nodes.get(claim.id, ()))
+        return with_claim(manifest, claim, self._nodes.get(claim.id, ()), self._parts.get(claim.id, ""))
 
 
 class _Contributed:
@@ -126,26 +143,50 @@ def with_affinity(manifest: Manifest, contribution: Contribution) -> Manifest:
     found = template(manifest)
     if found is None:
         return manifest
-    add = _with_required if contribution.op == "require" else _with_preferred
+    add = with_required if contribution.op == "require" else with_preferred
     return _with_template(manifest, {**found, "spec": add(found.get("spec") or {}, contribution.value)})
 
 
-def with_claim(manifest: Manifest, claim: Claim, nodes: Sequence[str]) -> Manifest:
-    """Labels the pod template with the claim and adds node affinity to the claimed nodes."""
+def with_claim(manifest: Manifest, claim: Claim, nodes: Sequence[str], parts: str = "") -> Manifest:
+    """Labels the pod template with the claim, and adds node affinity to the claimed nodes or, for pinned pods, the gate at which an
+    agent pins each of them. `parts`: what the pods take of parts of nodes."""
     found = template(manifest)
     if found is None:
         return manifest
-    found = with_value(found, ["metadata", "labels", CLAIM_LABEL], claim.id)
+    found = with_value(found, ["metadata", "labels", CLAIM], claim.id)
+    if parts:
+        found = with_value(found, ["metadata", "annotations", PARTS], parts)
+    if claim.pinned:
+        return _with_template(manifest, _with_gate(found))
     if nodes:
         requirement = {"key": HOSTNAME, "operator": "In", "values": list(nodes)}
         spec = found.get("spec") or {}
         if is_confined(claim):
-            spec = _with_required(spec, [requirement])
+            spec = with_required(spec, [requirement])
         # A DaemonSet's pods are bound by name already; a preference would only make its template change with nodes.
         if manifest.get("kind") != "DaemonSet" and not claim.required_nodes:
-            spec = _with_preferred(spec, {"weight": CLAIMED_WEIGHT, "preference": {"matchExpressions": [requirement]}})
+            spec = with_preferred(spec, {"weight": CLAIMED_WEIGHT, "preference": {"matchExpressions": [requirement]}})
         found = {**found, "spec": spec}
     return _with_template(manifest, found)
+
+
+def _with_gate(pod_template: Manifest) -> Manifest:
+    """Returns the pod template with the gate. Kubernetes refuses gates beside the name of a node."""
+    spec = pod_template.get("spec") or {}
+    gates = spec.get("schedulingGates") or []
+    if spec.get("nodeName") or {"name": GATE} in gates:
+        return pod_template
+    return {**pod_template, "spec": {**spec, "schedulingGates": [*gates, {"name": GATE}]}}
+
+
+def parts_annotation(claim: Claim) -> str:
+    """Returns what the claim's pods take of parts, by node, as the annotation of its pods; "" if they take none."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for slot in claim.slots:
+        if slot.parts and slot.node:
+            runs.setdefault(slot.node, []).append({"count": slot.count, "parts": readable_parts(slot.parts)})
+    text = _annotation(runs).decode() if runs else ""
+    return text if len(text) <= MAX_ANNOTATION else ""
 
 
 def preferred_nodes(claim: Claim) -> list[str]:
@@ -160,44 +201,10 @@ def required_nodes(claim: Claim) -> list[str]:
 
 def is_confined(claim: Claim) -> bool:
     """Returns whether the claim's pods may run on its nodes only: slots that name something inside a node are valid only
-    there."""
-    return bool(claim.required_nodes) or any(slot.devices or slot.parts for slot in claim.slots)
+    there. Pinned pods run in slots anyway, and their template names no nodes."""
+    return not claim.pinned and (bool(claim.required_nodes) or any(slot.devices or slot.parts for slot in claim.slots))
 
 
 def _with_template(manifest: Manifest, pod_template: Manifest) -> Manifest:
     changed: Manifest = with_value(manifest, template_path(manifest) or (), pod_template)
     return changed
-
-
-def _with_required(spec: Manifest, requirements: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Adds the requirements to every existing term, or as the only one. Terms are ORed: another one would widen."""
-    path = ["affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"]
-    required = _node_affinity(spec).get(path[2]) or {}
-    terms = required.get("nodeSelectorTerms") or []
-    if not terms:
-        terms = [{"matchExpressions": list(requirements)}]
-    else:
-        # An empty term matches no node at all; with a requirement in it, it would match some.
-        terms = [_with_requirements(t, requirements) if any(t.values()) else t for t in terms]
-    changed: Manifest = with_value(spec, path, {**required, "nodeSelectorTerms": terms})
-    return changed
-
-
-def _with_requirements(term: Manifest, requirements: Sequence[Mapping[str, Any]]) -> Manifest:
-    existing = term.get("matchExpressions") or []
-    new = [requirement for requirement in requirements if requirement not in existing]
-    return {**term, "matchExpressions": [*existing, *new]} if new else term
-
-
-def _with_preferred(spec: Manifest, term: Mapping[str, Any]) -> Manifest:
-    path = ["affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution"]
-    existing = _node_affinity(spec).get(path[2]) or []
-    if term in existing:
-        return spec
-    changed: Manifest = with_value(spec, path, [*existing, dict(term)])
-    return changed
-
-
-def _node_affinity(spec: Manifest) -> Manifest:
-    affinity: Manifest = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    return affinity

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.desired_state import DesiredApp, DesiredReply
+from moorage.model.desired_state import DesiredApp, DesiredReply, Pins
 from moorage.model.problems import problem_in
 from moorage.model.reports import ReportReply, parts_of
 from moorage.model.status import Confirm
@@ -57,7 +57,7 @@ class SimulatedAgent:
     """The agent of one cluster. `out` collects the messages to send, which the simulator takes out. `state` is new,
     introducing, known, refused, leaving or gone."""
 
-    __slots__ = ("apply_spans", "ask_again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "reason", "received", "refusals", "removed", "removing", "reporting", "seq", "session", "state", "succeeds", "traceparents")  # fmt: skip
+    __slots__ = ("apply_spans", "ask_again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "pins", "reason", "received", "refusals", "removed", "removing", "reporting", "seq", "session", "state", "succeeds", "traceparents")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str) -> None:
         self.cluster = SimulatedCluster(spec)
@@ -78,6 +78,7 @@ class SimulatedAgent:
         self.part = 0
         self.have: dict[str, int] = {}
         self.have_json = b"{}"
+        self.pins: dict[str, str] = {}  # app → tag of the slots to which its pods are pinned
         self.received: deque[DesiredApp] = deque()
         self.generation = 0  # of the patcher that replied last
         self.confirms: dict[AppKey, Confirm] = {}
@@ -200,8 +201,12 @@ class SimulatedAgent:
             self.ask_again = True
             return
         self.ask_again = False
-        body = b'{"have":%b,"part":%d}' % (self.have_json, self.part) if self.part else b'{"have":%b}' % self.have_json
-        self._send_new(self.asking, "ask", body, now)
+        body = b'{"have":%b' % self.have_json
+        if self.pins:
+            body += b',"pins":%b' % encode(self.pins)
+        if self.part:
+            body += b',"part":%d' % self.part
+        self._send_new(self.asking, "ask", body + b"}", now)
 
     def send_confirmation(self, now: float, wall: float) -> None:
         """Confirms the status of apps where it changed, one app at a time."""
@@ -259,6 +264,7 @@ class SimulatedAgent:
                 continue  # it came again
             forgotten = True
             self.have.pop(f"{key[0]} {key[1]}", None)
+            self.pins.pop(f"{key[0]} {key[1]}", None)
             self.confirmed.pop(key, None)
             self.traceparents.pop(key, None)
             self.cluster.versions.pop(key, None)
@@ -302,6 +308,7 @@ class SimulatedAgent:
         self.generation = reply.generation
         for app in sorted(reply.apps, key=lambda app: app.version):
             name = f"{app.group} {app.app}"
+            self._take_pins(app, Pins() if app.remove else app.pins, now)
             if self.have.get(name, 0) < app.version:
                 if self.fault != "refuse":
                     self.have[name] = app.version
@@ -315,6 +322,15 @@ class SimulatedAgent:
             self.have_json = encode(self.have)
         if self.part or self.ask_again:
             self.ask(now)
+
+    def _take_pins(self, app: DesiredApp, pins: Pins | None, now: float) -> None:
+        name = f"{app.group} {app.app}"
+        if pins is None or pins.tag == self.pins.get(name, ""):
+            return
+        self.pins[name] = pins.tag
+        if not pins.tag:
+            del self.pins[name]
+        self.cluster.set_pins((app.group, app.app), pins, now)
 
     def _confirm_again(self, app: DesiredApp) -> None:
         """Confirms a version again that was applied earlier: sending it again means that the patcher lost its status."""

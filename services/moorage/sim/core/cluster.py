@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from moorage.model.desired_state import DesiredApp
+from moorage.model.desired_state import DesiredApp, Pins
 from moorage.model.reports import PodReport
 from moorage.model.shapes import PODS
 from moorage.model.status import Confirm, ObjectStatus
@@ -15,9 +15,10 @@ from moorage.parts.kubelet import TOPOLOGY_AFFINITY_ERROR, TOPOLOGY_AFFINITY_MES
 from moorage.podspec import object_key
 from moorage.selectors import tolerated
 
+from .claim_gates import ClaimGates
 from .cluster_spec import ClusterSpec, NodeKind, encode, initial_usage
 from .node_zones import NodeZones, ZoneUse
-from .pod_needs import PodNeed, read_pod
+from .pod_needs import PodNeed, pinned, read_pod
 from .scheduler import SchedulerNode, choose, passes_filters
 from .workloads import SimulatedPod, Workload, next_steps
 
@@ -35,7 +36,7 @@ class SimulatedCluster:
     """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
     delay; the simulator takes them out."""
 
-    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gone_pods", "hold_until", "late_zones", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "workloads")  # fmt: skip
+    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "hold_until", "late_zones", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "workloads")  # fmt: skip
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
@@ -51,6 +52,7 @@ class SimulatedCluster:
         self.dirty_pods: set[str] = set()
         self.gone_pods: set[str] = set()
         self.unbound: dict[str, SimulatedPod] = {}
+        self.gates = ClaimGates()
         self.hold_until = 0.0
         self.serial = 0
         self.timers: list[tuple[float, str, Any]] = []
@@ -309,6 +311,7 @@ class SimulatedCluster:
             return
         self._release(pod)
         pod.refused, pod.ready = node.name, False
+        self.gates.refused(pod, node.name, now)
         self._mark_changed(pod)
         work = self._workload_of(pod)
         if work is not None and pod.owner is not None:
@@ -347,7 +350,7 @@ class SimulatedCluster:
             name = f"{work.name}-{work.template[:6]}-{work.serial}"
         need = work.need._replace(node_name=node) if node else work.need
         pod = SimulatedPod(f"{self.spec.id}/{self.serial}-{name}", name, work.key, need, work.template, number)
-        pod.owner = key
+        pod.owner, pod.serial = key, self.serial
         work.pods.append(pod)
         self.pods[pod.uid] = pod
         self._mark_changed(pod)
@@ -355,6 +358,8 @@ class SimulatedCluster:
             self.unbound[pod.uid] = pod
 
     def _bind(self, pod: SimulatedPod, now: float) -> bool:
+        if pod.need.gates:
+            return False
         nodes = self._materialize()
         if pod.need.node_name:
             named = nodes.get(pod.need.node_name)
@@ -413,10 +418,35 @@ class SimulatedCluster:
             if steps.delete or create:
                 self.pending[key] = None
             if not self.pending:
+                self._open_gates(now)
                 self._rebind(now)
         if now >= self.hold_until:
             return
         self.pending.update(dict.fromkeys(self.workloads))
+
+    def set_pins(self, key: AppKey, pins: Pins, now: float) -> None:
+        """Sets the slots to which the agent pins the pods of an app."""
+        self.gates.set_pins(key, pins)
+        self.try_gates(now)
+
+    def _open_gates(self, now: float) -> None:
+        """Does what an agent does: pins gated pods to slots, and deletes pods that wait for a node without a slot for them."""
+        if not self.gates or not self.unbound:
+            return
+        assignment = self.gates.assign(self.pods.values(), self._materialize(), now)
+        for uid, node in assignment.opened.items():
+            pod = self.pods[uid]
+            pod.need, pod.pin = pinned(pod.need, node), node
+        for uid in assignment.misplaced:
+            self._delete(self.pods[uid])
+        if (when := self.gates.next_try(now)) is not None:
+            self.timers.append((when, "gates", None))
+
+    def try_gates(self, now: float) -> None:
+        """Pins gated pods that stayed away from a node for a while."""
+        self._open_gates(now)
+        self._rebind(now)
+        self.reconcile(now)
 
     def _rebind(self, now: float) -> None:
         """Schedules unbound pods again, because capacity may have become free."""

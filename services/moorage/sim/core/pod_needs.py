@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from moorage.model.shapes import PODS, Requirement, Toleration
 from moorage.parsing import parse_amount
 from moorage.podspec import (
+    CLAIM,
     DAEMON_SET_TOLERATIONS,
+    GATE,
     ContainerResources,
     HostPort,
     container_resources,
@@ -20,7 +22,6 @@ from moorage.podspec import (
 
 from .pod_constraints import PodConstraints, read_constraints
 
-CLAIM = "moorage.dev/claim"
 #: The requests that the scheduler assumes for containers without any, in its scores only.
 _ASSUMED = {"cpu": 100, "memory": 200 * 1024 * 1024}
 
@@ -43,6 +44,7 @@ class PodNeed(NamedTuple):
     namespace: str = "default"
     constraints: PodConstraints = PodConstraints()
     containers: tuple[ContainerResources, ...] = ()
+    gates: tuple[str, ...] = ()
 
     @property
     def claim(self) -> str:
@@ -115,6 +117,13 @@ def _term(term: Mapping[str, Any]) -> tuple[Requirement, ...]:
     return _requirements(term.get("matchExpressions")) + _requirements(term.get("matchFields"))
 
 
+def pinned(need: PodNeed, node: str) -> PodNeed:
+    """Returns the need of a pod whose gate is open, with node affinity to one node."""
+    named = Requirement(key="metadata.name", operator="In", values=(node,))
+    terms = ((named,),) if need.terms is None else tuple((*term, named) for term in need.terms)
+    return need._replace(terms=terms, gates=tuple(gate for gate in need.gates if gate != GATE))
+
+
 def _terms(spec: Mapping[str, Any]) -> Terms | None:
     selector = tuple(
         Requirement(key=str(k), operator="In", values=(str(quantity),))
@@ -177,6 +186,7 @@ def read_template(
             namespace,
             read_constraints(spec, labels, namespace),
             tuple(containers),
+            tuple(str(gate["name"]) for gate in spec.get("schedulingGates") or ()),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the pod cannot be read: {error}") from error

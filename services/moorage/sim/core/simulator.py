@@ -88,6 +88,8 @@ class Simulator:
             agent.cluster.ready(argument, now)
         elif action == "reconcile":
             agent.cluster.reconcile(now)
+        elif action == "gates":
+            agent.cluster.try_gates(now)
         elif action == "reject":
             agent.cluster.reject(argument, now)
         elif action == "replace":

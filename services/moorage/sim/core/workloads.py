@@ -30,9 +30,10 @@ _BACK_OFF = {"DaemonSet": (1.0, 900.0), "Job": (10.0, 360.0)}
 
 
 class SimulatedPod:
-    """A pod of a workload, or one that the fleet document gives. `refused`: the node whose kubelet did not admit it."""
+    """A pod of a workload, or one that the fleet document gives. `refused`: the node whose kubelet did not admit it; `pin`: the one to
+    which it was pinned when its gate was opened."""
 
-    __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "ready", "refused", "template", "uid")
+    __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "pin", "ready", "refused", "serial", "template", "uid")  # fmt: skip
 
     def __init__(self, uid: str, name: str, key: str, need: PodNeed, template: str, number: int) -> None:
         self.uid = uid
@@ -46,6 +47,8 @@ class SimulatedPod:
         self.ready = False
         self.deleted = False
         self.refused = ""
+        self.pin = ""
+        self.serial = 0  # the order in which the cluster's pods were created
 
 
 def template_hash(manifest: Mapping[str, Any]) -> str:
@@ -202,7 +205,8 @@ class Workload:
         done = ready >= self.wanted and len(current) == len(self.pods) == self.wanted
         message = ""
         if not done and any(pod.node is None for pod in self.pods):
-            message = "Unschedulable: no node fits"
+            gated = all(pod.need.gates for pod in self.pods if pod.node is None)
+            message = "SchedulingGated: no slot has room yet" if gated else "Unschedulable: no node fits"
         if not done and self.rejections.last:
             message = f"pod {self.rejections.last}: {TOPOLOGY_AFFINITY_ERROR}: {TOPOLOGY_AFFINITY_MESSAGE}"
         return ObjectStatus(
