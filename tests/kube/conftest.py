@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from moorage.agent.worker import main
 from moorage.bus import Bus, Incoming, Settings
-from moorage.model.desired_state import DesiredApp, DesiredAsk, DesiredReply
+from moorage.model.desired_state import DesiredApp, DesiredAsk, DesiredReply, Pins
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 from moorage.model.status import Confirm
 from moorage_testkit.control_plane import ControlPlane, control_planes
@@ -99,8 +99,13 @@ class Mesh:
         if self.silent:
             return None
         self.asked += 1
-        have = msgspec.json.decode(incoming.data, type=DesiredAsk).have
-        news = [app for app in self.desired.values() if have.get(f"{app.group} {app.app}", 0) < app.version]
+        ask = msgspec.json.decode(incoming.data, type=DesiredAsk)
+        news = [
+            app
+            for app in self.desired.values()
+            if ask.have.get(f"{app.group} {app.app}", 0) < app.version
+            or (app.pins is not None and app.pins.tag != ask.pins.get(f"{app.group} {app.app}", ""))
+        ]
         return DesiredReply(apps=news + self.named)
 
     async def _confirm(self, incoming: Incoming) -> bytes | None:
@@ -109,9 +114,17 @@ class Mesh:
         self.confirms.append(msgspec.json.decode(incoming.data, type=Confirm))
         return b"{}"
 
-    async def want(self, cluster: str, app: str, version: int, *objects: dict[str, Any], remove: bool = False) -> None:
+    async def want(
+        self,
+        cluster: str,
+        app: str,
+        version: int,
+        *objects: dict[str, Any],
+        remove: bool = False,
+        pins: Pins | None = None,
+    ) -> None:
         self.desired[app] = DesiredApp(
-            group="p/shop/v1/default", app=app, version=version, objects=list(objects), remove=remove
+            group="p/shop/v1/default", app=app, version=version, objects=list(objects), remove=remove, pins=pins
         )
         await self.bus.publish(f"moorage.desired.changed.{cluster.replace('/', '.')}", b"")
 

@@ -104,7 +104,7 @@ def test_why_shows_what_a_cluster_refused(
     running(mesh, "picky", 90)
 
 
-@pytest.mark.parametrize("point", ["agent.recorded", "agent.applied", "agent.removed"])
+@pytest.mark.parametrize("point", ["agent.recorded", "agent.applied", "agent.opened", "agent.removed"])
 def test_a_killed_agent_is_succeeded_between_any_two_steps(
     mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane], tmp_path: Path, point: str
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_killed_agent_is_succeeded_between_any_two_steps(
     with doomed:
         until(lambda: mesh.http("/v1/clusters/lab/core-1")["state"] == "Ready", 60, "it reports")
         failpoints.arm(point)
-        apply(mesh, application(name, EXAMPLE))
+        apply(mesh, application(name, EXAMPLE, **({"steering": "pinned"} if point == "agent.opened" else {})))
         if point == "agent.removed":
             running(mesh, name)
             assert mesh.run("terminate", name).returncode == 0

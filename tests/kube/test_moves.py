@@ -202,10 +202,10 @@ def test_a_rollout_on_full_nodes_ends(fleet: Fleet, kind: str, number: int, cpu:
     )
 
 
-@pytest.mark.parametrize("steering", ["preferred", "required"])
+@pytest.mark.parametrize("steering", ["preferred", "required", "pinned"])
 def test_a_rollout_with_a_surge_ends_on_full_nodes(fleet: Fleet, steering: str) -> None:
-    """Three pods and the one of the surge fill all four nodes; none may be missing meanwhile. With required node affinity the
-    pod of the surge may run on no other node."""
+    """Three pods and the one of the surge fill all four nodes; none may be missing meanwhile. With required node affinity, or
+    pinned, the pod of the surge may run on no other node."""
     mesh, (edge, _, _) = fleet
     name = f"surging-{steering}"
 
@@ -224,7 +224,8 @@ def test_a_rollout_with_a_surge_ends_on_full_nodes(fleet: Fleet, steering: str) 
     def required(pod: dict[str, Any]) -> set[str]:
         affinity = pod["spec"]["affinity"]["nodeAffinity"].get("requiredDuringSchedulingIgnoredDuringExecution", {})
         terms = affinity.get("nodeSelectorTerms", [])
-        return {host for term in terms for rule in term["matchExpressions"] for host in rule["values"]}
+        rules = [rule for term in terms for rule in (*term.get("matchExpressions", []), *term.get("matchFields", []))]
+        return {host for rule in rules for host in rule["values"]}
 
     apply(mesh, document("registry.example/x:1"))
     running(mesh, name)
@@ -242,7 +243,8 @@ def test_a_rollout_with_a_surge_ends_on_full_nodes(fleet: Fleet, steering: str) 
         )
         for pod in pods(edge, name):
             allowed = required(pod)
-            assert pod["spec"]["nodeName"] in allowed if steering == "required" else not allowed
+            assert pod["spec"]["nodeName"] in allowed if steering != "preferred" else not allowed
+            assert steering != "pinned" or len(allowed) == 1
         assert not running(mesh, name).get("warnings")
     until(lambda: mesh.http("/v1/clusters/lab/edge-1")["free"]["cpu"] == "8", 40, "older claims are released")
 
