@@ -71,6 +71,13 @@ def fleet(**changed: Any) -> bytes:
             "pods": strangers("first", 3, 3),
             "behaviour": {"topologyDelayMs": 3_600_000},
         },
+        # The same, with another node that is usable and that no preference leads to.
+        "open": {
+            "nodes": [aligned("a"), aligned("b")],
+            "pods": strangers("a", 3, 3),
+            "behaviour": {"topologyDelayMs": 3_600_000},
+        },
+        "wide": {"nodes": [aligned("w", count=3)]},
         "seed": {"nodes": [seed(0, 2)]},
     }
     for name, fields in changed.items():
@@ -227,6 +234,86 @@ async def test_what_a_kubelet_refuses_runs_elsewhere(site: Site) -> None:
     await site.phase("unlucky", "Running")
     assert site.nodes("unlucky") == ["second"]
     await site.end("unlucky")
+
+
+@pytest.mark.parametrize(
+    ("kind", "steering"),
+    [("Deployment", None), ("Deployment", "pinned"), ("StatefulSet", None), ("StatefulSet", "pinned")],
+)
+async def test_what_a_kubelet_refuses_moves_to_a_usable_node_at_once(
+    site: Site, kind: str, steering: str | None
+) -> None:
+    """Nobody does anything for it."""
+    name = f"moves-{kind.lower()}-{steering or 'default'}"
+    before = site.refused()
+    document = application(name, "open", 2, kind=kind)
+    if steering:
+        document["spec"]["apps"][0]["steering"] = steering
+    site.apply(document)
+    await until(lambda: site.nodes(name) == ["b"], 60, "it is decided again")
+    await site.phase(name, "Running")
+    assert site.nodes(name) == ["b"]
+    refused = site.refused() - before
+    placed = site.times(f"decisions.*.default.{name}.v1.default")
+    sys.stdout.write(f"{kind} {steering}: {refused:g} refused, running {placed[-1] - placed[0]} after it was placed\n")
+    # A controller makes the next pod without a pause. A pinned one waits until it has another slot.
+    assert refused == 1 or (not steering and refused > 1)
+    await site.end(name)
+
+
+async def test_pods_with_parts_on_several_nodes_are_pinned(site: Site) -> None:
+    """Two pods fit on a node by its zones, three by its sums. Another template restarts them one by one."""
+
+    def document(image: str, replicas: int, **app: Any) -> dict[str, Any]:
+        made = application("spread", "wide", 3, replicas=replicas)
+        made["spec"]["apps"][0] |= app
+        (container,) = made["spec"]["apps"][0]["manifests"][0]["spec"]["template"]["spec"]["containers"]
+        container["image"] = image
+        return made
+
+    def template() -> dict[str, Any]:
+        (item,) = site.mesh.http("/v1/groups/default/spread/v1/default/diff")["items"]
+        found: dict[str, Any] = item["objects"][0]["spec"]["template"]
+        return found
+
+    def in_order() -> bool:
+        """Returns whether the nodes run just what is claimed."""
+        used = {n["name"]: n["used"].get("cpu", "0") for n in site.mesh.http("/v1/nodes?cluster=lab/wide")["items"]}
+        claimed = {node: str(3 * site.nodes("spread").count(node)) for node in used}
+        return used == claimed
+
+    before = site.refused()
+    site.apply(document("i:1", 4))
+    await site.phase("spread", "Running")
+    assert sorted(map(site.nodes("spread").count, set(site.nodes("spread")))) == [2, 2]
+    pinned = template()
+    assert pinned["spec"]["schedulingGates"] == [{"name": "moorage.dev/claim"}] and "affinity" not in pinned["spec"]
+    runs = json.loads(pinned["metadata"]["annotations"]["moorage.dev/parts"])
+    assert sum(run["count"] for of_node in runs.values() for run in of_node) == 4
+    assert all(run["parts"] for of_node in runs.values() for run in of_node)
+    await until(in_order, 40, "pods run in their slots")
+    # One more pod restarts none: the template stays.
+    site.apply(document("i:1", 5))
+    await until(lambda: len(site.nodes("spread")) == 5, 40, "it is decided")
+    await site.phase("spread", "Running")
+    assert template() == pinned
+    await until(in_order, 40, "pods run in their slots")
+    site.apply(document("i:2", 4))
+    await until(lambda: site.why("spread")["revision"] == 3 and len(site.nodes("spread")) == 4, 40, "it is decided")
+    await site.phase("spread", "Running")
+    await until(in_order, 60, "pods run in their slots")
+    site.mesh.run("fleet", "fault", "lab/wide", "lose-pods")
+    await until(lambda: site.why("spread")["phase"] == "Running" and in_order(), 60, "pods come back to their slots")
+    # Who does not want to be pinned says so.
+    site.apply(document("i:2", 4, steering="required"))
+    await until(lambda: "schedulingGates" not in template()["spec"], 40, "it is not pinned")
+    await site.phase("spread", "Running")
+    site.apply(document("i:2", 4, steering="pinned"))
+    await until(lambda: "schedulingGates" in template()["spec"], 40, "it is pinned")
+    await site.phase("spread", "Running")
+    await until(in_order, 60, "pods run in their slots")
+    assert site.refused() == before
+    await site.end("spread")
 
 
 async def test_the_fourth_pod_waits_and_says_why(site: Site) -> None:

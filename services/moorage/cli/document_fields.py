@@ -22,7 +22,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     },
     "App": {
         "name": "Name of the app, unique in the document.",
-        "steering": "Whether pods prefer the nodes that were decided, or run nowhere else.",
+        "steering": "Pods prefer the nodes that were decided, run nowhere else, or are pinned each to its slot: preferred, required, pinned.",
         "replicas": "Number of clusters that the app runs on. Default: 1, or the sum of the counts of its sets.",
         "manifests": "Kubernetes objects, a List, {file: PATH} or {chart: PATH, values: {}}; paths are relative to the document.",
         "placement": "The clusters that qualify. Default: every cluster.",

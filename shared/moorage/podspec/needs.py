@@ -11,6 +11,10 @@ from moorage.model.part_names import KUBERNETES_RESOURCES, is_part_class, short_
 from moorage.parsing import need_amount
 
 
+#: The class of cores that a pod has for itself.
+DEDICATED = "PCPU"
+
+
 class NeedAmounts(NamedTuple):
     """The sum of all needs for one resource of one container. A limit of 0 means that they set none."""
 
@@ -51,7 +55,7 @@ def kubernetes_need(need: Need) -> Need:
     if need.resource == "VCPU":
         return msgspec.structs.replace(need, resource=resource.name)
     requests, limits = (_times(need.resource, value, resource.units) for value in (need.requests, need.limits))
-    if need.resource == "PCPU":
+    if need.resource == DEDICATED:
         requests = limits if requests is None else requests
         return msgspec.structs.replace(
             need, resource="cpu", requests=requests, limits=requests if limits is None else limits

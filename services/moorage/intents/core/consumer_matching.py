@@ -9,7 +9,7 @@ import msgspec
 
 from moorage.model.documents import Consumer, ObjectRef
 from moorage.podspec import REPLICATED
-from moorage.podspec.needs import kubernetes_need
+from moorage.podspec.needs import DEDICATED, is_mandatory, kubernetes_need
 
 from .diagnostics import Diagnostics
 from .manifest_rules import AppObjects
@@ -20,10 +20,12 @@ _LISTED = 8
 
 
 class SourcedConsumer(NamedTuple):
-    """A consumer with the path where it was written, for error messages."""
+    """A consumer with the path where it was written, for error messages. `asks_dedicated`: it asks for dedicated cores by their class,
+    which everything behind the decoders has as cpu."""
 
     consumer: Consumer
     path: str
+    asks_dedicated: bool = False
 
     @property
     def name(self) -> str:
@@ -49,7 +51,8 @@ def match_consumers(
         needs = [kubernetes_need(need) for need in sourced.consumer.needs]
         if exact != ref or any(a is not b for a, b in zip(needs, sourced.consumer.needs, strict=True)):
             consumer = msgspec.structs.replace(sourced.consumer, object=exact, needs=needs)
-            sourced = sourced._replace(consumer=consumer)
+            dedicated = any(need.resource == DEDICATED and is_mandatory(need) for need in sourced.consumer.needs)
+            sourced = sourced._replace(consumer=consumer, asks_dedicated=dedicated)
         matched.append(sourced)
     return matched
 

@@ -117,6 +117,7 @@ def _shape(
                 needs.append(NeedRef(consumer=consumer.name, name=name, amount=amounts.requests, group=need.group))
     mandatory = {name: container.resources() for name, container in containers.items()}
     resources = _pod_resources(pods, mandatory.values())
+    _check_dedicated(pods, consumers, mandatory, diagnostics)
     exclusive = _exclusive_needs(pods, containers, mandatory, diagnostics)
     if exclusive:
         resources[EXCLUSIVE] = _exclusive_cores(mandatory.values())
@@ -217,6 +218,23 @@ def _exclusive_needs(
         NeedRef(consumer=consumer, name=EXCLUSIVE, amount=whole_cores(resources[name]))
         for name, consumer in asked_by.items()
     ]
+
+
+def _check_dedicated(
+    pods: PodTemplate,
+    consumers: Iterable[SourcedConsumer],
+    resources: Mapping[str, ContainerResources],
+    diagnostics: Diagnostics,
+) -> None:
+    """Warns of containers that ask for dedicated cores (PCPU) and that no kubelet will give any. That another container keeps the
+    pod from being Guaranteed is told elsewhere."""
+    for consumer in consumers:
+        container = resources.get(consumer.consumer.container)
+        if container is None or not consumer.asks_dedicated or _has_exclusive_cores(container):
+            continue
+        lacks = "whole cores" if is_guaranteed(container) else "equal requests and limits for cpu and memory"
+        text = f"{pods.object}: {consumer.name} asks for PCPU, but container {container.name} has no {lacks}"
+        diagnostics.warn("NotDedicated", f"{text}, so its cores will not be exclusive")
 
 
 def _has_exclusive_cores(container: ContainerResources) -> bool:
