@@ -11,21 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.controllers.hardware.core.actions import contributions, granted
-from moorage.model.claims import Claim, Decision, IntentRef, Slot
+from moorage.ledger import Ledger
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Slot
 from moorage.model.controllers import Controller
-from moorage.model.desired_state import ActionAnswer, ActionAsk, Contribution, DesiredRecord
+from moorage.model.desired_state import ActionAnswer, ActionAsk, Contribution, DesiredRecord, Pins
 from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import DeviceGrant
 from moorage.patcher.core.contribution_checks import disagreements, unusable
 from moorage.patcher.core.contributions import MAX_BYTES, combine, read_answer
-from moorage.patcher.core.desired_state import confined_pods, held_pods, nodes_of
+from moorage.patcher.core.desired_state import apps_on, confined_pods, held_pods, nodes_of, parts_of, pins_of
 from moorage.patcher.core.final_objects import (
     DECISION_ANNOTATION,
     FinalObjects,
     preferred_nodes,
     required_nodes,
 )
-from moorage.podspec import CLAIM, WORKLOADS, diff, pod_spec, template
+from moorage.podspec import CLAIM, GATE, PARTS, WORKLOADS, diff, pod_spec, template
 
 Manifest = dict[str, Any]
 API = {"Job": "batch/v1", "CronJob": "batch/v1", "Pod": "v1", "ReplicationController": "v1"}
@@ -347,6 +348,70 @@ def test_a_confined_deployment_gets_more_pods_once_those_of_before_run_under_the
     assert confined_pods(Decision(id="d", group="g", revision=1, claims=[one])) == {"c": 1}
     (made,) = FinalObjects([manifest("Deployment")], [], holding.nodes, "e", held).on_cluster("lab/a", [one])
     assert made["spec"]["replicas"] == 2
+
+
+PINNED_KINDS = [kind for kind in WORKLOADS if kind not in ("DaemonSet", "Pod")]
+
+
+@pytest.mark.parametrize("kind", PINNED_KINDS)
+def test_pinned_pods_are_created_with_a_gate_and_without_affinity(kind: str) -> None:
+    one = msgspec.structs.replace(claim(kind=kind), pinned=True)
+    other = {"containers": [{"name": "main", "image": "m"}], "schedulingGates": [{"name": "other/gate"}]}
+    for before in (manifest(kind), manifest(kind, other)):
+        found = pod_spec(FinalObjects([before], [], {"c1": ["n-1"]}, "d1").on_cluster("lab/a", [one])[0])
+        assert found is not None and found["schedulingGates"][-1] == {"name": GATE} and "affinity" not in found
+    named = manifest(kind, {"containers": [], "nodeName": "n-1"})
+    found = pod_spec(FinalObjects([named], [], {}, "d1").on_cluster("lab/a", [one])[0])
+    assert found is not None and "schedulingGates" not in found, "Kubernetes refuses both together"
+
+
+def test_the_annotation_about_parts_stays_when_slots_move() -> None:
+    def decision(*nodes: str, pinned: bool = False) -> Decision:
+        made = claim(slots=[Slot(node=node, count=2, parts={f"{node}/numa0": {"cpu": 2000}}) for node in nodes])
+        return Decision(id="d", group="g", revision=1, claims=[msgspec.structs.replace(made, pinned=pinned)])
+
+    def stored(of: Decision, before: DesiredRecord | None = None) -> DesiredRecord:
+        nodes, parts = nodes_of(of, before), parts_of(of, before)
+        return DesiredRecord(group="g", revision=1, decision="d", version=1, nodes=nodes, parts=parts)
+
+    def annotation(*nodes: str) -> dict[str, Any]:
+        return {node: [{"count": 2, "parts": {f"{node}/numa0": {"cpu": "2"}}}] for node in nodes}
+
+    pinned = stored(decision("n-1", "n-2", pinned=True))
+    assert msgspec.json.decode(pinned.parts["c1"]) == annotation("n-1", "n-2")
+    moved = decision("n-1", "n-3", pinned=True)
+    assert stored(moved, pinned).parts == pinned.parts
+    final = FinalObjects([manifest("Deployment")], [], pinned.nodes, "d", parts=pinned.parts)
+    found = template(final.on_cluster("lab/a", [msgspec.structs.replace(moved.claims[0], object="Deployment/core")])[0])
+    assert found is not None and found["metadata"]["annotations"] == {PARTS: pinned.parts["c1"]}
+    # Pods that are not pinned could not start on a node that their template does not name.
+    confined = stored(decision("n-1"))
+    assert confined.nodes == {"c1": ["n-1"]}
+    assert stored(decision("n-1"), confined) == confined
+    follows = stored(decision("n-2"), confined)
+    assert follows.nodes == {"c1": ["n-2"]} and msgspec.json.decode(follows.parts["c1"]) == annotation("n-2")
+    assert msgspec.json.decode(stored(moved, confined).parts["c1"]) == annotation("n-1", "n-3")
+
+
+def test_pins_are_told_with_older_claims_and_slots_for_a_surge_beside_these() -> None:
+    def decided(ident: str, of: Claim) -> Commit:
+        return Commit(id=ident, entries=[Decision(id=ident, group="g/g/v1/d", revision=1, claims=[of])])
+
+    def pins() -> Pins:
+        (app,) = apps_on(ledger, "lab/a")
+        assert app.pinned
+        return pins_of(ledger, app.families)
+
+    ledger = Ledger()
+    slots = [Slot(node="n-1", count=2), Slot(node="n-2", surge=True)]
+    ledger.fold(1, decided("d1", msgspec.structs.replace(claim(slots=slots), pinned=True)))
+    first = pins()
+    assert [(c.claim, [(s.node, s.count) for s in c.slots]) for c in first.claims] == [("c1", [("n-1", 2)])]
+    newer = msgspec.structs.replace(claim(slots=slots, ident="c2"), replaces="c1", decision="d2")
+    ledger.fold(2, decided("d2", newer))
+    both = pins()
+    assert [(c.claim, len(c.slots)) for c in both.claims] == [("c1", 1), ("c2", 2)] and both.tag != first.tag
+    assert pins() == both
 
 
 def test_a_new_decision_that_changes_nothing_changes_no_template() -> None:

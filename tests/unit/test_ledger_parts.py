@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import pytest
 
 from moorage.fit import Unassigned
 from moorage.fleet import Fleet, FleetWriter
@@ -250,6 +251,28 @@ def test_daemon_sets_get_parts_of_nodes_that_come_later() -> None:
     assert world.taken("n-1") == here["n-1"]
     again = settle(Draft(0, world.ledger, world.fleet, Surroundings(documents={document.group: document})))
     assert again.entry is None
+
+
+@pytest.mark.parametrize(
+    ("steering", "pinned"), [("", True), ("pinned", True), ("required", False), ("preferred", False)]
+)
+def test_pods_with_parts_on_several_nodes_are_pinned(steering: Any, pinned: bool) -> None:
+    world = World(zoned("n-0"), zoned("n-1"))
+
+    def decide(count: int) -> Decision:
+        record = revision("g", ShapedApp(name="a", shapes=[pair(count, object="Deployment/d")], steering=steering))
+        results: ControllerResults = gather(Replies(["a"], [], {}, {}), world.fleet)
+        decided = propose(record, results, world.fleet, world.ledger, NameOrder(), f"d{count}")
+        assert isinstance(decided, Decision)
+        world.fold(decided)
+        return decided
+
+    alone = decide(1).claims[0]
+    assert alone.pinned == (steering == "pinned")
+    several = decide(3).claims[0]
+    assert len({slot.node for slot in several.slots}) == 2 and several.pinned == pinned
+    assert bool(several.required_nodes) == (steering == "required")
+    assert decide(1).claims[0].pinned == pinned, "another template would restart pods"
 
 
 def test_decisions_are_proposed_with_parts() -> None:

@@ -355,6 +355,18 @@ def test_clusters_that_are_not_usable_take_nothing(state: str) -> None:
     assert {"ClusterStale" if state == "stale" else "ClusterCordoned"} <= {r.code for r in refused.reasons}
 
 
+def test_apps_that_ask_for_it_are_pinned_and_stay_so() -> None:
+    fleet = fleet_of({"lab/a": [node(cpu="4"), node(cpu="4")]})
+    for kind, pinned in (("Deployment", True), ("CronJob", True), ("Pod", False), ("DaemonSet", False)):
+        app = pods("x", 3000, 2 if pinned else 1)
+        app.shapes[0] = msgspec.structs.replace(app.shapes[0], object=f"{kind}/x", per_node=kind == "DaemonSet")
+        decision = proposed(revision("g", msgspec.structs.replace(app, steering="pinned")), fleet, {})
+        assert isinstance(decision, Decision)
+        (claim,) = decision.claims
+        assert claim.pinned == pinned
+        assert bool(claim.required_nodes) == (kind == "Pod"), "a bare Pod has one node"
+
+
 def test_apps_that_ask_for_it_and_groups_that_were_displaced_are_confined_to_their_nodes() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="4"), node(cpu="4")]})
     app = msgspec.structs.replace(pods("x", 3000, 2), steering="required")

@@ -340,6 +340,33 @@ def test_a_container_that_is_not_guaranteed_costs_the_pod_its_exclusive_cores() 
     assert [w.code for w in found.warnings] == ["NotGuaranteed"] and "proxy" in found.warnings[0].message
 
 
+@pytest.mark.parametrize(
+    ("requests", "needs", "lacks"),
+    [
+        ({}, [{"resource": "PCPU", "requests": 2}], "requests and limits"),
+        ({"cpu": "500m", "memory": "1Gi"}, [{"resource": "PCPU", "requests": 1}, {"resource": "cpu", "requests": "500m", "limits": "500m"}], "whole cores"),
+        ({"memory": "1Gi"}, [{"resource": "PCPU", "requests": 2}], ""),
+        ({}, [{"resource": "VCPU", "requests": 2}], ""),
+    ],
+)  # fmt: skip
+def test_containers_that_ask_for_dedicated_cores_and_get_none_are_told(
+    requests: dict[str, str], needs: list[dict[str, Any]], lacks: str
+) -> None:
+    of = manifest(containers=[{"name": "main", **resources(requests, requests)}])
+    found = revision([of], [{"object": ref(of), "container": "main", "needs": [need]} for need in needs])
+    assert [w.code for w in found.warnings] == (["NotDedicated"] if lacks else [])
+    assert not lacks or lacks in found.warnings[0].message
+
+
+def test_a_gate_is_part_of_the_template() -> None:
+    def template(steering: str | None, kind: str = "Deployment") -> str:
+        of = manifest(kind)
+        return revision([of], [], None, **({"steering": steering} if steering else {})).apps[0].shapes[0].template
+
+    assert template(None) == template("preferred") == template("required") != template("pinned")
+    assert template("pinned", "DaemonSet") == template(None, "DaemonSet")
+
+
 def test_needs_of_several_consumers_of_one_object_add_up() -> None:
     of = manifest(containers=[{"name": "a"}, {"name": "b"}])
     consumers = [

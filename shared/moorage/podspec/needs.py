@@ -10,7 +10,6 @@ from moorage.model.documents import Need
 from moorage.model.part_names import KUBERNETES_RESOURCES, is_part_class, short_name
 from moorage.parsing import need_amount
 
-
 #: The class of cores that a pod has for itself.
 DEDICATED = "PCPU"
 

@@ -61,8 +61,13 @@ class World:
             return ReportReply()
         if verb == "ask":
             self.asks += 1
-            have = msgspec.json.decode(payload, type=DesiredAsk).have
-            apps = [a for a in self.desired.get(cluster, []) if have.get(f"{a.group} {a.app}", 0) < a.version]
+            ask = msgspec.json.decode(payload, type=DesiredAsk)
+            apps = [
+                a
+                for a in self.desired.get(cluster, [])
+                if ask.have.get(f"{a.group} {a.app}", 0) < a.version
+                or (a.pins is not None and a.pins.tag != ask.pins.get(f"{a.group} {a.app}", ""))
+            ]
             return DesiredReply(apps=apps + self.to_confirm_again)
         return self.report(cluster, msgspec.json.decode(payload, type=Report, strict=True))
 
