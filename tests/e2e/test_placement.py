@@ -117,6 +117,32 @@ def test_changes_leave_audit_events(url: str, example: Mesh, tokens: dict[str, s
     assert address[-1] == "127.0.0.1", "what the client says of itself comes before what is known"
 
 
+def test_events_of_changes_are_for_those_who_may_use_the_interface(
+    url: str, example: Mesh, tokens: dict[str, str]
+) -> None:
+    name = str(uuid.uuid4())
+    given = {"X-Auth-Token": tokens["editor"]}
+    status, headers, _ = ask(url, "POST", "/resource_providers", {"name": name, "uuid": name}, **given)
+    assert status == 200
+    path = f"/v1/events?follow=false&subject=moorage.events.placement.provider.*.{name}"
+    rest = HttpClient(example, "")
+    one: list[dict[str, Any]] = []
+    end = time.monotonic() + 60
+    while not one and time.monotonic() < end:
+        one = rest("GET", path, token=tokens["editor"]).body["items"]
+    assert [(item["subject"], item["data"], item["cause"]) for item in one] == [
+        (
+            f"moorage.events.placement.provider.created.{name}",
+            {"provider": name, "name": name},
+            headers["x-openstack-request-id"],
+        )
+    ]
+    clouds = example.http(f"{path}&format=cloudevents")
+    assert [(c["type"], c["subject"]) for c in clouds] == [("dev.moorage.placement.provider.created", name)]
+    for role in ("viewer", "bound"):
+        assert rest("GET", path, token=tokens[role]).body["items"] == []
+
+
 def test_bodies_have_a_limit(url: str, tokens: dict[str, str]) -> None:
     given = {"X-Auth-Token": tokens["administrator"]}
     status, _, body = ask(url, "POST", "/resource_providers", b"[" + b"0," * (1 << 20) + b"0]", **given)

@@ -252,6 +252,73 @@ async def test_generations_begin_anew_with_a_provider_made_again(mesh: Mesh, pla
         assert await placement.generation(ident) == 2
 
 
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [("", 0), ("placement.recorded", 1), ("placement.recorded", 3), ("placement.recorded", 5)]
+    + [("placement.committed", nth) for nth in (1, 2, 3)],
+)
+async def test_each_change_is_one_event(
+    mesh: Mesh, placement: PlacementClient, failpoints: Failpoints, point: str, nth: int
+) -> None:
+    """Also if the worker dies between a change and its event."""
+    provider, consumer = str(uuid.uuid4()), str(uuid.uuid4())
+    at, held = f"/resource_providers/{provider}", f"/allocations/{consumer}"
+    requests: list[tuple[str, str, Any]] = [
+        ("POST", "/resource_providers", {"name": name(), "uuid": provider}),
+        ("PUT", f"{at}/inventories", {"resource_provider_generation": 0, "inventories": {"VCPU": {"total": 8}}}),
+        ("PUT", f"{at}/traits", {"resource_provider_generation": 1, "traits": ["HW_NUMA_ROOT"]}),
+        ("PUT", held, placement.allocation({provider: {"VCPU": 1}})),
+        ("PUT", held, placement.allocation({provider: {"VCPU": 2}}, generation=1)),
+        ("PUT", at, {"name": name()}),
+        ("DELETE", held, None),
+        ("DELETE", at, None),
+    ]
+    if point:
+        failpoints.arm(point, nth=nth)
+    for method, path, body in requests:
+        again = failpoints.happened(point) if point else 0
+        answer = await placement.call(method, path, body)
+        # A request whose answer was lost finds its own change.
+        lost = point and failpoints.happened(point) != again
+        assert answer.status < 300 or (lost and answer.status in (404, 409)), (method, path, answer)
+    assert not point or failpoints.happened(point)
+    expected = [
+        (f"provider.created.{provider}", []),
+        (f"provider.changed.{provider}", ["inventories"]),
+        (f"provider.changed.{provider}", ["traits"]),
+        (f"allocation.created.{consumer}", {provider: {"VCPU": 1}}),
+        (f"allocation.changed.{consumer}", {provider: {"VCPU": 2}}),
+        (f"provider.changed.{provider}", ["name"]),
+        (f"allocation.deleted.{consumer}", {}),
+        (f"provider.deleted.{provider}", []),
+    ]
+    shown: list[tuple[str, Any]] = []
+
+    async def events() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for ident in (provider, consumer):
+            path = f"/v1/events?subject=moorage.events.placement.*.*.{ident}&follow=false&limit=500"
+            found += (await asyncio.to_thread(mesh.http, path))["items"]
+        return found
+
+    async def all_there() -> bool:
+        nonlocal shown
+        shown = []
+        for event in await events():
+            data = event["data"]
+            what = data.get("changed", []) if "provider" in data else data.get("allocations", {})
+            shown.append((event["subject"].removeprefix("moorage.events.placement."), what))
+        return len(shown) >= len(expected)
+
+    await eventually(all_there, 60, "all events are published")
+    mesh.kill("placement")  # the next one compares what is recorded with what is kept
+    await placement.provider(name())
+    assert await all_there()
+    assert sorted(shown, key=repr) == sorted(expected, key=repr)
+    if not point:
+        assert all(event["cause"].startswith("req-") for event in await events())
+
+
 async def test_a_backup_has_trees_and_allocations(mesh: Mesh, placement: PlacementClient, tmp_path: Path) -> None:
     root = await placement.provider(name(), {"VCPU": 4})
     child = await placement.provider(name(), {"VGPU": 2}, parent=root)

@@ -47,11 +47,13 @@ def check_route(request: web.Request, who: Caller) -> None:
 
 
 def may_see_event(who: Caller, subject: str) -> bool:
-    """Returns whether a caller may see an event: those of its projects and of the fleet; audit events need an
-    administrator."""
+    """Returns whether a caller may see an event: those of its projects and of the fleet; those of the Placement interface if it
+    may use that; audit events need an administrator."""
     tokens = subject.split(".")
     if len(tokens) < 5:
         return who.may("admin")
     if tokens[2] in ("intents", "decisions"):
         return who.sees(untoken(tokens[4]))
+    if tokens[2] == "placement":
+        return who.may("admin") or (who.may("editor") and not who.projects)
     return tokens[2] == "fleet" or who.may("admin")

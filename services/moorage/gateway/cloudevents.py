@@ -13,7 +13,7 @@ from .responses import bad_parameter
 
 ONE = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
-_AREAS = {"intents": 4, "decisions": 4, "fleet": 2, "audit": 1}  # tokens of what it is about
+_AREAS = {"intents": 4, "decisions": 4, "fleet": 2, "audit": 1, "placement": 1}  # tokens of what it is about
 
 
 def wanted(request: web.Request) -> bool:
@@ -29,6 +29,8 @@ def structured(event: Event) -> dict[str, Any]:
     """`moorage.events.decisions.placed.p.a.v.g` is of type `dev.moorage.decisions.placed`, about `p/a/v/g`."""
     tokens = event.subject.removeprefix("moorage.events.").removeprefix("moorage.").split(".")
     area, change, about = tokens[0], tokens[1] if len(tokens) > 1 else "", tokens[2:]
+    if area == "placement" and about:
+        change, about = f"{change}.{about[0]}", about[1:]  # provider.created
     made: dict[str, Any] = {
         "specversion": "1.0",
         "id": event.id,

@@ -30,6 +30,7 @@ SPEC = WorkerSpec(
         subjects.FLEET_EVENTS,
         subjects.DECISION_EVENTS,
         subjects.AUDIT_EVENTS,
+        subjects.PLACEMENT_EVENTS,
         subjects.LEDGER_COMMIT,
         subjects.REJECTED,
     ),

@@ -7,7 +7,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from typing import Any
 
@@ -27,8 +27,10 @@ from .core.state import State
 from .core.versions import HEADER, SERVICE, BadVersion, UnacceptableVersion, asked
 from .metrics import CandidateMetrics
 from .settings import PlacementSettings
+from .steps import Operation
 
-Commit = Callable[[Callable[[], Answer | Generator[None, None, Answer]]], Awaitable[Answer]]
+#: Runs an operation; the text is the id of the request.
+Commit = Callable[[Operation, str], Awaitable[Answer]]
 
 log = structlog.get_logger("placement")
 
@@ -72,7 +74,7 @@ class PlacementApi:
             if request.path not in ("/", ""):
                 request["caller"] = self._caller_of(request)
             version = self._version(request)
-            response = await self._operate(request, version)
+            response = await self._operate(request, version, request_id)
         except Refused as refused:
             response = self._refused(request, refused, version, request_id)
         except Exception:
@@ -123,7 +125,7 @@ class PlacementApi:
         except UnacceptableVersion as error:
             raise Refused(406, str(error)) from None
 
-    async def _operate(self, request: web.Request, version: int) -> web.Response:
+    async def _operate(self, request: web.Request, version: int, request_id: str) -> web.Response:
         route, path = _route(request, version)
         try:
             body = await request.read() if request.can_read_body else b""
@@ -142,7 +144,7 @@ class PlacementApi:
             self._state, version, path, query, body, time.time(), _prefix(request), limit=self._limit, start=start
         )
         began = time.perf_counter()
-        answer = await self._commit(lambda: route.operation(call))
+        answer = await self._commit(lambda: route.operation(call), request_id)
         if self._metrics is not None and answer.search is not None:
             self._metrics.searched(answer.search, time.perf_counter() - began)
         if request.path in ("/", ""):

@@ -1,4 +1,4 @@
-from moorage.mesh import Bucket, WorkerSpec, stores, subjects
+from moorage.mesh import Bucket, Subject, WorkerSpec, stores, subjects
 
 SPEC = WorkerSpec(
     name="placement",
@@ -6,7 +6,11 @@ SPEC = WorkerSpec(
     order=35,
     nice=10,
     replicas=2,
-    publishes=(subjects.LEDGER_COMMIT, subjects.AUDIT_EVENTS),
+    publishes=(
+        Subject(subjects.PLACEMENT_EVENTS, "Event", "providers and allocations of the Placement interface"),
+        subjects.LEDGER_COMMIT,
+        subjects.AUDIT_EVENTS,
+    ),
     subscribes=(subjects.LEDGER_COMMIT,),
     owns=(Bucket(stores.PROVIDERS),),
     writes=(stores.LEASES,),

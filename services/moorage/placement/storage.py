@@ -15,17 +15,20 @@ import structlog
 from moorage.bus import Bucket, Bus, BusError, NoAnswer, new_id, until_done
 from moorage.bus.failpoints import reached
 from moorage.bus.fenced_bucket import FencedBucket
+from moorage.collections import LruDict
 from moorage.fleet import Fleet
 from moorage.ledger import MAX_BYTES, Capacity, Changes, Committed, Committer, LedgerFollower, encode_entry
 from moorage.mesh import stores
 from moorage.model.base import Model
 from moorage.model.claims import Allocation, Commit
+from moorage.model.placement_events import RecordedChange
 from moorage.web import LEADER
 
 from .core.call import Answer
 from .core.errors import Refused
 from .core.records import Change, Provider
 from .core.state import State
+from .events import DELETIONS, PlacementEvents, provider_changes
 from .steps import Operation, Steps
 
 log = structlog.get_logger("placement")
@@ -33,6 +36,8 @@ log = structlog.get_logger("placement")
 #: Bytes of one entry of the decision log. The rest of a commit is its envelope.
 MAX_ENTRY = MAX_BYTES - 4096
 _PROVIDER, _CLASS, _TRAIT = "provider.", "class.", "trait."
+#: The key of the events of the newest deletions.
+_DELETIONS = "deletions"
 
 
 class Deposed(Exception):
@@ -41,13 +46,16 @@ class Deposed(Exception):
 
 class Stored(Model, kw_only=True):
     """A record of the bucket. `generation` is that of the writer's lease; `exchanged` the commit of the newest exchange of
-    inventories in the provider's record; `created` the time of a custom name; `url` the address of the active worker, which
-    believes every caller if `unchecked`."""
+    inventories in the provider's record; `told` the event of the provider's last change; `created` the time of a custom name;
+    `deletions` the events of providers that were deleted last; `url` the address of the active worker, which believes every
+    caller if `unchecked`."""
 
     generation: int = 0
     provider: Provider | None = None
     exchanged: int = 0
+    told: RecordedChange | None = None
     created: float = 0
+    deletions: list[RecordedChange] = []
     url: str = ""
     unchecked: bool = False
 
@@ -70,6 +78,7 @@ class Storage:
         # Allocations take nothing of the fleet's nodes here; the committer wants a capacity all the same.
         self._committer = Committer(bus, follower, Capacity(Fleet(), follower.ledger))
         self._steps = Steps()
+        self._events = PlacementEvents(bus, follower, self.state)
         self._last = _done()  # the operation before is durable
         self._last_record = _done()  # the operation before that wrote records is durable
         self._exchanged: dict[str, int] = {}  # by provider: the newest exchange that its record has
@@ -103,6 +112,7 @@ class Storage:
         self.state.restore(held.consumers.values(), held.writes)
         self.state.apply(self._loaded(loaded))
         self._open = True
+        await self._events.begin()
         await self._redo_exchanges()
         await self.commit(self._return_unknown)
         await self._put(LEADER, Stored(generation=self._generation, url=url, unchecked=unchecked))
@@ -115,6 +125,11 @@ class Storage:
                 found.providers[name] = stored.provider
                 if stored.exchanged:
                     self._exchanged[name] = stored.exchanged
+                if stored.told is not None:
+                    self._events.record(name, stored.told)
+            elif key == _DELETIONS:
+                for told in stored.deletions:
+                    self._events.record(told.data.provider, told)
             elif kind == "class":
                 found.classes[name] = stored.created
             elif kind == "trait":
@@ -130,9 +145,12 @@ class Storage:
                 continue
             grown = provider.generation + (2 if exchange.inventories else 1)
             new = msgspec.structs.replace(provider, inventories=exchange.inventories, generation=grown)
-            self.state.apply(Change({uuid: new}))
+            change = Change({uuid: new})
+            self.state.apply(change)
             self._exchanged[uuid] = exchange.seq
-            await self._put_provider(uuid, new)
+            told = provider_changes(change, {uuid: provider}, self.state, "")
+            await self._put_providers(change.providers, told)
+            await self._events.publish(told.values(), None)
         self._recorded = max((exchange.seq for exchange in held.values()), default=0)
 
     def _return_unknown(self) -> Answer:
@@ -146,8 +164,9 @@ class Storage:
 
     # -- changing -------------------------------------------------------------------------------------------------
 
-    async def commit(self, operation: Operation) -> Answer:
-        """Runs an operation, makes its change durable, and returns its answer. Raises Deposed if that is not possible."""
+    async def commit(self, operation: Operation, cause: str = "") -> Answer:
+        """Runs an operation, makes its change durable, and returns its answer. Raises Deposed if that is not possible. `cause` is
+        the id of the request."""
         if self.failed.is_set():
             raise Deposed
         answer = await self._steps.run(operation)
@@ -155,23 +174,27 @@ class Storage:
         if answer.change is None:
             await _durable(before)  # what it has read
             return answer
-        entry = self._entry(answer.change)
+        entry = self._entry(answer.change, cause)
+        replaced = {uuid: self.state.providers.get(uuid) for uuid in answer.change.providers}
         self.state.apply(answer.change)
+        told = provider_changes(answer.change, replaced, self.state, cause)
         done = self._last = asyncio.get_running_loop().create_future()
         wait_for = self._last_record
         if answer.change.has_records:
             wait_for, self._last_record = before, done
-        self._bus.spawn(self._persist(answer.change, entry, wait_for, before, done))  # also if the client does not wait
+        # Also if the client does not wait.
+        self._bus.spawn(self._persist(answer.change, entry, told, wait_for, before, done))
         await _durable(done)
         return answer
 
-    def _entry(self, change: Change) -> Allocation | None:
+    def _entry(self, change: Change, cause: str) -> Allocation | None:
         """Returns the entry of the log for a change. Raises Refused if it is too large."""
         if not (change.consumers or change.exchanges):
             return None
         entry = Allocation(
             id=new_id(),
             generation=self._generation,
+            cause=cause,
             writes=list(change.consumers),
             inventories=change.exchanges,
             recorded=self._recorded,
@@ -186,6 +209,7 @@ class Storage:
         self,
         change: Change,
         entry: Allocation | None,
+        told: dict[str, RecordedChange],
         wait_for: asyncio.Future[None],
         before: asyncio.Future[None],
         done: asyncio.Future[None],
@@ -197,8 +221,9 @@ class Storage:
                 if created is not None:
                     await self._put_name(_CLASS, name, created)
             seq = await self._append(entry) if entry is not None else 0
-            await self._write_records(change, seq)
+            await self._write_records(change, told, seq)
             await _durable(before)
+            await self._events.publish(told.values(), entry)
         except BaseException as error:
             self._fail(done, error)
             raise
@@ -224,13 +249,11 @@ class Storage:
         reached("placement.reshaped" if entry.inventories else "placement.committed")
         return outcome.seq
 
-    async def _write_records(self, change: Change, seq: int) -> None:
+    async def _write_records(self, change: Change, told: dict[str, RecordedChange], seq: int) -> None:
         if not change.has_records:
             return
-        for uuid, provider in change.providers.items():
-            if uuid in change.exchanges:
-                self._exchanged[uuid] = seq
-            await self._put_provider(uuid, provider)
+        self._exchanged.update(dict.fromkeys(change.exchanges, seq))
+        await self._put_providers(change.providers, told)
         for name, created in change.traits.items():
             await self._put_name(_TRAIT, name, created)
         for name, created in change.classes.items():
@@ -240,16 +263,34 @@ class Storage:
         if change.exchanges:
             self._recorded = max(self._recorded, seq)
 
-    async def _put_provider(self, uuid: str, provider: Provider | None) -> None:
-        exchanged = self._exchanged.get(uuid, 0)
-        value = None if provider is None else self._stored(provider=provider, exchanged=exchanged)
-        await self._put(f"{_PROVIDER}{uuid}", value)
+    async def _put_providers(self, providers: dict[str, Provider | None], told: dict[str, RecordedChange]) -> None:
+        """Writes records with the events of their changes; those of deletions first, as nothing is left of their records."""
+        deleted = [told[uuid] for uuid, provider in providers.items() if provider is None and uuid in told]
+        if deleted:
+            newest = LruDict(DELETIONS, self._events.deletions.items())
+            newest.update((change.data.provider, change) for change in deleted)
+            await self._put(_DELETIONS, self._deletions(list(newest.values())))
+        for uuid, provider in providers.items():
+            exchanged = self._exchanged.get(uuid, 0)
+            value = None if provider is None else self._stored(provider, exchanged, told.get(uuid))
+            await self._put(f"{_PROVIDER}{uuid}", value)
+            if uuid in told:
+                self._events.record(uuid, told[uuid])
 
     async def _put_name(self, prefix: str, name: str, created: float | None) -> None:
         await self._put(f"{prefix}{name}", None if created is None else self._stored(created=created))
 
-    def _stored(self, provider: Provider | None = None, exchanged: int = 0, created: float = 0) -> Stored:
-        return Stored(generation=self._generation, provider=provider, exchanged=exchanged, created=created)
+    def _stored(
+        self,
+        provider: Provider | None = None,
+        exchanged: int = 0,
+        told: RecordedChange | None = None,
+        created: float = 0,
+    ) -> Stored:
+        return Stored(generation=self._generation, provider=provider, exchanged=exchanged, told=told, created=created)
+
+    def _deletions(self, changes: list[RecordedChange]) -> Stored:
+        return Stored(generation=self._generation, deletions=changes)
 
     async def _put(self, key: str, value: Stored | None) -> None:
         async for attempt in until_done((NoAnswer, BusError), first=0.05):
@@ -263,6 +304,7 @@ class Storage:
 
     def _folded(self, commit: Commit, changes: Changes) -> None:
         """Ends this worker if another one's allocation took effect: the state does not have it."""
+        self._events.folded(changes.seq, commit, changes.refused or ())
         for entry in commit.entries_of(Allocation):
             if entry.id not in self._appending and entry.id not in (changes.refused or ()):
                 log.warning("another placement worker wrote an allocation", generation=entry.generation)
@@ -291,9 +333,13 @@ class Storage:
 
     def _current(self, key: str) -> Stored | None:
         kind, _, name = key.partition(".")
+        if key == _DELETIONS:
+            return self._deletions(list(self._events.deletions.values()))
         if kind == "provider":
             provider = self.state.providers.get(name)
-            return None if provider is None else self._stored(provider, self._exchanged.get(name, 0))
+            if provider is None:
+                return None
+            return self._stored(provider, self._exchanged.get(name, 0), self._events.recorded(name))
         known = (self.state.classes if kind == "class" else self.state.traits).get(name)
         return None if known is None else self._stored(created=known)
 

@@ -44,11 +44,11 @@ class PlacementServer:
         return self._api is not None
 
     def activate(self, storage: Storage) -> None:
-        async def commit(operation: Operation) -> Answer:
+        async def commit(operation: Operation, cause: str) -> Answer:
             if not self._lease.is_certain:
                 raise Refused(503)
             try:
-                answer = await storage.commit(operation)
+                answer = await storage.commit(operation, cause)
             except Deposed:
                 raise Refused(503) from None
             if not self._lease.is_certain:

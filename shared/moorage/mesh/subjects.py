@@ -51,6 +51,7 @@ INTENT_EVENTS = "moorage.events.intents.>"
 FLEET_EVENTS = "moorage.events.fleet.>"
 DECISION_EVENTS = "moorage.events.decisions.>"
 AUDIT_EVENTS = "moorage.events.audit.>"
+PLACEMENT_EVENTS = "moorage.events.placement.>"
 EVENTS = "moorage.events.>"
 
 REJECTED = "moorage.rejected.*"
@@ -102,6 +103,11 @@ def decision_event(phase: str, group: str) -> str:
 
 def audit_event(outcome: str, who: str) -> str:
     return f"moorage.events.audit.{outcome}.{token(who)}"
+
+
+def placement_event(kind: str, change: str, uuid: str) -> str:
+    """`kind` is provider or allocation; `uuid` that of the provider or consumer."""
+    return f"moorage.events.placement.{kind}.{change}.{token(uuid)}"
 
 
 def rejected(subject: str) -> str:

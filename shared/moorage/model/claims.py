@@ -137,10 +137,12 @@ class Allocation(LedgerEntry, tag="allocation", kw_only=True):
     consumer must stand, and no placement worker with a newer lease may have written.
 
     `inventories`: the exchange of inventories together with it, by provider; its records follow. `recorded`: exchanges up to
-    this sequence are in the records. `forgotten`: providers that are deleted, whose writes need not be counted."""
+    this sequence are in the records. `forgotten`: providers that are deleted, whose writes need not be counted. `cause` is the
+    id of the request."""
 
     id: str
     generation: int
+    cause: str = ""
     writes: list[ConsumerWrite] = []
     inventories: dict[str, dict[str, InventoryRecord]] = {}
     recorded: int = 0

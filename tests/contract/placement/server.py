@@ -32,7 +32,7 @@ def served(own: PlacementSettings) -> Iterator[str]:
     async def serve() -> None:
         state, steps = State(), Steps()
 
-        async def commit(operation: Operation) -> Answer:
+        async def commit(operation: Operation, _cause: str) -> Answer:
             answer = await steps.run(operation)
             if answer.change is not None:
                 state.apply(answer.change)

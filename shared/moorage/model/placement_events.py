@@ -1,0 +1,37 @@
+"""What events of the Placement interface say: which provider changed and how, or what a consumer holds now."""
+
+from __future__ import annotations
+
+from .base import Value
+
+
+class ProviderChange(Value, kw_only=True, frozen=True):
+    """A provider that was created, changed or deleted. `changed` names what a change changed: `name`, `parent`, `inventories`,
+    `traits`, `aggregates`."""
+
+    provider: str
+    name: str
+    parent: str = ""
+    generation: int = 0
+    changed: tuple[str, ...] = ()
+
+
+class AllocationChange(Value, kw_only=True, frozen=True):
+    """What a consumer holds after its allocations were created, changed or deleted: amounts by provider and class."""
+
+    consumer: str
+    project: str
+    user: str
+    type: str = ""
+    generation: int = 0
+    allocations: dict[str, dict[str, int]] = {}
+
+
+class RecordedChange(Value, kw_only=True, frozen=True):
+    """The event of a provider's record: stored with the record, and published after it. `time` is when it was stored."""
+
+    id: str
+    change: str
+    cause: str = ""
+    time: str = ""
+    data: ProviderChange
