@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets engine clean
+.PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets engine openstack-client clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ kube-assets: $(VENV)/developed ## build etcd, Kubernetes, kwok and helm for test
 
 engine: $(VENV)/developed ## as root: get a container engine for tests/compose, once, into the user's cache
 	@$(BIN)/python tools/container_engine.py
+
+openstack-client: $(VENV)/developed ## install the OpenStack client for tests, once, into the user's cache
+	@$(BIN)/python -m moorage_testkit.openstack_client
 
 clean: ## remove what was built, .venv too; state of a mesh stays
 	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Installs locked packages and a project of this tree into this interpreter's environment (`make install`).
+"""Installs locked packages, and a project of this tree if one is named, into this interpreter's environment (`make install`).
 
 uv does it in a fifth of the time that pip takes. It is used if it is on the path or can be installed; pip is used if not, or if
 pip is configured in a way that uv does not read, such as with an index of your own."""
@@ -75,13 +75,13 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> bool:
     return process.returncode == 0
 
 
-def main(requirements: str, project: str) -> int:
+def main(requirements: str, project: str = "") -> int:
     packages = sum(bool(line.strip()) for line in Path(requirements).read_text().splitlines())
     started = time.monotonic()
     environment = uv_environment(pip_settings())
     uv = find_uv() if environment is not None else None
     say(f"installing {packages} packages of {requirements}")
-    wanted = ("--no-deps", "-r", requirements, "--editable", project)
+    wanted = ("--no-deps", "-r", requirements, *(("--editable", project) if project else ()))
     done = False
     if environment is not None and uv is not None:
         done = run([uv, "pip", "install", "--python", sys.executable, *wanted], environment)

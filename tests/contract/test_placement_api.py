@@ -7,7 +7,7 @@ import os
 import unittest
 import warnings
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from moorage_testkit.mesh import Mesh
 from .placement import rest_fixtures
 from .placement.server import served, settings
 
-_SPEC = find_spec("placement")
-assert _SPEC is not None and _SPEC.submodule_search_locations
-FILES = Path(next(iter(_SPEC.submodule_search_locations))) / "tests" / "functional" / "gabbits"
+FILES = Path(str(distribution("openstack-placement").locate_file("placement/tests/functional/gabbits")))
 #: The fixture of a file that needs a service with special settings → the profile with those settings.
 PROFILES = {"SecureRBACPolicyFixture": "secure-rbac", "OpenPolicyFixture": "open-policy", "CORSFixture": "cors"}
 SUITES: dict[str, dict[str, Any]] = {

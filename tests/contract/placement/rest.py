@@ -10,9 +10,10 @@ from typing import Any
 
 class Api:
     def __init__(self, url: str, token: str) -> None:
-        self._host = urllib.parse.urlsplit(url).netloc
+        found = urllib.parse.urlsplit(url)
+        self._prefix = found.path.rstrip("/")
         self._token = token
-        self._connection = http.client.HTTPConnection(self._host, timeout=60)
+        self._connection = http.client.HTTPConnection(found.netloc, timeout=60)
 
     def call(self, method: str, path: str, body: Any = None, mv: str = "1.36") -> tuple[int, Any]:
         """Returns the status and the decoded body."""
@@ -25,7 +26,7 @@ class Api:
         if body is not None:
             data = json.dumps(body).encode()
             headers["content-type"] = "application/json"
-        self._connection.request(method, path, data, headers)
+        self._connection.request(method, self._prefix + path, data, headers)
         answer = self._connection.getresponse()
         found = answer.read()
         return answer.status, json.loads(found) if found.strip() else None
