@@ -89,6 +89,10 @@ class ClassColumns:
         self.step_size[here] = [inventory.step_size for _, inventory, _ in entries]
         self._runs[block] = start, count
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._runs
+
     def position(self, block: int, row: int) -> int | None:
         """Returns the place of a row's entry; None if the part does not have the class."""
         start, count = self._runs.get(block, (0, 0))
@@ -166,8 +170,8 @@ class Forest:
             roots.append(roots[parent - start] if parent >= 0 else row)
             self.parent[row] = parent
             self.ids[row] = part.id
-            self.trait_set[row] = self.traits.number(part.traits)
-            self.aggregate_set[row] = self.aggregates.number(part.aggregates)
+            self.trait_set[row] = self.traits.acquire(part.traits)
+            self.aggregate_set[row] = self.aggregates.acquire(part.aggregates)
             for aggregate in part.aggregates:
                 self._by_aggregate.setdefault(aggregate, set()).add(row)
             if SHARES in part.traits:
@@ -234,10 +238,14 @@ class Forest:
                     del self._by_aggregate[aggregate]
             self._sharing.discard(row)
             self.ids[row] = ""
+            self.traits.release(int(self.trait_set[row]))
+            self.aggregates.release(int(self.aggregate_set[row]))
         self.root[start : start + count] = -1
         self.leave[start : start + count] = 0
         for name in self._classes_of.pop(block, ()):
             self.classes[name].write(block, ())
+            if self.classes[name].is_empty:
+                del self.classes[name]
         self._blocks.give(start, Blocks.length_for(count))
 
     def _ensure(self, top: int) -> None:

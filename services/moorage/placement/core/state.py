@@ -219,12 +219,17 @@ class State:
         if old is None:
             return
         del self._named[old.name]
+        self._summaries.pop(uuid, None)
         if old.parent is not None:
-            del self._children[old.parent][uuid]
-        for name in old.inventories:
-            self._class_users[name] -= 1
-        for name in old.traits:
-            self._trait_users[name] -= 1
+            siblings = self._children[old.parent]
+            del siblings[uuid]
+            if not siblings:
+                del self._children[old.parent]
+        for users, names in ((self._class_users, old.inventories), (self._trait_users, old.traits)):
+            for name in names:
+                users[name] -= 1
+                if not users[name]:
+                    del users[name]
 
     def _learn(self, new: Provider) -> None:
         self.providers[new.uuid] = new
