@@ -143,6 +143,32 @@ def test_events_of_changes_are_for_those_who_may_use_the_interface(
         assert rest("GET", path, token=tokens[role]).body["items"] == []
 
 
+def test_candidates_are_listed_and_explained(example: Mesh) -> None:
+    token = {"X-Auth-Token": example.endpoint["token"]}
+    worker, trait = example.endpoint["placement"].rstrip("/"), f"CUSTOM_{uuid.uuid4().hex.upper()}"
+    ident = str(uuid.uuid4())
+    assert ask(worker, "PUT", f"/traits/{trait}", **token)[0] == 201
+    assert ask(worker, "POST", "/resource_providers", {"name": ident, "uuid": ident}, **token)[0] == 200
+    inventories = {"resource_provider_generation": 0, "inventories": {"FPGA": {"total": 2}}}
+    assert ask(worker, "PUT", f"/resource_providers/{ident}/inventories", inventories, **token)[0] == 200
+    traits = {"resource_provider_generation": 1, "traits": [trait]}
+    assert ask(worker, "PUT", f"/resource_providers/{ident}/traits", traits, **token)[0] == 200
+    query = f"resources_A=FPGA:{{}}&required_A={trait}"
+    listed = example.run("placement", "candidates", query.format(2))
+    assert listed.returncode == 0 and [ident in line for line in listed.stdout.decode().splitlines()] == [False, True]
+    explained = example.run("placement", "candidates", query.format(3), "--explain").stdout.decode()
+    assert "0 candidates" in explained and "PartShort" in explained and "best free 2" in explained
+    found = example.http(f"/v1/placement/explain?{query.format(3)}")
+    assert found["candidates"] == 0 and [group["withRoom"] for group in found["groups"]] == [0]
+    (reason,) = found["reasons"]
+    assert (reason["code"], reason["group"], reason["needed"], reason["free"]) == ("PartShort", "_A", "3", "2")
+    for wrong in ("resources_A=FPGA", "resources=NONE:1", "nonsense=1"):
+        refused = HttpClient(example, "")("GET", f"/v1/placement/explain?{wrong}")
+        assert refused.status == 400 and refused.code == "Invalid", refused
+        assert example.run("placement", "candidates", wrong).returncode == 1
+    assert ask(worker, "DELETE", f"/resource_providers/{ident}", **token)[0] == 204
+
+
 def test_bodies_have_a_limit(url: str, tokens: dict[str, str]) -> None:
     given = {"X-Auth-Token": tokens["administrator"]}
     status, _, body = ask(url, "POST", "/resource_providers", b"[" + b"0," * (1 << 20) + b"0]", **given)

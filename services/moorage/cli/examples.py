@@ -24,6 +24,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "describe": ("moorage describe application shop", "moorage describe cluster lab/edge-1"),
     "why": ("moorage why shop", "moorage why shop -o wide", "moorage why telco/core/v2/group-1 -o json"),
     "candidates": ("moorage candidates shop", "moorage candidates shop -o json"),
+    "placement": ("moorage placement candidates 'resources=VCPU:1'",),
+    "placement candidates": (
+        "moorage placement candidates 'resources=VCPU:1'",
+        "moorage placement candidates 'resources_C=VCPU:2&resources_A=FPGA:1&same_subtree=_C,_A' --explain",
+    ),
     "replay": ("moorage replay 7pNqL0M4T2c9K5s8Xw1aZe            # the id of a decision",),
     "story": ("moorage story shop", "moorage story 7pNqL0M4T2c9K5s8Xw1aZe   # the id of a message"),
     "diff": (

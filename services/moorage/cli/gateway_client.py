@@ -95,6 +95,7 @@ class Client:
         where: str = "",
         data: bytes | None = None,
         kind: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Sends one request and returns the decoded answer, or raises Refusal. `data` is a body of content type `kind`,
         used instead of a JSON `body`."""
@@ -104,7 +105,7 @@ class Client:
             fresh = self._kept is None
             conn = self._kept = self._kept or self._connect(timeout or self._timeout)
             try:
-                conn.request(method, target, data, self._headers(kind if data else ""))
+                conn.request(method, target, data, {**self._headers(kind if data else ""), **(headers or {})})
                 reply = conn.getresponse()
                 content = reply.read()
             except (OSError, http.client.HTTPException) as error:
@@ -124,6 +125,8 @@ class Client:
             answer = {"title": f"HTTP {reply.status}", "detail": content[:300].decode(errors="replace")}
         if reply.status >= 400:
             problem = answer if isinstance(answer, dict) else {}
+            if "title" not in problem and problem.get("errors"):  # as the Placement interface has it
+                problem = problem["errors"][0]
             if reply.status == 401 and not self._token:
                 problem = {
                     **problem,

@@ -17,6 +17,7 @@ _COMMANDS = {
         "describe": ("commands.describe:describe", "Show the details of one resource."),
         "why": ("commands.why:why", "Explain the placement of a group."),
         "candidates": ("commands.why:candidates", "List the clusters that qualify for each app."),
+        "placement": ("commands.placement:app", "Query the Placement interface."),
         "replay": ("commands.replay:replay", "Decide again from the record of a decision, and compare."),
         "story": ("commands.why:story", "Show all messages about a group in order."),
         "diff": ("commands.diff:diff", "Compare documents or applied objects with what was given."),

@@ -7,25 +7,71 @@ import ipaddress
 import time
 
 import aiohttp
+import msgspec
+import yarl
 from aiohttp import web
 
 from moorage.bus import NoAnswer
 from moorage.model.problems import Problem, Refused
-from moorage.web import forward, placement_leader, token_of
+from moorage.web import Leader, forward, placement_leader, token_of
 
 from .audit import mark_dry_run
+from .core.schemas import CandidatesExplained
 from .middleware import Gateway, gateway_of
 from .rate_limits import TooManyRequests
+from .responses import bad_parameter, json_response
 
 PREFIX = "/placement"
+
+
+class _Error(msgspec.Struct):
+    detail: str = ""
+
+
+class _Errors(msgspec.Struct):
+    errors: list[_Error] = []
+
+
+_errors = msgspec.json.Decoder(_Errors).decode
+_explained = msgspec.json.Decoder(CandidatesExplained).decode
+
+
+async def explain(request: web.Request) -> web.StreamResponse:
+    """Asks the placement worker, in its newest version, on behalf of the caller."""
+    gateway = gateway_of(request)
+    leader = await _leader(request)
+    url = f"{leader.url}/allocation_candidates/explain"
+    url += f"?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else ""
+    headers = {
+        "OpenStack-API-Version": "placement 1.40",
+        "X-Auth-Token": "admin" if leader.unchecked else token_of(request),
+    }
+    try:
+        async with gateway.session.get(yarl.URL(url, encoded=True), headers=headers) as answer:
+            body = await answer.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise NoAnswer(f"the placement worker at {leader.url}: {error}") from None
+    if answer.status == 200:
+        return json_response(_explained(body))
+    if answer.status not in (400, 403, 406):
+        raise NoAnswer(f"the placement worker at {leader.url}: {answer.status}")
+    detail = "; ".join(" ".join(error.detail.split()) for error in _errors(body).errors)
+    if answer.status == 403:
+        raise Refused(Problem(title="Not allowed", status=403, code="Forbidden", detail=detail))
+    raise bad_parameter("query", detail)
+
+
+async def _leader(request: web.Request) -> Leader:
+    leader = await placement_leader(gateway_of(request).bus)
+    if leader is None:
+        raise NoAnswer("the placement worker: none has become active")
+    return leader
 
 
 async def pass_on(request: web.Request) -> web.StreamResponse:
     gateway = gateway_of(request)
     mark_dry_run(request)  # the worker publishes the audit event
-    leader = await placement_leader(gateway.bus)
-    if leader is None:
-        raise NoAnswer("the placement worker: none has become active")
+    leader = await _leader(request)
     if leader.unchecked and not _is_loopback(request.remote):
         detail = "the placement worker does not check callers (noauth2), so only this machine may call it"
         raise Refused(Problem(title="Not allowed", status=403, code="Forbidden", detail=detail))

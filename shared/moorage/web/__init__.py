@@ -1,13 +1,14 @@
 """Parts of HTTP servers that several workers use: who calls, where they listen, and where requests for the placement interface go."""
 
 from .audit_writer import AuditWriter
-from .forwarding import LEADER, callers, forward, make_session, placement_leader
+from .forwarding import LEADER, Leader, callers, forward, make_session, placement_leader
 from .listening import listener_of
 from .tokens import TokenReader, digest_of, token_of
 
 __all__ = [
     "LEADER",
     "AuditWriter",
+    "Leader",
     "TokenReader",
     "callers",
     "digest_of",

@@ -26,7 +26,7 @@ def listed(call: Call) -> Generator[None, None, Answer]:
     """Makes the answer in steps, so that others are served in between."""
     schemas.check_query(call.query, schemas.candidate_query(call.version))
     request = read(call)
-    _check_names(call.state, request)
+    check_names(call.state, request)
     limit = left = min(int(call.first("limit") or call.limit), call.limit)
     budget = Budget(STEPS)
     text = CandidateText(call.state, call.version)
@@ -197,7 +197,8 @@ def _isolated(call: Call, groups: dict[str, Group]) -> frozenset[str]:
     return found
 
 
-def _check_names(state: State, request: Request) -> None:
+def check_names(state: State, request: Request) -> None:
+    """Refuses classes and traits that do not exist."""
     try:
         for group in request.groups.values():
             for name in group.resources:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-from . import allocations, candidates, inventories, names, providers, usages
+from . import allocations, candidates, explanations, inventories, names, providers, usages
 from .call import Answer, Call
 
 MAXIMUM_VERSION = 40
@@ -86,6 +86,9 @@ ROUTES: dict[str, dict[str, tuple[Route, ...]]] = {
         "DELETE": (Route(allocations.delete, f"{_A}:delete"),),
     },
     "/allocation_candidates": {"GET": (Route(candidates.listed, "placement:allocation_candidates:list", 10),)},
+    "/allocation_candidates/explain": {
+        "GET": (Route(explanations.explained, "placement:allocation_candidates:list", 40),)
+    },
     "/traits": {"GET": (Route(names.list_traits, f"{_T}:list", 6),)},
     "/traits/{name}": {
         "GET": (Route(names.show_trait, f"{_T}:show", 6),),
