@@ -76,7 +76,16 @@ async def get_health(request: web.Request) -> web.StreamResponse:
         {
             "expected": [name for name, spec in gateway.mesh.workers.items() if not spec.optional],
             "workers": [
-                {"kind": w.kind, "id": w.id, "version": w.version, "pid": w.pid, "ok": w.ok, "missing": w.missing}
+                {
+                    "kind": w.kind,
+                    "id": w.id,
+                    "version": w.version,
+                    "pid": w.pid,
+                    "ok": w.ok,
+                    "missing": w.missing,
+                    "role": w.role,
+                    "behind": 0 if w.seq is None else max(0, gateway.view.ledger.seq - w.seq),
+                }
                 for w in workers
             ],
             "controllers": controllers,

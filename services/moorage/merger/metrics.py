@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from moorage.ledger.metrics import LEDGER_CONFLICTS
 from moorage.model.attempts import Attempt
 from moorage.telemetry import ACTIVE, SECONDS, MetricValue
 
@@ -67,8 +68,4 @@ def merger_metrics(started: Started) -> Iterable[MetricValue]:
     )
     yield MetricValue("moorage_pending_groups", "Waiting groups by their first reason", reasons, "reason")
     conflicts = started.decider.committer.conflicts
-    yield MetricValue(
-        "moorage_ledger_conflicts_total",
-        "Commits refused because another commit came first; they are checked and tried again",
-        conflicts,
-    )
+    yield MetricValue(*LEDGER_CONFLICTS, conflicts)

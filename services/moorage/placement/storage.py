@@ -86,6 +86,16 @@ class Storage:
         self._recorded = 0  # exchanges up to this commit are in the records
         self._open = False
 
+    @property
+    def seq(self) -> int:
+        """The last commit of the decision log that is folded."""
+        return self._follower.ledger.seq
+
+    @property
+    def conflicts(self) -> int:
+        """Appends that came after another commit, and were checked and tried again."""
+        return self._committer.conflicts
+
     # -- starting -------------------------------------------------------------------------------------------------
 
     async def open(self, url: str, unchecked: bool = False) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -11,6 +13,7 @@ from aiohttp import web
 
 from moorage.bus import Bus, BusError, Lease, NoAnswer, Settings, setting
 from moorage.ledger import open_ledger
+from moorage.ledger.metrics import LEDGER_CONFLICTS, LEDGER_SEQUENCE
 from moorage.telemetry import ACTIVE, MetricValue
 from moorage.web import AuditWriter, TokenReader, forward, listener_of, make_session, placement_leader
 
@@ -35,6 +38,7 @@ class PlacementServer:
     def __init__(self, bus: Bus, settings: PlacementSettings, caller_of: CallerOf, lease: Lease) -> None:
         self._bus, self._settings, self._caller_of, self._lease = bus, settings, caller_of, lease
         self._api: PlacementApi | None = None
+        self._storage: Storage | None = None
         self._session = make_session()
         self.audit = AuditWriter(bus)
         self._metrics = CandidateMetrics(bus.process_health.registry)
@@ -43,7 +47,20 @@ class PlacementServer:
     def active(self) -> bool:
         return self._api is not None
 
+    def health(self) -> dict[str, Any]:
+        if self._storage is None:
+            return {"ok": True, "role": "standby"}
+        return {"ok": True, "role": "active", "seq": self._storage.seq}
+
+    def values(self) -> Iterator[MetricValue]:
+        yield MetricValue(*ACTIVE, float(self.active))
+        if self._storage is not None:
+            yield MetricValue(*LEDGER_SEQUENCE, self._storage.seq)
+            yield MetricValue(*LEDGER_CONFLICTS, self._storage.conflicts)
+
     def activate(self, storage: Storage) -> None:
+        self._storage = storage
+
         async def commit(operation: Operation, cause: str) -> Answer:
             if not self._lease.is_certain:
                 raise Refused(503)
@@ -91,7 +108,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     server = PlacementServer(bus, own, caller_of, lease)
     runner = web.AppRunner(application(server), access_log=None, shutdown_timeout=1.0, handle_signals=False)
     try:
-        bus.process_health.add_values(lambda: [MetricValue(*ACTIVE, float(server.active))])
+        bus.process_health.add_values(server.values)
         await tokens.start()
         await runner.setup()
         sock = listener if listener is not None else listener_of(own.http)
@@ -101,7 +118,7 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
             sock = listener_of("127.0.0.1:0")
             await web.SockSite(runner, sock).start()
         address = _address_of(sock, settings.nats_url)
-        await bus.announce(lambda: {"ok": True, "role": "active" if server.active else "standby"})
+        await bus.announce(server.health)
         await lease.hold()
         follower = await open_ledger(bus)
         storage = Storage(bus, follower, lease.generation)

@@ -91,7 +91,8 @@ async def announce(conn: Connection, health: Callable[[], dict[str, Any]]) -> No
 
 
 class FoundWorker(msgspec.Struct):
-    """A worker that answered a ping."""
+    """A worker that answered a ping. `role`: active or standby, if one of its kind is active; `seq`: the last commit of the decision
+    log that it has folded, if it tells."""
 
     kind: str
     id: str
@@ -100,6 +101,8 @@ class FoundWorker(msgspec.Struct):
     ok: bool
     missing: str
     unrecorded: int
+    role: str = ""
+    seq: int | None = None
 
 
 class _Ping(msgspec.Struct):
@@ -148,7 +151,7 @@ def _worker(data: bytes) -> FoundWorker | None:
     if not answer.name.startswith("moorage-"):
         return None
     meta = answer.metadata or {}
-    unrecorded = meta.get("unrecorded", "")
+    unrecorded, seq = meta.get("unrecorded", ""), meta.get("seq", "")
     return FoundWorker(
         kind=answer.name.removeprefix("moorage-"),
         id=answer.id,
@@ -157,4 +160,6 @@ def _worker(data: bytes) -> FoundWorker | None:
         ok=meta.get("ok") == "true",
         missing=meta.get("missing", ""),
         unrecorded=int(unrecorded) if unrecorded.isdecimal() else 0,
+        role=meta.get("role", ""),
+        seq=int(seq) if seq.isdecimal() else None,
     )

@@ -16,6 +16,13 @@ from moorage.telemetry import MetricValue
 
 from .ledger import Ledger
 
+#: Name and description of metrics that several workers have.
+LEDGER_SEQUENCE = ("moorage_ledger_sequence", "Sequence number of the last folded commit of the decision log")
+LEDGER_CONFLICTS = (
+    "moorage_ledger_conflicts_total",
+    "Commits refused because another commit came first; they are checked and tried again",
+)
+
 _BYTES = ("memory", "storage", "ephemeral-storage", "hugepages-")
 _KINDS = {
     "allocatable": "What usable nodes have for pods",
@@ -30,9 +37,7 @@ def follower_metrics(follower: FleetFollower, ledger: Ledger) -> Iterable[Metric
     yield MetricValue(
         "moorage_fleet_current", "1 while the fleet in Redis is followed, else 0", float(follower.healthy)
     )
-    yield MetricValue(
-        "moorage_ledger_sequence", "Sequence number of the last folded commit of the decision log", ledger.seq
-    )
+    yield MetricValue(*LEDGER_SEQUENCE, ledger.seq)
     yield MetricValue("moorage_claims", "Claims that use capacity", len(ledger.claims))
 
 

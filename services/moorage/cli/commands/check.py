@@ -13,6 +13,9 @@ from ..state_dir import StateDirectory, state_dir
 from ..table import table
 from ..terminal import counted, note, out
 
+#: Commits that a worker may be behind: those on their way.
+_BEHIND = 100
+
 
 def check(*, output: Format = "table", state: StateDir = None) -> int:
     """Check the health of the mesh.
@@ -94,7 +97,18 @@ def _workers(health: dict[str, Any], endpoint: dict[str, Any] | None) -> list[di
         state = "ok" if worker["ok"] else "unhealthy"
         action = "" if worker["ok"] else f"waiting for {missing}" if missing else "see its log"
         detail = f"pid {worker.get('pid', '?')}, version {worker.get('version', '?')}"
+        detail += f", {role}" if (role := worker.get("role")) else ""
+        if (behind := worker.get("behind", 0)) > _BEHIND:
+            state, action = "unhealthy", "if it stays behind, restart it"
+            detail += f", {behind} commits behind the decision log"
         rows.append(_row("worker", kind, state, detail, action))
+    roles: dict[str, set[str]] = {}
+    for worker in health.get("workers", []):
+        if worker.get("role"):
+            roles.setdefault(worker["kind"], set()).add(worker["role"])
+    for kind in sorted(kind for kind, found in roles.items() if "active" not in found):
+        detail = "all stand by, none is active"
+        rows.append(_row("worker", kind, "unhealthy", detail, "wait some seconds; else see its log"))
     if not health:
         return rows
     expected: dict[str, int] = dict.fromkeys(health.get("expected", []), 1)
