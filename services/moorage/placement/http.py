@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import random
 import re
@@ -23,6 +24,7 @@ from .core.call import Answer, Call
 from .core.errors import Refused
 from .core.policy import Caller
 from .core.routes import ROUTES, Route
+from .core.schemas import CheckedBody, LargeBody
 from .core.state import State
 from .core.versions import HEADER, SERVICE, BadVersion, UnacceptableVersion, asked
 from .metrics import CandidateMetrics
@@ -144,7 +146,11 @@ class PlacementApi:
             self._state, version, path, query, body, time.time(), _prefix(request), limit=self._limit, start=start
         )
         began = time.perf_counter()
-        answer = await self._commit(lambda: route.operation(call), request_id)
+        try:
+            answer = await self._commit(lambda: route.operation(call), request_id)
+        except LargeBody as large:
+            call.body = await asyncio.to_thread(CheckedBody.of, large)
+            answer = await self._commit(lambda: route.operation(call), request_id)
         if self._metrics is not None and answer.search is not None:
             self._metrics.searched(answer.search, time.perf_counter() - began)
         if request.path in ("/", ""):

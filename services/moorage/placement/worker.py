@@ -28,8 +28,8 @@ from .storage import Deposed, Storage
 
 log = structlog.get_logger("placement")
 
-#: Bytes of a body. What is stored of it must fit into one message.
-BODY_LIMIT = 1 << 20
+#: Bytes of a body. What is done with it keeps other requests waiting.
+BODY_LIMIT = 1 << 18
 
 
 class PlacementServer:

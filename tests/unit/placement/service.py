@@ -10,6 +10,7 @@ import msgspec
 
 from moorage.placement.core.call import Answer, Call
 from moorage.placement.core.routes import ROUTES
+from moorage.placement.core.schemas import CheckedBody, LargeBody
 from moorage.placement.core.state import State
 
 
@@ -38,7 +39,12 @@ class PlacementService:
         wanted = self.version if version is None else version
         operation = next(r.operation for r in found if r.since <= wanted <= r.until)
         pairs = parse_qsl(query, keep_blank_values=True)
-        result = operation(Call(self.state, wanted, path, pairs, msgspec.json.encode(body), now=1.0))
+        call = Call(self.state, wanted, path, pairs, msgspec.json.encode(body), now=1.0)
+        try:
+            result = operation(call)
+        except LargeBody as large:
+            call.body = CheckedBody.of(large)
+            result = operation(call)
         answer = result if isinstance(result, Answer) else finished(result)
         if answer.change is not None:
             self.state.apply(answer.change)

@@ -218,8 +218,40 @@ def group_parameter(version: int) -> re.Pattern[str]:
     return re.compile(f"^(resources|required|member_of|in_tree)({NUMBERED if version < 33 else SUFFIXED})?$")
 
 
+#: Bytes of a body that is checked at once, which takes some milliseconds. Larger ones are checked beside other requests.
+AT_ONCE = 4096
+
+
+class LargeBody(Exception):
+    """A body is to be checked before the operation is run: see `CheckedBody`."""
+
+    def __init__(self, body: bytes, schema: dict[str, Any]) -> None:
+        self.body, self.schema = body, schema
+
+
+class CheckedBody(bytes):
+    """A body with what it was decoded to. `schema` is the shape that it has."""
+
+    data: Any
+    schema: dict[str, Any]
+
+    @classmethod
+    def of(cls, large: LargeBody) -> CheckedBody:
+        found = cls(large.body)
+        found.data, found.schema = _decoded(large.body, large.schema), large.schema
+        return found
+
+
 def decoded(body: bytes, schema: dict[str, Any]) -> Any:
-    """Decodes a body and checks its shape."""
+    """Decodes a body and checks its shape. Raises LargeBody if that would take long and was not done before."""
+    if isinstance(body, CheckedBody) and body.schema == schema:
+        return body.data
+    if len(body) > AT_ONCE:
+        raise LargeBody(body, schema)
+    return _decoded(body, schema)
+
+
+def _decoded(body: bytes, schema: dict[str, Any]) -> Any:
     try:
         data = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
