@@ -20,28 +20,36 @@ class Steps:
     """Runs operations. Trees must not change while an answer is made in steps: an operation that changes them waits for
     those answers, and no other one begins meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, sync: Callable[[], None] = lambda: None) -> None:
+        self._sync = sync
         self._answering = 0
         self._waiting = 0  # operations that would change trees
         self._moved = asyncio.Event()
 
     async def run(self, operation: Operation) -> Answer:
         """Returns the operation's answer. Nothing else runs between that and the caller's next step."""
+        self.sync()
         found = operation()
         if not isinstance(found, Answer):
             return await self._finish(found)
-        if not self._answering or found.change is None or not found.change.providers:
+        if not self._answering or found.change is None or not found.change.has_trees:
             return found
         self._waiting += 1
         try:
             while self._answering:
                 await self._moved.wait()
+            self.sync()
             found = operation()
             assert isinstance(found, Answer)
             return found
         finally:
             self._waiting -= 1
             self._wake()
+
+    def sync(self) -> None:
+        """Brings trees up to date that others change, unless an answer is being made of them."""
+        if not self._answering:
+            self._sync()
 
     async def _finish(self, steps: Generator[None, None, Answer]) -> Answer:
         while self._waiting:

@@ -208,7 +208,7 @@ class Storage:
             writes=list(change.consumers),
             inventories=change.exchanges,
             recorded=self._recorded,
-            forgotten=self.state.gone(),
+            forgotten=self.state.forgettable(),
         )
         if len(encode_entry(entry)) > MAX_ENTRY:
             raise Refused(413, f"The allocations of one request may have {MAX_ENTRY} bytes.")

@@ -19,6 +19,7 @@ from .follower import (
 )
 from .ledger import ActiveClaim, Changes, Ledger
 from .own_places import Placed, assign_beside_own
+from .room import free_of, unshared_of
 from .snapshots import newest_snapshot, read_snapshot, write_snapshot
 from .takeovers import Wanted
 
@@ -51,6 +52,7 @@ __all__ = [
     "encode_commit",
     "encode_entry",
     "existing_placement",
+    "free_of",
     "keep_capacity",
     "newest_snapshot",
     "open_ledger",
@@ -58,6 +60,7 @@ __all__ = [
     "own_amounts",
     "own_claims",
     "read_snapshot",
+    "unshared_of",
     "wanted_on",
     "write_snapshot",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .alike_trees import alike
-from .forest import Forest
+from .forest import POOLS, Forest
 from .properties import meets
 from .request import INTERNAL, NAMELESS, Group, Request
 from .solver import Budget, Problem, Slot, Subtree, assignments_in_steps
@@ -246,12 +246,13 @@ def _rows_with(forest: Forest, resources: Mapping[str, int]) -> Rows:
         if columns is None:
             return np.empty(0, np.int64)
         rows = columns.with_room(amount)
+        rows = rows[~forest.disabled[rows]]
         if mask is not None:
             rows = rows[mask[rows]]
         mask = np.zeros(forest.n, np.bool_)
         mask[rows] = True
     if mask is None:
-        mask = forest.root[: forest.n] >= 0
+        mask = (forest.root[: forest.n] >= 0) & ~forest.disabled[: forest.n]
     return np.flatnonzero(mask).astype(np.int64)
 
 
@@ -292,7 +293,7 @@ def _is_member(forest: Forest, group: Group, row: int) -> bool:
 def _anchors(forest: Forest, request: Request, choices: list[_Choice], serving: Mapping[int, set[int]]) -> Rows:
     """Returns the roots of the trees where each choice has a part at least."""
     n = forest.n
-    mask = forest.root[:n] == np.arange(n)
+    mask = (forest.root[:n] == np.arange(n)) & ~forest.disabled[:n]
     if request.root_required or request.root_forbidden:
         fits = forest.traits.where(
             ("traits", request.root_required, request.root_forbidden),
@@ -352,8 +353,9 @@ class _Solver:
         asked: dict[str, int] = {}
         for choice in choices:
             for name in choice.resources:
-                asked[name] = asked.get(name, 0) + 1
-        self._contended = {name for name, times in asked.items() if times > 1}
+                pool = POOLS.get(name, name)
+                asked[pool] = asked.get(pool, 0) + 1
+        self._contended = {name for c in choices for name in c.resources if asked[POOLS.get(name, name)] > 1}
         number = {c.suffix: i for i, c in enumerate(choices) if c.suffix != NAMELESS}
         self._subtrees = tuple(
             Subtree(tuple(sorted(number[s] for s in r.together)), tuple(sorted(number[s] for s in r.apart)))
@@ -377,6 +379,9 @@ class _Solver:
             found[-1][rows] |= 1 << number % _BITS
         asked = {name: sum(c.resources.get(name, 0) for c in self._choices) for name in sorted(self._contended)}
         found += [forest.room_by_row(name, amount) for name, amount in asked.items()]
+        if forest.has_pools:
+            found += [forest.pool_by_row(name, sum(asked.values())) for name in asked]
+            found += [forest.above_by_row(name) for name in asked]
         if self._subtrees:
             found.append(forest.leave[:n] - np.arange(n))
         for any_of in self._together:
@@ -402,14 +407,15 @@ class _Solver:
             contended = [(name, amount) for name, amount in choice.resources.items() if name in self._contended]
             if contended:
                 for row in rows:
-                    needs: list[tuple[int, int]] = []
+                    needs: dict[int, int] = {}
                     for name, amount in contended:
-                        cell = cells.get((row, name))
-                        if cell is None:
-                            cell = cells[row, name] = len(room)
-                            room.append(forest.room(row, name))
-                        needs.append((cell, amount))
-                    takes.append(tuple(needs))
+                        for key, have in ((row, name), forest.room(row, name)), *forest.pools(row, name):
+                            cell = cells.get(key)
+                            if cell is None:
+                                cell = cells[key] = len(room)
+                                room.append(have)
+                            needs[cell] = needs.get(cell, 0) + amount
+                    takes.append(tuple(needs.items()))
             covers: list[int] = []
             if self._together and choice.suffix == NAMELESS:
                 sets = forest.traits.sets

@@ -5,7 +5,7 @@ A part's row is also its number of entry: a is an ancestor of b, or b itself, ex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,9 @@ from .interning import SetTable
 #: The trait of a part that offers its inventories to all trees with which it has an aggregate in common.
 SHARES = "MISC_SHARES_VIA_AGGREGATE"
 UNLIMITED = MAX_INT
+#: Classes whose units are taken of another class of the same tree, too.
+POOLS = {"PCPU": "VCPU"}
+Rows = NDArray[np.int64]
 
 
 class Inventory(NamedTuple):
@@ -53,10 +56,39 @@ class Part(NamedTuple):
     used: Mapping[str, int] = {}
 
 
+class TreeRows(NamedTuple):
+    """The parts of a block in preorder, as columns. `root`, `parent` (-1: none) and `leave` count from the block's first row;
+    `traits` and `aggregates` are numbers of the forest's sets. Nothing is offered by parts that are `disabled`."""
+
+    ids: list[str]
+    root: Rows
+    parent: Rows
+    leave: Rows
+    traits: NDArray[np.int32]
+    aggregates: NDArray[np.int32]
+    disabled: NDArray[np.bool_]
+
+
+class ClassRows(NamedTuple):
+    """The inventories of a class in a block, as columns; `row` ascends from the block's first row, and so does `above`: the next
+    part upwards from which all that is taken is taken, too (-1: none). `pool` is what the whole tree still has of it (-1: it
+    has no such limit)."""
+
+    row: Rows
+    capacity: Rows
+    used: Rows
+    min_unit: Rows
+    max_unit: Rows
+    step_size: Rows
+    above: Rows
+    pool: Rows
+
+
 class ClassColumns:
     """The inventories of one class: a run of entries for each block, in the order of the block's rows."""
 
-    __slots__ = ("_blocks", "_runs", "capacity", "max_unit", "min_unit", "row", "step_size", "used")
+    COLUMNS = ("row", "capacity", "used", "min_unit", "max_unit", "step_size", "above", "pool")
+    __slots__ = (*COLUMNS, "_blocks", "_runs")
 
     def __init__(self) -> None:
         self._blocks = Blocks()
@@ -67,6 +99,23 @@ class ClassColumns:
         self.min_unit: NDArray[np.int64] = np.empty(0, np.int64)
         self.max_unit: NDArray[np.int64] = np.empty(0, np.int64)
         self.step_size: NDArray[np.int64] = np.empty(0, np.int64)
+        self.above: NDArray[np.int64] = np.empty(0, np.int64)
+        self.pool: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def write_columns(self, block: int, first: int, columns: ClassRows) -> None:
+        """Replaces the entries of a block whose first row is `first`."""
+        count = len(columns.row)
+        start, had = self._runs.get(block, (0, 0))
+        if had != count:
+            self.write(block, ())
+            start = self._blocks.take(Blocks.length_for(count))
+            self._ensure(self._blocks.top)
+            self._runs[block] = start, count
+        here = slice(start, start + count)
+        for name, values in zip(self.COLUMNS, columns, strict=True):
+            getattr(self, name)[here] = values
+        self.row[here] += first
+        self.above[here] = np.where(columns.above < 0, -1, columns.above + first)
 
     def write(self, block: int, entries: Sequence[tuple[int, Inventory, int]]) -> None:
         """Replaces the entries (row, inventory, used) of a block."""
@@ -87,6 +136,7 @@ class ClassColumns:
         self.min_unit[here] = [inventory.min_unit for _, inventory, _ in entries]
         self.max_unit[here] = [inventory.max_unit for _, inventory, _ in entries]
         self.step_size[here] = [inventory.step_size for _, inventory, _ in entries]
+        self.above[here] = self.pool[here] = -1
         self._runs[block] = start, count
 
     @property
@@ -123,6 +173,8 @@ class ClassColumns:
         self.min_unit = grown(self.min_unit, length, 1)
         self.max_unit = grown(self.max_unit, length)
         self.step_size = grown(self.step_size, length, 1)
+        self.above = grown(self.above, length, -1)
+        self.pool = grown(self.pool, length, -1)
 
 
 class Forest:
@@ -140,11 +192,13 @@ class Forest:
         self.trait_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.aggregate_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.block: NDArray[np.int32] = np.empty(0, np.int32)
+        self.disabled: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._blocks = Blocks()
         self._runs: dict[int, tuple[int, int]] = {}
         self._classes_of: dict[int, frozenset[str]] = {}
-        self._by_aggregate: dict[str, set[int]] = {}
         self._sharing: set[int] = set()
+        self.has_pools = False  # what is taken of some parts is taken of others, too
+        self._served_by: dict[int, set[int]] | None = None  # by sharing part; None: to be found anew
 
     @property
     def n(self) -> int:
@@ -172,8 +226,6 @@ class Forest:
             self.ids[row] = part.id
             self.trait_set[row] = self.traits.acquire(part.traits)
             self.aggregate_set[row] = self.aggregates.acquire(part.aggregates)
-            for aggregate in part.aggregates:
-                self._by_aggregate.setdefault(aggregate, set()).add(row)
             if SHARES in part.traits:
                 self._sharing.add(row)
             for name, inventory in part.inventories.items():
@@ -185,10 +237,65 @@ class Forest:
         self.root[start : start + count] = roots
         self.leave[start : start + count] = leave
         self.block[start : start + count] = block
+        self.disabled[start : start + count] = False
         self.rows.update(here)
         for name, found in entries.items():
             self.classes.setdefault(name, ClassColumns()).write(block, found)
         self._classes_of[block] = frozenset(entries)
+
+    def write_rows(self, block: int, trees: TreeRows) -> int:
+        """Replaces a block's trees, whose inventories follow by `write_classes`. Returns its first row."""
+        count = len(trees.ids)
+        start, had = self._runs.get(block, (0, 0))
+        if had != count or self.ids[start : start + count] != trees.ids:
+            self._erase(block)
+            start = self._blocks.take(Blocks.length_for(count))
+            self._ensure(self._blocks.top)
+            self._runs[block] = start, count
+            self.ids[start : start + count] = trees.ids
+            self.rows.update(zip(trees.ids, range(start, start + count), strict=True))
+        here = slice(start, start + count)
+        self._served_by = None
+        self._sharing.difference_update([row for row in self._sharing if start <= row < start + count])
+        self.root[here] = trees.root + start
+        self.parent[here] = np.where(trees.parent < 0, -1, trees.parent + start)
+        self.leave[here] = trees.leave + start
+        self.trait_set[here] = trees.traits
+        self.aggregate_set[here] = trees.aggregates
+        self.disabled[here] = trees.disabled
+        self.block[here] = block
+        shares = self.traits.where("shares", lambda traits: SHARES in traits)[trees.traits]
+        self._sharing.update((start + np.flatnonzero(shares)).tolist())
+        return start
+
+    def write_classes(self, block: int, classes: Mapping[str, ClassRows]) -> None:
+        """Replaces the inventories of a block that was written by `write_rows`."""
+        first = self._runs[block][0]
+        self.has_pools = True
+        for name in self._classes_of.get(block, frozenset()) - classes.keys():
+            self.classes[name].write(block, ())
+        for name, columns in classes.items():
+            self.classes.setdefault(name, ClassColumns()).write_columns(block, first, columns)
+        self._classes_of[block] = frozenset(classes)
+
+    def add_names(self, row: int, traits: Iterable[str], aggregates: Iterable[str]) -> None:
+        """Gives a part more traits and aggregates."""
+        names = self.traits.sets[int(self.trait_set[row])].union(traits)
+        self.trait_set[row] = self.traits.number(names)
+        members = self.aggregates.sets[int(self.aggregate_set[row])].union(aggregates)
+        self.aggregate_set[row] = self.aggregates.number(members)
+        self._served_by = None
+        if SHARES in names:
+            self._sharing.add(row)
+
+    def first_row(self, block: int) -> int | None:
+        """Returns the first row of a block; None if it has no trees."""
+        return self._runs[block][0] if block in self._runs else None
+
+    def block_of(self, ident: str) -> int | None:
+        """Returns the block of a part; None if there is no such part."""
+        row = self.rows.get(ident)
+        return None if row is None else int(self.block[row])
 
     def set_used(self, row: int, name: str, used: int) -> None:
         """Sets the amount of a class in use at a part that has it."""
@@ -215,27 +322,55 @@ class Forest:
         found[columns.row[at]] = np.clip(room, 0, most)
         return found
 
+    def pool_by_row(self, name: str, most: int) -> NDArray[np.int64]:
+        """Returns what the whole tree of each row has of a class for it, -1 where there is no such limit, and no more than `most`."""
+        found = np.full(self.n, -1, np.int64)
+        columns = self.classes[name]
+        at = np.flatnonzero((columns.row >= 0) & (columns.pool >= 0))
+        found[columns.row[at]] = np.minimum(columns.pool[at], most)
+        return found
+
+    def above_by_row(self, name: str) -> NDArray[np.int64]:
+        """Returns how far above each row the part is of which its units of a class are taken, too; 0 if there is none."""
+        found = np.zeros(self.n, np.int64)
+        columns = self.classes[name]
+        at = np.flatnonzero((columns.row >= 0) & (columns.above >= 0))
+        found[columns.row[at]] = columns.row[at] - columns.above[at]
+        return found
+
+    def pools(self, row: int, name: str) -> Iterator[tuple[tuple[int, str], int]]:
+        """Yields from where else each unit of a class is taken that is taken of a part, and how much of it is there."""
+        columns = self.classes[name]
+        at = columns.position(int(self.block[row]), row)
+        if at is None:
+            return
+        if columns.pool[at] >= 0:
+            yield (~int(self.root[row]), POOLS.get(name, name)), int(columns.pool[at])
+        while (above := int(columns.above[at])) >= 0:
+            yield (above, name), self.room(above, name)
+            at = columns.position(int(self.block[above]), above)
+            assert at is not None  # an ancestor from which it is taken has the class
+
     def sharing_with(self) -> dict[int, set[int]]:
         """Returns the roots of other trees that each sharing part serves, by row of the part."""
-        return {row: self._served(row) for row in self._sharing}
+        if self._served_by is None:
+            self._served_by = {row: self._served(row) for row in sorted(self._sharing) if not self.disabled[row]}
+        return self._served_by
 
     def _served(self, row: int) -> set[int]:
         names = self.aggregates.sets[int(self.aggregate_set[row])]
-        rows = {member for name in names for member in self._by_aggregate.get(name, ())}
-        return {int(self.root[member]) for member in rows} - {int(self.root[row])}
+        member = self.aggregates.where(("any", names), lambda other: not names.isdisjoint(other))
+        rows = np.flatnonzero(member[self.aggregate_set[: self.n]] & (self.root[: self.n] >= 0))
+        return set(np.unique(self.root[rows]).tolist()) - {int(self.root[row])}
 
     def _erase(self, block: int) -> None:
+        self._served_by = None
         had = self._runs.pop(block, None)
         if had is None:
             return
         start, count = had
         for row in range(start, start + count):
             del self.rows[self.ids[row]]
-            for aggregate in self.aggregates.sets[int(self.aggregate_set[row])]:
-                members = self._by_aggregate[aggregate]
-                members.discard(row)
-                if not members:
-                    del self._by_aggregate[aggregate]
             self._sharing.discard(row)
             self.ids[row] = ""
             self.traits.release(int(self.trait_set[row]))
@@ -258,6 +393,7 @@ class Forest:
         self.trait_set = grown(self.trait_set, length)
         self.aggregate_set = grown(self.aggregate_set, length)
         self.block = grown(self.block, length)
+        self.disabled = grown(self.disabled, length, False)
         self.ids.extend([""] * (length - len(self.ids)))
 
 

@@ -42,8 +42,16 @@ _MAX_ID = 512
 _RESOURCE = re.compile("[!-~]{1,320}", re.ASCII)
 
 
+class AddedNames(Value, kw_only=True, frozen=True):
+    """Traits and aggregates that a part has besides those that are reported."""
+
+    traits: list[str] = []
+    aggregates: list[str] = []
+
+
 class Inside(Value, kw_only=True, frozen=True):
-    """What is reported of the inside of a node. `node` has the node's own amounts of Kubernetes resources that parts have, too."""
+    """What is reported of the inside of a node. `node` has the node's own amounts of Kubernetes resources that parts have, too;
+    `added` what clients of the Placement interface added, by path: `/ID` of a part, empty for the node."""
 
     zones: list[ZoneReport] = []
     providers: list[ProviderReport] = []
@@ -52,6 +60,7 @@ class Inside(Value, kw_only=True, frozen=True):
     topology_manager: TopologyManager | None = None
     cpu_manager: str = ""  # the policy; empty: not reported
     node: dict[str, int] = {}
+    added: dict[str, AddedNames] = {}
 
 
 class InnerPart(NamedTuple):
@@ -66,6 +75,8 @@ class InnerPart(NamedTuple):
     healthy: bool = True
     inventories: Mapping[str, Inventory] = {}
     consumes: Mapping[str, tuple[Take, ...]] = {}  # by class; of part 0 it is the node's columns
+    added_traits: frozenset[str] = frozenset()  # those of its traits and aggregates that are not reported
+    added_aggregates: frozenset[str] = frozenset()
 
 
 class Entry(NamedTuple):
@@ -109,7 +120,8 @@ _decoder = msgspec.json.Decoder(Inside)
 
 def encode(inside: Inside) -> bytes:
     """Returns the bytes of what is inside a node; none if there is nothing."""
-    return _encoder.encode(inside) if inside.zones or inside.providers or inside.devices else b""
+    there = inside.zones or inside.providers or inside.devices or inside.added
+    return _encoder.encode(inside) if there else b""
 
 
 def decode(source: bytes) -> Inside:
@@ -121,7 +133,7 @@ def layout_of(source: bytes) -> Layout:
     """Returns the layout that the bytes describe. Raises `msgspec.DecodeError` for bytes that are not from `encode`."""
     inside = decode(source)
     builder = _Builder(inside)
-    parts = tuple(builder.parts()) if source else ()
+    parts = tuple(_with_names(part, inside.added.get(part.path)) for part in builder.parts()) if source else ()
     entries = tuple(Entry(i, name) for i, part in enumerate(parts) for name in sorted(part.inventories))
     return Layout(
         source,
@@ -131,6 +143,19 @@ def layout_of(source: bytes) -> Layout:
         {part.path: i for i, part in enumerate(parts)},
         {(parts[i].path, name): n for n, (i, name) in enumerate(entries)},
         tuple(builder.dropped),
+    )
+
+
+def _with_names(part: InnerPart, added: AddedNames | None) -> InnerPart:
+    if added is None:
+        return part
+    traits = frozenset(map(short_name, added.traits)) - part.traits
+    aggregates = frozenset(added.aggregates) - part.aggregates
+    return part._replace(
+        traits=part.traits | traits,
+        aggregates=part.aggregates | aggregates,
+        added_traits=traits,
+        added_aggregates=aggregates,
     )
 
 

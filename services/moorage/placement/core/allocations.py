@@ -19,6 +19,7 @@ from .errors import (
     not_found,
 )
 from .records import Change, Consumer, ConsumerWrite, InventoryRecord, Provider
+from .reported import Shortage
 from .state import State
 
 #: Project and user of consumers from before 1.8, whose requests name none.
@@ -38,7 +39,7 @@ class _Missing(Exception):
 
 
 def of_consumer(call: Call) -> Answer:
-    consumer = call.state.consumers.get(call.path["consumer_uuid"])
+    consumer = call.state.consumer(call.path["consumer_uuid"])
     if consumer is None:
         return Answer(body={"allocations": {}}, modified=call.now)
     body: dict[str, Any] = {
@@ -58,7 +59,7 @@ def of_consumer(call: Call) -> Answer:
 
 def of_provider(call: Call) -> Answer:
     wanted = call.path["uuid"]
-    if wanted not in call.state.providers:
+    if not call.state.has(wanted):
         raise not_found(f"Resource provider '{wanted}' not found: No resource provider with uuid {wanted} found")
     holders = call.state.consumers_of(wanted)
     shown: dict[str, Any] = {}
@@ -95,9 +96,10 @@ def replace_many(call: Call) -> Answer:
 def delete(call: Call) -> Answer:
     wanted = call.path["consumer_uuid"]
     consumer = call.state.consumers.get(wanted)
+    _check_no_claim(call.state, wanted)
     if consumer is None:
         raise not_found(f"No allocations for consumer '{wanted}'")
-    ended = msgspec.structs.replace(consumer, allocations={}, updated=call.now)
+    ended = msgspec.structs.replace(consumer, allocations={}, names={}, taken={}, updated=call.now)
     return Answer(204, change=Change(consumers=(ConsumerWrite(consumer=ended, expected=consumer.generation),)))
 
 
@@ -106,7 +108,7 @@ def reshape(call: Call) -> Answer:
     state = call.state
     new: dict[str, dict[str, InventoryRecord]] = {}
     for wanted, given in data["inventories"].items():
-        if wanted not in state.providers:
+        if not state.has(wanted):
             raise bad_request(
                 f"Resource provider {wanted} in inventories not found: No resource provider with uuid {wanted} found",
                 PROVIDER_NOT_FOUND,
@@ -118,6 +120,7 @@ def reshape(call: Call) -> Answer:
                 f"given: {given['resource_provider_generation']}",
                 CONCURRENT_UPDATE,
             )
+        state.made(wanted)
         new[wanted] = {name: inventories.record(f, call.now) for name, f in given["inventories"].items()}
     writes = _writes(call, data["allocations"])
     for found in new.values():
@@ -127,7 +130,7 @@ def reshape(call: Call) -> Answer:
     try:
         # While allocations move, a provider has what it had and what it will have.
         both = {wanted: {**state.providers[wanted].inventories, **found} for wanted, found in new.items()}
-        _check(state, writes, both)
+        writes = _check(state, writes, both)
     except _Invalid as error:
         raise conflict(f"Unable to allocate inventory: {error}") from None
     except _Missing as error:
@@ -151,12 +154,13 @@ def reshape(call: Call) -> Answer:
 def _writes(call: Call, data: dict[str, Any]) -> list[ConsumerWrite]:
     """Checks generations and providers of all consumers, and returns their writes."""
     for consumer, given in data.items():
+        _check_no_claim(call.state, consumer)
         _check_generation(call, consumer, given)
     found = []
     for consumer, given in data.items():
         old = call.state.consumers.get(consumer)
         for provider in given["allocations"]:
-            if provider not in call.state.providers:
+            if not call.state.has(provider):
                 raise bad_request(f"Allocation for resource provider '{provider}' that does not exist.")
         amounts = {provider: a["resources"] for provider, a in given["allocations"].items()}
         named = tuple(amounts or (old.allocations if old is not None else ()))
@@ -177,6 +181,11 @@ def _writes(call: Call, data: dict[str, Any]) -> list[ConsumerWrite]:
     return found
 
 
+def _check_no_claim(state: State, consumer: str) -> None:
+    if state.reported.is_claim(consumer):
+        raise conflict(f"Consumer {consumer} is a claim of the mesh. It is changed by changing its application.")
+
+
 def _check_generation(call: Call, consumer: str, given: dict[str, Any]) -> None:
     if call.version < 28:
         return
@@ -189,7 +198,7 @@ def _check_generation(call: Call, consumer: str, given: dict[str, Any]) -> None:
 
 def _committed(call: Call, writes: list[ConsumerWrite], missing: Callable[[object], str]) -> Answer:
     try:
-        _check(call.state, writes, {})
+        writes = _check(call.state, writes, {})
     except _Missing as error:
         raise bad_request(missing(error)) from None
     except _Invalid as error:
@@ -220,8 +229,11 @@ def _used_after(state: State, writes: list[ConsumerWrite]) -> dict[tuple[str, st
     return after
 
 
-def _check(state: State, writes: list[ConsumerWrite], replaced: dict[str, dict[str, InventoryRecord]]) -> None:
-    """Raises if the writes take more than there is. What does not add to an amount over capacity is allowed."""
+def _check(
+    state: State, writes: list[ConsumerWrite], replaced: dict[str, dict[str, InventoryRecord]]
+) -> list[ConsumerWrite]:
+    """Raises if the writes take more than there is. What does not add to an amount over capacity is allowed. Returns the
+    writes with what they take of the nodes of clusters."""
     after = _used_after(state, writes)
     for write in writes:
         for amounts in write.consumer.allocations.values():
@@ -230,9 +242,20 @@ def _check(state: State, writes: list[ConsumerWrite], replaced: dict[str, dict[s
                     raise _Missing(f"No such resource class {name}.")
     for write in writes:
         for provider, amounts in write.consumer.allocations.items():
-            known = replaced.get(provider) or state.providers[provider].inventories
+            known = replaced.get(provider) or state.provider(provider).inventories
             for name, amount in amounts.items():
                 _check_amount(state, provider, name, amount, known.get(name), after)
+    reported = state.reported
+    located = [msgspec.structs.replace(write, consumer=reported.located(write.consumer)) for write in writes]
+    try:
+        reported.check_room(located, state.consumers)
+    except Shortage as short:
+        raise _Invalid(_said(short.name, short.provider) + "exceed the capacity.") from None
+    return located
+
+
+def _said(name: str, provider: str) -> str:
+    return f"Unable to create allocation for '{name}' on resource provider '{provider}'. The requested amount would "
 
 
 def _check_amount(
@@ -245,9 +268,11 @@ def _check_amount(
 ) -> None:
     if found is None:
         raise _Invalid(f"Inventory for '{name}' on resource provider '{provider}' invalid.")
-    said = f"Unable to create allocation for '{name}' on resource provider '{provider}'. The requested amount would "
+    said = _said(name, provider)
     if not found.min_unit <= amount <= found.max_unit or amount % found.step_size:
         raise _Invalid(f"{said}violate inventory constraints.")
+    if provider not in state.providers:
+        return  # its room is counted in the units of its node
     used = after[provider, name]
     if used > (found.total - found.reserved) * found.allocation_ratio and used > state.used(provider, name):
         raise _Invalid(f"{said}exceed the capacity.")

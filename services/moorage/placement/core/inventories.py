@@ -25,7 +25,7 @@ def show(call: Call) -> Answer:
 
 
 def create(call: Call) -> Answer:
-    provider = call.state.provider(call.path["uuid"])
+    provider = call.state.made(call.path["uuid"])
     data = schemas.decoded(call.body, schemas.NEW_INVENTORY)
     name = data["resource_class"]
 
@@ -49,7 +49,7 @@ def create(call: Call) -> Answer:
 
 
 def replace(call: Call) -> Answer:
-    provider = call.state.provider(call.path["uuid"])
+    provider = call.state.made(call.path["uuid"])
     data = schemas.decoded(call.body, schemas.INVENTORIES)
     _check_generation(call, provider, data)
     new = {name: _record(call, fields) for name, fields in data["inventories"].items()}
@@ -71,7 +71,7 @@ def replace(call: Call) -> Answer:
 
 
 def update(call: Call) -> Answer:
-    provider, name = call.state.provider(call.path["uuid"]), call.path["resource_class"]
+    provider, name = call.state.made(call.path["uuid"]), call.path["resource_class"]
     data = schemas.decoded(call.body, schemas.INVENTORY)
     _check_generation(call, provider, data)
     new = _record(call, data)
@@ -91,7 +91,7 @@ def update(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    provider, name = call.state.provider(call.path["uuid"]), call.path["resource_class"]
+    provider, name = call.state.made(call.path["uuid"]), call.path["resource_class"]
     missing = f"No inventory of class {name} found for delete"
     if name not in call.state.classes:
         raise not_found(f"{missing}: No such resource class {name}.")
@@ -104,7 +104,7 @@ def delete(call: Call) -> Answer:
 
 
 def delete_all(call: Call) -> Answer:
-    provider = call.state.provider(call.path["uuid"])
+    provider = call.state.made(call.path["uuid"])
     if (text := in_use(call, provider, {})) is not None:
         raise conflict(text, INVENTORY_IN_USE)
     return Answer(204, change=_written(call, provider, {})[0])
@@ -130,7 +130,7 @@ def _record(call: Call, fields: dict[str, Any]) -> InventoryRecord:
 
 def _provider(call: Call) -> Provider:
     wanted = call.path["uuid"]
-    found = call.state.providers.get(wanted)
+    found = call.state.find(wanted)
     if found is None:
         raise not_found(
             f"No resource provider with uuid {wanted} found : No resource provider with uuid {wanted} found"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from . import schemas
 from .call import Answer, Call
 from .errors import CONCURRENT_UPDATE, UnknownName, bad_request, conflict, not_found
-from .records import Change, Consumer, ConsumerWrite, InventoryRecord, Provider
+from .records import Addition, Change, Consumer, ConsumerWrite, InventoryRecord, Provider
 
 CUSTOM = "CUSTOM_"
 
@@ -47,6 +49,8 @@ def rename_class(call: Call) -> Answer:
     old = _known_class(call)
     if not old.startswith(CUSTOM):
         raise bad_request(f"Cannot update standard resource class {old}")
+    if old in call.state.reported.columns.class_names:
+        raise conflict(f"Resource class {old} is offered by nodes of clusters.")
     if new in call.state.classes:
         raise conflict(f"Resource class already exists: {new}")
     changed: dict[str, Provider | None] = {}
@@ -169,7 +173,7 @@ def _known_trait(call: Call) -> str:
 
 def provider_traits(call: Call) -> Answer:
     wanted = call.path["uuid"]
-    provider = call.state.providers.get(wanted)
+    provider = call.state.find(wanted)
     if provider is None:
         raise not_found(f"No resource provider with uuid {wanted} found: No resource provider with uuid {wanted} found")
     answer = _traits_shown(call, list(provider.traits))
@@ -190,18 +194,53 @@ def replace_provider_traits(call: Call) -> Answer:
     missing = sorted(set(data["traits"]) - set(call.state.traits))
     if missing:
         raise bad_request(f"No such trait {', '.join(missing)}")
-    new = tuple(name for name in call.state.traits if name in set(data["traits"]))
+    given = set(data["traits"])
+    if wanted not in call.state.providers:
+        given |= _reported_names(call, provider).traits
+    new = tuple(name for name in call.state.traits if name in given)
     answer = _traits_shown(call, list(new))
-    answer.change = _with_traits(provider, new)
+    answer.change = _with_traits(call, provider, new)
     answer.body["resource_provider_generation"] = generation + (answer.change is not None)
     return answer
 
 
 def clear_provider_traits(call: Call) -> Answer:
-    return Answer(204, change=_with_traits(call.state.provider(call.path["uuid"]), ()))
+    return Answer(204, change=_with_traits(call, call.state.provider(call.path["uuid"]), ()))
 
 
-def _with_traits(provider: Provider, new: tuple[str, ...]) -> Change | None:
+class _Names(NamedTuple):
+    traits: frozenset[str]
+    aggregates: frozenset[str]
+
+
+def _reported_names(call: Call, provider: Provider) -> _Names:
+    """Returns what a cluster reports of its node or part. Clients may add to that, and remove what they added."""
+    addition = call.state.additions.get(provider.uuid)
+    if addition is None:
+        return _Names(frozenset(provider.traits), frozenset(provider.aggregates))
+    return _Names(*call.state.reported.own_names(provider.uuid))
+
+
+def _added(call: Call, provider: Provider, traits: set[str], aggregates: set[str], grows: int) -> Change:
+    """Keeps what is not reported of these as additions."""
+    reported = _reported_names(call, provider)
+    new = Addition(
+        uuid=provider.uuid,
+        name=provider.name,
+        generation=provider.generation + grows,
+        traits=tuple(sorted(traits - reported.traits)),
+        aggregates=tuple(sorted(aggregates - reported.aggregates)),
+        updated=call.now,
+    )
+    return Change(additions={provider.uuid: new})
+
+
+def _with_traits(call: Call, provider: Provider, new: tuple[str, ...]) -> Change | None:
+    if provider.uuid not in call.state.providers:
+        reported = _reported_names(call, provider)
+        if set(new) | reported.traits == set(provider.traits):
+            return None
+        return _added(call, provider, set(new), set(provider.aggregates), 1)
     if set(new) == set(provider.traits):
         return None
     return Change({provider.uuid: msgspec.structs.replace(provider, traits=new, generation=provider.generation + 1)})
@@ -226,6 +265,12 @@ def replace_aggregates(call: Call) -> Answer:
             CONCURRENT_UPDATE,
         )
     new = tuple(data["aggregates"] if grows else data)
+    if provider.uuid not in call.state.providers:
+        change = _added(call, provider, set(provider.traits), set(new), int(grows))
+        shown = sorted(set(new) | _reported_names(call, provider).aggregates)
+        answer = _aggregates_shown(call, shown, generation + grows)
+        answer.change = change
+        return answer
     written = msgspec.structs.replace(provider, aggregates=new, generation=provider.generation + grows)
     answer = _aggregates_shown(call, list(new), generation + grows)
     answer.change = Change({provider.uuid: written})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from . import parsing, schemas
 from .call import Answer, Call
@@ -21,6 +24,9 @@ from .errors import (
 )
 from .records import Change, Provider
 from .state import State
+
+#: Providers that are shown between two steps of a long answer.
+_SLICE = 200
 
 
 def shown(call: Call, provider: Provider, state: State | None = None) -> dict[str, Any]:
@@ -58,9 +64,10 @@ def create(call: Call) -> Answer:
             raise refused(
                 "parent provider UUID cannot be same as UUID. Please set parent provider UUID to None if there is no parent."
             )
-        if parent not in state.providers:
+        if not state.has(parent):
             raise refused("parent provider UUID does not exist.")
-    twice = f"name: {name}" if state.named(name) is not None else f"uuid: {made}" if made in state.providers else ""
+        state.made(parent)
+    twice = f"name: {name}" if state.named(name) is not None else f"uuid: {made}" if state.has(made) else ""
     if twice:
         raise conflict(f"Conflicting resource provider {twice} already exists.", DUPLICATE_NAME)
     provider = Provider(
@@ -82,55 +89,110 @@ def show(call: Call) -> Answer:
     return Answer(body=shown(call, provider), modified=provider.updated)
 
 
-def listed(call: Call) -> Answer:
-    schemas.check_query(call.query, schemas.provider_query(call.version))
-    state = call.state
-    conditions: list[Callable[[Provider], bool]] = []
-    if name := call.parameter("name"):
-        conditions.append(lambda p: p.name == name)
-    if wanted := call.parameter("uuid"):
-        conditions.append(lambda p: p.uuid == wanted)
-    try:
-        _with_traits(call, conditions)
-        _with_aggregates(call, conditions)
+class _Filter:
+    """The conditions of a list: of made providers one by one, of nodes and parts over their rows."""
+
+    def __init__(self, call: Call) -> None:
+        self.state = call.state
+        self.name, self.uuid, self.tree = (call.parameter(key) for key in ("name", "uuid", "in_tree"))
+        self.traits, self.aggregates = parsing.Traits(), parsing.Aggregates()
+        self.resources: dict[str, int] = {}
+        if values := call.parameters("required"):
+            self.traits = parsing.traits(values, call.version)
+            required, forbidden = self.traits
+            self.state.check_traits(sorted({name for any_of in required for name in any_of} | forbidden))
+        if values := call.parameters("member_of"):
+            self.aggregates = parsing.aggregates(values, call.version)
         if (text := call.parameter("resources")) is not None:
-            _with_room(state, parsing.resources(text), conditions)
+            self.resources = parsing.resources(text)
+            for name in self.resources:
+                self.state.check_class(name)
+
+    def made(self) -> list[Provider]:
+        state = self.state
+        root = state.root_of(self.tree) if self.tree in state.providers else None
+        having = [{state.forest.ids[row] for row in self._with_room(*asked)} for asked in self.resources.items()]
+        return [
+            p
+            for p in state.providers.values()
+            if (not self.name or p.name == self.name)
+            and (not self.uuid or p.uuid == self.uuid)
+            and _meets(self.traits, set(p.traits))
+            and _meets(self.aggregates, set(p.aggregates))
+            and all(p.uuid in uuids for uuids in having)
+            and (self.tree is None or (root is not None and state.root_of(p.uuid) == root))
+        ]
+
+    def _with_room(self, name: str, amount: int) -> list[int]:
+        columns = self.state.forest.classes.get(name)
+        return columns.with_room(amount).tolist() if columns is not None else []
+
+    def reported(self) -> list[str]:
+        """Returns the uuids of nodes and parts; of those that are gone and shown, too."""
+        state, forest = self.state, self.state.forest
+        named = state.named(self.name) if self.name else None
+        if self.name and (named is None or named in state.providers or self.uuid not in (None, "", named)):
+            return []
+        if only := named or self.uuid:
+            found = [only] if only not in state.providers and state.find(only) is not None else []
+            if self.tree is not None:
+                found = [p for p in found if state.has(self.tree) and state.root_of(p) == state.root_of(self.tree)]
+            rows = np.array([forest.rows[p] for p in found if p in forest.rows], np.int64)
+            gone = [p for p in found if p not in forest.rows]
+        elif self.tree is not None:
+            if self.tree in state.providers or not state.has(self.tree):
+                return []
+            root = state.root_of(self.tree)
+            row = forest.rows.get(root)
+            rows = np.arange(row, int(forest.leave[row])) if row is not None else np.empty(0, np.int64)
+            gone = state.gone(root)
+        else:
+            rows = np.flatnonzero((forest.block[: forest.n] < 0) & (forest.root[: forest.n] >= 0))
+            gone = state.gone(None)
+        return [forest.ids[row] for row in self._meeting(rows)] + (gone if not self._has_conditions else [])
+
+    @property
+    def _has_conditions(self) -> bool:
+        return bool(self.resources or self.traits.required or self.aggregates.required)
+
+    def _meeting(self, rows: NDArray[np.int64]) -> list[int]:
+        forest = self.state.forest
+        for table, numbers, asked in (
+            (forest.traits, forest.trait_set, self.traits),
+            (forest.aggregates, forest.aggregate_set, self.aggregates),
+        ):
+            if asked.required or asked.forbidden:
+                meets = table.where(("list", *asked), lambda names, asked=asked: _meets(asked, names))  # type: ignore[misc]
+                rows = rows[meets[numbers[rows]]]
+        for name, amount in self.resources.items():
+            rows = rows[np.isin(rows, np.array(self._with_room(name, amount), np.int64))]
+        found: list[int] = rows.tolist()
+        return found
+
+
+def _meets(asked: parsing.Traits | parsing.Aggregates, names: AbstractSet[str]) -> bool:
+    return all(any_of & names for any_of in asked.required) and not asked.forbidden & names
+
+
+def listed(call: Call) -> Generator[None, None, Answer]:
+    schemas.check_query(call.query, schemas.provider_query(call.version))
+    try:
+        wanted = _Filter(call)
     except UnknownName as error:
         where = '"required"' if "trait" in str(error) else "resources"
         kind = "trait(s)" if "trait" in str(error) else "resource class"
         raise bad_request(f"Invalid {kind} in {where} parameter: {error}") from None
-    found = [p for p in state.providers.values() if all(condition(p) for condition in conditions)]
-    if (tree := call.parameter("in_tree")) is not None:
-        root = state.root_of(tree) if tree in state.providers else None
-        found = [p for p in found if root is not None and state.root_of(p.uuid) == root]
-    body = {"resource_providers": [shown(call, p) for p in found]}
-    return Answer(body=body, modified=max((p.updated for p in found), default=call.now))
-
-
-def _with_traits(call: Call, conditions: list[Callable[[Provider], bool]]) -> None:
-    if values := call.parameters("required"):
-        required, forbidden = parsing.traits(values, call.version)
-        call.state.check_traits(sorted({name for any_of in required for name in any_of} | forbidden))
-        conditions.append(
-            lambda p: all(any_of & set(p.traits) for any_of in required) and not forbidden & set(p.traits)
-        )
-
-
-def _with_aggregates(call: Call, conditions: list[Callable[[Provider], bool]]) -> None:
-    if values := call.parameters("member_of"):
-        required, forbidden = parsing.aggregates(values, call.version)
-        conditions.append(
-            lambda p: all(any_of & set(p.aggregates) for any_of in required) and not forbidden & set(p.aggregates)
-        )
-
-
-def _with_room(state: State, resources: dict[str, int], conditions: list[Callable[[Provider], bool]]) -> None:
-    for name, amount in resources.items():
-        state.check_class(name)
-        columns = state.forest.classes.get(name)
-        rows = columns.with_room(amount).tolist() if columns is not None else []
-        having = {state.forest.ids[row] for row in rows}
-        conditions.append(lambda p, having=having: p.uuid in having)  # type: ignore[misc]
+    made = wanted.made()
+    body: list[msgspec.Raw] = []
+    for number, provider in enumerate(made):
+        body.append(msgspec.Raw(msgspec.json.encode(shown(call, provider))))
+        if number % _SLICE == 0:
+            yield
+    for number, reported in enumerate(wanted.reported()):
+        body.append(msgspec.Raw(msgspec.json.encode(shown(call, call.state.brief(reported)))))
+        if number % _SLICE == 0:
+            yield
+    return Answer(body={"resource_providers": body}, modified=max((p.updated for p in made), default=call.now))
 
 
 def update(call: Call) -> Answer:
@@ -145,7 +207,7 @@ def update(call: Call) -> Answer:
         )
 
     if parent is not None:
-        if parent not in state.providers:
+        if not state.has(parent):
             raise refused("create", "parent provider UUID does not exist.")
         if old.parent not in (None, parent) and call.version < 37:
             raise refused("update", "re-parenting a provider is not currently allowed.")
@@ -153,16 +215,23 @@ def update(call: Call) -> Answer:
             raise refused("update", "creating loop in the provider tree is not allowed.")
     elif old.parent is not None and call.version < 37:
         raise refused("update", "un-parenting a provider is not currently allowed.")
+    if parent is not None and parent != old.parent:
+        state.made(parent)
+    if old.uuid not in state.providers and (name, parent) != (old.name, old.parent):
+        state.made(old.uuid)
     if state.named(name) not in (None, old.uuid):
         raise conflict(f"Conflicting resource provider {name} already exists.", DUPLICATE_NAME)
+    if old.uuid not in state.providers:
+        return Answer(body=shown(call, old), modified=call.now)
     new = msgspec.structs.replace(old, name=name, parent=parent, updated=call.now)
     return Answer(body=shown(call, new), modified=call.now, change=Change({old.uuid: new}))
 
 
 def delete(call: Call) -> Answer:
     state, wanted = call.state, call.path["uuid"]
-    if wanted not in state.providers:
+    if not state.has(wanted):
         raise not_found(f"No resource provider with uuid {wanted} found for delete")
+    state.made(wanted)
     if any(True for _ in state.children(wanted)):
         raise conflict(
             f"Unable to delete parent resource provider {wanted}: It has child resource providers.",

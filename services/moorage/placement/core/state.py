@@ -12,8 +12,10 @@ import os_traits
 from moorage.collections import LruDict
 from moorage.parts import Forest, Part
 
-from .errors import not_found, unknown_class, unknown_traits
-from .records import Change, Consumer, ConsumerWrite, Provider, column
+from .errors import conflict, not_found, unknown_class, unknown_traits
+from .records import Addition, Change, Consumer, ConsumerWrite, Provider, column
+from .reported import ReportedTrees
+from .reported_names import is_reported, uuids_of
 
 #: Encoded summaries of providers and of whole trees that are kept.
 SUMMARIES, TREES = 200_000, 40_000
@@ -28,6 +30,8 @@ class State:
         self.classes: dict[str, float] = dict.fromkeys(os_resource_classes.STANDARDS, 0.0)
         self.traits: dict[str, float] = dict.fromkeys(os_traits.get_traits(), 0.0)
         self.forest = Forest()
+        self.reported = ReportedTrees(self.forest)
+        self.additions: dict[str, Addition] = {}  # by node or part
         self._named: dict[str, str] = {}
         self._children: dict[str, dict[str, None]] = {}
         self._consumers_of: dict[str, dict[str, None]] = {}
@@ -38,32 +42,106 @@ class State:
         self._next_block = 0
         self._summaries = LruDict[str, str](SUMMARIES)
         self._trees = LruDict[str, str](TREES)  # by root
+        self._known_names = 0, 0  # of classes and traits that nodes and parts have
         self._class_users: dict[str, int] = {}
         self._trait_users: dict[str, int] = {}
 
     # -- reading --------------------------------------------------------------------------------------------------
 
+    def sync(self) -> None:
+        """Shows nodes and parts of clusters as they are now."""
+        self.reported.sync()
+        columns = self.reported.columns
+        if self._known_names != (known := (len(columns.class_names), len(columns.trait_names))):
+            self._known_names = known
+            for names, here in ((columns.class_names, self.classes), (columns.trait_names, self.traits)):
+                here.update(dict.fromkeys(sorted(names - here.keys()), 0.0))
+
+    def find(self, uuid: str) -> Provider | None:
+        """Returns a provider: one that was made, or a node or part of a cluster. One of these that is gone is shown, without
+        inventories, as long as something names it."""
+        made = self.providers.get(uuid)
+        if made is not None or not is_reported(uuid):
+            return made
+        addition = self.additions.get(uuid)
+        if self.reported.has(uuid):
+            return self.reported.record(uuid, addition)
+        name = self._name_of_gone(uuid)
+        if name is None:
+            return None
+        generation = 0 if addition is None else addition.generation
+        root = self._root_of_gone(name)
+        return Provider(uuid=uuid, name=name, parent=root if root in self.forest.rows else None, generation=generation)
+
     def provider(self, uuid: str) -> Provider:
-        found = self.providers.get(uuid)
+        found = self.find(uuid)
         if found is None:
             raise not_found(f"No resource provider with uuid {uuid} found")
         return found
 
+    def made(self, uuid: str) -> Provider:
+        """Returns a provider that clients may change. Raises a refusal for a node or part: it is its cluster's."""
+        found = self.provider(uuid)
+        if uuid not in self.providers:
+            raise conflict(f"Resource provider {found.name} is reported by its cluster, which alone changes it.")
+        return found
+
+    def has(self, uuid: str) -> bool:
+        return uuid in self.providers or self.reported.has(uuid) or self.find(uuid) is not None
+
+    def is_gone(self, uuid: str) -> bool:
+        """Returns whether this is a node or part that is shown only because something names it."""
+        return uuid not in self.providers and not self.reported.has(uuid)
+
+    def _name_of_gone(self, uuid: str) -> str | None:
+        for consumer in self._consumers_of.get(uuid, ()):
+            if uuid in (names := self.consumers[consumer].names):
+                return names[uuid]
+        return self.reported.gone_name(uuid)
+
+    def _root_of_gone(self, name: str) -> str:
+        provider, cluster, ident = name.split("/", 2)
+        return uuids_of(f"{provider}/{cluster}")(ident.partition("/")[0])
+
+    def brief(self, uuid: str) -> Provider:
+        """Returns a provider without inventories."""
+        if self.reported.has(uuid):
+            return self.reported.record(uuid, self.additions.get(uuid), whole=False)
+        return self.provider(uuid)
+
+    def gone(self, root: str | None) -> list[str]:
+        """Returns the nodes and parts that are gone, and shown because something names them; of one node or of all."""
+        named = {p for p in self._consumers_of if is_reported(p)} | self.reported.named_by_claims()
+        gone = (p for p in sorted(named) if p not in self.forest.rows and p not in self.providers)
+        names = {p: name for p in gone if (name := self._name_of_gone(p)) is not None}
+        return [p for p, name in names.items() if root is None or self._root_of_gone(name) == root]
+
     def named(self, name: str) -> str | None:
         """Returns the uuid of the provider of this name."""
-        return self._named.get(name)
+        found = self._named.get(name)
+        if found is None and name.count("/") >= 2:
+            provider, cluster, ident = name.split("/", 2)
+            uuid = uuids_of(f"{provider}/{cluster}")(ident)
+            return uuid if self.find(uuid) is not None else None
+        return found
 
     def generation(self, uuid: str) -> int:
-        return self.providers[uuid].generation + self.writes(uuid)
+        made, addition = self.providers.get(uuid), self.additions.get(uuid)
+        own = made.generation if made is not None else addition.generation if addition is not None else 0
+        return own + self.writes(uuid)
 
     def writes(self, uuid: str) -> int:
         """Returns how often allocations named the provider."""
         return self._writes.get(uuid, 0)
 
     def root_of(self, uuid: str) -> str:
-        while (parent := self.providers[uuid].parent) is not None:
-            uuid = parent
-        return uuid
+        if uuid in self.providers:
+            while (parent := self.providers[uuid].parent) is not None:
+                uuid = parent
+            return uuid
+        if self.reported.has(uuid):
+            return self.reported.root(uuid)
+        return self.provider(uuid).parent or uuid
 
     def children(self, uuid: str) -> Iterable[str]:
         return self._children.get(uuid, ())
@@ -79,17 +157,40 @@ class State:
     def used(self, uuid: str, name: str) -> int:
         return self._used.get((uuid, name), 0)
 
+    def usages(self, uuid: str) -> dict[str, int]:
+        """Returns what is used of a provider, by class. Of a node or part that is what cannot be taken of it, whoever has it."""
+        made = self.providers.get(uuid)
+        if made is not None:
+            return {name: self.used(uuid, name) for name in made.inventories}
+        place = self.reported.place(uuid)
+        if place is not None:
+            return {name: offer.used for name, offer in self.reported.offers(place).items()}
+        found: dict[str, int] = {}
+        for consumer in self.consumers_of(uuid):
+            for name, amount in consumer.allocations[uuid].items():
+                found[name] = found.get(name, 0) + amount
+        return found
+
     def consumers_of(self, uuid: str) -> list[Consumer]:
-        return [self.consumers[consumer] for consumer in self._consumers_of.get(uuid, ())]
+        """Returns the consumers that hold something of a provider; claims among them, with what they hold of it alone."""
+        found = [self.consumers[consumer] for consumer in self._consumers_of.get(uuid, ())]
+        return found if uuid in self.providers else found + self.reported.claims_of(uuid)
+
+    def consumer(self, uuid: str) -> Consumer | None:
+        """Returns a consumer, or a claim as one."""
+        found = self.consumers.get(uuid)
+        return self.reported.claim(uuid) if found is None else found
 
     def is_class_used(self, name: str) -> bool:
-        return self._class_users.get(name, 0) > 0
+        return self._class_users.get(name, 0) > 0 or name in self.reported.columns.class_names
 
     def is_trait_used(self, name: str) -> bool:
-        return self._trait_users.get(name, 0) > 0
+        return self._trait_users.get(name, 0) > 0 or name in self.reported.columns.trait_names
 
     def summary(self, uuid: str, only: set[str] | None = None, traits: bool = True) -> dict[str, Any]:
         """Shows a provider as candidates do. `only`: the classes to show, None for all."""
+        if uuid not in self.providers:
+            return self._summary_of_reported(uuid, only, traits)
         provider = self.providers[uuid]
         shown: dict[str, Any] = {
             "resources": {
@@ -102,6 +203,20 @@ class State:
             shown["traits"] = provider.traits
         return shown
 
+    def _summary_of_reported(self, uuid: str, only: set[str] | None, traits: bool) -> dict[str, Any]:
+        place = self.reported.place(uuid)
+        offers = {} if place is None else self.reported.offers(place)
+        shown: dict[str, Any] = {
+            "resources": {
+                name: {"capacity": offer.inventory.capacity, "used": offer.used}
+                for name, offer in offers.items()
+                if only is None or name in only
+            }
+        }
+        if traits:
+            shown["traits"] = sorted(self.forest.traits.sets[int(self.forest.trait_set[self.forest.rows[uuid]])])
+        return shown
+
     def kept_summaries(self, root: int) -> str | None:
         """Returns the summaries of a tree, by its first row, if they were made since it changed."""
         return self._trees.use(self.forest.ids[root])
@@ -110,12 +225,18 @@ class State:
         """Returns the members of a JSON object: the summaries of a tree's providers with parent and root. They are kept, for
         answers show whole trees again and again."""
         uuids = self.forest.ids[root : int(self.forest.leave[root])]
-        found = self._trees[uuids[0]] = ",".join(
-            [f'"{uuid}":{self._encoded_summary(uuid, uuids[0])}' for uuid in uuids]
-        )
+        found = ",".join([f'"{uuid}":{self._encoded_summary(uuid, uuids[0])}' for uuid in uuids])
+        if uuids[0] in self.providers:  # use of nodes changes with every report
+            self._trees[uuids[0]] = found
         return found
 
     def _encoded_summary(self, uuid: str, root: str) -> str:
+        if uuid not in self.providers:
+            parent = int(self.forest.parent[self.forest.rows[uuid]])
+            shown = self.summary(uuid)
+            shown["parent_provider_uuid"] = self.forest.ids[parent] if parent >= 0 else None
+            shown["root_provider_uuid"] = root
+            return msgspec.json.encode(shown).decode()
         found = self._summaries.get(uuid)
         if found is None:
             shown = self.summary(uuid)
@@ -139,12 +260,12 @@ class State:
     def restore(self, consumers: Iterable[Consumer], writes: Mapping[str, int]) -> None:
         """Loads what consumers hold, before any provider is there."""
         self._writes = dict(writes)
-        self._may_be_gone = set(writes)
+        self._may_be_gone = {uuid for uuid in writes if not is_reported(uuid)}
         for consumer in consumers:
             self.consumers[consumer.uuid] = consumer
             self._count(consumer, 1)
 
-    def gone(self) -> list[str]:
+    def forgettable(self) -> list[str]:
         """Returns providers that do not exist any more, and whose writes are counted."""
         if not self._may_be_gone:
             return []
@@ -160,10 +281,14 @@ class State:
         """Returns writes after which no consumer holds anything of a provider that does not exist."""
         found = []
         for uuid in {
-            c for provider, names in self._consumers_of.items() if provider not in self.providers for c in names
+            c
+            for provider, idents in self._consumers_of.items()
+            if provider not in self.providers
+            for c in idents
+            if provider not in self.consumers[c].names
         }:
             old = self.consumers[uuid]
-            left = {p: amounts for p, amounts in old.allocations.items() if p in self.providers}
+            left = {p: amounts for p, amounts in old.allocations.items() if p in self.providers or p in old.names}
             new = msgspec.structs.replace(old, allocations=left, generation=old.generation + 1)
             found.append(ConsumerWrite(consumer=new, expected=old.generation))
         return tuple(found)
@@ -171,7 +296,11 @@ class State:
     def unknown_classes(self) -> dict[str, float | None]:
         """Returns the classes, with a time, that providers offer and that do not exist."""
         found = {name: p.updated for p in self.providers.values() for name in p.inventories}
-        return {name: updated for name, updated in found.items() if name not in self.classes}
+        return {
+            name: updated
+            for name, updated in found.items()
+            if not self.classes.get(name) and name not in os_resource_classes.STANDARDS
+        }
 
     def apply(self, change: Change) -> None:
         for names, known in ((change.classes, self.classes), (change.traits, self.traits)):
@@ -182,6 +311,11 @@ class State:
                     known[name] = created
         if change.providers:
             self._write_providers(change.providers)
+        for uuid, addition in change.additions.items():
+            old = self.additions.pop(uuid, None)
+            if addition is not None:
+                self.additions[uuid] = addition
+            self.reported.put_addition(uuid, old, addition)
         for write in change.consumers:
             self._write_consumer(write)
 

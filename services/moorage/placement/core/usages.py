@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from . import schemas
 from .allocations import UNKNOWN_TYPE
 from .call import Answer, Call
 from .errors import not_found
 from .records import Consumer
 
+#: Consumers that are looked at between two steps of a long answer.
+_SLICE = 1000
+
 
 def of_provider(call: Call) -> Answer:
     wanted = call.path["uuid"]
-    provider = call.state.providers.get(wanted)
-    if provider is None:
+    if not call.state.has(wanted):
         raise not_found(f"No resource provider with uuid {wanted} found: No resource provider with uuid {wanted} found")
-    used = {name: call.state.used(wanted, name) for name in provider.inventories}
-    return Answer(
-        body={"resource_provider_generation": call.state.generation(wanted), "usages": used}, modified=call.now
-    )
+    body = {"resource_provider_generation": call.state.generation(wanted), "usages": call.state.usages(wanted)}
+    return Answer(body=body, modified=call.now)
 
 
-def total(call: Call) -> Answer:
+def total(call: Call) -> Generator[None, None, Answer]:
     schemas.check_query(call.query, schemas.usage_query(call.version))
     project, user, kind = (call.parameter(name) for name in ("project_id", "user_id", "consumer_type"))
-    found = [c for c in call.state.consumers.values() if c.project == project and user in (None, "", c.user)]
+    found: list[Consumer] = []
+    for number, consumer in enumerate([*call.state.consumers.values(), *call.state.reported.claims(project or "")]):
+        if consumer.project == project and user in (None, "", consumer.user):
+            found.append(consumer)
+        if number % _SLICE == 0:
+            yield
     if call.version < 38:
         return Answer(body={"usages": _sums(found)}, modified=call.now)
     groups: dict[str, list[Consumer]] = {}

@@ -1,0 +1,454 @@
+"""The nodes and parts of clusters as providers: what each offers and has free now, who holds it, and where an allocation takes
+it from. Room is counted in the units of nodes, by the same numbers as decisions are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from moorage.fleet import Fleet
+from moorage.ledger import Changes, Ledger, free_of, unshared_of
+from moorage.model.allocations import MAX_INT, Consumer, ConsumerWrite, InventoryRecord
+from moorage.model.claims import Claim
+from moorage.model.part_names import is_class
+from moorage.model.shapes import EXCLUSIVE
+from moorage.model.slots import part_and_class, resource_of_part
+from moorage.parts import Forest
+from moorage.parts.device_parts import MARK
+from moorage.parts.inside import ANY, Layout, layout_of, part_id
+
+from .records import Addition, Provider
+from .reported_columns import ReportedColumns, block_of, cluster_of
+from .reported_names import CLAIM, claim_uuid, class_of, units_of, uuids_of
+
+#: Nodes and parts that are written before an operation goes on; more are written between operations.
+AT_ONCE = 20_000
+_BOUNDLESS = 1 << 62
+
+
+class Place(NamedTuple):
+    """A node, or a part of it. `path` is empty for a node."""
+
+    uuid: str
+    cid: int
+    cluster: str
+    node: str
+    row: int  # of the fleet
+    layout: Layout
+    path: str
+
+    @property
+    def ident(self) -> str:
+        return part_id(self.node, self.path)
+
+
+class Offer(NamedTuple):
+    """An inventory in the units of nodes."""
+
+    native: str
+    inventory: InventoryRecord
+    capacity: int
+    free: int
+
+    @property
+    def used(self) -> int:
+        return -(-(self.capacity - self.free) // units_of(self.native))
+
+
+class Shortage(Exception):
+    """A node has less free than an allocation takes."""
+
+    def __init__(self, provider: str, name: str) -> None:
+        super().__init__(provider, name)
+        self.provider, self.name = provider, name
+
+
+class ReportedTrees:
+    """`sync` brings the forest up to date; all else reads the fleet as it is now."""
+
+    def __init__(self, forest: Forest) -> None:
+        self.fleet, self.ledger = Fleet(), Ledger()
+        self._forest = forest
+        self.columns = ReportedColumns(self.fleet, forest)
+        self._tick = -1
+        self._outdated: dict[int, None] = {}
+        self._additions: dict[str, dict[str, Addition]] = {}  # by cluster
+        self._bare: dict[str, tuple[int, int]] = {}  # numbers of the sets of nodes and parts without additions
+        self._claims: dict[str, str] = {}  # uuid of its consumer → claim
+        self._named_by: dict[str, dict[str, str]] = {}  # uuid of a node or part → claim → name
+        self._names_of: dict[str, tuple[str, ...]] = {}  # claim → uuids of nodes and parts
+
+    # -- following ----------------------------------------------------------------------------------------------------
+
+    def follow(self, fleet: Fleet, ledger: Ledger) -> None:
+        """Shows the nodes of this fleet, with the claims of this ledger, from now on."""
+        for cid in list(self.columns.clusters):
+            self.columns.erase(cid)
+        self.fleet, self.columns = fleet, ReportedColumns(fleet, self._forest)
+        self._tick = -1
+        self.reload(ledger)
+
+    def reload(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._claims, self._named_by, self._names_of = {}, {}, {}
+        self._learn_claims(ledger.claims)
+
+    def folded(self, changes: Changes) -> None:
+        self._learn_claims(changes.claims)
+
+    def _learn_claims(self, idents: Iterable[str]) -> None:
+        for ident in idents:
+            for provider in self._names_of.pop(ident, ()):
+                names = self._named_by[provider]
+                del names[ident]
+                if not names:
+                    del self._named_by[provider]
+            active = self.ledger.claims.get(ident)
+            if active is None:
+                self._claims.pop(claim_uuid(ident), None)
+                continue
+            self._claims[claim_uuid(ident)] = ident
+            cluster = active.claim.cluster
+            named = {part for slot in active.claim.slots for part in (slot.node, *slot.parts) if part}
+            of = uuids_of(cluster)
+            found = {of(part): f"{cluster}/{part}" for part in named}
+            self._names_of[ident] = tuple(found)
+            for provider, name in found.items():
+                self._named_by.setdefault(provider, {})[ident] = name
+
+    @property
+    def is_behind(self) -> bool:
+        """Returns whether clusters are to be written that `sync` left for later."""
+        return bool(self._outdated)
+
+    def sync(self) -> None:
+        """Writes the clusters that changed. Of very many, some are left for the next time."""
+        if self._tick != self.fleet.tick:
+            changed = None if self._tick < 0 else self.fleet.changed_since(self._tick)
+            if changed is None:
+                self.columns.reset()
+                for cid in list(self.columns.clusters):
+                    if not (cid < self.fleet.size and self.fleet.known[cid]):
+                        self.columns.erase(cid)
+                self._outdated = dict.fromkeys(self.fleet.ids.values())
+            else:
+                self._outdated.update(dict.fromkeys(changed.tolist()))
+            self._tick = self.fleet.tick
+        written = 0
+        while self._outdated and written < AT_ONCE:
+            cid, _ = self._outdated.popitem()
+            self._write(cid)
+            trees = self.columns.clusters.get(cid)
+            written += 1 if trees is None else len(trees.ids)
+
+    def _write(self, cid: int) -> None:
+        self.columns.write(cid)
+        if cid in self.columns.clusters:
+            for addition in self._additions.get(self.fleet.names[cid], {}).values():
+                self._add(addition)
+
+    def _add(self, addition: Addition) -> None:
+        forest, row = self._forest, self._forest.rows.get(addition.uuid)
+        if row is not None:
+            self._bare[addition.uuid] = int(forest.trait_set[row]), int(forest.aggregate_set[row])
+            forest.add_names(row, addition.traits, addition.aggregates)
+
+    def own_names(self, uuid: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns the traits and aggregates that a node or part with additions has without them."""
+        traits, aggregates = self._bare.get(uuid, (0, 0)) if self.has(uuid) else (0, 0)
+        return self._forest.traits.sets[traits], self._forest.aggregates.sets[aggregates]
+
+    def put_addition(self, uuid: str, old: Addition | None, new: Addition | None) -> None:
+        """Takes over an addition that was written."""
+        known = new or old
+        if known is None:
+            return
+        cluster = "/".join(known.name.split("/", 2)[:2])
+        of_cluster = self._additions.setdefault(cluster, {})
+        of_cluster.pop(uuid, None)
+        if new is not None:
+            of_cluster[uuid] = new
+        cid = self.fleet.ids.get(cluster)
+        if cid is not None and cid in self.columns.clusters:
+            self._write(cid)
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def has(self, uuid: str) -> bool:
+        block = self._forest.block_of(uuid)
+        return block is not None and cluster_of(block) is not None
+
+    def place(self, uuid: str) -> Place | None:
+        """Returns where a provider is; None if it is no node or part that is there."""
+        block = self._forest.block_of(uuid)
+        cid = None if block is None else cluster_of(block)
+        if block is None or cid is None:
+            return None
+        node, source, at = self._at(cid, self._forest.rows[uuid])
+        path = layout_of(source).parts[at].path if source else ""
+        row = self.fleet.row_of(cid, node) if cid < self.fleet.size else None
+        if row is None:
+            return None
+        layout = self.fleet.inside(row)[1]
+        if path and path not in layout.at:
+            return None
+        return Place(uuid, cid, self.fleet.names[cid], node, row, layout, path)
+
+    def _at(self, cid: int, row: int) -> tuple[str, bytes, int]:
+        """Returns the node of a row of the forest, the source of its layout, and the position there."""
+        trees = self.columns.clusters[cid]
+        first = self._forest.first_row(block_of(cid))
+        assert first is not None
+        index = int(trees.firsts.searchsorted(row - first, "right")) - 1
+        return trees.names[index], trees.sources[index], row - first - int(trees.firsts[index])
+
+    def name(self, uuid: str) -> str:
+        """Returns the name of a provider that is there."""
+        row = self._forest.rows[uuid]
+        cid = cluster_of(int(self._forest.block[row]))
+        assert cid is not None
+        node, source, at = self._at(cid, row)
+        return f"{self.fleet.names[cid]}/{part_id(node, layout_of(source).parts[at].path if source else '')}"
+
+    def gone_name(self, uuid: str) -> str | None:
+        """Returns the name of a node or part that is not there, and that claims name."""
+        names = self._named_by.get(uuid)
+        return None if names is None else next(iter(names.values()))
+
+    def named_by_claims(self) -> set[str]:
+        """Returns the uuids of the nodes and parts that claims name."""
+        return set(self._named_by)
+
+    def record(self, uuid: str, addition: Addition | None, whole: bool = True) -> Provider:
+        """Shows a node or part that is there as a provider. Not `whole`: without inventories."""
+        forest = self._forest
+        row = forest.rows[uuid]
+        parent = int(forest.parent[row])
+        place = self.place(uuid) if whole else None
+        return Provider(
+            uuid=uuid,
+            name=self.name(uuid),
+            parent=forest.ids[parent] if parent >= 0 else None,
+            generation=0 if addition is None else addition.generation,
+            inventories={} if place is None else {name: offer.inventory for name, offer in self.offers(place).items()},
+            traits=tuple(sorted(forest.traits.sets[int(forest.trait_set[row])])),
+            aggregates=tuple(sorted(forest.aggregates.sets[int(forest.aggregate_set[row])])),
+            updated=0 if addition is None else addition.updated,
+        )
+
+    def root(self, uuid: str) -> str:
+        return self._forest.ids[int(self._forest.root[self._forest.rows[uuid]])]
+
+    def tree(self, uuid: str) -> list[str]:
+        """Returns the providers of the tree of one that is there, in preorder."""
+        root = int(self._forest.root[self._forest.rows[uuid]])
+        return self._forest.ids[root : int(self._forest.leave[root])]
+
+    # -- amounts ------------------------------------------------------------------------------------------------------
+
+    def offers(self, place: Place) -> dict[str, Offer]:
+        """Returns what a node or part offers, by class."""
+        found: dict[str, Offer] = {}
+        fleet = self.fleet
+        if not place.path:
+            tied = _tied(place.layout)
+            for name, column in fleet.stored.items():
+                total = int(column.allocatable[place.row])
+                if total > 0 and name not in tied:
+                    self._offer(found, place, name, total)
+            total = -1 if fleet.exclusive is None else int(fleet.exclusive[place.row])
+            if total > 0 and EXCLUSIVE not in tied:
+                self._offer(found, place, EXCLUSIVE, total)
+            return found
+        part = place.layout.parts[place.layout.at[place.path]]
+        for name, inventory in part.inventories.items() if not place.path.startswith(MARK) else ():
+            units = units_of(name)
+            record = InventoryRecord(
+                total=inventory.total // units,
+                reserved=-(-inventory.reserved // units),
+                min_unit=-(-inventory.min_unit // units),
+                max_unit=min(inventory.max_unit // units, MAX_INT),
+                step_size=-(-inventory.step_size // units),
+                allocation_ratio=inventory.allocation_ratio,
+            )
+            free = self._free(place, name) if part.healthy else min(self._free(place, name), 0)
+            found.setdefault(class_of(name), Offer(name, record, inventory.capacity, free))
+        return found
+
+    def _offer(self, found: dict[str, Offer], place: Place, name: str, total: int) -> None:
+        units = units_of(name)
+        record = InventoryRecord(total=total // units, max_unit=min(max(total // units, 1), MAX_INT))
+        found.setdefault(class_of(name), Offer(name, record, total, self._free(place, name)))
+
+    def _free(self, place: Place, native: str) -> int:
+        """Returns what can be taken now: what the part, all that it consumes of, and the node have."""
+        free = _BOUNDLESS
+        for name in self._takes(place, native, 1):
+            there = free_of(self.fleet, place.row, name)
+            units = 1000 if native == EXCLUSIVE and not name.startswith(EXCLUSIVE) else 1
+            free = min(free, 0 if there is None else there // units)
+        return free
+
+    def _takes(self, place: Place, native: str, amount: int) -> dict[str, int]:
+        """Returns what an amount takes of the node and its parts. What it takes of ancestors that are parts is not named: it
+        is counted through the part."""
+        takes: dict[str, int] = {}
+        if not place.path:
+            takes[native] = amount
+        else:
+            part = place.layout.parts[place.layout.at[place.path]]
+            takes[resource_of_part(place.ident, native)] = amount
+            if any(not take.part for take in part.consumes.get(native, ())):
+                takes[native] = amount
+        if native == EXCLUSIVE:  # an exclusive core is a core
+            takes[EXCLUSIVE] = amount
+            takes["cpu"] = amount * 1000
+            if place.path and "cpu" in place.layout.parts[place.layout.at[place.path]].inventories:
+                takes[resource_of_part(place.ident, "cpu")] = amount * 1000
+        return takes
+
+    # -- allocations --------------------------------------------------------------------------------------------------
+
+    def located(self, consumer: Consumer) -> Consumer:
+        """Returns the consumer with the names of the nodes and parts among its providers, and with what it takes of them."""
+        names: dict[str, str] = {}
+        taken: dict[str, dict[str, dict[str, int]]] = {}
+        for provider, amounts in consumer.allocations.items():
+            place = self.place(provider)
+            if place is None:
+                continue
+            names[provider] = f"{place.cluster}/{place.ident}"
+            offers = self.offers(place)
+            of_node = taken.setdefault(place.cluster, {}).setdefault(place.node, {})
+            for name, amount in amounts.items():
+                native = offers[name].native
+                for key, takes in self._takes(place, native, amount * units_of(native)).items():
+                    of_node[key] = of_node.get(key, 0) + takes
+        return msgspec.structs.replace(consumer, names=names, taken=taken)
+
+    def check_room(self, writes: Iterable[ConsumerWrite], before: Mapping[str, Consumer]) -> None:
+        """Raises Shortage if the writes, whose consumers are located, take more of a node than it has. What does not grow is
+        allowed."""
+        after: dict[tuple[str, str, str], int] = {}
+        for write in writes:
+            old = before.get(write.consumer.uuid)
+            for sign, taken in ((-1, old.taken if old is not None else {}), (1, write.consumer.taken)):
+                for cluster, nodes in taken.items():
+                    for node, amounts in nodes.items():
+                        for name, amount in amounts.items():
+                            for key, units in self._all_takes(cluster, node, name):
+                                after[key] = after.get(key, 0) + sign * amount * units
+        short = {key for key, grown in after.items() if grown > 0 and self._is_short(*key, grown)}
+        if not short:
+            return
+        for write in writes:
+            for provider, amounts in write.consumer.allocations.items():
+                place = self.place(provider)
+                for name in amounts if place is not None else ():
+                    assert place is not None
+                    native = self.offers(place)[name].native
+                    takes = self._takes(place, native, 1)
+                    if any(k in short for key in takes for k, _ in self._all_takes(place.cluster, place.node, key)):
+                        raise Shortage(provider, name)
+        raise Shortage(*next(iter(short))[1:])
+
+    def _is_short(self, cluster: str, node: str, name: str, more: int) -> bool:
+        cid = self.fleet.ids.get(cluster)
+        row = None if cid is None else self.fleet.row_of(cid, node)
+        if row is None or not self.fleet.usable[row]:
+            return True
+        free = unshared_of(self.fleet, row, name)
+        return free is None or free < more
+
+    def _all_takes(self, cluster: str, node: str, name: str) -> Iterator[tuple[tuple[str, str, str], int]]:
+        """Yields what an amount of a node or part is taken of, other parts included, and how many units of each."""
+        yield (cluster, node, name), 1
+        cid, of_part = self.fleet.ids.get(cluster), part_and_class(name)
+        row = None if cid is None or of_part is None else self.fleet.row_of(cid, node)
+        if row is None or of_part is None:
+            return
+        layout = self.fleet.inside(row)[1]
+        at = layout.at.get(self.fleet.path_of(row, of_part[0], layout))
+        for take in () if at is None else layout.parts[at].consumes.get(of_part[1], ()):
+            if take.part:
+                above = part_id(node, layout.parts[take.part].path)
+                yield (cluster, node, resource_of_part(above, take.resource)), take.amount
+
+    # -- claims -------------------------------------------------------------------------------------------------------
+
+    def is_claim(self, consumer: str) -> bool:
+        return consumer in self._claims
+
+    def claim(self, consumer: str) -> Consumer | None:
+        """Returns a claim as a consumer."""
+        ident = self._claims.get(consumer)
+        return None if ident is None else self._shown(self.ledger.claims[ident].claim, None)
+
+    def claims(self, project: str) -> Iterator[Consumer]:
+        """Yields the claims of a project."""
+        for ident in self._claims.values():
+            claim = self.ledger.claims[ident].claim
+            if claim.tenant == project:
+                yield self._shown(claim, None)
+
+    def claims_of(self, uuid: str) -> list[Consumer]:
+        """Returns the claims that hold something of a node or part, with what they hold of it alone."""
+        name = self.name(uuid) if self.has(uuid) else self.gone_name(uuid)
+        if name is None:
+            return []
+        provider, cluster, ident = name.split("/", 2)
+        idents = sorted(self.ledger.by_cluster.get(f"{provider}/{cluster}", ()))
+        shown = (self._shown(self.ledger.claims[i].claim, ident) for i in idents)
+        return [consumer for consumer in shown if consumer.allocations]
+
+    def _shown(self, claim: Claim, only: str | None) -> Consumer:
+        held: dict[str, dict[str, int]] = {}
+        node = None if only is None else only.partition("/")[0]
+        tied: dict[str, frozenset[str]] = {}
+        for slot in claim.slots:
+            if node is not None and slot.node != node:
+                continue
+            if slot.node not in tied:
+                tied[slot.node] = self._tied_on(claim.cluster, slot.node)
+            rest = dict(slot.resources)
+            for ident, amounts in slot.parts.items():
+                of_part = held.setdefault(ident, {})
+                for name, amount in amounts.items():
+                    of_part[name] = of_part.get(name, 0) + amount * slot.count
+                    if not is_class(name) and name in rest:
+                        rest[name] -= amount
+            for name, amount in rest.items():
+                ident = part_id(slot.node, f"/{ANY}") if name in tied[slot.node] else slot.node
+                if amount > 0:
+                    of_node = held.setdefault(ident, {})
+                    of_node[name] = of_node.get(name, 0) + amount * slot.count
+        of = uuids_of(claim.cluster)
+        allocations = {
+            of(ident): {class_of(name): -(-amount // units_of(name)) for name, amount in sorted(amounts.items())}
+            for ident, amounts in held.items()
+            if only is None or ident == only
+        }
+        return Consumer(
+            uuid=claim_uuid(claim.id),
+            project=claim.tenant,
+            user=claim.intent.name,
+            type=CLAIM,
+            generation=1,
+            allocations=allocations,
+        )
+
+    def _tied_on(self, cluster: str, node: str) -> frozenset[str]:
+        cid = self.fleet.ids.get(cluster)
+        row = None if cid is None else self.fleet.row_of(cid, node)
+        return frozenset() if row is None else _tied(self.fleet.inside(row)[1])
+
+
+def _tied(layout: Layout) -> frozenset[str]:
+    """Returns the resources that zones of a node offer, so that the node itself does not."""
+    at = layout.at.get(f"/{ANY}")
+    found = set() if at is None else set(layout.parts[at].inventories)
+    if any(name == EXCLUSIVE for _, name in layout.entries):
+        found.add(EXCLUSIVE)
+    return frozenset(found)

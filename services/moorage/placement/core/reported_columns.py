@@ -1,0 +1,361 @@
+"""Writes the nodes and parts of a cluster into the forest: as columns, with no loop over nodes or parts but for the ids of
+clusters whose parts came, went or moved."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.fleet import Fleet
+from moorage.model.part_names import is_class
+from moorage.model.shapes import EXCLUSIVE
+from moorage.parts import Forest
+from moorage.parts.device_parts import MARK
+from moorage.parts.forest import ClassRows, Rows, TreeRows
+from moorage.parts.inside import ANY, part_id
+
+from .reported_names import (
+    DISABLED,
+    aggregate_of,
+    class_of,
+    cluster_aggregate,
+    cpu_traits,
+    node_traits,
+    trait_of,
+    units_of,
+    uuids_of,
+)
+
+_KEEPS_AWAY = ("NoSchedule", "NoExecute")
+_ADDED = b'"added":'
+
+
+class ClusterTrees(NamedTuple):
+    """The nodes of a cluster as they were written: their names, layouts and first rows in the block, and the block's ids."""
+
+    names: list[str]
+    sources: list[bytes]
+    firsts: Rows
+    ids: list[str]
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a cluster, and the rows that they and their parts get in its block."""
+
+    cid: int
+    rows: NDArray[np.intp]  # of the fleet
+    layouts: NDArray[np.int32]
+    firsts: Rows
+    of: Rows  # by row, the node
+    place: Rows  # by row, the position in the layout
+    source: Rows  # by row, the row in the table of layouts; 0 where the node has no parts
+    inner: NDArray[np.bool_]  # by row, whether the node has parts
+
+
+def block_of(cid: int) -> int:
+    """Returns the forest's block of a cluster. Blocks of made trees are not negative."""
+    return -1 - cid
+
+
+def cluster_of(block: int) -> int | None:
+    """Returns the cluster of a block; None for made trees."""
+    return -1 - block if block < 0 else None
+
+
+class ReportedColumns:
+    def __init__(self, fleet: Fleet, forest: Forest) -> None:
+        self._fleet, self._forest = fleet, forest
+        self.class_names: set[str] = set()
+        self.trait_names: set[str] = {DISABLED}
+        self.clusters: dict[int, ClusterTrees] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what numbers mean: the fleet was replaced."""
+        self._tied: dict[int, frozenset[str]] = {}
+        self._tainted: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._with_additions: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._trait_numbers: dict[int, int] = {}
+        self._devices: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._device_layouts = 1
+
+    def erase(self, cid: int) -> None:
+        if self.clusters.pop(cid, None) is not None:
+            self._forest.write(block_of(cid), ())
+
+    def write(self, cid: int) -> None:
+        """Writes a cluster as the fleet has it now."""
+        nodes = self._nodes(cid)
+        if nodes is None:
+            self.erase(cid)
+            return
+        table = self._fleet.parts.layouts.part
+        classes = self._classes(nodes)
+        parent = np.where(nodes.inner, table["parent"][nodes.source], -1) if nodes.inner.any() else -1 - 0 * nodes.of
+        leave = np.where(nodes.inner, table["leave"][nodes.source], 1) if nodes.inner.any() else 1 + 0 * nodes.of
+        first = nodes.firsts[nodes.of]
+        usable = self._fleet.usable[nodes.rows] & ~self._taints()[self._fleet.taintset[nodes.rows]]
+        disabled = ~usable[nodes.of]
+        trees = self._trees(nodes)
+        self.clusters[cid] = trees
+        self._forest.write_rows(
+            block_of(cid),
+            TreeRows(
+                trees.ids,
+                first,
+                np.where(parent < 0, -1, first + parent),
+                first + leave,
+                self._traits(nodes, classes.get("VCPU"), disabled),
+                self._aggregates(nodes),
+                disabled,
+            ),
+        )
+        self._forest.write_classes(block_of(cid), classes)
+        self.class_names.update(classes)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _nodes(self, cid: int) -> _Nodes | None:
+        fleet = self._fleet
+        if not (cid < fleet.size and fleet.known[cid]):
+            return None
+        rows = fleet.rows_of(cid)
+        if not len(rows):
+            return None
+        layouts = np.zeros(len(rows), np.int32) if fleet.layout is None else fleet.layout[rows]
+        table = fleet.parts.layouts
+        sizes = np.where(layouts > 0, table.size[layouts], 1)
+        firsts = np.cumsum(sizes) - sizes
+        of = np.repeat(np.arange(len(rows), dtype=np.int64), sizes)
+        place = np.arange(len(of), dtype=np.int64) - firsts[of]
+        inner = (layouts > 0)[of]
+        source = np.where(inner, table.first[layouts][of] + place, 0)
+        return _Nodes(cid, rows, layouts, firsts, of, place, source, inner)
+
+    def _trees(self, nodes: _Nodes) -> ClusterTrees:
+        names = self._fleet.names_at(nodes.cid, nodes.rows)
+        all_layouts = self._fleet.layout_sets
+        sources = [all_layouts[number] for number in nodes.layouts.tolist()]
+        before = self.clusters.get(nodes.cid)
+        if before is not None and before.names == names and before.sources == sources:
+            return before
+        of = uuids_of(self._fleet.names[nodes.cid])
+        ids: list[str] = []
+        paths: dict[int, list[str]] = {0: [""]}
+        for name, number in zip(names, nodes.layouts.tolist(), strict=True):
+            found = paths.get(number)
+            if found is None:
+                found = paths[number] = [part.path for part in self._fleet.parts.layouts.found[number].parts]
+            ids += [of(part_id(name, path)) for path in found]
+        return ClusterTrees(names, sources, nodes.firsts, ids)
+
+    # -- inventories --------------------------------------------------------------------------------------------------
+
+    def _classes(self, nodes: _Nodes) -> dict[str, ClassRows]:
+        fleet = self._fleet
+        found: dict[str, list[ClassRows]] = {}
+        free: dict[str, Rows] = {}
+        tied = self._tied_names(nodes)
+        for name, column in fleet.stored.items():
+            total = column.allocatable[nodes.rows]
+            free[name] = column.free[nodes.rows]
+            self._of_nodes(found, nodes, name, total, free[name], tied)
+        exclusive = fleet.exclusive
+        if exclusive is not None and (total := np.maximum(exclusive[nodes.rows], 0)).any():
+            column_of = fleet.free(EXCLUSIVE)
+            assert column_of is not None
+            free[EXCLUSIVE] = np.minimum(column_of[nodes.rows], free.get("cpu", total * 0) // 1000)
+            self._of_nodes(found, nodes, EXCLUSIVE, total, free[EXCLUSIVE], tied, free.get("cpu"))
+        for name in fleet.parts.class_names:
+            self._of_parts(found, nodes, name, free)
+        return {name: _merged(runs) for name, runs in found.items()}
+
+    def _tied_names(self, nodes: _Nodes) -> dict[str, NDArray[np.bool_]]:
+        """Returns, by resource, the nodes whose zones offer it, so that the nodes themselves do not."""
+        tied: dict[str, list[int]] = {}
+        for number in np.unique(nodes.layouts).tolist():
+            if number not in self._tied:
+                layout = self._fleet.parts.layouts.found[number]
+                at = layout.at.get(f"/{ANY}")
+                names = set() if at is None else set(layout.parts[at].inventories)
+                if any(resource == EXCLUSIVE for _, resource in layout.entries):
+                    names.add(EXCLUSIVE)
+                self._tied[number] = frozenset(names)
+            for name in self._tied[number]:
+                tied.setdefault(name, []).append(number)
+        return {name: np.isin(nodes.layouts, numbers) for name, numbers in tied.items()}
+
+    def _of_nodes(
+        self,
+        found: dict[str, list[ClassRows]],
+        nodes: _Nodes,
+        name: str,
+        total: Rows,
+        free: Rows,
+        tied: dict[str, NDArray[np.bool_]],
+        pool: Rows | None = None,
+    ) -> None:
+        offering = total > 0
+        if name in tied:
+            offering &= ~tied[name]
+        at = np.flatnonzero(offering)
+        if not len(at):
+            return
+        units = units_of(name)
+        capacity = total[at] // units
+        one = np.ones(len(at), np.int64)
+        pools = free if name == "cpu" else pool
+        columns = ClassRows(
+            nodes.firsts[at],
+            capacity,
+            capacity - free[at] // units,
+            one,
+            capacity,
+            one,
+            -one,
+            -one if pools is None else np.maximum(pools[at] // 1000, 0),
+        )
+        found.setdefault(class_of(name), []).append(columns)
+
+    def _of_parts(self, found: dict[str, list[ClassRows]], nodes: _Nodes, name: str, of_nodes: dict[str, Rows]) -> None:
+        parts = self._fleet.parts
+        columns = parts.classes[name]
+        run = columns.run(nodes.cid)
+        rows = columns.row[run]
+        if not len(rows):
+            return
+        node = np.searchsorted(nodes.rows, parts.node[rows])
+        place = rows - parts.root[rows]
+        here = nodes.firsts[node] + place
+        free = columns.capacity[run] - columns.used[run] - columns.claimed[run]
+        above = np.full(len(rows), -1, np.int64)
+        if not is_class(name):
+            free, above = _nested(parts.parent, rows, parts.leave[rows], free, columns.claimed[run])
+        free = np.where(parts.healthy[rows], free, np.minimum(free, 0))
+        pool = np.full(len(rows), -1, np.int64)
+        units = units_of(name)
+        of_node = columns.of_node[run]
+        if of_node.any() and name in of_nodes:
+            there = of_nodes[name][node]
+            free = np.where(of_node, np.minimum(free, there), free)
+            pool = np.where(of_node, np.maximum(there // units, 0), pool)
+        if name == EXCLUSIVE:
+            there = of_nodes.get("cpu", np.zeros(len(nodes.rows), np.int64))[node] // 1000
+            free = np.minimum(free, there)
+            if EXCLUSIVE in of_nodes:
+                free = np.minimum(free, of_nodes[EXCLUSIVE][node])
+            pool = np.maximum(there, 0)
+        capacity = columns.capacity[run] // units
+        devices = self._is_device()[parts.layouts.first[nodes.layouts[node]] + place]
+        least, step = -(-columns.min_unit[run] // units), -(-columns.step_size[run] // units)
+        most = columns.max_unit[run] // units
+        upwards = np.where(above < 0, -1, here[above])
+        shown = ClassRows(here, capacity, capacity - free // units, least, most, step, upwards, pool)
+        if devices.any():
+            shown = ClassRows(*(column[~devices] for column in shown))
+        if len(shown.row):
+            found.setdefault(class_of(name), []).append(shown)
+
+    # -- traits and aggregates ------------------------------------------------------------------------------------------
+
+    def _is_device(self) -> NDArray[np.bool_]:
+        """Tells, by row in the table of layouts, which parts are devices: these are not offered."""
+        layouts = self._fleet.parts.layouts
+        if len(self._devices) < layouts.part.n:
+            numbers = range(self._device_layouts, len(layouts.found))
+            more = [part.path.startswith(MARK) for number in numbers for part in layouts.found[number].parts]
+            self._devices = np.concatenate([self._devices, np.array(more, np.bool_)])
+            self._device_layouts = len(layouts.found)
+        return self._devices
+
+    def _taints(self) -> NDArray[np.bool_]:
+        sets = self._fleet.taint_sets
+        if len(self._tainted) < len(sets):
+            more = [any(taint.effect in _KEEPS_AWAY for taint in taints) for taints in sets[len(self._tainted) :]]
+            self._tainted = np.concatenate([self._tainted, np.array(more, np.bool_)])
+        return self._tainted
+
+    def _own(self, nodes: _Nodes, kind: str) -> Rows:
+        """Returns, by row, the number of the part's own traits or aggregates. REST's additions are not among them."""
+        parts = self._fleet.parts
+        base = parts.traits if kind == "traits" else parts.aggregates
+        numbers = (
+            np.where(nodes.inner, parts.layouts.part[kind][nodes.source], 0) if nodes.inner.any() else 0 * nodes.of
+        )
+        sets = self._fleet.layout_sets
+        if len(self._with_additions) < len(sets):
+            more = [_ADDED in source for source in sets[len(self._with_additions) :]]
+            self._with_additions = np.concatenate([self._with_additions, np.array(more, np.bool_)])
+        for number in np.unique(nodes.layouts[self._with_additions[nodes.layouts]]).tolist():
+            for at, part in enumerate(parts.layouts.found[number].parts):
+                own = part.traits - part.added_traits if kind == "traits" else part.aggregates - part.added_aggregates
+                numbers[(nodes.layouts == number)[nodes.of] & (nodes.place == at)] = base.number(own)
+        return numbers
+
+    def _traits(self, nodes: _Nodes, cpus: ClassRows | None, disabled: NDArray[np.bool_]) -> NDArray[np.int32]:
+        own = self._own(nodes, "traits")
+        offers = np.zeros(len(nodes.of), np.bool_)
+        if cpus is not None:
+            offers[cpus.row] = True
+        root = nodes.place == 0
+        labels = np.where(offers | root, self._fleet.labelset[nodes.rows][nodes.of], 0).astype(np.int64)
+        flags = offers + 2 * root + 4 * (root & disabled)
+        keys, rows = np.unique((labels << 32) + (own << 3) + flags, return_inverse=True)
+        numbers = [self._trait_number(key) for key in keys.tolist()]
+        return np.array(numbers, np.int32)[rows.reshape(-1)]
+
+    def _trait_number(self, key: int) -> int:
+        found = self._trait_numbers.get(key)
+        if found is None:
+            labels, own, flags = self._fleet.label_sets[key >> 32], (key & 0xFFFFFFFF) >> 3, key & 7
+            names = {trait_of(name) for name in self._fleet.parts.traits.sets[own]}
+            names |= cpu_traits(labels) if flags & 1 else set()
+            names |= node_traits(labels) if flags & 2 else set()
+            names |= {DISABLED} if flags & 4 else set()
+            self.trait_names |= names
+            found = self._trait_numbers[key] = self._forest.traits.number(names)
+        return found
+
+    def _aggregates(self, nodes: _Nodes) -> NDArray[np.int32]:
+        cluster = self._fleet.names[nodes.cid]
+        own = self._own(nodes, "aggregates") * 2 + (nodes.place == 0)
+        keys, rows = np.unique(own, return_inverse=True)
+        numbers: list[int] = []
+        for key in keys.tolist():
+            names = {aggregate_of(cluster, name) for name in self._fleet.parts.aggregates.sets[key >> 1]}
+            numbers.append(self._forest.aggregates.number(names | ({cluster_aggregate(cluster)} if key & 1 else set())))
+        return np.array(numbers, np.int32)[rows.reshape(-1)]
+
+
+def _nested(parents: Rows, rows: Rows, leave: Rows, free: Rows, claimed: Rows) -> tuple[Rows, Rows]:
+    """Returns what parts have free of a resource that ancestors have, too: what is claimed below is taken of them, and what
+    they have not is not there. And the next entry upwards, -1 if there is none."""
+    ends = np.searchsorted(rows, leave)
+    sums = np.concatenate([[0], np.cumsum(claimed)])
+    free = free - (sums[ends] - sums[1:])
+    above = np.full(len(rows), -1, np.int64)
+    if (ends - np.arange(len(rows)) == 1).all():
+        return free, above
+    upwards = parents[rows]
+    while (going := np.flatnonzero((upwards >= 0) & (above < 0))).size:
+        at = np.minimum(np.searchsorted(rows, upwards[going]), len(rows) - 1)
+        hit = rows[at] == upwards[going]
+        above[going[hit]] = at[hit]
+        upwards[going[~hit]] = parents[upwards[going[~hit]]]
+    limited = free.copy()
+    at = above.copy()
+    while (going := np.flatnonzero(at >= 0)).size:
+        limited[going] = np.minimum(limited[going], free[at[going]])
+        at[going] = above[at[going]]
+    return limited, above
+
+
+def _merged(runs: list[ClassRows]) -> ClassRows:
+    """Joins runs of one class. A row that is in several keeps its first entry."""
+    if len(runs) == 1:
+        return runs[0]
+    columns: list[Any] = [np.concatenate(column) for column in zip(*runs, strict=True)]
+    _, first = np.unique(columns[0], return_index=True)
+    return ClassRows(*(column[first] for column in columns))
