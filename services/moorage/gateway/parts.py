@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from aiohttp import web
 
 from moorage.fleet import Fleet
 from moorage.model.problems import Refused, not_found
+from moorage.model.slots import part_and_class
 from moorage.parsing import CAPACITY_MAX, format_amount
 from moorage.parts.forest import Inventory
 from moorage.parts.inside import Layout, part_id, path_of, provider_uuid
@@ -108,7 +109,8 @@ def _inventory(name: str, found: Inventory) -> PartInventory:
 
 
 def _holders(request: web.Request, cluster: str) -> dict[str, list[HolderItem]]:
-    """Returns who holds parts of a cluster, by part: the claims that the caller may see."""
+    """Returns who holds parts of a cluster, by part: the claims and the consumers of the Placement interface that the caller
+    may see."""
     view, who = gateway_of(request).view, caller_of(request)
     found: dict[str, dict[str, dict[str, int]]] = {}
     for active in claims_on(view, cluster):
@@ -119,12 +121,24 @@ def _holders(request: web.Request, cluster: str) -> dict[str, list[HolderItem]]:
                 held = found.setdefault(ident, {}).setdefault(active.claim.id, {})
                 for name, amount in amounts.items():
                     held[name] = held.get(name, 0) + amount * slot.count
-    return {
-        ident: [
-            HolderItem(
-                claim=claim, amounts={name: format_amount(name, amount) for name, amount in sorted(held.items())}
-            )
-            for claim, held in sorted(claims.items())
-        ]
+    items = {
+        ident: [HolderItem(claim=claim, amounts=_formatted(held)) for claim, held in sorted(claims.items())]
         for ident, claims in found.items()
     }
+    allocations = view.ledger.allocations
+    for consumer in sorted(allocations.by_cluster.get(cluster, ())):
+        held_by = allocations.consumers[consumer]
+        if not who.sees(held_by.project):
+            continue
+        of_parts: dict[str, dict[str, int]] = {}
+        for amounts in held_by.taken[cluster].values():
+            for name, amount in amounts.items():
+                if (part := part_and_class(name)) is not None:
+                    of_parts.setdefault(part[0], {})[part[1]] = amount
+        for ident, held in of_parts.items():
+            items.setdefault(ident, []).append(HolderItem(consumer=consumer, amounts=_formatted(held)))
+    return items
+
+
+def _formatted(amounts: Mapping[str, int]) -> dict[str, str]:
+    return {name: format_amount(name, amount) for name, amount in sorted(amounts.items())}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from moorage.model.base import Model
 from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, still_reports, wrong_state
 from moorage.model.reports import Report, ReportReply
+from moorage.parts.inside import AddedNames
 from moorage.telemetry import ACTIVE, MetricValue
 
 from .core.cluster_ids import ClusterRecord, changed_record, clusters_with_taken_ids
@@ -49,6 +51,19 @@ class ClusterEdit(Model, kw_only=True, forbid_unknown_fields=True):
     cause: str = ""
 
 
+class _Addition(Model, kw_only=True):
+    """Traits and aggregates of a node or part, CLUSTER/ID."""
+
+    name: str
+    traits: list[str] = []
+    aggregates: list[str] = []
+
+
+class _AdditionRecord(Model, kw_only=True):
+    addition: _Addition | None = None
+
+
+_addition = msgspec.json.Decoder(_AdditionRecord)
 _edit = msgspec.json.Decoder(ClusterEdit)
 
 
@@ -146,12 +161,22 @@ class InventoryWorker:
             record = core.with_new_id(name, msgspec.structs.replace(record, generation=generation))
             records[name] = await self.kv.update(cluster_tokens(name), msgspec.json.encode(record), revision), record
             core.register(name, record, now)
+        await self.bus.bucket(stores.PROVIDERS).mirror(partial(self._addition_changed, core), f"{stores.ADDED_PREFIX}>")
         await self.cluster_events.begin(core, records, recorded_events)
         self.state = core
         self.redis.begin(core, now, inherited=inherited)
         log.info("inventory is active", generation=self.redis.generation, clusters=core.present, inherited=inherited)
         await self.bus.serve("moorage.reports.*.*.*", self.on_report, limit=8192)
         await self.bus.serve(subjects.CLUSTERS_SET, self.on_set)
+
+    def _addition_changed(self, core: FleetState, key: str, value: bytes | None, _revision: int) -> None:
+        """Takes over what a client of the Placement interface added to a node or part. What it removed is an empty record."""
+        if value is None or (addition := _addition.decode(value).addition) is None:
+            return
+        names = AddedNames(traits=sorted(addition.traits), aggregates=sorted(addition.aggregates))
+        self.redis.queue_events(core.add_names(addition.name, names))
+        if self.state is not None and self.redis.writer.pending:
+            self.redis.wake()
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

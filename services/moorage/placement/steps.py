@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 
 from .core.call import Answer
 
@@ -50,6 +51,18 @@ class Steps:
         """Brings trees up to date that others change, unless an answer is being made of them."""
         if not self._answering:
             self._sync()
+
+    @contextlib.asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """Waits until no answer is made of the trees, and lets none begin."""
+        self._waiting += 1
+        try:
+            while self._answering:
+                await self._moved.wait()
+            yield
+        finally:
+            self._waiting -= 1
+            self._wake()
 
     async def _finish(self, steps: Generator[None, None, Answer]) -> Answer:
         while self._waiting:

@@ -8,6 +8,8 @@ writes counts nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import msgspec
 import structlog
@@ -16,8 +18,7 @@ from moorage.bus import Bucket, Bus, BusError, NoAnswer, new_id, until_done
 from moorage.bus.failpoints import reached
 from moorage.bus.fenced_bucket import FencedBucket
 from moorage.collections import LruDict
-from moorage.fleet import Fleet
-from moorage.ledger import MAX_BYTES, Capacity, Changes, Committed, Committer, LedgerFollower, encode_entry
+from moorage.ledger import MAX_BYTES, Capacity, Changes, Committed, Committer, Dropped, LedgerFollower, encode_entry
 from moorage.mesh import stores
 from moorage.model.base import Model
 from moorage.model.claims import Allocation, Commit
@@ -25,8 +26,8 @@ from moorage.model.placement_events import RecordedChange
 from moorage.web import LEADER
 
 from .core.call import Answer
-from .core.errors import Refused
-from .core.records import Change, Provider
+from .core.errors import CONCURRENT_UPDATE, Refused, conflict
+from .core.records import Addition, Change, Provider
 from .core.state import State
 from .events import DELETIONS, PlacementEvents, provider_changes
 from .steps import Operation, Steps
@@ -35,7 +36,11 @@ log = structlog.get_logger("placement")
 
 #: Bytes of one entry of the decision log. The rest of a commit is its envelope.
 MAX_ENTRY = MAX_BYTES - 4096
-_PROVIDER, _CLASS, _TRAIT = "provider.", "class.", "trait."
+_PROVIDER, _ADDED, _CLASS, _TRAIT = "provider.", stores.ADDED_PREFIX, "class.", "trait."
+#: Times that the room of nodes may be lost to others, after it was seen free, until a request is refused.
+ATTEMPTS = 10
+#: Seconds between looks at what changed on clusters.
+KEEP_UP_EVERY = 0.1
 #: The key of the events of the newest deletions.
 _DELETIONS = "deletions"
 
@@ -46,7 +51,7 @@ class Deposed(Exception):
 
 class Stored(Model, kw_only=True):
     """A record of the bucket. `generation` is that of the writer's lease; `exchanged` the commit of the newest exchange of
-    inventories in the provider's record; `told` the event of the provider's last change; `created` the time of a custom name;
+    inventories in the provider's record; `told` the event of the provider's last change; `addition` what a node or part of a cluster has besides; `created` the time of a custom name;
     `deletions` the events of providers that were deleted last; `url` the address of the active worker, which believes every
     caller if `unchecked`."""
 
@@ -54,6 +59,7 @@ class Stored(Model, kw_only=True):
     provider: Provider | None = None
     exchanged: int = 0
     told: RecordedChange | None = None
+    addition: Addition | None = None
     created: float = 0
     deletions: list[RecordedChange] = []
     url: str = ""
@@ -67,7 +73,7 @@ _encode = msgspec.json.Encoder().encode
 class Storage:
     """The state, and the only way to change it. `failed` is set when this worker must end."""
 
-    def __init__(self, bus: Bus, follower: LedgerFollower, generation: int) -> None:
+    def __init__(self, bus: Bus, follower: LedgerFollower, generation: int, capacity: Capacity) -> None:
         self.state = State()
         self.failed = asyncio.Event()
         self._bus = bus
@@ -75,14 +81,18 @@ class Storage:
         self._records = FencedBucket(self._bucket, generation)
         self._follower = follower
         self._generation = generation
-        # Allocations take nothing of the fleet's nodes here; the committer wants a capacity all the same.
-        self._committer = Committer(bus, follower, Capacity(Fleet(), follower.ledger))
-        self._steps = Steps()
+        self._capacity = capacity
+        self._committer = Committer(bus, follower, capacity)
+        self._steps = Steps(self.state.sync)
+        self.state.reported.follow(capacity.fleet, follower.ledger)
         self._events = PlacementEvents(bus, follower, self.state)
         self._last = _done()  # the operation before is durable
         self._last_record = _done()  # the operation before that wrote records is durable
         self._exchanged: dict[str, int] = {}  # by provider: the newest exchange that its record has
         self._appending: set[str] = set()
+        self._taking: dict[str, asyncio.Future[bool]] = {}  # by consumer, its change that takes nodes of clusters
+        self._alone: asyncio.Future[bool] | None = None  # such a change that nothing else may cross
+        self._changes: dict[str, Change] = {}  # by entry: what the state shows once the entry is in the log
         self._recorded = 0  # exchanges up to this commit are in the records
         self._open = False
 
@@ -117,6 +127,8 @@ class Storage:
 
         await self._bucket.mirror(learn)
         self._follower.on_fold.append(self._folded)
+        self._follower.on_fold.append(lambda _, changes: self.state.reported.folded(changes))
+        await self._read_fleet()
         self._follower.on_reload.append(lambda _: self._end())
         held = self._follower.ledger.allocations
         self.state.restore(held.consumers.values(), held.writes)
@@ -126,9 +138,22 @@ class Storage:
         await self._redo_exchanges()
         await self.commit(self._return_unknown)
         await self._put(LEADER, Stored(generation=self._generation, url=url, unchecked=unchecked))
+        self._bus.spawn(self._keep_up())
+
+    async def _read_fleet(self) -> None:
+        self.state.sync()
+        while self.state.reported.is_behind:
+            await asyncio.sleep(0)
+            self.state.sync()
+
+    async def _keep_up(self) -> None:
+        """Shows what changes on clusters also while nobody asks, so that requests need not wait for that."""
+        while not self.failed.is_set():
+            await asyncio.sleep(0 if self.state.reported.is_behind else KEEP_UP_EVERY)
+            self._steps.sync()
 
     def _loaded(self, records: dict[str, Stored]) -> Change:
-        found = Change({}, {}, {})
+        found = Change({}, {}, {}, additions={})
         for key, stored in records.items():
             kind, _, name = key.partition(".")
             if kind == "provider" and stored.provider is not None:
@@ -140,6 +165,8 @@ class Storage:
             elif key == _DELETIONS:
                 for told in stored.deletions:
                     self._events.record(told.data.provider, told)
+            elif kind == "added" and stored.addition is not None:
+                found.additions[name] = stored.addition
             elif kind == "class":
                 found.classes[name] = stored.created
             elif kind == "trait":
@@ -177,27 +204,105 @@ class Storage:
     async def commit(self, operation: Operation, cause: str = "") -> Answer:
         """Runs an operation, makes its change durable, and returns its answer. Raises Deposed if that is not possible. `cause` is
         the id of the request."""
-        if self.failed.is_set():
-            raise Deposed
-        answer = await self._steps.run(operation)
+        lost = 0
+        while lost < ATTEMPTS:
+            if self.failed.is_set():
+                raise Deposed
+            answer = await self._steps.run(operation)
+            if answer.change is None:
+                await _durable(self._last)  # what it has read
+                return answer
+            if (other := self._crossed_by(answer.change)) is not None:
+                await asyncio.wait([other])
+            elif not answer.change.takes_nodes:
+                return await self._commit(answer, answer.change, cause)
+            elif await self._take_nodes(answer.change, cause):
+                return answer
+            else:
+                lost += 1  # others took the room meanwhile: there is an answer to that
+        raise conflict("Others keep taking the room of these nodes.", CONCURRENT_UPDATE)
+
+    async def _commit(self, answer: Answer, change: Change, cause: str) -> Answer:
+        """Makes a change durable that nothing can refuse any more."""
         before = self._last
-        if answer.change is None:
-            await _durable(before)  # what it has read
-            return answer
-        entry = self._entry(answer.change, cause)
-        replaced = {uuid: self.state.providers.get(uuid) for uuid in answer.change.providers}
-        self.state.apply(answer.change)
-        told = provider_changes(answer.change, replaced, self.state, cause)
+        entry = self._entry(change, cause, self.state.forgettable())
+        replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
+        self.state.apply(change)
+        told = provider_changes(change, replaced, self.state, cause)
         done = self._last = asyncio.get_running_loop().create_future()
         wait_for = self._last_record
-        if answer.change.has_records:
+        if change.has_records:
             wait_for, self._last_record = before, done
         # Also if the client does not wait.
-        self._bus.spawn(self._persist(answer.change, entry, told, wait_for, before, done))
+        self._bus.spawn(self._persist(change, entry, told, wait_for, before, done))
         await _durable(done)
         return answer
 
-    def _entry(self, change: Change, cause: str) -> Allocation | None:
+    def _crossed_by(self, change: Change) -> asyncio.Future[bool] | asyncio.Future[None] | None:
+        """Returns a change under way whose end the change must wait for, to be made anew then."""
+        if self._alone is not None:
+            return self._alone
+        for write in change.consumers:
+            if write.consumer.uuid in self._taking:
+                return self._taking[write.consumer.uuid]
+        if self._must_be_alone(change):
+            return next(iter(self._taking.values()), None) or (None if self._last.done() else self._last)
+        return None
+
+    def _must_be_alone(self, change: Change) -> bool:
+        """Returns whether a change takes nodes of clusters and changes made providers, or what is held of them."""
+        if not change.takes_nodes:
+            return False
+        before = (self.state.consumers.get(write.consumer.uuid) for write in change.consumers)
+        held = [c.allocations for c in before if c is not None] + [w.consumer.allocations for w in change.consumers]
+        return change.has_records or any(p in self.state.providers for allocations in held for p in allocations)
+
+    async def _take_nodes(self, change: Change, cause: str) -> bool:
+        """Makes a change durable that decisions and other claims may refuse, by having taken the room. The state shows it
+        once it is in the log. Returns whether it is."""
+        entry = self._entry(change, cause, [])
+        assert entry is not None
+        self._capacity.hold_allocation(entry)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._taking.update(dict.fromkeys((write.consumer.uuid for write in change.consumers), done))
+        if self._must_be_alone(change):
+            self._alone = done
+        self._bus.spawn(self._persist_taking(change, entry, self._last_record, self._last, done))
+        return await asyncio.shield(done)
+
+    async def _persist_taking(
+        self,
+        change: Change,
+        entry: Allocation,
+        wait_for: asyncio.Future[None],
+        before: asyncio.Future[None],
+        done: asyncio.Future[bool],
+    ) -> None:
+        taken = False
+        try:
+            await _durable(wait_for)
+            replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
+            async with self._steps.quiet() if change.has_trees else contextlib.nullcontext():
+                self._changes[entry.id] = change
+                seq = await self._append(entry)
+            if seq is not None:
+                told = provider_changes(change, replaced, self.state, entry.cause)
+                await self._write_records(change, told, seq)
+                await _durable(before)
+                await self._events.publish(told.values(), entry)
+                taken = True
+        except BaseException as error:
+            self._fail(done, error)
+            raise
+        finally:
+            self._changes.pop(entry.id, None)
+            for write in change.consumers:
+                self._taking.pop(write.consumer.uuid, None)
+            if self._alone is done:
+                self._alone = None
+        done.set_result(taken)
+
+    def _entry(self, change: Change, cause: str, forgotten: list[str]) -> Allocation | None:
         """Returns the entry of the log for a change. Raises Refused if it is too large."""
         if not (change.consumers or change.exchanges):
             return None
@@ -208,7 +313,7 @@ class Storage:
             writes=list(change.consumers),
             inventories=change.exchanges,
             recorded=self._recorded,
-            forgotten=self.state.forgettable(),
+            forgotten=forgotten,
         )
         if len(encode_entry(entry)) > MAX_ENTRY:
             raise Refused(413, f"The allocations of one request may have {MAX_ENTRY} bytes.")
@@ -231,6 +336,8 @@ class Storage:
                 if created is not None:
                     await self._put_name(_CLASS, name, created)
             seq = await self._append(entry) if entry is not None else 0
+            if seq is None:
+                raise Deposed  # nothing else can take what it changes
             await self._write_records(change, told, seq)
             await _durable(before)
             await self._events.publish(told.values(), entry)
@@ -239,7 +346,7 @@ class Storage:
             raise
         done.set_result(None)
 
-    def _fail(self, operation: asyncio.Future[None], error: BaseException) -> None:
+    def _fail(self, operation: asyncio.Future[Any], error: BaseException) -> None:
         """Ends this worker: the state has changes that are not durable."""
         if not self.failed.is_set() and not isinstance(error, Deposed | asyncio.CancelledError):
             log.error("a change could not be made durable", error=f"{type(error).__name__}: {error}")
@@ -247,12 +354,15 @@ class Storage:
         operation.set_exception(Deposed())
         operation.exception()  # retrieved, if nobody waits
 
-    async def _append(self, entry: Allocation) -> int:
+    async def _append(self, entry: Allocation) -> int | None:
+        """Returns the sequence of the entry in the log; None if others took the room."""
         self._appending.add(entry.id)
         try:
             outcome = await self._committer.commit(entry)
         finally:
             self._appending.discard(entry.id)
+        if isinstance(outcome, Dropped) and not outcome.code:
+            return None
         if not isinstance(outcome, Committed):
             log.error("an allocation was refused by the decision log", reason=outcome.message)
             raise Deposed
@@ -264,6 +374,8 @@ class Storage:
             return
         self._exchanged.update(dict.fromkeys(change.exchanges, seq))
         await self._put_providers(change.providers, told)
+        for uuid, addition in change.additions.items():
+            await self._put(f"{_ADDED}{uuid}", None if addition is None else self._added(addition))
         for name, created in change.traits.items():
             await self._put_name(_TRAIT, name, created)
         for name, created in change.classes.items():
@@ -299,6 +411,9 @@ class Storage:
     ) -> Stored:
         return Stored(generation=self._generation, provider=provider, exchanged=exchanged, told=told, created=created)
 
+    def _added(self, addition: Addition) -> Stored:
+        return Stored(generation=self._generation, addition=addition)
+
     def _deletions(self, changes: list[RecordedChange]) -> Stored:
         return Stored(generation=self._generation, deletions=changes)
 
@@ -315,6 +430,10 @@ class Storage:
     def _folded(self, commit: Commit, changes: Changes) -> None:
         """Ends this worker if another one's allocation took effect: the state does not have it."""
         self._events.folded(changes.seq, commit, changes.refused or ())
+        for entry in commit.entries_of(Allocation):
+            change = self._changes.pop(entry.id, None)
+            if change is not None and entry.id not in changes.refused:
+                self.state.apply(change)
         for entry in commit.entries_of(Allocation):
             if entry.id not in self._appending and entry.id not in (changes.refused or ()):
                 log.warning("another placement worker wrote an allocation", generation=entry.generation)
@@ -350,6 +469,9 @@ class Storage:
             if provider is None:
                 return None
             return self._stored(provider, self._exchanged.get(name, 0), self._events.recorded(name))
+        if kind == "added":
+            addition = self.state.additions.get(name)
+            return None if addition is None else self._added(addition)
         known = (self.state.classes if kind == "class" else self.state.traits).get(name)
         return None if known is None else self._stored(created=known)
 

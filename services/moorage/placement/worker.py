@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,8 @@ import structlog
 from aiohttp import web
 
 from moorage.bus import Bus, BusError, Lease, NoAnswer, Settings, setting
-from moorage.ledger import open_ledger
+from moorage.fleet import Fleet, FleetFollower
+from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import LEDGER_CONFLICTS, LEDGER_SEQUENCE
 from moorage.telemetry import ACTIVE, MetricValue
 from moorage.web import AuditWriter, TokenReader, forward, listener_of, make_session, placement_leader
@@ -28,6 +30,8 @@ from .storage import Deposed, Storage
 
 log = structlog.get_logger("placement")
 
+#: Seconds that the start waits for the fleet.
+PATIENCE = 20.0
 #: Bytes of a body. What is done with it keeps other requests waiting.
 BODY_LIMIT = 1 << 18
 
@@ -107,6 +111,9 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     caller_of = unchecked if own.auth == UNCHECKED else by_token(tokens, token or setting("MOORAGE_TOKEN"))
     server = PlacementServer(bus, own, caller_of, lease)
     runner = web.AppRunner(application(server), access_log=None, shutdown_timeout=1.0, handle_signals=False)
+    fleet = Fleet()
+    nodes = FleetFollower(settings.redis_url, fleet)
+    reading: asyncio.Task[None] | None = None
     try:
         bus.process_health.add_values(server.values)
         await tokens.start()
@@ -119,9 +126,14 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
             await web.SockSite(runner, sock).start()
         address = _address_of(sock, settings.nats_url)
         await bus.announce(server.health)
+        reading = asyncio.create_task(nodes.start())
         await lease.hold()
         follower = await open_ledger(bus)
-        storage = Storage(bus, follower, lease.generation)
+        # Made trees are served without the fleet, too. Nodes and parts are then as if they were gone.
+        await asyncio.wait([reading], timeout=PATIENCE)
+        if not reading.done():
+            log.warning("the fleet in Redis cannot be read; its nodes are shown once it can")
+        storage = Storage(bus, follower, lease.generation, keep_capacity(follower, fleet))
         await storage.open(f"http://{address}", unchecked=own.auth == UNCHECKED)
         server.activate(storage)
         log.info("active", generation=lease.generation, providers=len(storage.state.providers))
@@ -130,6 +142,9 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
     finally:
         await runner.cleanup()
         await server.close()
+        if reading is not None:
+            reading.cancel()
+            await nodes.stop()
         await lease.release()
         await bus.close()
 

@@ -15,7 +15,7 @@ from moorage.model.shapes import EXCLUSIVE
 from moorage.parsing import CAPACITY_MAX, parse_amount
 from moorage.parts import inside as parts_inside
 from moorage.parts.device_parts import COUNTERS, MARK, own_counters, own_devices, path_of_device
-from moorage.parts.inside import Inside, Layout, class_amount, layout_of
+from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, layout_of
 from moorage.podspec import parse_host_port
 
 from .delta import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE
@@ -89,6 +89,14 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
         return inside
     amounts = {name: allocatable[name] for name in sorted(parts_inside.classes_in(inside)) if name in allocatable}
     return msgspec.structs.replace(inside, node=amounts)
+
+
+def with_additions(row: NodeRow, added: Mapping[str, AddedNames]) -> NodeRow:
+    """Returns the row with these traits and aggregates of the node and its parts, by path, besides those that are reported."""
+    inside = parts_inside.decode(row.inside)
+    if inside.added == added:
+        return row
+    return row._replace(inside=parts_inside.encode(msgspec.structs.replace(inside, added=dict(added))))
 
 
 def with_inside(row: NodeRow, inside: Inside, in_use: Mapping[str, Mapping[str, str]]) -> tuple[NodeRow, str]:

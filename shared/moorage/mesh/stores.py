@@ -16,6 +16,8 @@ DESIRED = "moorage-desired"
 STATUS = "moorage-status"
 TOKENS = "moorage-tokens"
 PROVIDERS = "moorage-providers"
+#: Keys in there of what clients of the Placement interface added to nodes and parts of clusters.
+ADDED_PREFIX = "added."
 
 SNAPSHOTS = "moorage-snapshots"
 SIMULATED_FLEET = "moorage-sim"

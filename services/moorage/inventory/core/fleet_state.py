@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.fleet import CORDONED, STALE, FleetWriter, NodeRow, name_problem, normalize_node
+from moorage.fleet import CORDONED, STALE, FleetWriter, NodeRow, name_problem, normalize_node, with_additions
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
-from moorage.parts.inside import Inside, layout_of
+from moorage.parts.inside import AddedNames, Inside, layout_of
 from moorage.parts.inside import decode as decode_inside
 
 from .cluster_ids import ClusterIds, ClusterRecord
@@ -116,6 +116,8 @@ class FleetState:
         self._awaited: set[str] = set()
         self.refused_pods: Counter[str] = Counter()  # by the kubelet's reason
         self.present = 0  # clusters that are not gone
+        # By cluster, node and path in it: what clients of the Placement interface added.
+        self._additions: dict[str, dict[str, dict[str, AddedNames]]] = {}
 
     @property
     def period(self) -> float:
@@ -226,6 +228,31 @@ class FleetState:
                     break
         return events
 
+    # -- additions ----------------------------------------------------------------------------------------------------
+
+    def add_names(self, name: str, names: AddedNames) -> list[FleetEvent]:
+        """Gives a node or part, CLUSTER/ID, these traits and aggregates besides those that are reported, instead of those that
+        it was given before. Returns the events."""
+        provider, cluster, ident = name.split("/", 2)
+        cluster, node = f"{provider}/{cluster}", ident.partition("/")[0]
+        paths = self._additions.setdefault(cluster, {}).setdefault(node, {})
+        paths.pop(ident[len(node) :], None)
+        if names.traits or names.aggregates:
+            paths[ident[len(node) :]] = names
+        known, fleet = self.clusters.get(cluster), self.writer.fleet
+        if known is None or not (known.record.id < fleet.size and fleet.known[known.record.id]):
+            return []
+        before = self.writer.row(known.record.id, node)
+        if before is None or (row := with_additions(before, paths)) is before:
+            return []
+        inside = part_changes(fleet, known.record.id, [row], ())
+        self.writer.put(known.record.id, cluster, [row])
+        return [FleetEvent("parts", cluster, inside)] if inside else []
+
+    def _with_additions(self, cluster: ClusterReports, rows: Iterable[NodeRow]) -> list[NodeRow]:
+        added = self._additions.get(cluster.name)
+        return [with_additions(row, added.get(row.name, {})) for row in rows] if added else list(rows)
+
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def report(self, cluster: str, source: str, report: Report, now: float, size: int = 0) -> ReportOutcome:
@@ -295,7 +322,7 @@ class FleetState:
         name, oldest = min(overlays.sources.items(), key=lambda item: item[1].last_report_at)
         if now - oldest.last_report_at <= MISSED * oldest.period:
             return f"{most} node agents report for {cluster.name} already"
-        if rows := overlays.remove_source(name):
+        if rows := self._with_additions(cluster, overlays.remove_source(name)):
             self.writer.put(cluster.record.id, cluster.name, rows)
         return ""
 
@@ -393,7 +420,7 @@ class FleetState:
             elif not problem:
                 cluster.problems.pop(node.name, None)
             rows.append(cluster.overlays.overlay(row))
-        return rows, problems
+        return self._with_additions(cluster, rows), problems
 
     def _apply_node_fields(self, cluster: ClusterReports, source: str, report: Report) -> ReportOutcome:
         """Applies the fields that node agents own. A node that the cluster's agent has not named yet gets them when it does."""
@@ -407,6 +434,7 @@ class FleetState:
             if problem and cluster.problems.get(told) != problem:
                 outcome.problems.append(problem)
             cluster.problems[told] = problem
+        rows = self._with_additions(cluster, rows)
         inside = part_changes(self.writer.fleet, cluster.record.id, rows, ())
         if rows and self.writer.put(cluster.record.id, cluster.name, rows):
             outcome.events.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
