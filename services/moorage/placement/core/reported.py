@@ -279,7 +279,7 @@ class ReportedTrees:
 
     def _offer(self, found: dict[str, Offer], place: Place, name: str, total: int) -> None:
         units = units_of(name)
-        record = InventoryRecord(total=total // units, max_unit=min(max(total // units, 1), MAX_INT))
+        record = InventoryRecord(total=total // units)
         found.setdefault(class_of(name), Offer(name, record, total, self._free(place, name)))
 
     def _free(self, place: Place, native: str) -> int:

@@ -13,7 +13,7 @@ from moorage.model.part_names import is_class
 from moorage.model.shapes import EXCLUSIVE
 from moorage.parts import Forest
 from moorage.parts.device_parts import MARK
-from moorage.parts.forest import ClassRows, Rows, TreeRows
+from moorage.parts.forest import UNLIMITED, ClassRows, Rows, TreeRows
 from moorage.parts.inside import ANY, part_id
 
 from .reported_names import (
@@ -212,7 +212,7 @@ class ReportedColumns:
             capacity,
             capacity - free[at] // units,
             one,
-            capacity,
+            one * UNLIMITED,
             one,
             -one,
             -one if pools is None else np.maximum(pools[at] // 1000, 0),
