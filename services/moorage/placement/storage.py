@@ -204,11 +204,19 @@ class Storage:
     async def commit(self, operation: Operation, cause: str = "") -> Answer:
         """Runs an operation, makes its change durable, and returns its answer. Raises Deposed if that is not possible. `cause` is
         the id of the request."""
-        lost = 0
+        lost = refused = 0
         while lost < ATTEMPTS:
             if self.failed.is_set():
                 raise Deposed
-            answer = await self._steps.run(operation)
+            try:
+                answer = await self._steps.run(operation)
+            except Refused as why:
+                # What is under way may be why, and may not stay.
+                if why.status != 409 or not self._taking or refused == ATTEMPTS:
+                    raise
+                refused += 1
+                await asyncio.wait(set(self._taking.values()))
+                continue
             if answer.change is None:
                 await _durable(self._last)  # what it has read
                 return answer
