@@ -1,0 +1,137 @@
+"""Allocations on nodes of clusters under kills of the worker: what was answered stays and is held once, a reshape onto nodes is
+whole or absent, and room that nobody was told of can be taken again."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from moorage.parts.inside import provider_uuid
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import eventually
+from moorage_testkit.placement_client import PlacementClient
+from moorage_testkit.polling import until
+
+from .conftest import MakeMesh
+
+CLIENTS = 8
+pytestmark = pytest.mark.timeout(300)
+HOST: dict[str, Any] = {
+    "name": "n",
+    "count": 4,
+    "allocatable": {"cpu": "24"},
+    "zones": [{"id": f"numa{z}", "resources": {"cpu": 12}} for z in (0, 1)],
+    "providers": [{"name": "nic", "zone": "numa0", "inventories": {"SRIOV_NET_VF": 32}}],
+}
+
+
+@pytest.fixture(scope="module")
+def failpoints(tmp_path_factory: pytest.TempPathFactory) -> Failpoints:
+    return Failpoints(tmp_path_factory.mktemp("failpoints"))
+
+
+@pytest.fixture(scope="module")
+def mesh(make_mesh: MakeMesh, failpoints: Failpoints) -> Mesh:
+    environment = {**failpoints.environment, "MOORAGE_PLACEMENT_HTTP": "127.0.0.1:0"}
+    fleet = {"clusters": [{"name": "a", "provider": "lab", "nodes": [HOST]}]}
+    return make_mesh(fleet, "--workers", "placement=2", environment=environment)
+
+
+@pytest_asyncio.fixture
+async def placement(mesh: Mesh) -> AsyncIterator[PlacementClient]:
+    async with PlacementClient(mesh.endpoint["placement"], mesh.endpoint["token"]) as found:
+
+        async def there() -> bool:
+            return (await found.call("GET", f"/resource_providers/{part('n-3')}")).status == 200
+
+        await eventually(there, 60, "the nodes are shown")
+        yield found
+
+
+def part(ident: str) -> str:
+    return provider_uuid("lab/a", ident)
+
+
+@pytest.mark.parametrize("nth", [1, 3, 8])
+async def test_a_kill_loses_nothing_that_was_answered(
+    placement: PlacementClient, failpoints: Failpoints, nth: int
+) -> None:
+    zones = [part(f"n-{n}/numa{z}") for n in (0, 1) for z in (0, 1)]
+    generations = [await placement.generation(zone) for zone in zones]
+    failpoints.arm("placement.committed", nth=nth)
+    accepted: dict[str, set[str]] = {zone: set() for zone in zones}
+
+    async def client(number: int) -> None:
+        for i in range(8):
+            consumer, zone = str(uuid.uuid4()), zones[(number + i) % len(zones)]
+            answer = await placement.allocate(consumer, {zone: {"VCPU": 1}})
+            # An answer that was lost may have been an allocation: the consumer is then not new any more.
+            lost = answer.status == 409 and answer.body["errors"][0]["code"] == "placement.concurrent_update"
+            assert answer.status in (204, 409), answer
+            if answer.status == 204 or lost:
+                accepted[zone].add(consumer)
+
+    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+    await until(lambda: failpoints.happened("placement.committed") > 0, 60, "a worker dies")
+    for zone, before in zip(zones, generations, strict=True):
+        assert (await placement.held(zone)).keys() == accepted[zone]
+        assert await placement.used(zone) == {"VCPU": 12} and len(accepted[zone]) == 12
+        assert await placement.generation(zone) == before + 12
+        full = await placement.allocate(str(uuid.uuid4()), {zone: {"VCPU": 1}})
+        assert full.status == 409, "nothing is given twice"
+    for consumer in [c for consumers in accepted.values() for c in consumers]:
+        assert (await placement.call("DELETE", f"/allocations/{consumer}")).status in (204, 404)
+    for zone in zones:
+        assert await placement.used(zone) == {"VCPU": 0}
+
+
+@pytest.mark.parametrize("point", ["placement.reshaped", "placement.recorded"])
+async def test_a_kill_leaves_no_half_reshape_onto_nodes(
+    placement: PlacementClient, failpoints: Failpoints, point: str
+) -> None:
+    """VFs move from a made provider to a card of a node, together with what consumers hold of them."""
+    made, card = await placement.provider(f"p-{uuid.uuid4()}", {"SRIOV_NET_VF": 8}), part("n-2/numa0/nic")
+    consumers = [str(uuid.uuid4()) for _ in range(4)]
+    for consumer in consumers:
+        assert (await placement.allocate(consumer, {made: {"SRIOV_NET_VF": 2}})).status == 204
+    before = await placement.used(card)
+    body = {
+        "inventories": {
+            made: {"resource_provider_generation": await placement.generation(made), "inventories": {}},
+        },
+        "allocations": {
+            consumer: placement.allocation({card: {"SRIOV_NET_VF": 2}}, generation=1) for consumer in consumers
+        },
+    }
+    failpoints.arm(point)
+    lost = await placement.once("POST", "/reshaper", body)
+    assert lost.status in (0, 503) and failpoints.happened(point)
+    assert await placement.used(made) == {}
+    assert await placement.used(card) == {"SRIOV_NET_VF": before["SRIOV_NET_VF"] + 8}
+    assert (await placement.held(card)).items() >= {consumer: {"SRIOV_NET_VF": 2} for consumer in consumers}.items()
+    assert (await placement.call("POST", "/reshaper", body)).status == 409, "the generations have grown"
+    for consumer in consumers:
+        assert (await placement.call("DELETE", f"/allocations/{consumer}")).status in (204, 404)
+    assert await placement.used(card) == before
+
+
+async def test_a_kill_keeps_additions_and_their_generation(
+    mesh: Mesh, placement: PlacementClient, failpoints: Failpoints
+) -> None:
+    card = part("n-3/numa0/nic")
+    own, before = str(uuid.uuid4()), await placement.generation(card)
+    body = {"resource_provider_generation": before, "aggregates": [own]}
+    failpoints.arm("placement.recorded")
+    lost = await placement.once("PUT", f"/resource_providers/{card}/aggregates", body)
+    assert lost.status in (0, 503) and failpoints.happened("placement.recorded")
+    found = await placement.done("GET", f"/resource_providers/{card}/aggregates")
+    assert found == {"aggregates": [own], "resource_provider_generation": before + 1}
+    mesh.kill("placement")
+    candidates = await placement.done("GET", f"/allocation_candidates?resources=SRIOV_NET_VF:1&member_of={own}")
+    assert [list(c["allocations"]) for c in candidates["allocation_requests"]] == [[card]]
