@@ -6,6 +6,7 @@ SPEC = WorkerSpec(
     order=35,
     nice=10,
     replicas=2,
+    memory="1Gi",
     publishes=(
         Subject(subjects.PLACEMENT_EVENTS, "Event", "providers and allocations of the Placement interface"),
         subjects.LEDGER_COMMIT,

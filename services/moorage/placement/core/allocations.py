@@ -54,7 +54,7 @@ def of_consumer(call: Call) -> Answer:
         body["consumer_generation"] = consumer.generation
     if call.version >= 38:
         body["consumer_type"] = consumer.type or UNKNOWN_TYPE
-    return Answer(body=body, modified=consumer.updated)
+    return Answer(body=body, modified=consumer.updated or call.now)
 
 
 def of_provider(call: Call) -> Answer:
@@ -68,7 +68,7 @@ def of_provider(call: Call) -> Answer:
         if call.version >= 28:
             shown[consumer.uuid]["consumer_generation"] = consumer.generation
     body = {"allocations": shown, "resource_provider_generation": call.state.generation(wanted)}
-    return Answer(body=body, modified=max((c.updated for c in holders), default=call.now))
+    return Answer(body=body, modified=max((c.updated for c in holders), default=0) or call.now)
 
 
 # -- writing ------------------------------------------------------------------------------------------------------

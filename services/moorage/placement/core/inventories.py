@@ -21,7 +21,9 @@ def show(call: Call) -> Answer:
     found = provider.inventories.get(name)
     if found is None:
         raise not_found(f"No inventory of class {name} for {provider.uuid}")
-    return _one(found, call.state.generation(provider.uuid))
+    answer = _one(found, call.state.generation(provider.uuid))
+    answer.modified = found.updated or call.now
+    return answer
 
 
 def create(call: Call) -> Answer:
@@ -175,5 +177,5 @@ def _one(found: InventoryRecord, generation: int) -> Answer:
 
 def _list(call: Call, provider: Provider, generation: int) -> Answer:
     shown = {name: _fields(inventory) for name, inventory in provider.inventories.items()}
-    newest = max((i.updated for i in provider.inventories.values()), default=call.now)
+    newest = max((i.updated for i in provider.inventories.values()), default=0) or call.now
     return Answer(body={"resource_provider_generation": generation, "inventories": shown}, modified=newest)

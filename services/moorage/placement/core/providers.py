@@ -86,7 +86,7 @@ def create(call: Call) -> Answer:
 
 def show(call: Call) -> Answer:
     provider = call.state.provider(call.path["uuid"])
-    return Answer(body=shown(call, provider), modified=provider.updated)
+    return Answer(body=shown(call, provider), modified=provider.updated or call.now)
 
 
 class _Filter:

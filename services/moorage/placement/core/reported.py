@@ -24,7 +24,7 @@ from .reported_columns import ReportedColumns, block_of, cluster_of
 from .reported_names import CLAIM, claim_uuid, class_of, units_of, uuids_of
 
 #: Nodes and parts that are written before an operation goes on; more are written between operations.
-AT_ONCE = 20_000
+AT_ONCE = 6_000
 _BOUNDLESS = 1 << 62
 
 
@@ -134,7 +134,9 @@ class ReportedTrees:
                         self.columns.erase(cid)
                 self._outdated = dict.fromkeys(self.fleet.ids.values())
             else:
-                self._outdated.update(dict.fromkeys(changed.tolist()))
+                for cid in changed.tolist():  # the newest are written first
+                    self._outdated.pop(cid, None)
+                    self._outdated[cid] = None
             self._tick = self.fleet.tick
         written = 0
         while self._outdated and written < AT_ONCE:
@@ -388,10 +390,10 @@ class ReportedTrees:
 
     def claims(self, project: str) -> Iterator[Consumer]:
         """Yields the claims of a project."""
-        for ident in self._claims.values():
-            claim = self.ledger.claims[ident].claim
-            if claim.tenant == project:
-                yield self._shown(claim, None)
+        for ident in list(self._claims.values()):
+            active = self.ledger.claims.get(ident)
+            if active is not None and active.claim.tenant == project:
+                yield self._shown(active.claim, None)
 
     def claims_of(self, uuid: str) -> list[Consumer]:
         """Returns the claims that hold something of a node or part, with what they hold of it alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import chain
 
 from . import schemas
 from .allocations import UNKNOWN_TYPE
@@ -26,7 +27,9 @@ def total(call: Call) -> Generator[None, None, Answer]:
     schemas.check_query(call.query, schemas.usage_query(call.version))
     project, user, kind = (call.parameter(name) for name in ("project_id", "user_id", "consumer_type"))
     found: list[Consumer] = []
-    for number, consumer in enumerate([*call.state.consumers.values(), *call.state.reported.claims(project or "")]):
+    for number, consumer in enumerate(
+        chain(list(call.state.consumers.values()), call.state.reported.claims(project or ""))
+    ):
         if consumer.project == project and user in (None, "", consumer.user):
             found.append(consumer)
         if number % _SLICE == 0:
