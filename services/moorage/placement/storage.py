@@ -233,7 +233,7 @@ class Storage:
     async def _commit(self, answer: Answer, change: Change, cause: str) -> Answer:
         """Makes a change durable that nothing can refuse any more."""
         before = self._last
-        entry = self._entry(change, cause, self.state.forgettable())
+        entry = self._entry(change, cause, self.state.gone())
         replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
         self.state.apply(change)
         told = provider_changes(change, replaced, self.state, cause)

@@ -145,10 +145,10 @@ class _Filter:
             root = state.root_of(self.tree)
             row = forest.rows.get(root)
             rows = np.arange(row, int(forest.leave[row])) if row is not None else np.empty(0, np.int64)
-            gone = state.gone(root)
+            gone = state.missing(root)
         else:
             rows = np.flatnonzero((forest.block[: forest.n] < 0) & (forest.root[: forest.n] >= 0))
-            gone = state.gone(None)
+            gone = state.missing(None)
         return [forest.ids[row] for row in self._meeting(rows)] + (gone if not self._has_conditions else [])
 
     @property

@@ -109,7 +109,7 @@ class State:
             return self.reported.record(uuid, self.additions.get(uuid), whole=False)
         return self.provider(uuid)
 
-    def gone(self, root: str | None) -> list[str]:
+    def missing(self, root: str | None) -> list[str]:
         """Returns the nodes and parts that are gone, and shown because something names them; of one node or of all."""
         named = {p for p in self._consumers_of if is_reported(p)} | self.reported.named_by_claims()
         gone = (p for p in sorted(named) if p not in self.forest.rows and p not in self.providers)
@@ -265,7 +265,7 @@ class State:
             self.consumers[consumer.uuid] = consumer
             self._count(consumer, 1)
 
-    def forgettable(self) -> list[str]:
+    def gone(self) -> list[str]:
         """Returns providers that do not exist any more, and whose writes are counted."""
         if not self._may_be_gone:
             return []
