@@ -5,7 +5,7 @@ A tree is described by a few numbers for each of its rows. Trees with equal numb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +26,11 @@ class AlikeTrees(NamedTuple):
     kind: NDArray[np.intp]
 
 
-def alike(anchors: Rows, leaves: Rows, columns: Sequence[Rows]) -> AlikeTrees:
-    """Groups trees by what `columns` say of their rows. Keys are equal for equal kinds."""
+def alike(anchors: Rows, leaves: Rows, columns_of: Callable[[Rows], Sequence[Rows]]) -> AlikeTrees:
+    """Groups trees by what `columns_of` says of their rows. Keys are equal for equal kinds."""
     sizes = leaves - anchors
-    rows = spread(anchors, sizes)
-    codes = np.array([column[rows] for column in columns], np.int64).reshape(len(columns), len(rows))
+    columns = columns_of(spread(anchors, sizes))
+    codes = np.array(columns, np.int64)
     starts = np.cumsum(sizes) - sizes
     first, kind = _by_hash(codes, starts, sizes)
     wrong = _differing(codes, starts, sizes, first[kind])

@@ -21,6 +21,8 @@ from .solver import Budget, Problem, Slot, Subtree, assignments_in_steps
 Rows = NDArray[np.int64]
 #: Trees that are compared at a time: few at first, for most requests ask for few candidates.
 _CHUNKS = (16, 128, 1024)
+#: Rows are looked up one by one where they are fewer than one of so many.
+_FEW = 64
 #: Choices whose parts are marked in one number.
 _BITS = 62
 
@@ -165,12 +167,11 @@ def _chunks(
     solver: _Solver, anchors: Rows, kinds: dict[bytes, _Kind], one_part_a_tree: bool
 ) -> Iterator[tuple[Rows, NDArray[np.intp], list[_Kind]]]:
     """Yields some trees at a time, and their kinds."""
-    columns = solver.columns()
     begin = 0
     while begin < len(anchors):
         trees = anchors[begin : begin + (_CHUNKS[0] if not begin else _CHUNKS[1] if begin < 1024 else _CHUNKS[2])]
         begin += len(trees)
-        found = alike(trees, solver.forest.leave[trees], columns)
+        found = alike(trees, solver.forest.leave[trees], solver.columns)
         of: list[_Kind] = []
         for key, tree in zip(found.keys, found.tree, strict=True):
             if key not in kinds:
@@ -365,30 +366,42 @@ class _Solver:
         nameless = request.groups.get(NAMELESS)
         self._together = nameless.required if nameless is not None and nameless.resources else ()
         self._witness = nameless if nameless is not None and not nameless.resources else None
+        self._room_by_row: dict[str, list[Rows]] = {}
 
-    def columns(self) -> list[Rows]:
-        """Returns all that matters of a tree without parts of others, by row."""
-        forest, n = self.forest, self.forest.n
+    def columns(self, rows: Rows) -> list[Rows]:
+        """Returns all that matters of these rows to trees without parts of others."""
+        forest = self.forest
         found: list[Rows] = []
-        rows_of: dict[int, Rows] = {}  # equal groups have the same rows
-        for choice in self._choices:
-            rows_of[id(choice.rows)] = choice.rows
-        for number, rows in enumerate(rows_of.values()):
+        for number, of in enumerate({id(choice.rows): choice.rows for choice in self._choices}.values()):
             if number % _BITS == 0:
-                found.append(np.zeros(n, np.int64))
-            found[-1][rows] |= 1 << number % _BITS
-        asked = {name: sum(c.resources.get(name, 0) for c in self._choices) for name in sorted(self._contended)}
-        found += [forest.room_by_row(name, amount) for name, amount in asked.items()]
-        if forest.has_pools:
-            found += [forest.pool_by_row(name, sum(asked.values())) for name in asked]
-            found += [forest.above_by_row(name) for name in asked]
+                found.append(np.zeros(len(rows), np.int64))
+            at = np.minimum(of.searchsorted(rows), len(of) - 1)
+            found[-1] |= (of[at] == rows).astype(np.int64) << number % _BITS
+        for name, most in self._contended_amounts():
+            found += self._rooms(name, most, rows)
         if self._subtrees:
-            found.append(forest.leave[:n] - np.arange(n))
+            found.append(forest.leave[rows] - rows)
         for any_of in self._together:
-            found.append(_has_any(forest, any_of)[forest.trait_set[:n]].astype(np.int64))
+            found.append(_has_any(forest, any_of)[forest.trait_set[rows]].astype(np.int64))
         if self._witness is not None:
-            found.append(_conditions(forest, self._witness, np.arange(n), spread=False).astype(np.int64))
+            found.append(_conditions(forest, self._witness, rows, spread=False).astype(np.int64))
         return found
+
+    def _contended_amounts(self) -> list[tuple[str, int]]:
+        """Returns the classes that several choices ask, with as much as they ask together."""
+        asked: dict[str, int] = {}
+        for choice in self._choices:
+            for name, amount in choice.resources.items():
+                pool = POOLS.get(name, name)
+                asked[pool] = asked.get(pool, 0) + amount
+        return [(name, asked[POOLS.get(name, name)]) for name in sorted(self._contended)]
+
+    def _rooms(self, name: str, most: int, rows: Rows) -> list[Rows]:
+        if name not in self._room_by_row and len(rows) * _FEW < self.forest.n:
+            return self.forest.room_of(name, rows, most)
+        if name not in self._room_by_row:
+            self._room_by_row[name] = self.forest.room_by_row(name, most)
+        return [column[rows] for column in self._room_by_row[name]]
 
     def of_tree(self, anchor: int) -> Iterator[Pattern | None]:
         forest = self.forest
@@ -442,7 +455,7 @@ class _Solver:
         for choice in self._choices:
             for name, amount in choice.resources.items():
                 need[name] = need.get(name, 0) + amount
-        return all(need[name] <= total for name, total in have.items())
+        return all(need.get(name, 0) <= total for name, total in have.items())
 
     def _pattern(self, anchor: int, found: list[int]) -> Pattern:
         allocations: dict[int, dict[str, int]] = {}

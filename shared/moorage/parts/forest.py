@@ -6,7 +6,7 @@ A part's row is also its number of entry: a is an ancestor of b, or b itself, ex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +197,6 @@ class Forest:
         self._runs: dict[int, tuple[int, int]] = {}
         self._classes_of: dict[int, frozenset[str]] = {}
         self._sharing: set[int] = set()
-        self.has_pools = False  # what is taken of some parts is taken of others, too
         self._served_by: dict[int, set[int]] | None = None  # by sharing part; None: to be found anew
 
     @property
@@ -271,7 +270,6 @@ class Forest:
     def write_classes(self, block: int, classes: Mapping[str, ClassRows]) -> None:
         """Replaces the inventories of a block that was written by `write_rows`."""
         first = self._runs[block][0]
-        self.has_pools = True
         for name in self._classes_of.get(block, frozenset()) - classes.keys():
             self.classes[name].write(block, ())
         for name, columns in classes.items():
@@ -313,31 +311,6 @@ class Forest:
             return 0
         return min(int(columns.capacity[at] - columns.used[at]), int(columns.max_unit[at]))
 
-    def room_by_row(self, name: str, most: int) -> NDArray[np.int64]:
-        """Returns the room of each row, 0 where the class is missing or nothing is left, and no more than `most`."""
-        found = np.zeros(self.n, np.int64)
-        columns = self.classes[name]
-        at = np.flatnonzero(columns.row >= 0)
-        room = np.minimum(columns.capacity[at] - columns.used[at], columns.max_unit[at])
-        found[columns.row[at]] = np.clip(room, 0, most)
-        return found
-
-    def pool_by_row(self, name: str, most: int) -> NDArray[np.int64]:
-        """Returns what the whole tree of each row has of a class for it, -1 where there is no such limit, and no more than `most`."""
-        found = np.full(self.n, -1, np.int64)
-        columns = self.classes[name]
-        at = np.flatnonzero((columns.row >= 0) & (columns.pool >= 0))
-        found[columns.row[at]] = np.minimum(columns.pool[at], most)
-        return found
-
-    def above_by_row(self, name: str) -> NDArray[np.int64]:
-        """Returns how far above each row the part is of which its units of a class are taken, too; 0 if there is none."""
-        found = np.zeros(self.n, np.int64)
-        columns = self.classes[name]
-        at = np.flatnonzero((columns.row >= 0) & (columns.above >= 0))
-        found[columns.row[at]] = columns.row[at] - columns.above[at]
-        return found
-
     def pools(self, row: int, name: str) -> Iterator[tuple[tuple[int, str], int]]:
         """Yields from where else each unit of a class is taken that is taken of a part, and how much of it is there."""
         columns = self.classes[name]
@@ -350,6 +323,38 @@ class Forest:
             yield (above, name), self.room(above, name)
             at = columns.position(int(self.block[above]), above)
             assert at is not None  # an ancestor from which it is taken has the class
+
+    def room_by_row(self, name: str, most: int) -> list[Rows]:
+        """Returns columns that say, by row, how much of a class can be taken of the parts of a tree together: the room of each
+        row, 0 where nothing is, how far above units are taken, too (0: nowhere), and what the tree has in all. No amount is
+        more than `most`."""
+        columns = self.classes[name]
+        at = np.flatnonzero(columns.row >= 0)
+        return self._rooms(columns, at, columns.row[at], self.n, most)
+
+    def room_of(self, name: str, rows: Rows, most: int) -> list[Rows]:
+        """Returns `room_by_row` of a few rows."""
+        columns = self.classes[name]
+        found = [
+            columns.position(block, row) for block, row in zip(self.block[rows].tolist(), rows.tolist(), strict=True)
+        ]
+        at = np.array([p for p in found if p is not None], np.intp)
+        place = np.array([i for i, p in enumerate(found) if p is not None], np.intp)
+        return self._rooms(columns, at, place, len(rows), most)
+
+    @staticmethod
+    def _rooms(columns: ClassColumns, at: NDArray[np.intp], place: NDArray[Any], length: int, most: int) -> list[Rows]:
+        row, above = columns.row[at], columns.above[at]
+        room = np.minimum(columns.capacity[at] - columns.used[at], columns.max_unit[at])
+        values = (
+            np.clip(room, 0, most),
+            np.where(above >= 0, row - above, 0),
+            np.minimum(columns.pool[at], most) + 1,
+        )
+        found = [np.zeros(length, np.int64) for _ in values]
+        for column, value in zip(found, values, strict=True):
+            column[place] = value
+        return found
 
     def sharing_with(self) -> dict[int, set[int]]:
         """Returns the roots of other trees that each sharing part serves, by row of the part."""

@@ -260,6 +260,8 @@ def test_exclusive_cores_are_cores() -> None:
     assert mesh.candidates("resources=PCPU:3") == [{root: {"PCPU": 3}}]
     assert mesh.candidates("resources=PCPU:3,VCPU:1") == [{root: {"PCPU": 3, "VCPU": 1}}]
     assert mesh.candidates("resources=PCPU:3,VCPU:2") == [] == mesh.candidates("resources_1=PCPU:3&resources_2=VCPU:2")
+    assert mesh.candidates("resources_1=PCPU:2&resources_2=PCPU:1") == [{root: {"PCPU": 3}}]
+    assert mesh.candidates("resources_1=PCPU:2&resources_2=PCPU:2") == []
     mesh.put({root: {"PCPU": 2}})
     assert mesh.free("cpu") == 2000 and mesh.candidates("resources=PCPU:2") == [] != mesh.candidates("resources=PCPU:1")
 
