@@ -652,3 +652,10 @@ def check_columns(mesh: Mesh) -> None:
                 units = {"VCPU": 1000, "MEMORY_MB": 1 << 20, "DISK_GB": 1 << 30}.get(name, 1)
                 expected[ident, name] = offer.capacity // units, offer.free // units
     assert there == expected
+
+
+def test_only_traits_that_nodes_have_are_in_use() -> None:
+    mesh = Mesh(one=[node(cpu="4")])
+    assert mesh.call("GET", "/traits?associated=true")["traits"] == []
+    mesh.report(ONE, node("n-0", cpu="4", ready=False))
+    assert mesh.call("GET", "/traits?associated=true")["traits"] == [DISABLED]

@@ -181,8 +181,7 @@ class _Explanation:
 
     def _name(self, row: int) -> str:
         uuid = self._forest.ids[row]
-        found = self._state.providers.get(uuid)
-        return found.name if found is not None else uuid
+        return self._state.brief(uuid).name
 
     # -- relations ----------------------------------------------------------------------------------------------------
 

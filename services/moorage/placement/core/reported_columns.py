@@ -68,7 +68,7 @@ class ReportedColumns:
     def __init__(self, fleet: Fleet, forest: Forest) -> None:
         self._fleet, self._forest = fleet, forest
         self.class_names: set[str] = set()
-        self.trait_names: set[str] = {DISABLED}
+        self.trait_names: set[str] = set()
         self.clusters: dict[int, ClusterTrees] = {}
         self.reset()
 
