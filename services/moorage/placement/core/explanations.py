@@ -113,7 +113,8 @@ class _Explanation:
         """Yields the rows that are left after each condition, with what it asks."""
         forest = self._forest
         spread = suffix == NAMELESS and bool(resources)
-        rows = np.flatnonzero(forest.root[: forest.n] >= 0).astype(np.int64)
+        usable = (forest.root[: forest.n] >= 0) & ~forest.disabled[: forest.n]
+        rows = np.flatnonzero(usable).astype(np.int64)
         for name in resources:
             columns = forest.classes.get(name)
             offering = columns.row[columns.row >= 0] if columns is not None else np.empty(0, np.int64)
