@@ -221,6 +221,7 @@ def again(batch: bytes, ident: str, release: str = RELEASE) -> Replay:
     return replay(decode_batch(batch), ident, release)
 
 
+@pytest.mark.timeout(400)
 def test_two_hundred_decisions_replay_exactly_after_the_fleet_changed() -> None:
     world = decided()
     assert len(world.batches) >= 200
