@@ -82,6 +82,7 @@ HINTS = [
     "moorage.events.audit.x.y",
     "moorage.events.fleet.x.a.b",
     "moorage.events.intents.x.a.b.c.d",
+    "moorage.events.placement.provider.changed.x",
     "moorage.events.decisions.placed.a.b.c.d",
 ]
 
