@@ -12,11 +12,11 @@ import yarl
 from aiohttp import web
 
 from moorage.bus import NoAnswer
+from moorage.model.placement_explanations import CandidatesExplained
 from moorage.model.problems import Problem, Refused
 from moorage.web import Leader, forward, placement_leader, token_of
 
 from .audit import mark_dry_run
-from .core.schemas import CandidatesExplained
 from .middleware import Gateway, gateway_of
 from .rate_limits import TooManyRequests
 from .responses import bad_parameter, json_response

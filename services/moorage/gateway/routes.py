@@ -7,6 +7,7 @@ from typing import Any, Literal
 from moorage.model.attempts import Why
 from moorage.model.desired_state import DiffReply
 from moorage.model.documents import IntentDocument
+from moorage.model.placement_explanations import CandidatesExplained
 from moorage.model.records import Replay
 
 from . import (
@@ -119,7 +120,7 @@ FLEET = (
     Route("GET", "/v1/nodes/{provider}/{cluster}/{name}", clusters.get_node, "Get a node.", schemas.NodeItem, tag="fleet"),
     Route("GET", "/v1/parts", parts.list_parts, "List parts of nodes, with their use and holders.", Page[schemas.PartItem], query=(*_PAGED, Query("cluster", "Only parts of this cluster, PROVIDER/NAME.", str, "lab/edge-1"), Query("node", "Only parts of nodes of this name.", str, "n-0")), refusals=(404,), tag="fleet"),
     Route("GET", "/v1/parts/{provider}/{cluster}/{id}", parts.get_part, "Get a part of a node; in its id `/` is written %2F.", schemas.PartItem, tag="fleet"),
-    Route("GET", "/v1/placement/explain", placement.explain, "Explain a query for allocation candidates of the Placement interface, in its newest version: how many there are, or why there are none. Its parameters are those of the query, such as `resources_A` and `same_subtree`.", schemas.CandidatesExplained, refusals=(400, 503), tag="fleet"),
+    Route("GET", "/v1/placement/explain", placement.explain, "Explain a query for allocation candidates of the Placement interface, in its newest version: how many there are, or why there are none. Its parameters are those of the query, such as `resources_A` and `same_subtree`.", CandidatesExplained, refusals=(400, 503), tag="fleet"),
     Route("GET", "/v1/sim/clusters", fleet_commands.list_sim_clusters, "List simulated clusters.", dict[str, Any], query=(_PAGED[1],), refusals=(503,), tag="fleet"),
     Route("PUT", "/v1/sim/clusters", fleet_commands.put_fleet, "Replace the simulated fleet.", dict[str, Any], body=dict[str, Any], consumes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),
     Route("POST", "/v1/sim/clusters", fleet_commands.put_fleet, "Replace the simulated fleet.", dict[str, Any], body=dict[str, Any], consumes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),

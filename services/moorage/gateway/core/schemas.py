@@ -17,7 +17,7 @@ from moorage.model.documents import Application, IntentDocument
 from moorage.model.groups import Phase, State
 from moorage.model.part_reports import PropertyValue, ProviderReport, TopologyManager, ZoneReport
 from moorage.model.problems import Problem
-from moorage.model.reasons import Reason, Warn
+from moorage.model.reasons import Warn
 from moorage.model.reports import Taint
 from moorage.model.slots import DeviceGrant
 
@@ -138,26 +138,6 @@ class PartItem(Model, kw_only=True):
     holders: list[HolderItem]
     provider: str
     properties: dict[str, PropertyValue] = {}
-
-
-class CandidateGroup(Model, kw_only=True):
-    """The providers that are left after each condition of a group; of the group without a suffix, for each class."""
-
-    group: str
-    resources: dict[str, int] = {}
-    providers: int  # that offer the classes
-    with_traits: int
-    with_aggregates: int
-    in_tree: int
-    with_room: int
-
-
-class CandidatesExplained(Model, kw_only=True):
-    """The number of allocation candidates of a query; if there are none, why."""
-
-    candidates: int
-    groups: list[CandidateGroup]
-    reasons: list[Reason]
 
 
 class SlotItem(Model, kw_only=True):

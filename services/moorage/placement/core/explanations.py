@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.model.base import Model
+from moorage.model.placement_explanations import CandidateGroup, CandidatesExplained
 from moorage.model.reasons import Reason
 from moorage.parts import NAMELESS, Budget, Candidate, Group, Request, candidates_in_steps
 
@@ -21,24 +21,6 @@ from .state import State
 _STEPS = 50_000
 _SAMPLES = 5
 Rows = NDArray[np.int64]
-
-
-class GroupCounts(Model, kw_only=True):
-    """The providers that are left after each condition of a group; of the group without a suffix, for each of its classes."""
-
-    group: str
-    resources: dict[str, int] = {}
-    providers: int  # that offer the classes
-    with_traits: int
-    with_aggregates: int
-    in_tree: int
-    with_room: int
-
-
-class Explanation(Model, kw_only=True):
-    candidates: int
-    groups: list[GroupCounts]
-    reasons: list[Reason]
 
 
 class _Relaxation(NamedTuple):
@@ -71,7 +53,7 @@ def explained(call: Call) -> Generator[None, None, Answer]:
             reasons = [_reason("SearchBound", "the search ended at its bound; there may be candidates")]
         elif not reasons:
             reasons = yield from search.of_relations()
-    body = Explanation(candidates=found, groups=groups, reasons=reasons)
+    body = CandidatesExplained(candidates=found, groups=groups, reasons=reasons)
     return Answer(body=body, modified=call.now, search=Search(found, candidates.STEPS - budget.left, budget.spent))
 
 
@@ -82,11 +64,11 @@ class _Explanation:
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
-    def counts(self, suffix: str, group: Group) -> Iterator[GroupCounts]:
+    def counts(self, suffix: str, group: Group) -> Iterator[CandidateGroup]:
         for resources in _parts(suffix, group):
             rows = [len(left) for _, left in self._narrowed(suffix, group, resources)]
             offering, traits, aggregates, tree, room = rows
-            yield GroupCounts(
+            yield CandidateGroup(
                 group=suffix,
                 resources=dict(resources),
                 providers=offering,
