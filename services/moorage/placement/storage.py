@@ -211,7 +211,7 @@ class Storage:
             try:
                 answer = await self._steps.run(operation)
             except Refused as why:
-                # What is under way may be why, and may not stay.
+                # An allocation that is still being committed may be the reason, and may yet be given up.
                 if why.status != 409 or not self._taking or refused == ATTEMPTS:
                     raise
                 refused += 1

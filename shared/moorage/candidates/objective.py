@@ -153,7 +153,7 @@ class Objective:
         running = [a for a in apps if self.own[a]]
         if not running:
             return ((free - need) / divisor).min(axis=0)  # type: ignore[no-any-return]
-        # What an app has where it runs already it need not find.
+        # An app need not find room for what it already has on a cluster.
         need = np.repeat(need, self.size, axis=1)
         for a in running:
             for cluster, amounts in self.own[a].items():

@@ -140,7 +140,7 @@ class HardwareAnswers:
                 fits, levels=scores, reasons=[r.reason for r in refusals], excluded=[r.clusters for r in refusals]
             )
             all_fits.append(fits)
-            # Where it runs already it conflicts with no other app.
+            # On clusters where the app runs already, no other app conflicts with it.
             new_fits.append(fits & ~(fleet.clusters.mask(held or ()) | own.fits) if held or ask.own else fits)
             if silent is not None and (count := int(np.count_nonzero(silent & fits))):
                 warnings.append(_unreported_cores(app, exclusive, count))
