@@ -9,8 +9,8 @@ import pytest
 
 from moorage.parts.arrivals import can_hold, most_equal_pods
 from moorage.parts.kubelet import Alignment, Kubelet, Taken, TopologyManager, ZoneAmounts, alignment
-from moorage.parts.topology_hints import TopologyPolicy
 from moorage.podspec import ContainerResources
+from moorage.qos.topology_hints import TopologyPolicy
 
 CLASSES = frozenset(("cpu", "memory", "nvidia.com/gpu"))
 SINGLE = TopologyManager("single-numa-node")

@@ -19,8 +19,8 @@ from moorage.parts.kubelet import (
     aligned_steps,
     alignment,
 )
-from moorage.parts.topology_hints import Hint, merge, narrowest_needed, rank, single_zone_hints
 from moorage.podspec import ContainerResources
+from moorage.qos.topology_hints import Hint, merge, narrowest_needed, rank, single_zone_hints
 
 GIB = 1 << 30
 SINGLE = TopologyManager("single-numa-node")

@@ -11,8 +11,7 @@ from itertools import combinations
 from typing import NamedTuple, Protocol
 
 from moorage.podspec import ContainerResources, pod_requests
-
-from .topology_hints import Hint, TopologyPolicy, TopologyScope, merge
+from moorage.qos.topology_hints import Hint, TopologyPolicy, TopologyScope, merge
 
 Amounts = Mapping[str, int]
 #: The reason and the message with which a kubelet fails such a pod.

@@ -20,7 +20,7 @@ from moorage.model.problems import Violation
 from moorage.parsing import format_amount
 from moorage.parts import kubelet
 from moorage.parts.inside import ANY, MAX_DEPTH, MAX_PARTS, InnerPart, Inside, class_amount, encode, layout_of, zone_id
-from moorage.parts.topology_hints import TopologyPolicy, TopologyScope
+from moorage.qos.topology_hints import TopologyPolicy, TopologyScope
 
 from .node_zones import NodeTopology, SimulatedZone
 
