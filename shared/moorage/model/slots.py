@@ -45,6 +45,11 @@ class Slot(Model, kw_only=True):
     surge: bool = False
 
 
+def names_parts(slots: Iterable[Slot]) -> bool:
+    """Returns whether slots name something inside their nodes, which is valid only there."""
+    return any(slot.parts or slot.devices for slot in slots)
+
+
 #: Stands for a part where open pods are counted: what `starting` has.
 STARTING = ""
 

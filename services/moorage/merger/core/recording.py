@@ -20,7 +20,8 @@ from moorage.model.controllers import Controller
 from moorage.model.groups import Revision
 from moorage.model.records import DecisionRecord, RecordedChoice, RecordedPacking, RecordedReply
 
-from .propose import TRIES, TriedChoices, summed_resources
+from .free_capacity import summed_resources
+from .propose import TRIES, TriedChoices
 from .responses import ControllerResults, Replies
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -11,6 +11,7 @@ import msgspec
 from moorage.collections import LruDict
 from moorage.model.claims import Claim
 from moorage.model.desired_state import Contribution
+from moorage.model.slots import names_parts
 from moorage.podspec import (
     CLAIM,
     GATE,
@@ -200,9 +201,9 @@ def required_nodes(claim: Claim) -> list[str]:
 
 
 def is_confined(claim: Claim) -> bool:
-    """Returns whether the claim's pods may run on its nodes only: slots that name something inside a node are valid only
-    there. Pinned pods run in slots anyway, and their template names no nodes."""
-    return not claim.pinned and (bool(claim.required_nodes) or any(slot.devices or slot.parts for slot in claim.slots))
+    """Returns whether the claim's pods may run on its nodes only. Pinned pods run in slots anyway, and their template names no
+    nodes. Claims of earlier versions that name parts do not list the nodes."""
+    return not claim.pinned and (bool(claim.required_nodes) or names_parts(claim.slots))
 
 
 def _with_template(manifest: Manifest, pod_template: Manifest) -> Manifest:
