@@ -46,6 +46,8 @@ REPORTS = f"moorage.reports.{OF_CLUSTER}.*"
 DESIRED_GET = f"moorage.desired.get.{OF_CLUSTER}"
 DESIRED_CHANGED = f"moorage.desired.changed.{OF_CLUSTER}"
 DESIRED_CONFIRM = f"moorage.desired.confirm.{OF_CLUSTER}"
+MACHINES_SYNC = f"moorage.machines.sync.{OF_CLUSTER}"
+MACHINES_CHANGED = f"moorage.machines.changed.{OF_CLUSTER}"
 
 INTENT_EVENTS = "moorage.events.intents.>"
 FLEET_EVENTS = "moorage.events.fleet.>"
@@ -87,6 +89,11 @@ def reports(cluster: str, source: str) -> str:
 def desired(verb: str, cluster: str) -> str:
     """`verb` is get, changed or confirm."""
     return f"moorage.desired.{verb}.{cluster_tokens(cluster)}"
+
+
+def machines(verb: str, cluster: str) -> str:
+    """`verb` is sync or changed."""
+    return f"moorage.machines.{verb}.{cluster_tokens(cluster)}"
 
 
 def intent_event(change: str, group: str) -> str:
