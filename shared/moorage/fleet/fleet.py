@@ -5,7 +5,6 @@ Decisions read only this, so a question about the whole fleet is vector arithmet
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from sys import intern
 from typing import Any
@@ -24,25 +23,21 @@ from moorage.podspec import is_host_port
 from . import delta
 from .change import NONE, FleetChange
 from .claimed_pods import ClaimedPods
+from .cluster_columns import ClusterColumns
 from .cluster_labels import Clusters
 from .cluster_sums import ClusterSums
 from .columns import PortUse, ResourceColumns, RowColumns
 from .delta import (
-    CORDONED,
     GONE,
     HOST,
     READY,
     REJECTED,
-    STALE,
     UNSCHEDULABLE,
-    ClusterDelta,
     Epoch,
     FleetDelta,
     Malformed,
-    parse_epoch,
 )
 from .parts import FleetParts
-from .table import Table
 
 #: The exclusive cores of a node in a cluster where no node reports a CPU manager.
 BOUNDLESS = 1 << 40
@@ -52,7 +47,7 @@ _NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
 _USABLE = READY | UNSCHEDULABLE | REJECTED
 
 
-class Fleet(Table):
+class Fleet(ClusterColumns):
     """The columns of the fleet.
 
     Arrays are replaced when they grow, so read them from here each time. After a reset (`changed_since` returns None) label
@@ -64,21 +59,6 @@ class Fleet(Table):
         self.tick = 1
         self.resets = 0
         self.on_change: list[Callable[[FleetChange], None]] = []
-        self.epoch = Epoch(0, 0)
-        # Columns of clusters.
-        self.names: list[str] = []
-        self.ids: dict[str, int] = {}
-        self._state: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._known: NDArray[np.bool_] = np.empty(0, np.bool_)
-        self._usable_clusters: NDArray[np.bool_] = np.empty(0, np.bool_)
-        self._version: NDArray[np.int64] = np.empty(0, np.int64)
-        self._as_of: NDArray[np.float64] = np.empty(0, np.float64)
-        self._joined_at: NDArray[np.float64] = np.empty(0, np.float64)
-        self._joined: NDArray[np.int64] = np.empty(
-            0, np.int64
-        )  # counter of the epoch of joining; 0: a member from the start
-        self._last_joined = 0
-        self.membership = 0  # grows when clusters join
         self._changed: NDArray[np.int64] = np.empty(0, np.int64)
         self._improved_cluster: NDArray[np.int64] = np.empty(0, np.int64)
         self.pods = ClaimedPods()
@@ -93,24 +73,7 @@ class Fleet(Table):
         self.parts = FleetParts()
         self.clusters = Clusters(self)
 
-    def joined_after(self, epoch: str) -> NDArray[np.bool_] | None:
-        """Returns the clusters that joined after this epoch; None if none did."""
-        of = parse_epoch(epoch)
-        if of is None or of.generation > self.epoch.generation:
-            return None
-        seen = of.counter if of.generation == self.epoch.generation else 0
-        return None if seen >= self._last_joined else self._joined[: self.size] > seen
-
     # -- reading ------------------------------------------------------------------------------------------------
-
-    @property
-    def known(self) -> NDArray[np.bool_]:
-        """Returns the clusters of the fleet, in any state."""
-        return self._known[: self.size]
-
-    @property
-    def usable_clusters(self) -> NDArray[np.bool_]:
-        return self._usable_clusters[: self.size]
 
     @property
     def resources(self) -> list[str]:
@@ -130,38 +93,8 @@ class Fleet(Table):
         found = self._resource(resource)
         return np.zeros(len(rows), np.int64) if found is None else found.requested(rows)
 
-    def state(self, cid: int) -> str:
-        flags = int(self._state[cid])
-        return "Stale" if flags & STALE else "Cordoned" if flags & CORDONED else "Ready"
-
-    def having_flag(self, flag: int) -> NDArray[np.bool_]:
-        """Returns the clusters of the fleet with this flag."""
-        having: NDArray[np.bool_] = self.known & ((self._state[: self.size] & flag) != 0)
-        return having
-
-    def cluster_flags(self, cid: int) -> int:
-        return int(self._state[cid]) if cid < self.size else GONE
-
     def cluster_labels(self, cid: int) -> dict[str, str]:
         return self.clusters.labels(cid)
-
-    def seq(self, cid: int) -> int:
-        """Returns the number of the cluster's newest change in these rows; it only grows."""
-        return int(self._version[cid])
-
-    def as_of(self, cid: int) -> float:
-        """Returns the agent's time of the newest report in these rows."""
-        return float(self._as_of[cid])
-
-    def report_age(self, cid: int, now: float) -> float:
-        """Returns the seconds since the newest report in these rows, `inf` if they are not from a report: the cluster has been
-        silent since before they were written."""
-        as_of = self.as_of(cid)
-        return max(0.0, now - as_of) if as_of > 0 else math.inf
-
-    def joined_at(self, cid: int) -> float:
-        """Returns the time when the cluster joined the fleet; 0 if it is not known."""
-        return float(self._joined_at[cid])
 
     def extras(self, row: int) -> dict[str, Any]:
         """Returns the reported zones, providers, devices and machines of a node."""
@@ -334,6 +267,8 @@ class Fleet(Table):
             changed.append(cid)
             if self._restate(part, patch.counter):
                 restated.append(cid)
+            if part.labels is not None or part.state & GONE:
+                self.clusters.relabel(cid, part.name, part.labels or {})
             claims.update(self.pods.restate(part))
             if part.rows or part.whole or part.gone:
                 rows, new, moved = self._place(part)
@@ -358,11 +293,11 @@ class Fleet(Table):
         self._sums.restate(cids)
         if changed and EXCLUSIVE in self._resources:  # derived only once it was asked for
             self._derive_exclusive(cids)
-        refreshed = self._refresh(patch)
+        heard = self._hear(patch)
         if patch.counter or patch.generation:
             self.epoch = max(self.epoch, Epoch(patch.generation, patch.counter))
         sets = np.array(node_sets, np.int32), np.array(part_sets, np.int32)
-        change = FleetChange(cids, sets[0], frozenset(claims), False, refreshed, sets[1])
+        change = FleetChange(cids, sets[0], frozenset(claims), False, heard, sets[1])
         self._announce(change)
         return change
 
@@ -373,6 +308,7 @@ class Fleet(Table):
         self._inherit_joined(other)
         self._take_rows(other)
         self._take_clusters(other)
+        self._take_contents(other)
         self.tick = self._reset_tick = tick
         self.resets += 1
         self._changed[: self.size] = self._improved_cluster[: self.size] = tick
@@ -381,20 +317,8 @@ class Fleet(Table):
         self.clusters.adopt(other.clusters)
         self._announce(FleetChange(np.flatnonzero(self.known).astype(np.int32), reset=True))
 
-    def _take_clusters(self, other: Fleet) -> None:
-        self.epoch = other.epoch
-        self.names = other.names
-        self.ids = other.ids
+    def _take_contents(self, other: Fleet) -> None:
         self.open_pods = other.open_pods
-        self._state = other._state
-        self._known = other._known
-        self._usable_clusters = other._usable_clusters
-        self._version = other._version
-        self._as_of = other._as_of
-        self._joined_at = other._joined_at
-        self._joined = other._joined
-        self._last_joined = other._last_joined
-        self.membership = other.membership
         self._changed = other._changed
         self._improved_cluster = other._improved_cluster
         self.pods = other.pods
@@ -403,20 +327,6 @@ class Fleet(Table):
         self.port_sets = other.port_sets
         self.layout_sets = other.layout_sets
         self.parts = other.parts
-
-    def _inherit_joined(self, other: Fleet) -> None:
-        """Keeps the epochs of joining that are known here; clusters new to this fleet count as joined at `other`'s epoch."""
-        before = np.zeros(other.size, np.bool_)
-        before[: self.size] = self.known[: other.size]
-        same = self.epoch.generation == other.epoch.generation
-        at = np.zeros(other.size, np.int64)
-        if same:
-            at[: self.size] = self._joined[: self.size][: other.size]
-        if self.size:
-            at[other.known & ~before] = max(1, other.epoch.counter)
-        other._joined[: other.size] = at
-        other._last_joined = int(at.max(initial=0))
-        other.membership += self.membership + 1
 
     def _announce(self, change: FleetChange) -> None:
         for callback in self.on_change:
@@ -478,35 +388,6 @@ class Fleet(Table):
             if len(uses) != int(counts.sum()):
                 raise Malformed(f"{len(uses)} amounts of parts for layouts of {int(counts.sum())}")
         return found
-
-    def _restate(self, part: ClusterDelta, counter: int) -> bool:
-        """Writes a cluster's name, labels and state. Returns whether that changes which of its rows are usable."""
-        cid = part.id
-        self._as_of[cid] = max(float(self._as_of[cid]), part.as_of)
-        self._joined_at[cid] = part.joined_at or self._joined_at[cid]
-        gone = bool(part.state & GONE)
-        if part.name != self.names[cid]:
-            self.ids.pop(self.names[cid], None)
-            self.names[cid] = part.name
-        if gone:
-            self.ids.pop(part.name, None)
-        else:
-            self.ids[part.name] = cid
-        if not gone and not self._known[cid]:
-            self._join(cid, counter)
-        self._known[cid] = not gone
-        if part.labels is not None or gone:
-            self.clusters.relabel(cid, part.name, part.labels or {})
-        if part.state == self._state[cid]:
-            return False
-        self._state[cid] = part.state
-        self._usable_clusters[cid] = part.state == 0
-        return True
-
-    def _join(self, cid: int, counter: int) -> None:
-        self._joined[cid] = counter
-        self._last_joined = max(self._last_joined, counter)
-        self.membership += 1
 
     def _write(self, rows: NDArray[np.intp], better: NDArray[np.bool_], columns: RowColumns) -> None:
         for name in columns.resources:
@@ -595,14 +476,6 @@ class Fleet(Table):
         resource.allocatable[rows] = amount
         resource.free[rows] = free
 
-    def _refresh(self, patch: FleetDelta) -> NDArray[np.int32]:
-        refreshed = np.frombuffer(patch.heard, delta.NUMBERS).astype(np.int32)
-        times = np.frombuffer(patch.heard_at, delta.TIMES)
-        inside = refreshed < self.size
-        refreshed, times = refreshed[inside], times[inside]
-        self._as_of[refreshed] = np.maximum(self._as_of[refreshed], times)
-        return refreshed
-
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def _resource(self, name: str) -> ResourceColumns | None:
@@ -627,27 +500,11 @@ class Fleet(Table):
                 del self._resources[name], self._port_uses[name]
                 self._sums.drop(name)
 
-    def _ensure_clusters(self, size: int) -> None:
-        if size <= self.size:
-            return
-        if size > len(self._start):
-            length = max(size, len(self._start) * 3 // 2, 64)
-            for name in (
-                "_start",
-                "_length",
-                "_state",
-                "_known",
-                "_usable_clusters",
-                "_version",
-                "_as_of",
-                "_joined_at",
-            ):
-                setattr(self, name, grown(getattr(self, name), length))
-            for name in ("_changed", "_improved_cluster", "_joined"):
-                setattr(self, name, grown(getattr(self, name), length))
+    def _ensure_clusters(self, size: int) -> int:
+        before, length = len(self._start), super()._ensure_clusters(size)
+        if length > before:
+            self._changed = grown(self._changed, length)
+            self._improved_cluster = grown(self._improved_cluster, length)
             self._sums.grow(length)
-            self._state[self.size :] = GONE
-        self.names += [""] * (size - self.size)
-        self._nodes += [""] * (size - self.size)
-        self.size = size
-        self.clusters.grow(size)
+        self.clusters.grow(self.size)
+        return length
