@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.classes import Selector
 from moorage.collections.blocks import Blocks, grown, spread
-from moorage.model.part_reports import PropertyValue
+from moorage.parts import PropertyTable
 from moorage.parts.inside import Layout, layout_of
 from moorage.parts.interning import SetTable
 
@@ -218,7 +219,7 @@ class FleetParts:
     def __init__(self) -> None:
         self.traits = SetTable[str]()
         self.aggregates = SetTable[str]()
-        self.properties = SetTable[tuple[str, PropertyValue]]()
+        self.properties = PropertyTable()
         self.kinds: list[str] = []
         self.class_names: list[str] = []
         self.classes: dict[str, PartClass] = {}
@@ -252,6 +253,11 @@ class FleetParts:
         here = (self.node[: self.n] >= 0) & (self.parent[: self.n] >= 0)
         numbers = np.bincount(self.kind[: self.n][here], minlength=len(self.kinds)).tolist()
         return {kind: count for kind, count in zip(self.kinds, numbers, strict=True) if count}
+
+    def selected(self, selector: Selector, rows: slice | Rows) -> NDArray[np.bool_]:
+        """Returns which of the rows have devices that a class selects. Conditions on cluster and node are to be settled before
+        (`Selector.at`)."""
+        return np.take(self.properties.selected(selector.of_devices), self.property_set[rows], mode="clip")
 
     def rows_of(self, cluster: int) -> slice:
         """Returns the rows of a cluster's parts."""

@@ -39,13 +39,17 @@ class ZoneReport(Value, kw_only=True, frozen=True):
     aggregates: list[str] = []
 
 
-#: A value whose type is not seen from it; one of the fields. Versions and quantities are not ordered as text is.
+#: A value whose type is not seen from it; one of the fields. Versions, quantities and bandwidths are not ordered as text is.
 class Typed(Value, kw_only=True, frozen=True):
     version: str = ""
     quantity: str = ""
+    bandwidth: str = ""
+    string: str = ""
 
 
-PropertyValue = bool | int | float | str | Typed
+Scalar = bool | int | float | str | Typed
+#: A list is an array of values.
+PropertyValue = bool | int | float | str | Typed | tuple[Scalar, ...]
 
 
 class ProviderReport(Value, kw_only=True, frozen=True):

@@ -3,6 +3,7 @@ documents. Also redacts secret values."""
 
 from __future__ import annotations
 
+from .bandwidth import has_ambiguous_unit, parse_bandwidth
 from .needs import need_amount
 from .quantities import (
     CAPACITY_MAX,
@@ -14,15 +15,19 @@ from .quantities import (
     readable_amount,
     readable_quantity,
 )
+from .versions import parse_version
 
 __all__ = [
     "CAPACITY_MAX",
     "NEED_MAX",
     "canonical_quantity",
     "format_amount",
+    "has_ambiguous_unit",
     "need_amount",
     "parse_amount",
+    "parse_bandwidth",
     "parse_nanos",
+    "parse_version",
     "readable_amount",
     "readable_quantity",
 ]

@@ -3,6 +3,7 @@
 from .candidates import Candidate, Pattern, Round, candidate_rounds, candidates, candidates_in_steps
 from .forest import SHARES, Forest, Inventory, Part
 from .pod_request import needs_one_zone, pod_request
+from .property_table import PropertyTable
 from .request import NAMELESS, Group, Request, SameSubtree
 from .solver import Budget
 
@@ -16,6 +17,7 @@ __all__ = [
     "Inventory",
     "Part",
     "Pattern",
+    "PropertyTable",
     "Request",
     "Round",
     "SameSubtree",
