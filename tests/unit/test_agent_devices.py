@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from moorage.agent.core import kube_types
 from moorage.agent.core.cluster_state import ClusterState
 from moorage.kube.objects import Key
-from moorage.model.reports import NodeReport
+from moorage.model.reports import NodeReport, PodReport
+from moorage.podspec import CLAIM
 
 
 def encoded(value: Any) -> bytes:
@@ -200,10 +202,12 @@ def test_v1beta1_has_the_same_devices() -> None:
     assert (device.name, device.attributes, device.capacity) == ("gpu-0", {"model": "x"}, {"memory": "80Gi"})
 
 
-def put_claim(view: ClusterState, name: str, *results: dict[str, Any]) -> None:
-    status = {
+def put_claim(view: ClusterState, name: str, *results: dict[str, Any], pods: Sequence[str] = ()) -> None:
+    status: dict[str, Any] = {
         "allocation": {"devices": {"results": [{"driver": "gpu.example.com", "pool": "pool"} | r for r in results]}}
     }
+    if pods:
+        status["reservedFor"] = [{"resource": "pods", "name": uid, "uid": uid} for uid in pods]
     body = {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": status if results else {}}
     view.put_device_claim(Key("ns", name), kube_types.device_claim(encoded(body)))
 
@@ -235,6 +239,40 @@ def test_what_claims_hold_is_in_use() -> None:
     told.view.drop_device_claim(Key("ns", "three"), "")
     assert in_use() == {}
     assert told.rows["m"].in_use == {}
+
+
+def put_pod(view: ClusterState, uid: str, node: str) -> None:
+    meta = {"name": uid, "namespace": "ns", "uid": uid, "labels": {CLAIM: "c"}}
+    body = {"metadata": meta, "spec": {"nodeName": node, "containers": []}, "status": {"phase": "Running"}}
+    view.put_pod(Key("ns", uid), kube_types.pod(encoded(body)))
+
+
+def test_pods_say_which_devices_they_alone_have() -> None:
+    told, card = Told(ClusterState(), "n"), "gpu.example.com/pool/gpu-"
+    view = told.view
+
+    def parts() -> dict[str, dict[str, Any]]:
+        """Returns the pods that are told of now, with what they take."""
+        rows = [msgspec.json.decode(row, type=PodReport) for row in view.changed().pods]
+        return {pod.uid: {part.removeprefix(card): of for part, of in pod.parts.items()} for pod in rows}
+
+    put_pod(view, "a", "n")
+    put_pod(view, "b", "n")
+    put_claim(view, "one", {"device": "gpu-0"}, pods=["a"])
+    assert parts() == {"a": {}, "b": {}}
+    put_slice(view, "s", "gpu-0", "gpu-1", "gpu-2", nodeName="n")
+    one = {"GPU_EXAMPLE_COM": "1"}
+    assert parts() == {"a": {"0": one}}, "once the slices are known"
+    assert parts() == {}
+    put_claim(view, "two", {"device": "gpu-1"}, {"device": "gpu-2", "adminAccess": True}, pods=["a"])
+    put_claim(view, "both", {"device": "gpu-2"}, pods=["a", "b"])
+    assert parts() == {"a": {"0": one, "1": one}}, "of what several have nobody can say who takes it"
+    put_claim(view, "one", {"device": "gpu-0"}, pods=["b"])
+    assert parts() == {"a": {"1": one}, "b": {"0": one}}
+    view.drop_device_claim(Key("ns", "one"), "")
+    assert parts() == {"b": {}}
+    everything = [msgspec.json.decode(row, type=PodReport) for row in view.full().pods]
+    assert {pod.uid: len(pod.parts) for pod in everything} == {"a": 1, "b": 0}
 
 
 _steps = st.tuples(

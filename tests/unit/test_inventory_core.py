@@ -344,16 +344,28 @@ def test_another_inventory_knows_the_refusals_of_the_one_before() -> None:
 
 def test_node_agents_own_their_fields() -> None:
     site = Site()
-    site.say(0, 0, "n1", source="node-a", kind="full", nodes=[NodeReport(name="late", zones=[zone(1)])])
+    site.say(0, 0, "n1", source="node-late=2Ex", kind="full", nodes=[NodeReport(name="late.x", zones=[zone(1)])])
     site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"))
     fields = NodeReport(name="a", zones=[zone(0)], cpu_manager=CpuManager(policy="static", exclusive_free=3))
-    site.say(1, 0, "n2", source="node-a2", kind="full", nodes=[fields])
+    site.say(1, 0, "n2", source="node-a", kind="full", nodes=[fields])
     assert site.free("a", EXCLUSIVE) == 3
     assert site.free("b", EXCLUSIVE) == 0
     assert site.free("a") == 4000
-    site.full(2, 1, node("a", cpu="2"), node("late", cpu="1"))
+    site.full(2, 1, node("a", cpu="2"), node("late.x", cpu="1"))
     assert (site.free("a"), site.free("a", EXCLUSIVE), extras(site, "a")) == (2000, 3, {"zones": [0]})
-    assert extras(site, "late") == {"zones": [1]}
+    assert extras(site, "late.x") == {"zones": [1]}
+
+
+def test_node_agents_speak_for_no_other_node() -> None:
+    site = Site()
+    site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"))
+    lies = [NodeReport(name="b", zones=[zone(0)]), NodeReport(name="a", zones=[zone(1)])]
+    told = site.say(1, 0, "n", source="node-a", kind="full", nodes=lies)
+    assert told.problems == ["node b: the agent of node a cannot speak for it"]
+    assert (extras(site, "a"), extras(site, "b")) == ({"zones": [1]}, {})
+    assert not site.say(2, 1, "n", source="node-a", nodes=lies[:1]).problems, "told once"
+    site.say(3, 2, "n", source="node-a", nodes_gone=["b"])
+    assert extras(site, "a") == {"zones": [1]}
 
 
 def zone(ident: int) -> ZoneReport:
@@ -389,8 +401,8 @@ def test_what_a_node_agent_leaves_empty_is_as_the_cluster_s_agent_has_it() -> No
     assert extras(site, "a") == {"zones": [8]}
     site.say(7, 6, "n", source="node-a", nodes=[NodeReport(name="a"), fields])
     assert (extras(site, "a")["devices"], site.fleet.nodes_of(0)) == ([{"id": "d"}], ["a", "b"])
-    site.say(8, 7, "n", source="node-a", kind="full", nodes=[NodeReport(name="b", devices=[DeviceReport(id="e")])])
-    assert (extras(site, "a"), extras(site, "b")) == ({"zones": [8]}, {"devices": [{"id": "e"}]})
+    site.say(8, 7, "n", source="node-a", kind="full")
+    assert extras(site, "a") == {"zones": [8]}
     assert len(site.core.clusters[A].overlays) == 1
 
 
@@ -398,44 +410,40 @@ def test_what_a_node_agent_said_of_a_node_goes_with_the_node() -> None:
     site = Site()
     site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"), node("c", cpu="4"))
     overlays = site.core.clusters[A].overlays
-    devices = [NodeReport(name=name, devices=[DeviceReport(id=name)]) for name in "abcd"]  # d: not there yet
-    site.say(0, 0, "n", source="node-all", kind="full", nodes=devices)
+    devices = {name: [NodeReport(name=name, devices=[DeviceReport(id=name)])] for name in "abcd"}  # d: not there yet
+    for name, nodes in devices.items():
+        site.say(0, 0, name, source=f"node-{name}", kind="full", nodes=nodes)
     assert len(overlays) == 4
     site.full(1, 1, node("a", cpu="4"), node("b", cpu="4"))
     assert len(overlays) == 3
     site.say(2, 2, nodes_gone=["b"])
     assert len(overlays) == 2
-    # It comes back: whoever speaks for it is asked to say it all again.
+    # It comes back: its agent is asked to say it all again.
     site.say(3, 3, nodes=[node("b", cpu="4"), node("d", cpu="4")])
     assert (extras(site, "b"), extras(site, "d")) == ({}, {"devices": [{"id": "d"}]})
-    assert site.say(3, 1, "n", source="node-all").reply.resync
-    assert not site.say(3, 2, "n", source="node-all", kind="full", nodes=devices).reply.resync
+    assert site.say(3, 1, "b", source="node-b").reply.resync
+    assert not site.say(3, 2, "b", source="node-b", kind="full", nodes=devices["b"]).reply.resync
     assert extras(site, "b") == {"devices": [{"id": "b"}]}
-    assert not site.say(4, 3, "n", source="node-all").reply.resync
+    assert not site.say(4, 3, "b", source="node-b").reply.resync
 
 
-def test_invented_node_agents_and_nodes_are_not_kept() -> None:
+def test_invented_node_agents_are_not_kept() -> None:
     site = Site()
-    site.full(0, 0, node("a", cpu="4"))
+    site.full(0, 0, node("a", cpu="4"), node("b", cpu="4"))
     known = site.core.clusters[A]
-    fields = NodeReport(name="a", devices=[DeviceReport(id="d")])
-    answers = [site.say(0, 0, f"n{i}", source=f"node-{i}", kind="full", nodes=[fields]).reply for i in range(2000)]
+    answers = [site.say(0, 0, f"n{i}", source=f"node-{i}", kind="full").reply for i in range(2000)]
     assert sum(bool(reply.refused) for reply in answers) == 2000 - MAX_UNNAMED
     assert len(known.overlays.sources) == MAX_UNNAMED
-    # Those who fell silent make room, and what they said goes with them.
-    invented = [NodeReport(name=f"x{i}") for i in range(MAX_UNNAMED + 1)]
-    refused = site.say(60, 0, "m", source="node-m", kind="full", nodes=invented).reply.refused
-    assert "too many nodes" in refused
-    assert len(known.overlays.sources) == MAX_UNNAMED
-    assert len(known.overlays) == 1
-    assert not site.say(61, 1, "m", source="node-m", kind="full", nodes=invented[1:]).reply.refused
+    # The agents of nodes that are there are heard all the same.
+    fields = [NodeReport(name="a", devices=[DeviceReport(id="d")])]
+    assert not site.say(1, 0, "n", source="node-a", kind="full", nodes=fields).reply.refused
+    assert extras(site, "a") == {"devices": [{"id": "d"}]}
     assert len(known.overlays) == MAX_UNNAMED + 1
-    assert site.say(62, 2, "m", source="node-m", nodes=invented).reply.refused
-    assert site.say(62, 3, "m", source="node-m").reply.resync, "of the last report nothing was kept"
+    # Those who fell silent make room, and what they said goes with them.
     for i in range(MAX_UNNAMED):
-        site.say(120 + i, 0, f"o{i}", source=f"node-o{i}", kind="full")
-    assert len(known.overlays) == 0
-    assert extras(site, "a") == {}
+        assert not site.say(120 + i, 0, f"o{i}", source=f"node-o{i}", kind="full").reply.refused
+    assert len(known.overlays) == MAX_UNNAMED + 1
+    assert extras(site, "a") == {"devices": [{"id": "d"}]}
 
 
 def test_unfinished_reports_are_not_kept_beyond_their_bounds() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from moorage.fleet import FleetWriter
+from moorage.fleet import Fleet, FleetWriter
+from moorage.fleet.delta import decode
 from moorage.inventory.core.fleet_state import FleetState, ReportOutcome
 from moorage.model.part_reports import ProviderReport, TopologyManager, ZoneReport
-from moorage.model.reports import NodeReport, Report
+from moorage.model.reports import AdmissionReport, NodeReport, PodReport, Report
 from moorage_testkit.fleets import node, provider, two_zones
 
 A = "lab/edge-1"
@@ -131,3 +132,104 @@ def test_a_lying_source_takes_nothing_down() -> None:
     used = site.used("n")["card"]
     assert 0 < used["FPGA"] <= 1 << 61 and used["VF"] > 1 and "GPU" not in used
     assert site.fleet.parts.classes["VF"].with_room(1).tolist() == []
+
+
+def running(uid: str, name: str = "n", claim: str = "c", **more: Any) -> PodReport:
+    return PodReport(uid=uid, namespace="ns", name=uid, node=name, phase="Running", claim=claim, **more)
+
+
+def waiting(uid: str, name: str = "n", claim: str = "c") -> PodReport:
+    requests = {"cpu": "2"}
+    return PodReport(uid=uid, namespace="ns", name=uid, node=name, phase="Pending", claim=claim, requests=requests)
+
+
+def on_zone(uid: str, zone: int, cpu: str = "2") -> PodReport:
+    return PodReport(uid=uid, parts={f"n/numa-{zone}": {"cpu": cpu}})
+
+
+def test_what_a_node_s_agent_says_that_pods_take_of_parts_is_in_use_and_known_of_each() -> None:
+    site = Site()
+    site.say(node("n", cpu="8"), kind="full", pods=[running("1"), running("2"), running("3", claim="d")])
+    own = NodeReport(name="n", zones=two_zones("4"), in_use={"numa-0": {"cpu": "3"}})
+    site.say(own, source="node-n", kind="full", pods=[on_zone("1", 0), on_zone("2", 1), on_zone("9", 1, "500m")])
+    # What it sums itself stands where that is more.
+    assert site.used("n") == {"numa-0": {"cpu": 3000}, "numa-1": {"cpu": 2500}, "any": {}}
+    pods = site.fleet.pods
+    assert pods.named("c", 0) == {"n": [({"n/numa-0": {"cpu": 2000}}, 1), ({"n/numa-1": {"cpu": 2000}}, 1)]}
+    assert not pods.named("d", 0) and not pods.counted("c", 0)
+    # A pod moves, one is gone, and of one it is told that it takes nothing any more.
+    site.say(source="node-n", pods=[on_zone("1", 1)], pods_gone=["2"])
+    assert site.used("n") == {"numa-0": {"cpu": 3000}, "numa-1": {"cpu": 2500}, "any": {}}
+    assert pods.named("c", 0) == {"n": [({"n/numa-1": {"cpu": 2000}}, 1)]}
+    site.say(source="node-n", pods=[PodReport(uid="1"), PodReport(uid="9")])
+    assert site.used("n")["numa-1"] == {}
+    assert pods.named("c", 0) == {}
+    wrong = PodReport(uid="1", parts={"n/numa-0": {"cpu": "-1"}})
+    told = site.say(source="node-n", pods=[wrong, on_zone("2", 1)])
+    assert told.problems == ["node n: pod 1: part 'n/numa-0': cpu: '-1' is negative"]
+    assert pods.named("c", 0) == {"n": [({"n/numa-1": {"cpu": 2000}}, 1)]}
+
+
+def test_followers_know_what_pods_take_of_parts() -> None:
+    site = Site()
+    site.say(node("n", cpu="8"), kind="full", pods=[running("1")])
+    site.say(NodeReport(name="n", zones=two_zones("4")), source="node-n", kind="full", pods=[on_zone("1", 0)])
+    fleet = Fleet()
+    fleet.apply(decode(site.core.writer.flush(1, 1).patch))
+    assert fleet.pods.named("c", 0) == {"n": [({"n/numa-0": {"cpu": 2000}}, 1)]}
+    assert decode(site.core.writer.snapshot(0, 1, 1)).clusters[0].named == fleet.pods.named_of(0)
+    site.say(source="node-n", pods=[on_zone("1", 1)])
+    fleet.apply(decode(site.core.writer.flush(1, 2).patch))
+    assert fleet.pods.named("c", 0) == {"n": [({"n/numa-1": {"cpu": 2000}}, 1)]}
+
+
+def test_zones_of_a_node_s_agent_count_only_the_pods_that_it_says() -> None:
+    """The cluster's agent counts pods in other zones, which nobody sees."""
+    site = Site()
+    zones = two_zones("4")
+    own = msgspec.structs.replace(node("n", cpu="8", zones=zones), counted=["1"])
+    site.say(own, kind="full", pods=[running("1"), running("2")])
+    assert site.fleet.pods.counted("c", 0) == {"n": 1}
+    site.say(NodeReport(name="n", zones=zones), source="node-n", kind="full")
+    assert site.fleet.pods.counted("c", 0) == {}
+    site.say(NodeReport(name="n", counted=["2", "1"]), source="node-n")
+    assert site.fleet.pods.counted("c", 0) == {"n": 2}
+    site.say(source="node-n", nodes_gone=["n"])
+    assert site.fleet.pods.counted("c", 0) == {"n": 1}
+
+
+def test_both_agents_may_tell_what_a_pod_takes() -> None:
+    site = Site()
+    card = {"gpu.x/n/0": {"GPU_X": "1"}}
+    site.say(node("n", cpu="8"), kind="full", pods=[running("1", parts=card)])
+    site.say(NodeReport(name="n", zones=two_zones("4")), source="node-n", kind="full", pods=[on_zone("1", 0)])
+    both = {"n/numa-0": {"cpu": 2000}, "gpu.x/n/0": {"GPU_X": 1}}
+    assert site.fleet.pods.named("c", 0) == {"n": [(both, 1)]}
+
+
+def test_a_pod_that_its_node_s_agent_does_not_admit_is_a_refusal_until_the_node_changes() -> None:
+    site = Site()
+    refused = AdmissionReport(pod="1", outcome="refused", code="ClaimUnmet", message="numa-0 has 1 core")
+    site.say(node("n", cpu="8", requested={"cpu": "2"}), kind="full")
+    site.say(source="node-n", kind="full", admissions=[refused])  # before the cluster's agent names the pod
+    site.say(pods=[waiting("1"), waiting("2", claim="d")])
+    pods = site.fleet.pods
+    assert pods.refused_of(0) == {"c": ["n"]}
+    assert pods.refusal_words(0) == {"c": "ClaimUnmet: numa-0 has 1 core"}
+    assert pods.live("c", 0) == {} and pods.live("d", 0) == {"n": 1}, "it covers no slot"
+    assert site.core.refused_pods == {"ClaimUnmet": 1}
+    site.say(node("n", cpu="8", requested={"cpu": "2"}), source="agent")
+    site.say(source="node-n", admissions=[refused])
+    assert site.core.refused_pods == {"ClaimUnmet": 1}, "once a pod"
+    assert pods.refused_of(0) == {"c": ["n"]}
+    site.say(node("n", cpu="6", requested={"cpu": "2"}))
+    assert pods.refused_of(0) == {} and pods.live("c", 0) == {"n": 1}
+
+
+def test_a_pod_that_its_node_s_agent_admits_later_covers_its_slot() -> None:
+    site = Site()
+    site.say(node("n", cpu="8"), kind="full", pods=[waiting("1")])
+    site.say(source="node-n", kind="full", admissions=[AdmissionReport(pod="1", outcome="refused", code="NoCpus")])
+    assert site.fleet.pods.refused_of(0) == {"c": ["n"]} and not site.fleet.pods.live("c", 0)
+    site.say(source="node-n", admissions=[AdmissionReport(pod="1")])
+    assert site.fleet.pods.refused_of(0) == {} and site.fleet.pods.live("c", 0) == {"n": 1}

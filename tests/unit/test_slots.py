@@ -11,6 +11,7 @@ from moorage.model.slots import (
     moved,
     part_and_class,
     part_resources,
+    place_in,
     resized,
     resource_of_part,
     taken_by,
@@ -56,6 +57,11 @@ def test_one_function_copies_splits_and_moves() -> None:
     assert resized(slot, 3, surge=True).surge
     assert moved(slot, "n-0", "h-0", 1).parts == ZONE0
     assert moved(slot, "n-1", "h-1", 2) == Slot(node="n-1", host="h-1", count=2)
+    grants = [DeviceGrant(part="n-0/numa0/fpga0", need="_A", name="FPGA", amount=1)]
+    one, other = with_parts(slot, [PodPlace(ZONE0, {}, {}, grants), PodPlace(ZONE0, {}, {}, [])])
+    assert (one.devices, other.devices) == (grants, [])
+    assert resized(one, 2).devices == moved(one, "n-0", "h-0").devices == place_in(one).devices == grants
+    assert moved(one, "n-1", "h-1").devices == []
 
 
 def test_pods_with_equal_parts_are_one_slot() -> None:

@@ -14,7 +14,7 @@ from moorage.model.slots import PodPlace, part_and_class
 from moorage.parts.inside import Layout, layout_of, path_of
 
 from .budget import BudgetExceeded
-from .inside import Asked, NodeState, OpenPods, StaticInside, asks_parts, consumed_entries, on_node
+from .inside import Asked, NodeState, OpenPods, StaticInside, asks_parts, consumed_entries, place_on
 from .protocols import Ids, Mask, Rows
 
 #: The parts of up to this many clusters are read cluster by cluster; of more, all are.
@@ -273,7 +273,7 @@ class InnerNodes:
         node = self.rows.node_name(int(self.where[at]))
         result: list[list[PodPlace]] = [[PodPlace({}, {})] * count for count in counts]
         for n, places in zip(asking, found, strict=True):
-            result[n] = [PodPlace(on_node(node, p.parts), on_node(node, p.aligned), p.starting) for p in places]
+            result[n] = [place_on(node, place) for place in places]
         return result
 
     def holds(self, at: int, counts: Sequence[int], granted: Sequence[Sequence[int]]) -> bool:

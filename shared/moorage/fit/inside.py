@@ -385,6 +385,15 @@ class NodeState:
         return result
 
 
+def place_on(node: str, place: PodPlace) -> PodPlace:
+    """Returns what a pod takes by the ids of the node's parts."""
+    return place._replace(
+        parts=on_node(node, place.parts),
+        aligned=on_node(node, place.aligned),
+        devices=[msgspec.structs.replace(grant, part=part_id(node, grant.part)) for grant in place.devices],
+    )
+
+
 def on_node(node: str, parts: Mapping[str, Mapping[str, int]]) -> PartAmounts:
     """Returns amounts by the ids of the node's parts."""
     return {part_id(node, path): dict(amounts) for path, amounts in parts.items()}

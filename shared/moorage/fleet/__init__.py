@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .change import FleetChange
 from .cluster_labels import Clusters
-from .delta import CORDONED, GONE, STALE, Epoch, FleetDelta, Malformed
+from .delta import CORDONED, GONE, STALE, Epoch, FleetDelta, Malformed, NamedPods
 from .excerpt import Excerpt, ExcerptFleet, FleetCopy, copy_of
 from .fleet import BOUNDLESS, Fleet
 from .follower import FleetFollower
@@ -35,6 +35,7 @@ __all__ = [
     "FleetWriter",
     "GenerationChanged",
     "Malformed",
+    "NamedPods",
     "NodeRow",
     "PartClass",
     "StoreSuperseded",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from .delta import ClusterDelta
+from collections.abc import Mapping
+from typing import TypeVar
+
+from moorage.model.slots import PartAmounts
+
+from .delta import ClusterDelta, NamedPods
+
+OfNodes = TypeVar("OfNodes")
 
 
 class ClaimedPods:
@@ -11,6 +18,7 @@ class ClaimedPods:
         self._claims: dict[int, dict[str, dict[str, int]]] = {}
         self._ending: dict[int, dict[str, dict[str, int]]] = {}
         self._counted: dict[int, dict[str, dict[str, int]]] = {}
+        self._named: dict[int, NamedPods] = {}
         self._refused: dict[int, dict[str, list[str]]] = {}  # cluster → claim → nodes
         self._words: dict[int, dict[str, str]] = {}  # cluster → claim → what the last of them said
         self._claimed_in: dict[str, tuple[int, ...]] = {}  # claim → clusters
@@ -26,6 +34,10 @@ class ClaimedPods:
     def counted_of(self, cid: int) -> dict[str, dict[str, int]]:
         """Returns claim → node → live pods of a cluster that what is in use of the node's parts includes."""
         return self._counted.get(cid, {})
+
+    def named_of(self, cid: int) -> NamedPods:
+        """Returns claim → node → what those pods of a cluster take of parts of which it is told; it is in use there."""
+        return self._named.get(cid, {})
 
     def refused_of(self, cid: int) -> dict[str, list[str]]:
         """Returns claim → nodes of a cluster that did not admit its pods and have not changed since."""
@@ -55,6 +67,10 @@ class ClaimedPods:
         """Returns node → live pods of this claim that what is in use of the node's parts includes."""
         return self._counted.get(cluster, {}).get(claim, {})
 
+    def named(self, claim: str, cluster: int) -> dict[str, list[tuple[PartAmounts, int]]]:
+        """Returns node → what those pods of this claim take of parts of which it is told, and how many of them."""
+        return self._named.get(cluster, {}).get(claim, {})
+
     def present(self, claim: str, cluster: int | None = None) -> int:
         """Returns the number of unfinished pods of a claim, bound or not."""
         cids = self._claimed_in.get(claim, ()) if cluster is None else (cluster,)
@@ -73,11 +89,9 @@ class ClaimedPods:
         self._words[part.id] = {claim: text for claim, text in words.items() if claim in self.refused_of(part.id)}
         if not self._words[part.id]:
             del self._words[part.id]
-        for of_claims, some in ((self._ending, part.ending), (self._counted, part.counted)):
-            kept = {claim: nodes for claim, nodes in of_claims.pop(part.id, {}).items() if claim not in claims}
-            kept.update({claim: nodes for claim, nodes in some.items() if nodes and claims.get(claim)})
-            if kept:
-                of_claims[part.id] = kept
+        _restate(self._ending, part.id, claims, part.ending)
+        _restate(self._counted, part.id, claims, part.counted)
+        _restate(self._named, part.id, claims, part.named)
         for claim, nodes in claims.items():
             where = self._claimed_in.get(claim, ())
             if nodes:
@@ -94,3 +108,16 @@ class ClaimedPods:
         if not self._claims.get(part.id, True):
             del self._claims[part.id]
         return set(claims)
+
+
+def _restate(
+    known: dict[int, dict[str, OfNodes]],
+    cid: int,
+    claims: Mapping[str, Mapping[str, int]],
+    some: Mapping[str, OfNodes],
+) -> None:
+    """Replaces what is known of these claims of a cluster."""
+    kept = {claim: nodes for claim, nodes in known.pop(cid, {}).items() if claim not in claims}
+    kept.update({claim: nodes for claim, nodes in some.items() if nodes and claims.get(claim)})
+    if kept:
+        known[cid] = kept

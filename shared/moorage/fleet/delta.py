@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moorage.model.reports import Taint
+from moorage.model.slots import PartAmounts
 
 #: Flags of a node row. A node is usable if it is ready and neither unschedulable nor rejected.
 READY, UNSCHEDULABLE, REJECTED, HOST = 1, 2, 4, 8
@@ -44,6 +45,10 @@ class Malformed(ValueError):
     """The bytes are not a patch, or its columns do not match its header."""
 
 
+#: Claim → node → what pods take of parts, and how many of them; those that are being deleted come last.
+NamedPods = dict[str, dict[str, list[tuple[PartAmounts, int]]]]
+
+
 class ClusterDelta(msgspec.Struct, array_like=True):
     """A cluster in a patch.
 
@@ -67,7 +72,8 @@ class ClusterDelta(msgspec.Struct, array_like=True):
     joined_at: float = 0.0  # 0: as before, or not known
     refused: dict[str, list[str]] = {}  # claim -> nodes that did not admit its pods; []: none any more
     words: dict[str, str] = {}  # of `refused`: claim -> what the last of these nodes said
-    counted: dict[str, dict[str, int]] = {}  # of `claims`: those pods that what is in use of parts includes
+    counted: dict[str, dict[str, int]] = {}  # of `claims`: those pods that what is in use of zones includes
+    named: NamedPods = {}  # of `claims`: what pods take of parts, where it is told of each pod
 
     def names_list(self) -> list[str]:
         return self.names.split(SEPARATOR) if self.rows else []

@@ -191,6 +191,7 @@ def _part(fleet: Fleet, cid: int, claims: Collection[str]) -> ClusterDelta:
         refused={claim: nodes for claim, nodes in fleet.pods.refused_of(cid).items() if claim in claims},
         words={claim: text for claim, text in fleet.pods.refusal_words(cid).items() if claim in claims},
         counted={claim: nodes for claim, nodes in fleet.pods.counted_of(cid).items() if claim in claims},
+        named={claim: nodes for claim, nodes in fleet.pods.named_of(cid).items() if claim in claims},
     )
 
 

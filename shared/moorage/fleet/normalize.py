@@ -5,17 +5,18 @@ An unreadable amount or host port makes its node unusable, with a reason; the ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from moorage.model.reports import CpuManager, NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
+from moorage.model.slots import PartAmounts
 from moorage.parsing import CAPACITY_MAX, parse_amount
 from moorage.parts import inside as parts_inside
-from moorage.parts.device_parts import COUNTERS, MARK, own_counters, own_devices, path_of_device
-from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, layout_of
+from moorage.parts.device_parts import COUNTERS, MARK, own_counters, own_devices
+from moorage.parts.inside import AddedNames, Inside, Layout, class_amount, layout_of, path_of
 from moorage.podspec import parse_host_port
 
 from .delta import HOST, READY, REJECTED, SEPARATOR, UNSCHEDULABLE
@@ -108,9 +109,9 @@ def with_inside(row: NodeRow, inside: Inside, in_use: Mapping[str, Mapping[str, 
     return row._replace(inside=layout.source, in_use=amounts), "; ".join(problems[:3]) + more
 
 
-def with_parts_of(row: NodeRow, node: NodeReport) -> NodeRow:
+def with_parts_of(row: NodeRow, node: NodeReport, pods: Iterable[PartAmounts] = ()) -> NodeRow:
     """Returns the row with the zones and devices that a node agent reports; what it says of their use replaces what was known
-    of it."""
+    of it, and is never less than what it says that `pods` take."""
     before = layout_of(row.inside)
     known = dict(zip(before.entry_at, row.in_use, strict=True))
     found = msgspec.structs.replace(node, providers=before.inside.providers, zones=node.zones or None)
@@ -128,13 +129,20 @@ def with_parts_of(row: NodeRow, node: NodeReport) -> NodeRow:
         amount if reports(path) else known.get((path, name), 0)
         for (path, name), amount in zip(layout_of(over.inside).entry_at, over.in_use, strict=True)
     ]
+    of_pods: PartAmounts = {}
+    for parts in pods:
+        for part, taken in parts.items():
+            here = of_pods.setdefault(part, {})
+            for name, amount in taken.items():
+                here[name] = here.get(name, 0) + amount
+    if of_pods:
+        amounts = list(map(max, amounts, _by_entry(layout_of(over.inside), row.name, of_pods)))
     return over._replace(in_use=tuple(amounts))
 
 
 def _used(layout: Layout, node: str, in_use: Mapping[str, Mapping[str, str]]) -> tuple[tuple[int, ...], str]:
-    """Returns what is used of each entry. Amounts of parts that are not there count nowhere. What devices in use take of
-    counters is added."""
-    amounts = [0] * len(layout.entries)
+    """Returns what is used of each entry, and what is wrong with the amounts."""
+    found: PartAmounts = {}
     problem = ""
     for ident, classes in in_use.items():
         for name, text in classes.items():
@@ -145,8 +153,19 @@ def _used(layout: Layout, node: str, in_use: Mapping[str, Mapping[str, str]]) ->
             except ValueError as error:
                 problem = f"part {ident[:80]!r}: in use: {name}: {error}"
                 continue
-            path = f"/{ident}" if f"/{ident}" in layout.at else path_of_device(node, ident)
-            at = layout.entry_at.get((path, resource))
+            here = found.setdefault(ident, {})
+            here[resource] = here.get(resource, 0) + amount
+    return _by_entry(layout, node, found), problem
+
+
+def _by_entry(layout: Layout, node: str, in_use: Mapping[str, Mapping[str, int]]) -> tuple[int, ...]:
+    """Returns amounts of parts by entry. Those of parts that are not there count nowhere. What devices in use take of counters is
+    added."""
+    amounts = [0] * len(layout.entries)
+    for ident, classes in in_use.items():
+        path = f"/{ident}" if f"/{ident}" in layout.at else path_of(node, ident, layout)
+        for name, amount in classes.items():
+            at = layout.entry_at.get((path, name))
             if at is not None:
                 amounts[at] = min(amounts[at] + amount, _MAX)
     for at, (part, name) in enumerate(layout.entries) if layout.inside.counters else ():
@@ -154,7 +173,7 @@ def _used(layout: Layout, node: str, in_use: Mapping[str, Mapping[str, str]]) ->
             if layout.parts[take.part].kind == COUNTERS:
                 counter = layout.entry_at[layout.parts[take.part].path, take.resource]
                 amounts[counter] = min(amounts[counter] + amounts[at] * take.amount, _MAX)
-    return tuple(amounts), problem
+    return tuple(amounts)
 
 
 def exclusive_cores(manager: CpuManager | None) -> int:

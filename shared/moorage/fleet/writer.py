@@ -15,7 +15,19 @@ from numpy.typing import NDArray
 from moorage.model.reports import Taint
 
 from . import delta
-from .delta import AMOUNTS, FLAGS, GONE, HOST, NUMBERS, SEPARATOR, TIMES, ClusterDelta, FleetDelta, pack_column
+from .delta import (
+    AMOUNTS,
+    FLAGS,
+    GONE,
+    HOST,
+    NUMBERS,
+    SEPARATOR,
+    TIMES,
+    ClusterDelta,
+    FleetDelta,
+    NamedPods,
+    pack_column,
+)
 from .fleet import Fleet
 from .normalize import NodeRow
 
@@ -101,12 +113,13 @@ class FleetWriter:
         refused: Mapping[str, list[str]] | None = None,
         words: Mapping[str, str] | None = None,
         counted: Mapping[str, dict[str, int]] | None = None,
+        named: NamedPods | None = None,
         joined_at: float = 0.0,
     ) -> bool:
         """Writes complete rows of a cluster. `whole`: it has no other rows and claims. `ending`: which of the pods in
         `claims` are being deleted. `refused`: nodes that did not admit pods of these claims; [] for none any more. `words`:
-        what the last of them said. `counted`: which of the pods in `claims` are included in what is in use of parts. Returns
-        whether anything changed."""
+        what the last of them said. `counted`: which of the pods in `claims` are included in what is in use of zones. `named`:
+        what pods in `claims` take of parts, where that is told. Returns whether anything changed."""
         fleet = self.fleet
         known = cid < fleet.size and bool(fleet.known[cid])
         before = fleet.places(cid) if known else {}
@@ -122,12 +135,14 @@ class FleetWriter:
             claims = {claim: {} for claim in live if claim not in claims} | claims
         ending, ended = ending or {}, fleet.pods.ending_of(cid)
         counted, had = counted or {}, fleet.pods.counted_of(cid)
+        named, named_before = named or {}, fleet.pods.named_of(cid)
         claims = {
             claim: nodes
             for claim, nodes in claims.items()
             if live.get(claim, {}) != nodes
             or ended.get(claim, {}) != ending.get(claim, {})
             or had.get(claim, {}) != counted.get(claim, {})
+            or named_before.get(claim, {}) != named.get(claim, {})
         }
         known_refused = fleet.pods.refused_of(cid)
         refused = {c: nodes for c, nodes in (refused or {}).items() if known_refused.get(c, []) != nodes}
@@ -157,6 +172,7 @@ class FleetWriter:
             refused=refused,
             words={claim: text for claim, text in (words or {}).items() if refused.get(claim)},
             counted={claim: counted[claim] for claim in claims if claim in counted},
+            named={claim: named[claim] for claim in claims if claim in named},
         )
         patch.clusters = [part]
         fleet.apply(patch)
@@ -396,6 +412,8 @@ class FleetWriter:
                 part.ending = {claim: ending[claim] for claim in what.claims if claim in ending}
                 counted = fleet.pods.counted_of(cid)
                 part.counted = {claim: counted[claim] for claim in what.claims if claim in counted}
+                named = fleet.pods.named_of(cid)
+                part.named = {claim: named[claim] for claim in what.claims if claim in named}
                 part.refused = {claim: fleet.pods.refused_of(cid).get(claim, []) for claim in what.refused}
                 part.words = {c: text for c, text in fleet.pods.refusal_words(cid).items() if c in what.refused}
                 part.labels = part.labels if what.labels else None
@@ -467,6 +485,7 @@ class FleetWriter:
             refused=fleet.pods.refused_of(cid) if whole else {},
             words=fleet.pods.refusal_words(cid) if whole else {},
             counted=fleet.pods.counted_of(cid) if whole else {},
+            named=fleet.pods.named_of(cid) if whole else {},
         )
 
     def _export(self, rows: NDArray[np.intp], clusters: Iterable[int]) -> FleetDelta:

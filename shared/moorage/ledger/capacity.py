@@ -28,6 +28,7 @@ from .families import (
 )
 from .ledger import Changes, Ledger
 from .open_pods import OpenPods
+from .part_moves import parts_moved
 from .room import free_of
 
 FamilyAmounts = dict[Family, NodeAmounts]
@@ -197,7 +198,7 @@ class Capacity:
         return self._totals.get(cluster, {}).keys()
 
     def may_be_unsettled(self, cluster: str) -> bool:
-        """Returns whether an object there has both a stray pod and an open slot, or a node with open slots is gone or has less
+        """Returns whether an object there has both a stray pod and an open slot, or a pod other parts than its slot, or a node with open slots is gone or has less
         room than these need. It is quick, so that it can be asked after each change."""
         if cluster in self._strayed or cluster in self._absent:
             return True
@@ -252,7 +253,10 @@ class Capacity:
     def _mark_strays(self, family: Family, claims: Sequence[CountedClaim]) -> None:
         # The slots of a DaemonSet follow its nodes, so any difference to its pods may unsettle the cluster.
         per_node = family.object.startswith("DaemonSet/")
-        if claims and (differs_from_pods(claims) if per_node else strays_have_open_slots(claims)):
+        if claims and (
+            (differs_from_pods(claims) if per_node else strays_have_open_slots(claims))
+            or any(claim.named and parts_moved(claim.slots, claim.named) for claim in claims)
+        ):
             self._strayed.setdefault(family.cluster, set()).add(family)
         elif (families := self._strayed.get(family.cluster)) is not None:
             families.discard(family)

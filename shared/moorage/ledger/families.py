@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moorage.fleet import Fleet
-from moorage.model.slots import Slot, part_resources, taken_by
+from moorage.model.slots import PartAmounts, Slot, part_resources, taken_by
 
 from .coverage import cover
 from .room import of_node
@@ -34,19 +34,22 @@ class Family(NamedTuple):
 
 class CountedClaim(NamedTuple):
     """A claim's slots, and its live pods by node, of which `ending` are being deleted. `counted`: those that what is in use of
-    parts includes."""
+    zones includes. `named`: what pods take of parts, where it is told of each; that is in use, too."""
 
     slots: Sequence[Slot]
     live: Mapping[str, int] = {}
     ending: Mapping[str, int] = {}
     counted: Mapping[str, int] = {}
+    named: Mapping[str, Sequence[tuple[PartAmounts, int]]] = {}
 
     @classmethod
     def reported(cls, slots: Sequence[Slot], claim: str, cid: int, fleet: Fleet) -> CountedClaim:
         """Returns the slots of a claim on a cluster with its pods by the newest report."""
         pods = fleet.pods
         live = pods.live(claim, cid)
-        return cls(slots, live, pods.ending(claim, cid), pods.counted(claim, cid)) if live else cls(slots)
+        if not live:
+            return cls(slots)
+        return cls(slots, live, pods.ending(claim, cid), pods.counted(claim, cid), pods.named(claim, cid))
 
     @property
     def open(self) -> list[int]:
@@ -178,6 +181,10 @@ class FamilyNodes:
         that."""
         total: Amounts = {}
         for claim, live in zip(self.claims, self.covering, strict=True):
+            covering = live.get(node, 0)
+            for parts, pods in claim.named.get(node, ()):
+                add(total, part_resources(parts), min(pods, covering))
+                covering -= min(pods, covering)
             pods = min(claim.counted.get(node, 0), live.get(node, 0))
             for slot in claim.slots if pods else ():
                 if slot.node == node:

@@ -20,7 +20,7 @@ def open_pods(claims: Sequence[CountedClaim]) -> NodePods:
     if not any(slot.aligned for claim in claims for slot in claim.slots):
         return found
     for claim in counted(claims):
-        spare = {node: min(pods, claim.live.get(node, 0)) for node, pods in claim.counted.items()}
+        spare = {node: min(pods, claim.live.get(node, 0)) for node, pods in told(claim).items()}
         for slot in claim.slots:
             if not slot.aligned:
                 continue
@@ -31,6 +31,17 @@ def open_pods(claims: Sequence[CountedClaim]) -> NodePods:
                 parts = pod_parts(slot.aligned | ({STARTING: slot.starting} if slot.starting else {}))
                 found.setdefault(slot.node, Counter())[parts] += slot.count - covered
     return found
+
+
+def told(claim: CountedClaim) -> Mapping[str, int]:
+    """Returns the pods of a claim by node whose use of zones is known: what is in use includes it, or it is told of each."""
+    if not claim.named:
+        return claim.counted
+    aligned = {name for slot in claim.slots for amounts in slot.aligned.values() for name in amounts}
+    pods = Counter(claim.counted)
+    for node, of_pods in claim.named.items():
+        pods[node] += sum(n for parts, n in of_pods if any(not aligned.isdisjoint(a) for a in parts.values()))
+    return pods
 
 
 class OpenPods:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from .base import Model
 from .candidates import Asked
 from .claims import OptionalGrant
@@ -9,12 +11,23 @@ from .groups import Phase, State
 from .reasons import Reason, Warn
 
 
+class GrantView(Model, kw_only=True):
+    """An amount of a part that serves a need of one pod, as a canonical quantity."""
+
+    part: str
+    need: str
+    name: str = msgspec.field(name="class")
+    amount: str
+
+
 class SlotView(Model, kw_only=True):
-    """Pods on a node. `parts`: what each takes of parts of the node, as canonical quantities by class."""
+    """Pods on a node. `parts`: what each takes of parts of the node, as canonical quantities by class; `devices`: which need of
+    the pod each of these serves, where that is told apart."""
 
     node: str
     count: int = 1
     parts: dict[str, dict[str, str]] = {}
+    devices: list[GrantView] = []
 
 
 class ClaimView(Model, kw_only=True):

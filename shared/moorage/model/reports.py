@@ -26,7 +26,7 @@ class CpuManager(Value, kw_only=True, frozen=True):
 class NodeReport(Model, kw_only=True):
     """A node. In a delta, `zones`, `providers` and `topology_manager` that are absent are as before. `in_use` has what
     the pods of the node use of its parts, by the part's id without the node's name (`numa-0`, `numa-0/card-1`), of a device by its id, and class.
-    `counted`: the uids of those pods, of the ones listed one by one, that `in_use` includes."""
+    `counted`: the uids of those pods with a claim whose use of zones `in_use` includes; of pods whose `parts` are told it is known anyway."""
 
     name: str
     uid: str = ""
@@ -60,9 +60,12 @@ class ContainerReport(Model, kw_only=True):
 
 
 class PodReport(Model, kw_only=True):
+    """A pod. `parts`: what it takes of which parts, by the ids and classes that claims have (`n-0/numa-0`, `cpu`), where its source
+    knows; what that reports in use includes it. A node's agent tells only `uid` and `parts`."""
+
     uid: str
-    namespace: str
-    name: str
+    namespace: str = ""
+    name: str = ""
     node: str = ""
     phase: str = "Pending"
     reason: str = ""  # of a failed pod
@@ -71,10 +74,18 @@ class PodReport(Model, kw_only=True):
     labels: dict[str, str] = {}
     requests: dict[str, str] = {}
     claim: str = ""
-    parts: dict[
-        str, dict[str, str]
-    ] = {}  # what it uses of parts, where its source knows; its node's `in_use` includes it
+    parts: dict[str, dict[str, str]] = {}
     containers: list[ContainerReport] = []
+
+
+class AdmissionReport(Model, kw_only=True):
+    """What a node's agent decided about a pod that the scheduler bound to its node. `pod` is the pod's uid; `code` and `message`
+    say why it is refused."""
+
+    pod: str
+    outcome: Literal["admitted", "refused"] = "admitted"
+    code: str = ""
+    message: str = ""
 
 
 class Report(Message, kw_only=True):
@@ -93,6 +104,7 @@ class Report(Message, kw_only=True):
     nodes_gone: list[str] = []
     pods: list[PodReport] = []
     pods_gone: list[str] = []
+    admissions: list[AdmissionReport] = []  # of a node's agent
     labels: dict[str, str] | None = None  # of the cluster; None = as before
     succeeds: str = ""
     leaving: bool = False

@@ -30,7 +30,7 @@ class Slot(Model, kw_only=True):
     `parts`: what one pod takes of parts of the node; pods with other parts are another slot. `aligned`: which of that the
     kubelet takes from zones, so that what they report in use includes it at some time. `starting`: what an
     init container takes of a zone before, where that may bind the pod to a zone without room for the rest. `instances`: the parts of each
-    pod where they are told apart. `surge`: for pods beyond the object's number, which a rollout starts before it ends older
+    pod where they are told apart. `devices`: which need of the pod each of its parts serves, where needs are told apart. `surge`: for pods beyond the object's number, which a rollout starts before it ends older
     ones; it counts only while an older claim of the object does."""
 
     node: str = ""
@@ -105,15 +105,16 @@ def moved(slot: Slot, node: str, host: str, count: int = 1) -> Slot:
 
 
 class PodPlace(NamedTuple):
-    """`parts`, `aligned` and `starting` of a slot, of one pod."""
+    """`parts`, `aligned`, `starting` and `devices` of a slot, of one pod."""
 
     parts: PartAmounts
     aligned: PartAmounts
     starting: dict[str, int] = {}
+    devices: list[DeviceGrant] = []
 
 
 def place_in(slot: Slot) -> PodPlace:
-    return PodPlace(slot.parts, slot.aligned, slot.starting)
+    return PodPlace(slot.parts, slot.aligned, slot.starting, slot.devices)
 
 
 def with_parts(slot: Slot, found: Iterable[PodPlace]) -> list[Slot]:

@@ -67,11 +67,14 @@ class ClusterState:
         self._cores: dict[str, int] = {}
         self._host_ports: dict[str, dict[str, int]] = {}  # by node: host port → pods that use it
         self.devices = Devices(self._mark, self._mark_all)
-        self.device_claims = DeviceClaims(lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)))
+        self.device_claims = DeviceClaims(
+            lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)), self._mark_pod
+        )
         self._on_node: dict[str, set[str]] = {}  # uids of the pods there
         self._topologies: dict[str, Topology] = {}
         self._sent: dict[str, int] = {}  # node → hash of the row that was reported last
         self._sent_pods: set[str] = set()
+        self._sent_parts: dict[str, dict[str, dict[str, str]]] = {}  # of pods that have devices
         self._dirty: dict[str, None] = {}
         self._dirty_pods: dict[str, None] = {}
         self._failed_unsent: dict[str, PodReport] = {}  # that were deleted before they were reported
@@ -213,6 +216,7 @@ class ClusterState:
         """Returns all rows."""
         self._sent = {}
         self._sent_pods = set()
+        self._sent_parts = {}
         self._dirty = dict.fromkeys(self.nodes)
         self._dirty_pods = dict.fromkeys([*self.pods, *self._failed_unsent])
         return self.changed()
@@ -235,20 +239,37 @@ class ClusterState:
             if self._sent.get(name) != digest:
                 self._sent[name] = digest
                 rows.nodes.append(row)
+            self._mark_pods_with_devices(node)
         failed, self._failed_unsent = self._failed_unsent, {}
         for uid in self._dirty_pods:
             pod = self.pods.get(uid)
             if pod is not None:
                 self._sent_pods.add(uid)
-                rows.pods.append(_encode(pod))
+                parts = self._parts_of(pod)
+                if parts or uid in self._sent_parts:
+                    self._sent_parts[uid] = parts
+                rows.pods.append(_encode(msgspec.structs.replace(pod, parts=parts) if parts else pod))
             elif uid in failed:
                 self._sent_pods.add(uid)
                 rows.pods.append(_encode(failed[uid]))
             elif uid in self._sent_pods:
                 self._sent_pods.discard(uid)
+                self._sent_parts.pop(uid, None)
                 rows.pods_gone.append(uid)
         self._dirty, self._dirty_pods = {}, dict.fromkeys(failed)
         return rows
+
+    def _parts_of(self, pod: PodReport) -> dict[str, dict[str, str]]:
+        """Returns what a pod takes of devices."""
+        node = self.nodes.get(pod.node) if self.device_claims.has_devices(pod.uid) else None
+        return {} if node is None else self.device_claims.parts_of(pod.uid, self.devices.of(node).devices)
+
+    def _mark_pods_with_devices(self, node: Node) -> None:
+        """Marks the pods of a node that take something else of its devices than was reported."""
+        for uid in self._on_node.get(node.metadata.name, ()) if self.device_claims.has_any else ():
+            pod = self.pods.get(uid) if self.device_claims.has_devices(uid) or uid in self._sent_parts else None
+            if pod is not None and self._parts_of(pod) != self._sent_parts.get(uid, {}):
+                self._dirty_pods[uid] = None
 
     def row(self, node: Node) -> NodeReport:
         meta, status = node.metadata, node.status

@@ -22,26 +22,47 @@ class DeviceName(NamedTuple):
 
 
 class DeviceClaims:
-    """`mark` gets each device of which more or less is allocated than before."""
+    """`mark` gets each device of which more or less is allocated than before, `mark_pod` each pod that has others."""
 
-    def __init__(self, mark: Callable[[DeviceName], None]) -> None:
-        self._mark = mark
+    def __init__(self, mark: Callable[[DeviceName], None], mark_pod: Callable[[str], None]) -> None:
+        self._mark, self._mark_pod = mark, mark_pod
+        self._pods: dict[Key, str] = {}
+        self._claims_of: dict[str, set[Key]] = {}  # pod → claims of which it alone has the devices
         self._claims: dict[Key, tuple[AllocatedDevice, ...]] = {}
         self._holders: dict[DeviceName, set[Key]] = {}
 
     def put(self, key: Key, claim: DeviceClaim) -> None:
         # With admin access a device is seen, not taken.
-        self._replace(key, tuple(result for result in claim.results if not result.admin_access))
+        results = tuple(result for result in claim.results if not result.admin_access)
+        changed = self._replace(key, results)
+        self._reserve(key, claim.pod if results else "", changed)
 
     def drop(self, key: Key) -> None:
-        self._replace(key, ())
+        changed = self._replace(key, ())
+        self._reserve(key, "", changed)
 
-    def _replace(self, key: Key, results: tuple[AllocatedDevice, ...]) -> None:
+    def _reserve(self, key: Key, pod: str, changed: bool) -> None:
+        before = self._pods.pop(key, "")
+        if pod:
+            self._pods[key] = pod
+        for uid in {before, pod} if before != pod else {pod} if changed else ():
+            if not uid:
+                continue
+            claims = self._claims_of.setdefault(uid, set())
+            claims.discard(key)
+            if uid == pod:
+                claims.add(key)
+            if not claims:
+                del self._claims_of[uid]
+            self._mark_pod(uid)
+
+    def _replace(self, key: Key, results: tuple[AllocatedDevice, ...]) -> bool:
+        """Returns whether the claim has other devices than before."""
         before = self._claims.pop(key, ())
         if results:
             self._claims[key] = results
         if before == results:
-            return
+            return False
         for result in before:
             holders = self._holders.get(_name(result), set())
             holders.discard(key)
@@ -51,6 +72,28 @@ class DeviceClaims:
             self._holders.setdefault(_name(result), set()).add(key)
         for name in {_name(result) for result in (*before, *results)}:
             self._mark(name)
+        return True
+
+    @property
+    def has_any(self) -> bool:
+        """Returns whether anything is allocated."""
+        return bool(self._claims)
+
+    def has_devices(self, pod: str) -> bool:
+        """Returns whether the pod alone has devices."""
+        return pod in self._claims_of
+
+    def parts_of(self, pod: str, devices: Iterable[DeviceReport]) -> dict[str, dict[str, str]]:
+        """Returns what the pod takes of these devices, by id and class."""
+        by_name = {DeviceName(device.driver, device.pool, device.name): device for device in devices}
+        total: dict[str, Counter[str]] = {}
+        for key in sorted(self._claims_of.get(pod, ())):
+            for result in self._claims[key]:
+                if (device := by_name.get(_name(result))) is not None:
+                    total.setdefault(device.id, Counter()).update(_taken(device, result))
+        return {
+            ident: {name: str(amount) for name, amount in sorted(of.items())} for ident, of in sorted(total.items())
+        }
 
     def in_use(self, devices: Iterable[DeviceReport]) -> dict[str, dict[str, str]]:
         """Returns what is allocated of devices, by id and class."""

@@ -197,8 +197,14 @@ class Allocation(_Kube, kw_only=True, frozen=True):
     devices: AllocatedDevices | None = None
 
 
+class ClaimConsumer(_Kube, kw_only=True, frozen=True):
+    resource: str = ""
+    uid: str = ""
+
+
 class DeviceClaimStatus(_Kube, kw_only=True, frozen=True):
     allocation: Allocation | None = None
+    reserved_for: list[ClaimConsumer] | None = None
 
 
 class DeviceClaim(Object, kw_only=True):
@@ -210,6 +216,12 @@ class DeviceClaim(Object, kw_only=True):
     def results(self) -> list[AllocatedDevice]:
         allocation = self.status.allocation if self.status is not None else None
         return (allocation.devices.results or []) if allocation is not None and allocation.devices is not None else []
+
+    @property
+    def pod(self) -> str:
+        """Returns the uid of the pod that has the devices; "" if none has them, and if several pods have them together."""
+        consumers = (self.status.reserved_for or []) if self.status is not None else []
+        return consumers[0].uid if len(consumers) == 1 and consumers[0].resource == "pods" else ""
 
 
 class ManagedFields(_Kube, kw_only=True, frozen=True):

@@ -11,20 +11,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.fleet import CORDONED, STALE, FleetWriter, NodeRow, name_problem, normalize_node, with_additions
+from moorage.fleet import (
+    CORDONED,
+    STALE,
+    FleetWriter,
+    NamedPods,
+    NodeRow,
+    name_problem,
+    normalize_node,
+    with_additions,
+)
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
+from moorage.model.slots import PartAmounts, PodParts, pod_parts
 from moorage.parts.inside import AddedNames, Inside, layout_of
 from moorage.parts.inside import decode as decode_inside
 
 from .cluster_ids import ClusterIds, ClusterRecord
-from .node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED, NodeOverlays
+from .node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED, NODE_SOURCE, NodeOverlays, node_of, part_amounts
 from .part_changes import part_changes
 from .refusals import Refusals
 from .report_sessions import MAX_BYTES, ReportSession, Verdict
 
-#: Sources with this prefix are node agents: they own zones, devices and the CPU manager of nodes. Any other source reports
-#: for the whole cluster, one at a time.
-NODE_SOURCE = "node-"
 MISSED = 3  # periods of silence until a cluster is stale
 TAKEOVER = 1.5  # periods of silence until another session may take a source over
 REPORTS_PER_SECOND = 500
@@ -55,12 +62,13 @@ class ReportOutcome(NamedTuple):
 
 
 class _ClaimedPods(NamedTuple):
-    """Pods by claim and node: all that live, those of them that are being deleted, and those that what is in use of parts
-    includes."""
+    """Pods by claim and node: all that live, those of them that are being deleted, those that what is in use of zones includes,
+    and what those take of parts of which that is told."""
 
     live: PodCounts
     ending: PodCounts
     counted: PodCounts
+    named: NamedPods
 
 
 def _count(pods: PodCounts, claim: str, node: str) -> None:
@@ -84,7 +92,9 @@ class ClusterReports:
         self.labels: dict[str, str] | None = None  # reported by the agent; None: this inventory has had no report
         self.pods: dict[str, tuple[str, str, bool]] = {}  # uid -> claim, node, whether it is being deleted
         self.by_claim: dict[str, set[str]] = {}
-        self.in_parts: dict[str, frozenset[str]] = {}  # node → uids of pods that what is in use of its parts includes
+        self.in_parts: dict[str, frozenset[str]] = {}  # node → uids of pods that what is in use of its zones includes
+        self.pod_parts: dict[str, PartAmounts] = {}  # uid → what the cluster's agent says that a pod takes of parts
+        self.requests: dict[str, dict[str, str]] = {}  # of pods that are bound and do not run yet
         self.refusals = refusals
         self.doubtful: set[str] = set()  # uids of pods that were bound to a node after it refused others of their claim
         self.overlays = overlays  # fields that node agents report
@@ -266,7 +276,7 @@ class FleetState:
                 return self._answer(refused=refused)
             if report.kind != "full":
                 return self._answer(resync=True)
-            if node_agent and session is None and (refused := self._no_room(known, now)):
+            if node_agent and session is None and (refused := self._no_room(known, source, now)):
                 return self._answer(refused=refused)
             if session is not None:
                 known.retired = [*known.retired[-15:], session.session]
@@ -314,16 +324,22 @@ class FleetState:
             f"another session reports for {cluster.name}; its last report is {now - session.last_report_at:.1f} s ago"
         )
 
-    def _no_room(self, cluster: ClusterReports, now: float) -> str:
-        """Returns why one more node agent is refused, or "". A silent node agent is removed to make room."""
-        overlays, most = cluster.overlays, max(MAX_UNNAMED, self.node_count(cluster.name) or 0)
-        if len(overlays.sources) < most:
+    def _no_room(self, cluster: ClusterReports, source: str, now: float) -> str:
+        """Returns why one more node agent is refused, or "". A silent one of an unknown node is removed to make room."""
+        fleet, cid, sources = self.writer.fleet, cluster.record.id, cluster.overlays.sources
+
+        def is_named(node_agent: str) -> bool:
+            return cid < fleet.size and fleet.row_of(cid, node_of(node_agent)) is not None
+
+        if is_named(source):
             return ""
-        name, oldest = min(overlays.sources.items(), key=lambda item: item[1].last_report_at)
+        unnamed = {name: found for name, found in sources.items() if not is_named(name)}
+        if len(unnamed) < MAX_UNNAMED:
+            return ""
+        name, oldest = min(unnamed.items(), key=lambda item: item[1].last_report_at)
         if now - oldest.last_report_at <= MISSED * oldest.period:
-            return f"{most} node agents report for {cluster.name} already"
-        if rows := self._with_additions(cluster, overlays.remove_source(name)):
-            self.writer.put(cluster.record.id, cluster.name, rows)
+            return f"the agents of {MAX_UNNAMED} nodes that nobody else has named report for {cluster.name} already"
+        cluster.overlays.remove_source(name)
         return ""
 
     def _apply_rows(self, cluster: ClusterReports, report: Report) -> ReportOutcome:
@@ -353,6 +369,10 @@ class FleetState:
         if full:
             refusals.inherit(fleet.pods.refused_of(cid))
         relearned = refusals.learn(report, rows, cluster.live_pods)
+        for pod in report.pods if cluster.overlays else ():
+            if pod.uid in cluster.pods and cluster.overlays.admission(pod.node, pod.uid) is not None:
+                row = rows.get(pod.node) or (None if new else self.writer.row(cid, pod.node))
+                relearned |= _learn_admission(cluster, pod.uid, row)
         cluster.doubtful = {
             uid for uid in cluster.doubtful | bound if uid in cluster.pods and cluster.awaits_refusal(uid)
         }
@@ -373,6 +393,7 @@ class FleetState:
             claims=claims.live,
             ending=claims.ending,
             counted=claims.counted,
+            named=claims.named,
             refused={claim: refusals.nodes(claim) for claim in relearned},
             words={claim: refusals.words(claim) for claim in relearned},
             joined_at=cluster.record.joined_at,
@@ -423,20 +444,37 @@ class FleetState:
         return self._with_additions(cluster, rows), problems
 
     def _apply_node_fields(self, cluster: ClusterReports, source: str, report: Report) -> ReportOutcome:
-        """Applies the fields that node agents own. A node that the cluster's agent has not named yet gets them when it does."""
-        rows = cluster.overlays.apply(source, report)
-        if rows is None:
-            return self._answer(refused=f"too many nodes that nobody else has named yet in {cluster.name}")
+        """Applies what a node's agent reports of it. A node that the cluster's agent has not named yet gets it when it is."""
+        counted = cluster.overlays.counted(node := node_of(source))
+        change = cluster.overlays.apply(source, report)
         outcome = self._answer()
-        for row in rows:
-            told = f"{row.name} {source}"
-            problem = f"node {row.name}: {wrong[0]}" if (wrong := layout_of(row.inside).dropped) else ""
-            if problem and cluster.problems.get(told) != problem:
-                outcome.problems.append(problem)
-            cluster.problems[told] = problem
-        rows = self._with_additions(cluster, rows)
+        problems = list(change.problems)
+        if change.row is not None and (wrong := layout_of(change.row.inside).dropped):
+            problems.append(f"node {node}: {wrong[0]}")
+        told = "; ".join(problems[:3])
+        if told and cluster.problems.get(source) != told:
+            outcome.problems.append(told)
+        cluster.problems[source] = told
+        rows = [] if change.row is None else self._with_additions(cluster, [change.row])
         inside = part_changes(self.writer.fleet, cluster.record.id, rows, ())
-        if rows and self.writer.put(cluster.record.id, cluster.name, rows):
+        pods = {uid for uid in change.pods if uid in cluster.pods}
+        if cluster.overlays.counted(node) != counted:
+            pods |= {uid for uid, (_, at, _) in cluster.pods.items() if at == node}
+        relearned = set[str]()
+        for uid in pods:
+            relearned |= _learn_admission(cluster, uid, rows[0] if rows else None)
+        claims = _claimed_pods(cluster, relearned | {cluster.pods[uid][0] for uid in pods})
+        if (rows or pods) and self.writer.put(
+            cluster.record.id,
+            cluster.name,
+            rows,
+            claims=claims.live,
+            ending=claims.ending,
+            counted=claims.counted,
+            named=claims.named,
+            refused={claim: cluster.refusals.nodes(claim) for claim in relearned},
+            words={claim: cluster.refusals.words(claim) for claim in relearned},
+        ):
             outcome.events.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
         if inside:
             outcome.events.append(FleetEvent("parts", cluster.name, inside, report.id))
@@ -451,6 +489,7 @@ class FleetState:
         """Drops the rows of a cluster. A full report of any session brings it back."""
         cluster.owner, cluster.labels = None, None
         cluster.pods, cluster.by_claim, cluster.problems, cluster.in_parts = {}, {}, {}, {}
+        cluster.pod_parts, cluster.requests = {}, {}
         cluster.overlays.clear()
         cluster.refusals, cluster.doubtful = Refusals(self.refused_pods), set()
         self.writer.drop(cluster.record.id)
@@ -478,6 +517,7 @@ def _follow_pods(cluster: ClusterReports, report: Report, full: bool) -> tuple[s
     before = {pod.uid: found[1] for pod in report.pods if (found := cluster.pods.get(pod.uid)) is not None}
     if full:
         cluster.pods, cluster.by_claim, cluster.in_parts = {}, {}, {}
+        cluster.pod_parts, cluster.requests = {}, {}
     for uid in report.pods_gone:
         touched.update(_forget(cluster, uid))
     for pod in report.pods:
@@ -490,6 +530,10 @@ def _follow_pods(cluster: ClusterReports, report: Report, full: bool) -> tuple[s
             cluster.pods[pod.uid] = (pod.claim, pod.node, pod.deleting)
             cluster.by_claim.setdefault(pod.claim, set()).add(pod.uid)
             touched.add(pod.claim)
+            if pod.parts:
+                cluster.pod_parts[pod.uid] = part_amounts(pod.parts)[0]
+            if pod.phase == "Pending" and pod.node:
+                cluster.requests[pod.uid] = pod.requests
     for node in report.nodes_gone:
         cluster.in_parts.pop(node, None)
     for reported in report.nodes:
@@ -500,11 +544,29 @@ def _follow_pods(cluster: ClusterReports, report: Report, full: bool) -> tuple[s
     return touched, bound
 
 
+def _learn_admission(cluster: ClusterReports, uid: str, row: NodeRow | None) -> set[str]:
+    """Takes in what a node's agent decided about a pod. Returns its claim if the refusals of that changed."""
+    claim, node, _ = cluster.pods[uid]
+    admission = cluster.overlays.admission(node, uid)
+    if admission is None:
+        return set()
+    changed = cluster.refusals.admitted(
+        admission, claim, node, cluster.requests.get(uid), {node: row} if row is not None else {}, cluster.live_pods
+    )
+    if admission.outcome == "admitted":
+        cluster.doubtful.discard(uid)
+    elif uid in cluster.requests:  # it does not run
+        cluster.doubtful.add(uid)
+    return {claim} if changed else set()
+
+
 def _claimed_pods(cluster: ClusterReports, claims: Iterable[str]) -> _ClaimedPods:
     """Counts the pods of these claims by node. Pods that their node will refuse, as others before, cover no slot."""
-    found = _ClaimedPods({}, {}, {})
+    found = _ClaimedPods({}, {}, {}, {})
+    overlays = cluster.overlays
     for claim in claims:
         nodes = found.live[claim] = {}
+        of_node: dict[str, list[tuple[bool, PartAmounts]]] = {}
         for uid in cluster.by_claim.get(claim, ()):
             if uid in cluster.doubtful:
                 continue
@@ -512,13 +574,30 @@ def _claimed_pods(cluster: ClusterReports, claims: Iterable[str]) -> _ClaimedPod
             nodes[node] = nodes.get(node, 0) + 1
             if deleting and node:
                 _count(found.ending, claim, node)
-            if uid in cluster.in_parts.get(node, ()):
+            own = overlays.parts_of(node, uid)
+            of_zones = overlays.counted(node)
+            if not own and uid in (cluster.in_parts.get(node, ()) if of_zones is None else of_zones):
                 _count(found.counted, claim, node)
+            if parts := own | cluster.pod_parts.get(uid, {}):
+                of_node.setdefault(node, []).append((deleting, parts))
+        for node, pods in of_node.items():
+            found.named.setdefault(claim, {})[node] = _runs(pods)
     return found
+
+
+def _runs(pods: list[tuple[bool, PartAmounts]]) -> list[tuple[PartAmounts, int]]:
+    """Returns what pods take of parts with how many do so; those that are being deleted come last."""
+    runs: dict[tuple[bool, PodParts], tuple[PartAmounts, int]] = {}
+    for deleting, parts in pods:
+        key = deleting, pod_parts(parts)
+        runs[key] = parts, runs.get(key, (parts, 0))[1] + 1
+    return [runs[key] for key in sorted(runs)]
 
 
 def _forget(cluster: ClusterReports, uid: str) -> list[str]:
     found = cluster.pods.pop(uid, None)
+    cluster.pod_parts.pop(uid, None)
+    cluster.requests.pop(uid, None)
     if found is None:
         return []
     uids = cluster.by_claim[found[0]]

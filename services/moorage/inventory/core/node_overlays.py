@@ -1,25 +1,48 @@
 """Overlays the fields that node agents report on the rows that the cluster's agent reports.
 
-A node agent's fields are used as long as it reports them; fields that it leaves empty are the cluster agent's. Anyone with a
-cluster's rights can invent node agents and nodes, so the number of both is bounded by what the cluster may have.
+A node's agent speaks for its own node only. Its fields are used as long as it reports them; fields that it leaves empty are the
+cluster agent's. Anyone with a cluster's rights can invent node agents, so the number of those whose node the cluster's agent has
+not named is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from moorage.fleet import NodeRow, exclusive_cores, with_parts_of
-from moorage.model.reports import NodeReport, Report
+from moorage.model.names import untoken
+from moorage.model.reports import AdmissionReport, NodeReport, Report
+from moorage.model.slots import PartAmounts
+from moorage.parts.inside import class_amount
 
 from .report_sessions import ReportSession
 
-#: Node agents, and nodes that the cluster's agent has not named yet, that are accepted even if it has named fewer.
+#: Sources with this prefix are node agents; the name of the node follows, as a token. Any other source reports for the whole
+#: cluster, one at a time.
+NODE_SOURCE = "node-"
+#: Node agents that are accepted although the cluster's agent has not named their nodes.
 MAX_UNNAMED = 64
 #: Bytes of incomplete reports of all node agents of a cluster.
 MAX_BUFFERED_BYTES = 64 << 20
+#: Pods of which a node's agent may tell.
+MAX_PODS = 4096
+
+
+def node_of(source: str) -> str:
+    """Returns the name of the node for which a node agent reports."""
+    return untoken(source[len(NODE_SOURCE) :])
+
+
+class NodeChange(NamedTuple):
+    """What a report of a node's agent changes. `row`: the node's row now; None if nobody has named the node yet. `pods`: the uids
+    of those pods of which it tells something else than before."""
+
+    row: NodeRow | None
+    pods: frozenset[str]
+    problems: list[str]
 
 
 class _Own(NamedTuple):
@@ -36,23 +59,68 @@ class _Own(NamedTuple):
 
 
 class _NodeFields:
-    """The fields that a node agent reports for a node. `own` has those of the cluster agent's row, once it has reported the
-    node."""
+    """What a node's agent reports. `own` has the fields of the cluster agent's row, once it has reported the node."""
 
-    __slots__ = ("exclusive", "node", "own", "source")
+    __slots__ = ("admissions", "node", "own", "parts")
 
-    def __init__(self, source: str, node: NodeReport, own: _Own | None) -> None:
-        self.source, self.own = source, own
-        self.exclusive = None if node.cpu_manager is None else exclusive_cores(node.cpu_manager)
-        self.node = node
+    def __init__(self, name: str) -> None:
+        self.own: _Own | None = None
+        self.node = NodeReport(name=name)
+        self.parts: dict[str, PartAmounts] = {}  # uid → what the pod takes of which parts
+        self.admissions: dict[str, AdmissionReport] = {}  # uid → the last decision about it
+
+    @property
+    def owns_zones(self) -> bool:
+        return bool(self.node.zones)
 
     def over(self, row: NodeRow) -> NodeRow:
-        exclusive = row.exclusive if self.exclusive is None else self.exclusive
+        node = self.node
+        exclusive = row.exclusive if node.cpu_manager is None else exclusive_cores(node.cpu_manager)
         row = row._replace(exclusive=exclusive)
-        if self.node.devices:
+        if node.devices:
             extras: dict[str, Any] = msgspec.json.decode(row.extras) if row.extras else {}
-            row = row._replace(extras=msgspec.json.encode(extras | {"devices": self.node.devices}))
-        return with_parts_of(row, self.node) if self.node.zones or self.node.devices else row
+            row = row._replace(extras=msgspec.json.encode(extras | {"devices": node.devices}))
+        if node.zones or node.devices or self.parts:
+            row = with_parts_of(row, node, self.parts.values())
+        return row
+
+    def take(self, report: Report) -> tuple[frozenset[str], list[str]]:
+        """Takes in a report. Returns the pods of which it tells something else than before, and what makes no sense in it."""
+        name, full, problems = self.node.name, report.kind == "full", list[str]()
+        before, told = dict(self.parts), dict(self.admissions)
+        if full or name in report.nodes_gone:
+            self.node = NodeReport(name=name)
+        if full:
+            self.parts, self.admissions = {}, {}
+        for node in report.nodes:
+            if node.name != name:
+                problems.append(f"node {node.name[:80]}: the agent of node {name} cannot speak for it")
+                continue
+            if node.zones is None and not full:
+                kept = self.node
+                node = msgspec.structs.replace(node, zones=kept.zones, topology_manager=kept.topology_manager)
+            self.node = node
+        for uid in report.pods_gone:
+            self.parts.pop(uid, None)
+            self.admissions.pop(uid, None)
+        for pod in report.pods:
+            self.parts.pop(pod.uid, None)
+            parts, problem = part_amounts(pod.parts)
+            if problem:
+                problems.append(f"node {name}: pod {pod.uid[:80]}: {problem}")
+            elif parts:
+                self.parts[pod.uid] = parts
+        for admission in report.admissions:
+            self.admissions.pop(admission.pod, None)
+            self.admissions[admission.pod] = admission
+        for kept_of in (self.parts, self.admissions):
+            if len(kept_of) > MAX_PODS:
+                problems.append(f"node {name}: its agent tells of more than {MAX_PODS} pods")
+                for uid in list(kept_of)[: len(kept_of) - MAX_PODS]:
+                    del kept_of[uid]
+        changed = {uid for uid in before.keys() | self.parts.keys() if before.get(uid) != self.parts.get(uid)}
+        changed |= {uid for uid in self.admissions if told.get(uid) != self.admissions[uid]}
+        return frozenset(changed), problems
 
 
 class NodeOverlays:
@@ -62,7 +130,6 @@ class NodeOverlays:
         self.sources: dict[str, ReportSession] = {}
         self._row = row
         self._fields: dict[str, _NodeFields] = {}
-        self._unnamed: set[str] = set()  # nodes that the cluster's agent has not named yet
 
     def __len__(self) -> int:
         return len(self._fields)
@@ -73,32 +140,38 @@ class NodeOverlays:
         if fields is None:
             return row
         fields.own = _Own.of(row)
-        self._unnamed.discard(row.name)
         return fields.over(row)
 
-    def apply(self, source: str, report: Report) -> list[NodeRow] | None:
-        """Returns the rows that a node agent's report changes; None if it names too many unknown nodes and is not applied."""
-        bare_rows = {node.name: self._bare(node.name) for node in report.nodes}
-        gone = self._fields if report.kind == "full" else dict.fromkeys(report.nodes_gone)
-        left = [node for node in gone if node not in bare_rows and node in self._fields]
-        left = [node for node in left if self._fields[node].source == source]
-        unnamed = self._unnamed.difference(left).union(node for node, row in bare_rows.items() if row is None)
-        if len(unnamed) > MAX_UNNAMED:
-            self.sources[source].mark_incomplete()
-            return None
-        rows = {row.name: row for row in self._uncovered(left)}
-        self._unnamed = unnamed
-        for node in report.nodes:
-            bare = bare_rows[node.name]
-            before = self._fields.get(node.name)
-            if node.zones is None and report.kind == "delta" and before is not None and before.source == source:
-                kept = before.node
-                node = msgspec.structs.replace(node, zones=kept.zones, topology_manager=kept.topology_manager)
-            own = None if bare is None else _Own.of(bare)
-            fields = self._fields[node.name] = _NodeFields(source, node, own)
-            if bare is not None:
-                rows[node.name] = fields.over(bare)
-        return list(rows.values())
+    def apply(self, source: str, report: Report) -> NodeChange:
+        """Takes in a report of a node's agent."""
+        name = node_of(source)
+        fields = self._fields.get(name)
+        if fields is None:
+            fields = self._fields[name] = _NodeFields(name)
+        bare = self._bare(name)
+        fields.own = None if bare is None else _Own.of(bare)
+        pods, problems = fields.take(report)
+        return NodeChange(None if bare is None else fields.over(bare), pods, problems)
+
+    def parts_of(self, node: str, uid: str) -> PartAmounts:
+        """Returns what a pod takes of which parts, as its node's agent tells."""
+        fields = self._fields.get(node)
+        return {} if fields is None else fields.parts.get(uid, {})
+
+    def pods_with_parts(self, node: str) -> Iterable[str]:
+        """Returns the uids of the pods of which the node's agent tells what they take of parts."""
+        fields = self._fields.get(node)
+        return () if fields is None else fields.parts
+
+    def admission(self, node: str, uid: str) -> AdmissionReport | None:
+        """Returns what the node's agent decided about a pod."""
+        fields = self._fields.get(node)
+        return None if fields is None else fields.admissions.get(uid)
+
+    def counted(self, node: str) -> Iterable[str] | None:
+        """Returns the pods that the node's agent says its zones count; None if the zones are not its own."""
+        fields = self._fields.get(node)
+        return fields.node.counted if fields is not None and fields.owns_zones else None
 
     def reported_inside(self, node: str) -> bytes | None:
         """Returns what the cluster's agent reported of the inside of a node; None if its row has no other fields."""
@@ -106,20 +179,20 @@ class NodeOverlays:
         return None if fields is None or fields.own is None else fields.own.inside
 
     def drop(self, nodes: Iterable[str]) -> None:
-        """Forgets nodes that are gone. Their node agents report everything again, in case the nodes come back."""
-        for node in nodes:
-            fields = self._fields.pop(node, None)
-            self._unnamed.discard(node)
-            if fields is not None and fields.source in self.sources:
-                self.sources[fields.source].mark_incomplete()
+        """Forgets nodes that are gone. Their agents report everything again, in case the nodes come back."""
+        gone = {node for node in nodes if self._fields.pop(node, None) is not None}
+        for source in [source for source in self.sources if node_of(source) in gone] if gone else ():
+            del self.sources[source]
 
-    def remove_source(self, source: str) -> list[NodeRow]:
-        """Forgets a node agent, and returns the rows of its nodes as the cluster's agent reports them."""
+    def remove_source(self, source: str) -> NodeRow | None:
+        """Forgets a node agent, and returns the row of its node as the cluster's agent reports it."""
         del self.sources[source]
-        return self._uncovered([node for node, fields in self._fields.items() if fields.source == source])
+        bare = self._bare(node_of(source))
+        self._fields.pop(node_of(source), None)
+        return bare
 
     def clear(self) -> None:
-        self.sources, self._fields, self._unnamed = {}, {}, set()
+        self.sources, self._fields = {}, {}
 
     @property
     def buffered_bytes(self) -> int:
@@ -131,11 +204,19 @@ class NodeOverlays:
             return row
         return row._replace(**fields.own._asdict())
 
-    def _uncovered(self, nodes: Iterable[str]) -> list[NodeRow]:
-        rows = []
-        for node in nodes:
-            if (bare := self._bare(node)) is not None:
-                rows.append(bare)
-            del self._fields[node]
-            self._unnamed.discard(node)
-        return rows
+
+def part_amounts(parts: Mapping[str, Mapping[str, str]]) -> tuple[PartAmounts, str]:
+    """Returns what a pod takes of parts in the units in which it is kept, and what is wrong with it ("" if nothing is)."""
+    found: PartAmounts = {}
+    for part, amounts in parts.items():
+        for name, text in amounts.items():
+            try:
+                resource, amount = class_amount(name, text, up=True)
+                if amount < 0:
+                    raise ValueError(f"{text!r} is negative")
+            except ValueError as error:
+                return {}, f"part {part[:80]!r}: {name[:80]}: {error}"
+            if amount:
+                here = found.setdefault(part, {})
+                here[resource] = here.get(resource, 0) + amount
+    return found, ""

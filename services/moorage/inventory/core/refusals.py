@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from moorage.fleet import NodeRow
-from moorage.model.reports import PodReport, Report
+from moorage.model.reports import AdmissionReport, PodReport, Report
 from moorage.model.shapes import PODS
 from moorage.parsing import parse_amount
 from moorage.podspec import is_refusal
@@ -42,6 +42,7 @@ class Refusals:
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
         self._failed: set[str] = set()
+        self._not_admitted: dict[str, str] = {}  # uid → the words of its node's agent
         self._by_place: dict[_Place, _Refusal] = {}
 
     def inherit(self, refused: Mapping[str, Iterable[str]]) -> None:
@@ -61,21 +62,54 @@ class Refusals:
                 changed.add(claim)
         refused = {pod.uid: pod for pod in report.pods if is_refused(pod)}
         self._failed = self._failed & refused.keys() if full else self._failed.difference(report.pods_gone)
+        there = {pod.uid for pod in report.pods} if full else self._not_admitted.keys() - set(report.pods_gone)
+        self._not_admitted = {uid: words for uid, words in self._not_admitted.items() if uid in there}
         for uid, pod in refused.items():
             if uid in self._failed:
                 continue
             self._failed.add(uid)
-            self._counts[pod.reason] += 1
-            refusal = self._by_place.setdefault((pod.claim, pod.node), _Refusal())
-            refusal.words = f"{pod.reason}: {pod.message}"[:LONGEST] if pod.message else pod.reason
-            refusal.pod = _requests(pod)
-            self._is_over((pod.claim, pod.node), rows, live)
+            words = _words(pod.reason, pod.message)
+            self._refuse((pod.claim, pod.node), pod.reason, words, pod.requests, rows, live)
             changed.add(pod.claim)
         while len(self._by_place) > MOST:
             place = next(iter(self._by_place))
             del self._by_place[place]
             changed.add(place[0])
         return changed
+
+    def admitted(
+        self,
+        admission: AdmissionReport,
+        claim: str,
+        node: str,
+        requests: Mapping[str, str] | None,
+        rows: Mapping[str, NodeRow],
+        live: LivePods,
+    ) -> bool:
+        """Takes in what a node's agent decided about a pod of a claim. `requests`: of a pod that does not run yet. Returns whether
+        the refusals of the claim changed."""
+        uid, words = admission.pod, _words(admission.code or "Refused", admission.message)
+        if admission.outcome == "admitted":
+            return self._not_admitted.pop(uid, None) is not None and self._by_place.pop((claim, node), None) is not None
+        if requests is None or self._not_admitted.get(uid) == words:
+            return False
+        self._not_admitted[uid] = words
+        self._refuse((claim, node), admission.code or "Refused", words, requests, rows, live)
+        return True
+
+    def _refuse(
+        self,
+        place: _Place,
+        reason: str,
+        words: str,
+        requests: Mapping[str, str],
+        rows: Mapping[str, NodeRow],
+        live: LivePods,
+    ) -> None:
+        self._counts[reason] += 1
+        refusal = self._by_place.setdefault(place, _Refusal())
+        refusal.words, refusal.pod = words, _requests(requests)
+        self._is_over(place, rows, live)
 
     def _is_over(self, place: _Place, rows: Mapping[str, NodeRow], live: LivePods) -> bool:
         """Returns whether the node changed since it refused. Pods of the claim itself come and go there: they are refused, and
@@ -113,8 +147,12 @@ class Refusals:
         return next((r.words for (found, _), r in reversed(self._by_place.items()) if found == claim), "")
 
 
-def _requests(pod: PodReport) -> Mapping[str, int] | None:
+def _words(reason: str, message: str) -> str:
+    return f"{reason}: {message}"[:LONGEST] if message else reason
+
+
+def _requests(requests: Mapping[str, str]) -> Mapping[str, int] | None:
     try:
-        return {PODS: 1} | {name: parse_amount(name, text, True) for name, text in pod.requests.items()}
+        return {PODS: 1} | {name: parse_amount(name, text, True) for name, text in requests.items()}
     except ValueError:
         return None

@@ -85,6 +85,7 @@ def merge_parts(parts: list[Report]) -> Report:
         nodes_gone=[node for part in parts for node in part.nodes_gone],
         pods=[pod for part in parts for pod in part.pods],
         pods_gone=[pod for part in parts for pod in part.pods_gone],
+        admissions=[admission for part in parts for admission in part.admissions],
         labels=next((part.labels for part in parts if part.labels is not None), None),
         leaving=any(part.leaving for part in parts),
     )

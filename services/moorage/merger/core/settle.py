@@ -26,10 +26,11 @@ class Settled(NamedTuple):
 
 
 def is_unsettled(draft: Draft) -> bool:
-    """Returns whether a pod runs beside its claim's slots while one is open, an open slot has lost its room or its node, a
-    group was displaced there before, or a DaemonSet may have other nodes now."""
+    """Returns whether a pod runs beside its claim's slots while one is open, or on other parts than its slot's, an open slot has
+    lost its room or its node, a group was displaced there before, or a DaemonSet may have other nodes now."""
     return (
         draft.has_strays
+        or draft.parts_moved
         or draft.has_daemon_sets
         or bool(draft.bad_nodes())
         or bool(draft.ledger.displaced_on(draft.cluster))

@@ -17,6 +17,7 @@ from moorage.fit.protocols import Ids
 from moorage.fleet import Fleet
 from moorage.ledger import ActiveClaim, CountedClaim, Family, Ledger, NodeAmounts
 from moorage.ledger.families import FamilyNodes, add, places_by_node
+from moorage.ledger.part_moves import follow_parts, parts_moved, same_slots
 from moorage.ledger.room import unclaimed_of
 from moorage.model.claims import Claim, Slot, claim_id
 from moorage.model.groups import Revision
@@ -101,6 +102,7 @@ class Draft:
         self.places: list[Place] = []
         self.covered: dict[str, list[Slot]] = {}
         self.strays: dict[Family, dict[str, int]] = {}
+        self.parts_moved = False  # pods have other parts of their nodes than their slots
         self.growing: NodeAmounts = {}  # what covered places take beyond the pods that cover them
         self.leaving: NodeAmounts = {}  # what goes soon: ending pods, and withdrawn claims with their pods
         self.running: dict[str, NodeAmounts] = {}  # claim → what its pods take
@@ -122,9 +124,7 @@ class Draft:
         if len(idents) == 1 and self._is_at_rest(only := self.active[idents[0]]):
             self.covered[only.claim.id] = list(only.claim.slots)
             return
-        nodes = FamilyNodes(
-            [CountedClaim.reported(self.active[i].claim.slots, i, self.cid, self.fleet) for i in idents]
-        )
+        nodes = FamilyNodes([self._counted(ident) for ident in idents])
         newest = self.active[idents[-1]]
         strays = nodes.strays()
         if strays:
@@ -155,6 +155,15 @@ class Draft:
             add_on(self.growing, node, rest)
             if not staying.get(node):  # it goes with the pods
                 add_on(self.leaving, node, rest)
+
+    def _counted(self, ident: str) -> CountedClaim:
+        """Returns a claim with its pods, and the parts that these have."""
+        slots = self.active[ident].claim.slots
+        counted = CountedClaim.reported(slots, ident, self.cid, self.fleet)
+        if not counted.named or not parts_moved(slots, counted.named):
+            return counted
+        self.parts_moved = True
+        return counted._replace(slots=follow_parts(slots, counted.named))
 
     def _is_at_rest(self, active: ActiveClaim) -> bool:
         """Returns whether the claim stays and each of its slots has a pod that does. Most are so, and are read quickly."""
@@ -420,8 +429,8 @@ class Draft:
             before = active.claim.slots
             slots = [*self.covered[ident]]
             slots += [place.slot(ident) for place in self.places if ident in place.members and not place.dropped]
-            if slots != before and (merged := merged_slots(slots)) != merged_slots(before):
-                result[ident] = merged
+            if slots != before and not same_slots(slots, before):
+                result[ident] = merged_slots(slots)
         return result
 
 
