@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from moorage.fit.inner_rows import holds_open_pods
 from moorage.fit.inside import StaticInside
 from moorage.fleet import Fleet, FleetChange
-from moorage.model.claims import Allocation, Claim, Decision
+from moorage.model.claims import Allocation, Claim, Decision, SlotGrants, SlotReservations
+from moorage.model.machine_slots import ReservedSlots
 from moorage.model.slots import part_and_class
 
 from .families import (
@@ -27,6 +28,7 @@ from .families import (
     strays_have_open_slots,
 )
 from .ledger import Changes, Ledger
+from .machine_room import add_slot, granted_room, reserved_room
 from .open_pods import OpenPods
 from .part_moves import parts_moved
 from .room import free_of
@@ -55,7 +57,11 @@ class Capacity:
         self._in_flight: dict[str, FamilyAmounts] = {}  # decision → what its claims take beyond `_families`
         self._claims_in_flight: dict[Family, dict[str, Claim]] = {}  # by decision, the claim that it would add
         self._allocated: dict[str, ClusterAmounts] = {}  # consumer of the Placement interface → what it holds of nodes
-        self._allocations_in_flight: dict[str, ClusterAmounts] = {}  # entry → what its consumers take beyond that
+        self._reserved: dict[str, ClusterAmounts] = {}  # reservation of machines → what its slots take
+        self._granted: dict[str, ClusterAmounts] = {}  # guest → what it takes of slots
+        self._reservation_of: dict[str, set[str]] = {}  # claim whose pods fill slots → reservations
+        # Entry → what it takes beyond what its consumers, reservations or guests take now.
+        self._entries_in_flight: dict[str, ClusterAmounts] = {}
         self._totals: dict[str, NodeAmounts] = {}  # by cluster
         self._absent: dict[str, set[str]] = {}  # cluster → nodes with totals that are not there
         self._strayed: dict[str, set[Family]] = {}  # cluster → objects with both a stray pod and an open slot
@@ -77,16 +83,18 @@ class Capacity:
         for family in {*self._families, *ledger.families, *self._claims_in_flight}:
             self._recount(family)
         self._recount_consumers({*self._allocated, *ledger.allocations.consumers})
+        self._recount_machines({*self._reserved, *ledger.machines.reserved}, {*self._granted, *ledger.machines.granted})
         self._flush()
 
-    def folded(
-        self, changes: Changes, decisions: Iterable[Decision] = (), allocations: Iterable[Allocation] = ()
-    ) -> None:
-        """Recounts the changed claims after a fold. What is held for `decisions` and `allocations` becomes their claims without
+    def folded(self, changes: Changes, decisions: Iterable[Decision] = (), entries: Iterable[str] = ()) -> None:
+        """Recounts the changed claims after a fold. What is held for `decisions` and for `entries` becomes theirs without
         looking free in between."""
-        for allocation in allocations:
-            self._shift_all(self._allocations_in_flight.pop(allocation.id, {}), {})
+        for entry in entries:
+            self._shift_all(self._entries_in_flight.pop(entry, {}), {})
         self._recount_consumers(changes.consumers)
+        # A claim that is new or gone may use slots: its pods fill them, or do not any more.
+        used = {r for ident in changes.claims for r in self._reservations_of(ident)}
+        self._recount_machines(changes.reservations | used, changes.grants)
         flights = [self._remove_from_flight(d.id) for d in decisions]
         changed = self._families_of(changes.claims)
         for flight in flights:
@@ -98,6 +106,7 @@ class Capacity:
             self._return(flight)
         for ident in changes.released:
             self._forget(ident)
+            self._reservation_of.pop(ident, None)
         self._flush()
 
     def hold(self, decision: Decision) -> None:
@@ -130,18 +139,42 @@ class Capacity:
                 for cluster, by_node in held.items():
                     for node, amounts in by_node.items():
                         add(total.setdefault(cluster, {}).setdefault(node, {}), amounts)
+        self._hold_entry(entry.id, now, after)
+
+    def hold_reservations(self, entry: SlotReservations) -> None:
+        """Takes what the reservations would take beyond what they take now. Slots that are new are not offered yet."""
+        now: dict[str, NodeAmounts] = {}
+        after: dict[str, NodeAmounts] = {}
+        for reserved in entry.reserved:
+            before = self._reserved.get(reserved.claim, {})
+            for total, held in ((now, before), (after, {reserved.cluster: self._room_of(reserved)})):
+                for cluster, by_node in held.items():
+                    for node, amounts in by_node.items():
+                        add_slot(total, cluster, node, {name: a for name, a in amounts.items() if a > 0})
+        self._hold_entry(entry.id, now, after)
+
+    def hold_grants(self, entry: SlotGrants) -> None:
+        """Takes the slots that the guests would have. Slots that it takes back are free only once it is folded."""
+        now: dict[str, NodeAmounts] = {}
+        for slot in entry.granted:
+            for cluster, by_node in self._granted.get(slot.uid, {}).items():
+                for node, amounts in by_node.items():
+                    add_slot(now, cluster, node, amounts)
+        self._hold_entry(entry.id, now, granted_room(entry))
+
+    def _hold_entry(self, entry: str, now: ClusterAmounts, after: ClusterAmounts) -> None:
         flight = {c: more for c, nodes in after.items() if (more := excess(nodes, now.get(c, {})))}
-        self._allocations_in_flight[entry.id] = flight
+        self._entries_in_flight[entry] = flight
         self._shift_all({}, flight)
         self._flush()
 
-    def give_back_allocation(self, entry: str) -> None:
-        self._shift_all(self._allocations_in_flight.pop(entry, {}), {})
+    def give_back_entry(self, entry: str) -> None:
+        self._shift_all(self._entries_in_flight.pop(entry, {}), {})
         self._flush()
 
     def holds_room(self, entry: str) -> bool:
-        """Returns whether what is held for the allocation exists and is usable, with everything else that is taken."""
-        for cluster, by_node in self._allocations_in_flight.get(entry, {}).items():
+        """Returns whether what is held for the entry exists and is usable, with everything else that is taken."""
+        for cluster, by_node in self._entries_in_flight.get(entry, {}).items():
             cid = self.fleet.ids.get(cluster)
             for node, amounts in by_node.items():
                 row = self.fleet.row_of(cid, node) if cid is not None else None
@@ -179,11 +212,11 @@ class Capacity:
         return not amounts or not self.fleet.open_pods or holds_open_pods(self.fleet, row)
 
     def held_on(self, cluster: str) -> NodeAmounts:
-        """Returns what allocations hold of the cluster's nodes, and what decisions in flight take beyond its claims."""
+        """Returns what allocations and machines hold of the cluster's nodes, and what entries in flight take beyond its claims."""
         held: NodeAmounts = {}
         idents = self.ledger.allocations.by_cluster.get(cluster, ())
-        of_allocations = [*(self._allocated[i] for i in idents), *self._allocations_in_flight.values()]
-        for allocated in of_allocations:
+        machines = [*self._reserved.values(), *self._granted.values()]
+        for allocated in [*(self._allocated[i] for i in idents), *machines, *self._entries_in_flight.values()]:
             for node, amounts in allocated.get(cluster, {}).items():
                 add(held.setdefault(node, {}), amounts)
         for flight in self._in_flight.values():
@@ -296,6 +329,35 @@ class Capacity:
                 self._allocated[ident] = found.taken
             self._shift_all(before, self._allocated.get(ident, {}))
 
+    def _reservations_of(self, claim: str) -> set[str]:
+        """Returns the reservations whose slots the pods of a claim fill, or filled before."""
+        found = set(self._reservation_of.get(claim, ()))
+        active = self.ledger.claims.get(claim)
+        if active is not None and active.claim.within:
+            found.add(active.claim.within)
+        return found
+
+    def _room_of(self, reserved: ReservedSlots) -> NodeAmounts:
+        claims = (reserved.claim, *self.ledger.machines.within.get(reserved.claim, ()))
+        return reserved_room(reserved, claims, self.fleet)
+
+    def _recount_machines(self, reservations: Iterable[str], guests: Iterable[str]) -> None:
+        machines = self.ledger.machines
+        for ident in reservations:
+            before, reserved = self._reserved.pop(ident, {}), machines.reserved.get(ident)
+            if reserved is not None:
+                self._reserved[ident] = {reserved.cluster: self._room_of(reserved)}
+                for claim in (ident, *machines.within.get(ident, ())):
+                    self._reservation_of.setdefault(claim, set()).add(ident)
+            else:
+                self._reservation_of.pop(ident, None)
+            self._shift_all(before, self._reserved.get(ident, {}))
+        for uid in guests:
+            before, slot = self._granted.pop(uid, {}), machines.granted.get(uid)
+            if slot is not None and slot.takes:
+                self._granted[uid] = {slot.cluster: {slot.node: slot.takes}}
+            self._shift_all(before, self._granted.get(uid, {}))
+
     def _shift_all(self, before: ClusterAmounts, after: ClusterAmounts) -> None:
         for cluster in {**before, **after}:
             self._shift(cluster, before.get(cluster, {}), after.get(cluster, {}))
@@ -375,8 +437,10 @@ class Capacity:
         if row is None:
             return
         taken = self.fleet.taken(row) if before is None else before
-        more = {n: a - taken.get(n, 0) for n, a in after.items() if a > taken.get(n, 0)}
-        less = {n: a - after.get(n, 0) for n, a in taken.items() if a > after.get(n, 0)}
+        # Slots that are offered are taken amounts below zero.
+        change = {n: after.get(n, 0) - taken.get(n, 0) for n in {**after, **taken}}
+        more = {n: a for n, a in change.items() if a > 0}
+        less = {n: -a for n, a in change.items() if a < 0}
         if more:
             self.fleet.take(row, more, 1)
         if less:
@@ -397,11 +461,14 @@ class Capacity:
             self.fleet.open_pods.clear()
             for family in {*self.ledger.families, *self._claims_in_flight}:
                 self._recount(family)
+            self._recount_machines(list(self._reserved), ())
             for cluster, totals in self._totals.items():
                 self._dirty.setdefault(cluster, {}).update(dict.fromkeys(totals))
         else:
             for family in {f for ident in change.claims if (f := self._family_of.get(ident)) is not None}:
                 self._recount(family)
+            if self._reservation_of:
+                self._recount_machines({r for ident in change.claims for r in self._reservation_of.get(ident, ())}, ())
             for cid in {*change.node_sets.tolist(), *change.part_sets.tolist()}:
                 cluster = self.fleet.names[cid]
                 if cluster in self._totals:

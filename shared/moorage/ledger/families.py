@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moorage.fleet import Fleet
+from moorage.model.machine_slots import uses_slots, without_slots
 from moorage.model.slots import PartAmounts, Slot, part_resources, taken_by
 
 from .coverage import cover
@@ -147,6 +148,7 @@ class FamilyNodes:
         self.runs = [runs_by_node(claim.slots) for claim in self.claims]
         self.covering = covering_pods(self.claims, self.runs)
         self.names_parts = any(slot.parts for claim in self.claims for slot in claim.slots)
+        self.uses_slots = any(uses_slots(slot.resources) for claim in self.claims for slot in claim.slots)
 
     def nodes(self) -> set[str]:
         return {node for runs in self.runs for node in runs}
@@ -174,6 +176,7 @@ class FamilyNodes:
             if count := live.get(node, 0):
                 default = claim.slots[0].resources if claim.slots else {}
                 add(total, pods_on(runs.get(node, ()), default, count))
+        total = without_slots(total) if self.uses_slots else total
         return total if not self.names_parts else of_node(total) | self._parts_in_use(node)
 
     def _parts_in_use(self, node: str) -> Amounts:
@@ -255,7 +258,7 @@ def is_fully_covered(claims: Sequence[CountedClaim]) -> bool:
         return False
     pods: dict[str, int] = {}
     for slot in without_surge(claims[0].slots):
-        if slot.parts or slot.aligned:
+        if slot.parts or slot.aligned or uses_slots(slot.resources):
             return False
         pods[slot.node] = pods.get(slot.node, 0) + slot.count
     return pods == claims[0].live

@@ -12,7 +12,7 @@ import structlog
 from moorage.bus import Bus, BusError, NoAnswer, OrderedConsumer, until_done
 from moorage.fleet import Fleet
 from moorage.mesh import stores
-from moorage.model.claims import Allocation, Commit, Decision
+from moorage.model.claims import Allocation, Commit, Decision, SlotGrants, SlotReservations
 
 from .capacity import Capacity
 from .commits import decode_commit
@@ -21,6 +21,8 @@ from .snapshots import read_snapshot
 
 log = structlog.get_logger("ledger")
 LOG = stores.LEDGER
+#: Kinds of entries, beside decisions, whose room is held until they are folded.
+_HELD: tuple[type[Allocation | SlotReservations | SlotGrants], ...] = (Allocation, SlotReservations, SlotGrants)
 
 
 class LedgerLost(LookupError):
@@ -133,7 +135,8 @@ def keep_capacity(follower: LedgerFollower, fleet: Fleet) -> Capacity:
     capacity = Capacity(fleet, follower.ledger)
 
     def folded(commit: Commit, changes: Changes) -> None:
-        capacity.folded(changes, commit.entries_of(Decision), commit.entries_of(Allocation))
+        entries = [entry.id for kind in _HELD for entry in commit.entries_of(kind)]
+        capacity.folded(changes, commit.entries_of(Decision), entries)
 
     follower.on_fold.append(folded)
     follower.on_reload.append(capacity.reload)

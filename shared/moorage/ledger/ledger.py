@@ -17,6 +17,7 @@ from moorage.model.slots import Slot, resized
 from .allocations import AllocationLedger, AllocationSnapshot
 from .entries import FoldEffects, fold_order, handler_of
 from .families import Family, without_surge
+from .machines import MachineLedger, MachineSnapshot
 
 #: The ids of this many commits are kept: a committer whose append was not acknowledged looks for its commit's id.
 REMEMBERED = 4096
@@ -50,6 +51,8 @@ class Changes(NamedTuple):
     refused: tuple[str, ...] = ()  # decisions whose revision was withdrawn or overtaken; they changed nothing
     forgotten: tuple[str, ...] = ()  # groups whose ended revision is not known any more
     consumers: frozenset[str] = frozenset()  # consumers of the Placement interface that hold something else now
+    reservations: frozenset[str] = frozenset()  # reservations of machines, by claim, with other slots or guests now
+    grants: frozenset[str] = frozenset()  # guests, by uid, whose slot was granted or taken back
 
 
 class _WithdrawnClaim(Model, kw_only=True):
@@ -73,6 +76,7 @@ class _Snapshot(Model, kw_only=True):
     displaced: dict[str, dict[str, Shortfall]] = {}
     steered: list[str] = []
     allocations: AllocationSnapshot | None = None
+    machines: MachineSnapshot | None = None
 
 
 _decode = msgspec.msgpack.Decoder(_Snapshot).decode
@@ -122,6 +126,7 @@ class Ledger:
         self.displaced: dict[str, dict[str, Shortfall]] = {}  # group → clusters with slots that fit nowhere there
         self.steered: set[str] = set()  # groups that were displaced, so that later decisions require their nodes
         self.allocations = AllocationLedger()
+        self.machines = MachineLedger()
         self.commits = LruDict[str, None](REMEMBERED)
         self._at = 0.0  # time of the last commit
         self._idle: dict[
@@ -163,6 +168,8 @@ class Ledger:
             tuple(effects.refused),
             tuple(self._forget()),
             frozenset(effects.consumers),
+            frozenset(effects.reservations),
+            frozenset(effects.grants),
         )
 
     def update_idle(self, group: str) -> None:
@@ -202,6 +209,8 @@ class Ledger:
         family.append(claim.id)
         self.by_group.setdefault(group, set()).add(claim.id)
         self.by_cluster.setdefault(claim.cluster, set()).add(claim.id)
+        if claim.within:
+            self.machines.use(claim.within, claim.id)
 
     def replace_standing(self, decision: Decision) -> None:
         """Lets the decision stand. The one before is kept while it could stand again."""
@@ -280,6 +289,8 @@ class Ledger:
     def remove_claim(self, ident: str) -> None:
         """Stops counting a claim."""
         active = self.claims.pop(ident)
+        if active.claim.within:
+            self.machines.leave(active.claim.within, ident)
         family = self.families[active.family]
         family.remove(ident)
         if not family:
@@ -384,6 +395,7 @@ class Ledger:
             displaced=self.displaced,
             steered=sorted(self.steered),
             allocations=self.allocations.snapshot(),
+            machines=self.machines.snapshot(),
         )
         return _encode(snapshot)
 
@@ -402,6 +414,8 @@ class Ledger:
         ledger.steered = set(snapshot.steered)
         if snapshot.allocations is not None:
             ledger.allocations = AllocationLedger.of(snapshot.allocations)
+        if snapshot.machines is not None:
+            ledger.machines.load(snapshot.machines)
         ledger.commits.update(dict.fromkeys(snapshot.commits))
         for withdrawn in snapshot.extra:
             ledger.put_claim(withdrawn.claim, withdrawn.group)

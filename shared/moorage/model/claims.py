@@ -10,6 +10,7 @@ import msgspec
 from .allocations import ConsumerWrite, InventoryRecord
 from .base import Message, Model
 from .candidates import Asked
+from .machine_slots import GrantedSlot, ReservedSlots
 from .reasons import Warn
 from .shapes import PodRule
 from .slots import OptionalGrant, Slot
@@ -27,6 +28,8 @@ __all__ = [
     "Release",
     "Settlement",
     "Slot",
+    "SlotGrants",
+    "SlotReservations",
     "Withdrawal",
     "claim_id",
     "decision_document",
@@ -44,7 +47,7 @@ class Claim(Model, kw_only=True):
     `required_nodes`: the nodes to which required node affinity confines the pods, each with its hostname label where that
     differs; empty: the pods only prefer the nodes of their slots. `refused_by`: nodes that did not admit pods of it, each with
     the words of its kubelet; a settlement confined the pods to others then. `pinned`: pods are created with a scheduling gate, and
-    the agent pins each to a slot."""
+    the agent pins each to a slot. `within`: the reservation of machines whose slots the pods use."""
 
     id: str
     decision: str
@@ -149,7 +152,27 @@ class Allocation(LedgerEntry, tag="allocation", kw_only=True):
     forgotten: list[str] = []
 
 
-Entry = Decision | Withdrawal | Release | Reassignment | Settlement | Allocation
+class SlotReservations(LedgerEntry, tag="reservation", kw_only=True):
+    """Replaces the slots of machine types in clusters; a type without slots is not reserved any more. It takes effect whole or not at
+    all. `generation`: of the lease of `slots`; an older one than that of the newest entry changes nothing."""
+
+    id: str
+    generation: int
+    reserved: list[ReservedSlots] = []
+
+
+class SlotGrants(LedgerEntry, tag="grant", kw_only=True):
+    """Gives slots to guests, whole or not at all, and takes back those of the guests in `withdrawn`. `observed`: the guests have
+    their slots already, so they are counted even where there is no slot for them. `generation` as in a reservation."""
+
+    id: str
+    generation: int
+    granted: list[GrantedSlot] = []
+    withdrawn: list[str] = []
+    observed: bool = False
+
+
+Entry = Decision | Withdrawal | Release | Reassignment | Settlement | Allocation | SlotReservations | SlotGrants
 _Kind = TypeVar("_Kind", bound=LedgerEntry)
 
 

@@ -74,7 +74,7 @@ class Mesh:
     def fold(self, *entries: Entry) -> None:
         commit = Commit(id=str(uuid.uuid4()), entries=list(entries))
         changes = self.ledger.fold(self.ledger.seq + 1, commit)
-        self.capacity.folded(changes, commit.entries_of(Decision), commit.entries_of(Allocation))
+        self.capacity.folded(changes, commit.entries_of(Decision), [a.id for a in commit.entries_of(Allocation)])
         self.state.reported.folded(changes)
 
     def report(self, cluster: str, *nodes: NodeReport, gone: tuple[str, ...] = ()) -> None:
@@ -619,7 +619,7 @@ def test_every_candidate_can_be_allocated_and_the_columns_say_what_there_is(seed
             entry = Allocation(id="try", generation=1, writes=list(change.consumers))
             mesh.capacity.hold_allocation(entry)
             assert mesh.capacity.holds_room("try"), (query, candidate)
-            mesh.capacity.give_back_allocation("try")
+            mesh.capacity.give_back_entry("try")
         if found and rng.random() < 0.8:
             held.append(mesh.put(rng.choice(found)))
         elif held and rng.random() < 0.7:

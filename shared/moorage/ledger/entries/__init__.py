@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.model.claims import Allocation, Decision, Entry, LedgerEntry, Reassignment, Release, Settlement, Withdrawal
+from moorage.model.claims import (
+    Allocation,
+    Decision,
+    Entry,
+    LedgerEntry,
+    Reassignment,
+    Release,
+    Settlement,
+    SlotGrants,
+    SlotReservations,
+    Withdrawal,
+)
 
 from .allocation import AllocationHandler
 from .decision import DecisionHandler
 from .handler import Batch, Dropped, EntryHandler, FoldEffects
+from .machines import GrantHandler, ReservationHandler
 from .reassignment import ReassignmentHandler
 from .release import ReleaseHandler
 from .settlement import SettlementHandler
@@ -21,6 +33,8 @@ HANDLERS: dict[type[LedgerEntry], EntryHandler[Any]] = {
     Reassignment: ReassignmentHandler(),
     Settlement: SettlementHandler(),
     Allocation: AllocationHandler(),
+    SlotReservations: ReservationHandler(),
+    SlotGrants: GrantHandler(),
 }
 
 

@@ -50,7 +50,7 @@ class AllocationHandler(EntryHandler[Allocation]):
         return why
 
     def give_back(self, entry: Allocation, capacity: Capacity) -> None:
-        capacity.give_back_allocation(entry.id)
+        capacity.give_back_entry(entry.id)
 
     def took_effect(self, entry: Allocation, ledger: Ledger, refused: tuple[str, ...] | None) -> bool:
         if refused is not None:

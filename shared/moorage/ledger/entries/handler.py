@@ -32,6 +32,8 @@ class FoldEffects:
     withdrawn: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
     consumers: set[str] = field(default_factory=set)
+    reservations: set[str] = field(default_factory=set)
+    grants: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)

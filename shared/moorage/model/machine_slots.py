@@ -1,0 +1,94 @@
+"""Slots of machines in the decision log: which nodes hold how many of a machine type, and who has one of them.
+
+A slot of a type is an amount 1 of a resource of its node, named after the type (`slot_resource`). A reservation offers it and
+takes the room of the slots; whoever uses a slot takes one of it and no room of its own. So claims of applications and guests
+made in a cluster are counted against each other like any resource, and the sum of a node never moves when a guest comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from .base import Model, Value
+
+_PREFIX = "machine:"
+_WINDOW = "@"
+
+
+def slot_resource(machine: str, window: str = "") -> str:
+    """Returns the name of the resource that slots of a machine type, GROUP/TYPE, are; those kept for a window are another."""
+    return f"{_PREFIX}{machine}{_WINDOW}{window}" if window else f"{_PREFIX}{machine}"
+
+
+def machine_of(resource: str) -> tuple[str, str] | None:
+    """Returns the machine type and the window of a resource; None if it is no slot of a machine."""
+    if not resource.startswith(_PREFIX):
+        return None
+    machine, _, window = resource.removeprefix(_PREFIX).partition(_WINDOW)
+    return machine, window
+
+
+def without_slots(amounts: Mapping[str, int]) -> dict[str, int]:
+    """Returns the amounts that pods report themselves: no report says that a pod uses a slot of a machine."""
+    return {name: amount for name, amount in amounts.items() if not name.startswith(_PREFIX)}
+
+
+def uses_slots(amounts: Mapping[str, int]) -> bool:
+    return any(name.startswith(_PREFIX) for name in amounts)
+
+
+def reservation_claim(machine: str, cluster: str) -> str:
+    """Returns the claim of all slots of a machine type in a cluster. It is a valid label value."""
+    return hashlib.blake2b(f"machine\0{machine}\0{cluster}".encode(), digest_size=10).hexdigest()
+
+
+class ReservedSlots(Model, kw_only=True):
+    """The slots of a machine type in a cluster. `size` is what one takes of its node. `slots` counts all of them by node; of these,
+    `offline` are granted by the cluster alone, and `windows` are kept for the guests of a window."""
+
+    machine: str
+    cluster: str
+    size: dict[str, int] = {}
+    slots: dict[str, int] = {}
+    offline: dict[str, int] = {}
+    windows: dict[str, dict[str, int]] = {}
+
+    @property
+    def claim(self) -> str:
+        return reservation_claim(self.machine, self.cluster)
+
+    def offered(self, node: str) -> dict[str, int]:
+        """Returns the slots on a node that decisions and grants may use, by resource."""
+        kept = {name: nodes.get(node, 0) for name, nodes in self.windows.items()}
+        found = {slot_resource(self.machine, name): count for name, count in kept.items() if count}
+        plain = self.slots.get(node, 0) - self.offline.get(node, 0) - sum(kept.values())
+        return {slot_resource(self.machine): plain, **found} if plain > 0 else found
+
+
+class GrantedSlot(Value, kw_only=True, frozen=True):
+    """A slot that a guest has. `claim` is the label of its Pod: the reservation's, or that of the app that a decision placed, whose
+    claim has the slot already. `pool`: the window whose slot it is. `apart`: the slot is counted by `slots` alone, since the cluster
+    gave it, or it is one of a window that ends before the window begins. `not_before` and `until` are in seconds since 1970."""
+
+    uid: str
+    machine: str
+    cluster: str
+    node: str
+    claim: str
+    namespace: str = ""
+    name: str = ""
+    project: str = ""
+    window: str = ""
+    pool: str = ""
+    apart: bool = False
+    not_before: float = 0.0
+    until: float = 0.0
+    at: float = 0.0
+
+    @property
+    def takes(self) -> dict[str, int]:
+        """Returns what the guest takes of the node's slots beyond what the claim of its app does."""
+        if self.apart or self.claim != reservation_claim(self.machine, self.cluster):
+            return {}
+        return {slot_resource(self.machine, self.pool): 1}
