@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets engine openstack-client clean
+.PHONY: help install up test test-fast test-long check check-workflows docs bench kube-assets node node-assets protos engine openstack-client clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -63,11 +63,20 @@ bench: $(VENV)/developed ## measure everything, or NAME=one of them; writes benc
 kube-assets: $(VENV)/developed ## build etcd, Kubernetes, kwok and helm for tests, once, into the user's cache
 	@$(BIN)/python tools/kube_assets.py
 
+node: $(VENV)/installed ## add what the node agent needs to .venv: the extra moorage[node]
+	@$(BIN)/python tools/install.py requirements-node.lock .
+
+node-assets: $(VENV)/developed ## get containerd, runc and a plugin in Go for tests of the node agent, once, into the user's cache
+	@$(BIN)/python tools/node_assets.py
+
 engine: $(VENV)/developed ## as root: get a container engine for tests/compose, once, into the user's cache
 	@$(BIN)/python tools/container_engine.py
 
 openstack-client: $(VENV)/developed ## install the OpenStack client for tests, once, into the user's cache
 	@$(BIN)/python -m moorage_testkit.openstack_client
+
+protos: $(VENV)/developed ## make the message types of the node agent from their .proto files
+	$(BIN)/python -m grpc_tools.protoc -I services --python_out=services --pyi_out=services services/moorage/node/api/*.proto
 
 clean: ## remove what was built, .venv too; state of a mesh stays
 	rm -rf $(VENV) build dist bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
