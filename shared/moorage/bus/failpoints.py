@@ -41,6 +41,11 @@ POINTS: dict[str, str] = {
     "agent.recorded": "what is to be created in a cluster is recorded there, only the first objects are created",
     "agent.opened": "a pod is pinned to its slot and its gate is open, nobody knows it yet",
     "agent.applied": "the objects are applied, nothing is confirmed",
+    "node.state.written": "a state file's new content is written beside it, nothing is synced or renamed",
+    "node.state.renamed": "a state file is replaced, its directory is not synced",
+    "node.allocated": "plugins have allocated, the checkpoint is not written",
+    "node.admitted": "the checkpoint has a pod, the runtime has not been asked to create anything",
+    "node.shrunk": "containers are shrunk and read back, none has grown yet",
     "agent.removed": "the objects are deleted, nothing is confirmed",
 }
 
