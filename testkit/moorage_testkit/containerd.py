@@ -131,7 +131,16 @@ class Containerd:
     async def import_image(self) -> None:
         archive = self.directory / "image.tar"
         archive.write_bytes(image())
-        command = [self._programs / "ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", archive]
+        command = [
+            str(self._programs / "ctr"),
+            "-a",
+            str(self.socket),
+            "-n",
+            "k8s.io",
+            "images",
+            "import",
+            str(archive),
+        ]
         done = await asyncio.to_thread(
             lambda: subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         )

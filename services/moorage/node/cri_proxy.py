@@ -143,10 +143,6 @@ def _passed(metadata: Any) -> tuple[tuple[str, str | bytes], ...]:
     return tuple(
         (key, value)
         for key, value in metadata or ()
-<<<<<<< Updated upstream
         if (not key.startswith((":", "grpc-")) and key not in ("user-agent", "content-type", "te"))
         or key == "grpc-status-details-bin"
-=======
-        if not key.startswith((":", "grpc-")) and key not in ("user-agent", "content-type", "te") or key == "grpc-status-details-bin"
->>>>>>> Stashed changes
     )

@@ -76,13 +76,9 @@ def own_users() -> frozenset[int]:
 async def serve(path: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> grpc.aio.Server:
     """Starts a server on a socket that only the user of this process may connect to (mode 0600)."""
     if len(os.fsencode(path)) > MAX_PATH:
-<<<<<<< Updated upstream
         raise SocketRefused(
             f"{path} is longer than {MAX_PATH} bytes, the most that a socket's path may have; use a shorter --root"
         )
-=======
-        raise SocketRefused(f"{path} is longer than {MAX_PATH} bytes, the most that a socket's path may have; use a shorter --root")
->>>>>>> Stashed changes
     make_private(path.parent)
     server = grpc.aio.server(handlers=handlers, options=(*_LIMITS, ("grpc.so_reuseport", 0)))
     before = os.umask(0o177)
