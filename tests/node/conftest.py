@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from moorage_testkit import node_assets
-from moorage_testkit.containerd import Containerd
+
+from .containerd import Containerd
 
 
 async def _run(series: str, nri: bool) -> AsyncIterator[Containerd]:

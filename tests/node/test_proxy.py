@@ -16,8 +16,9 @@ import pytest_asyncio
 from moorage.node import grpc_unix
 from moorage.node.api import cri_pb2 as cri
 from moorage.node.cri_proxy import CriProxy, Refused
-from moorage_testkit.containerd import Containerd, cgroup_file
-from moorage_testkit.cri_client import CriClient
+
+from .containerd import Containerd, cgroup_file
+from .cri_client import CriClient
 
 RUNTIME = "/runtime.v1.RuntimeService/"
 
