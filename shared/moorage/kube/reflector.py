@@ -67,11 +67,14 @@ class Reflector(Generic[T]):
         drop: Callable[[Key, str], None],
         *,
         labels: str = "",
+        fields: str = "",
         synced: Callable[[], None] | None = None,
     ) -> None:
         self._api, self._path = api, path
         self._decode, self._put, self._drop = decode, put, drop
         self._selector = {"labelSelector": labels} if labels else {}
+        if fields:
+            self._selector["fieldSelector"] = fields
         self._on_synced = synced
         self._known: dict[Key, str] = {}  # uid
         self._resource_version = ""
