@@ -14,6 +14,7 @@ from .answers import answers
 from .commands import commands
 from .deadlines import deadlines
 from .decisions import one_at_a_time, throughput, updates
+from .device_choice import device_choice
 from .explain import explain
 from .gateway import lists, posts, watchers
 from .harness import Figure
@@ -47,6 +48,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "watchers": watchers,
     "parts-decisions": parts.decisions,
     "parts-wakes": parts.wakes,
+    "device-choice": device_choice,
     "placement-candidates": candidates,
     "placement-traps": traps,
     "placement-writes": writes,

@@ -97,6 +97,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "controllers get": ("moorage controllers get hpa -o json",),
     "controllers list": ("moorage controllers list",),
+    "devices": ("moorage devices replay --nodes nodes.csv --tasks tasks.csv",),
+    "devices replay": (
+        "moorage devices replay --nodes nodes.csv --tasks tasks.csv --algorithm default first-fit fgd",
+        "moorage devices replay --nodes nodes.csv --tasks tasks.csv --placements placements.csv -o json",
+    ),
     "fleet": ("moorage fleet", "moorage fleet apply fleet.yaml", "moorage fleet sim --clusters 100"),
     "fleet get": ("moorage fleet get",),
     "fleet list": ("moorage fleet list",),

@@ -1,0 +1,73 @@
+"""Scores nodes by how little a choice strands: devices that typical requests could not use any more.
+
+After "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent" (Weng et al., 2023).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .algorithms import Scorer
+from .columns import WHOLE, DeviceColumns, DeviceRequest, Floats, Options
+from .mix import RequestMix
+from .plain import best_fit
+from .typical import TypicalRequests, after, before
+
+#: What stays of a node that is filled with copies of a typical request weighs so much beside what one of them cannot use.
+FILLED = 0.05
+#: A kind that is asked for more often than it is free costs at most so many devices for each one taken.
+HIGHEST_PRICE = 4.0
+#: FGD takes differences below this part of a device for equal.
+_GRAIN = 0.04
+
+
+def fgd(columns: DeviceColumns, mix: RequestMix) -> Scorer:
+    """Prefers what raises fragmentation least, as published: all typical requests count on every node."""
+    if not mix.requests:
+        return best_fit(columns, mix)
+    gained = _gain(columns, TypicalRequests(mix.requests, mix.weights, _kinds(columns), heed_kinds=False), 0.0)
+    return lambda options, request: np.floor(gained(options, request) / _GRAIN)
+
+
+def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
+    """Prefers what strands least, for requests that may use the node's kind of devices, and spares kinds that are scarce."""
+    if not mix.requests:
+        return best_fit(columns, mix)
+    gained = _gain(columns, TypicalRequests(mix.requests, mix.weights, _kinds(columns), heed_kinds=True), FILLED)
+    prices = scarcity(columns, mix)
+
+    def scores(options: Options, request: DeviceRequest) -> Floats:
+        price = prices[columns.kinds[options.rows]] * (request.amount / WHOLE)
+        return gained(options, request) - price
+
+    return scores
+
+
+def _gain(columns: DeviceColumns, typical: TypicalRequests, filled: float) -> Scorer:
+    def scores(options: Options, request: DeviceRequest) -> Floats:
+        rows, at = np.unique(options.rows, return_inverse=True)
+        now = typical.unusable(before(columns, rows), filled)[at]
+        return now - typical.unusable(after(columns, options, request), filled)
+
+    return scores
+
+
+def scarcity(columns: DeviceColumns, mix: RequestMix) -> Floats:
+    """Returns a price by kind: the share of demand that is bound to it beside its share of the free devices."""
+    kinds = _kinds(columns)
+    free = np.bincount(columns.kinds, columns.free.sum(axis=1), minlength=kinds)
+    bound, demand = np.zeros(kinds), 0.0
+    for request, weight in zip(mix.requests, mix.weights, strict=True):
+        asked = request.amount * float(weight)
+        demand += asked
+        usable = [kind for kind in request.kinds or () if kind < kinds]
+        if usable:
+            there = free[usable] + 1
+            bound[usable] += asked * there / there.sum()
+    part_of_demand = bound / max(demand, 1e-9)
+    part_of_free = free / max(float(free.sum()), 1.0)
+    return np.minimum(part_of_demand / np.maximum(part_of_free, 1e-9), HIGHEST_PRICE)
+
+
+def _kinds(columns: DeviceColumns) -> int:
+    return int(columns.kinds.max(initial=0)) + 1

@@ -1,0 +1,254 @@
+"""Choosing devices: what is chosen fits, what fits is found, and scores are those of a plain computation."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.device_algorithms import (
+    WHOLE,
+    Chooser,
+    DeviceAlgorithm,
+    DeviceColumns,
+    DeviceRequest,
+    RequestMix,
+    UnknownAlgorithm,
+    algorithm_names,
+    algorithms,
+    find_algorithm,
+)
+from moorage.device_algorithms.columns import Options, options
+from moorage.device_algorithms.fragmentation import HIGHEST_PRICE, scarcity
+from moorage.device_algorithms.mix import REMEMBERED, RENEWED_EVERY
+from moorage.device_algorithms.typical import NodeStates, TypicalRequests
+from moorage_testkit.gpu_trace import draw, more_bound, more_devices, more_sharing, read_trace, trace_directory
+
+NAMES = ("default", "aligned", "best-fit", "fgd", "first-fit", "most-allocated", "spread")
+KINDS = 3
+_FREE = st.sampled_from((0, 0, 180, 250, 470, 500, 810, WHOLE, WHOLE))
+
+
+@st.composite
+def _columns(draw: st.DrawFn) -> DeviceColumns:
+    rows, width = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    free = np.array(draw(st.lists(st.lists(_FREE, min_size=width, max_size=width), min_size=rows, max_size=rows)))
+    there = np.array(
+        draw(st.lists(st.lists(st.booleans(), min_size=width, max_size=width), min_size=rows, max_size=rows))
+    )
+    size = np.where(there | (free > 0), WHOLE, 0).astype(np.int64)
+    beside_size = np.full((rows, 2), 16, np.int64)
+    beside = np.array(
+        draw(st.lists(st.lists(st.integers(0, 16), min_size=2, max_size=2), min_size=rows, max_size=rows))
+    )
+    kinds = np.array(draw(st.lists(st.integers(0, KINDS - 1), min_size=rows, max_size=rows)))
+    zones = np.arange(width) // 2 + np.zeros((rows, 1), np.int64)
+    return DeviceColumns(
+        size, free.astype(np.int64), beside_size, beside, kinds, zones, np.tile(np.arange(width), (rows, 1))
+    )
+
+
+_REQUESTS = st.builds(
+    DeviceRequest,
+    devices=st.integers(0, 3),
+    share=st.sampled_from((180, 250, 470, 810, WHOLE)),
+    beside=st.tuples(st.integers(0, 8), st.integers(0, 8)),
+    kinds=st.none() | st.frozensets(st.integers(0, KINDS - 1)),
+)
+
+
+def _fits(columns: DeviceColumns, row: int, request: DeviceRequest) -> bool:
+    return bool(
+        (columns.free[row] >= request.share).sum() >= request.devices
+        and (columns.beside_free[row] >= request.beside).all()
+        and (request.kinds is None or int(columns.kinds[row]) in request.kinds)
+    )
+
+
+@given(_columns(), st.lists(_REQUESTS, min_size=1, max_size=12), st.sampled_from(NAMES))
+@settings(deadline=None, max_examples=150)
+def test_what_fits_is_found_and_what_is_found_fits(
+    columns: DeviceColumns, requests: list[DeviceRequest], name: str
+) -> None:
+    chooser = Chooser(columns, find_algorithm(name))
+    for request in requests:
+        fitting = [row for row in range(len(columns)) if _fits(columns, row, request)]
+        choice = chooser.choose(request)
+        assert (choice is not None) == bool(fitting)
+        chooser.mix.record(request)
+        if choice is None:
+            continue
+        assert choice.row in fitting
+        assert len(set(choice.devices)) == request.devices
+        assert (columns.free[choice.row, list(choice.devices)] >= request.share).all()
+        if name == "first-fit":
+            usable = np.flatnonzero(columns.free[fitting[0]] >= request.share)
+            assert choice[:2] == (fitting[0], tuple(usable[: request.devices].tolist()))
+        chooser.take(choice, request)
+        assert (columns.free >= 0).all() and (columns.beside_free >= 0).all()
+
+
+@given(_columns(), st.lists(_REQUESTS, min_size=2, max_size=12), st.sampled_from(NAMES[1:]), st.data())
+@settings(deadline=None, max_examples=100)
+def test_scores_of_changed_rows_are_those_of_a_new_chooser(
+    columns: DeviceColumns, requests: list[DeviceRequest], name: str, data: st.DataObject
+) -> None:
+    """Not for the default one: its prices are those of the time when the mix was learned."""
+    mix = RequestMix()
+    for request in requests:
+        mix.record(request)
+    chooser = Chooser(columns, find_algorithm(name), mix)
+    held = []
+    for request in requests:
+        choice = chooser.choose(request)
+        if choice is not None:
+            chooser.take(choice, request)
+            held.append((choice, request))
+        if held and data.draw(st.booleans()):
+            chooser.give_back(*held.pop(data.draw(st.integers(0, len(held) - 1))))
+    fresh = Chooser(columns, find_algorithm(name), mix)
+    for request in requests:
+        assert np.allclose(chooser.best_by_row(request), fresh.best_by_row(request))
+
+
+@given(_columns(), st.lists(_REQUESTS.filter(lambda r: r.devices > 0), min_size=1, max_size=5), st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_what_is_unusable_is_what_a_plain_computation_says(
+    columns: DeviceColumns, requests: list[DeviceRequest], heed: bool
+) -> None:
+    weights = np.arange(1, len(requests) + 1) / sum(range(1, len(requests) + 1))
+    typical = TypicalRequests(requests, weights, KINDS, heed_kinds=heed)
+    states = NodeStates(columns.free, np.arange(len(columns)), columns.beside_free, columns.kinds)
+    for filled in (0.0, 0.3):
+        found = typical.unusable(states, filled)
+        for row in range(len(columns)):
+            expected = 0.0
+            free = columns.free[row].tolist()
+            for request, weight in zip(requests, weights, strict=True):
+                if heed and request.kinds is not None and int(columns.kinds[row]) not in request.kinds:
+                    continue
+                copies = sum(level // request.share for level in free) // request.devices
+                for have, ask in zip(columns.beside_free[row].tolist(), request.beside, strict=True):
+                    copies = min(copies, have // ask) if ask else copies
+                small = sum(level for level in free if level < request.share)
+                one = small if copies else sum(free)
+                expected += weight * ((1 - filled) * one + filled * (sum(free) - copies * request.amount))
+            assert found[row] == pytest.approx(expected / WHOLE, abs=1e-4)
+
+
+@given(
+    st.lists(st.booleans(), min_size=8, max_size=8),
+    st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    st.integers(1, 4),
+)
+@settings(deadline=None)
+def test_devices_of_several_are_taken_of_the_fewest_zones(there: list[bool], zones: list[int], count: int) -> None:
+    free = np.array([there], np.int64) * WHOLE
+    beside = np.zeros((1, 0), np.int64)
+    columns = DeviceColumns(free, free.copy(), beside, beside, np.zeros(1, np.int64), np.array([zones]))
+    found = options(columns, DeviceRequest(count), np.arange(1))
+    usable = [device for device in range(8) if there[device]]
+    if len(usable) < count:
+        assert not len(found.rows)
+        return
+    fewest = min(len({zones[device] for device in some}) for some in combinations(usable, count))
+    assert len({zones[device] for device in found.devices[0].tolist()}) == fewest
+
+
+def test_the_mix_forgets_and_is_renewed_now_and_then() -> None:
+    mix = RequestMix()
+    old, new = DeviceRequest(1), DeviceRequest(2)
+    mix.record(old)
+    assert mix.requests == [old]  # soon, so that the first requests are not chosen blindly
+    for _ in range(200):
+        mix.record(old)
+    version = mix.version
+    for _ in range(2 * RENEWED_EVERY):
+        mix.record(new)
+    assert mix.version == version + 2
+    assert set(mix.requests) == {old, new} and math.isclose(mix.weights.sum(), 1)
+    for _ in range(REMEMBERED + RENEWED_EVERY):
+        mix.record(new)
+    assert mix.requests == [new]
+
+
+def test_kinds_that_are_asked_for_by_name_cost_more() -> None:
+    free = np.full((4, 2), WHOLE, np.int64)
+    beside = np.zeros((4, 0), np.int64)
+    columns = DeviceColumns(free, free.copy(), beside, beside, np.array([0, 0, 0, 1]))
+    mix = RequestMix()
+    for _ in range(100):
+        mix.record(DeviceRequest(1))
+        mix.record(DeviceRequest(1, kinds=frozenset({1})))
+    found = scarcity(columns, mix)
+    assert found[0] == 0 and found[1] == pytest.approx(2, rel=0.2)  # half of the demand, a quarter of the devices
+    columns.free[3] = 0
+    assert scarcity(columns, mix)[1] == HIGHEST_PRICE
+    columns.free[3] = WHOLE
+    chooser = Chooser(columns, find_algorithm(), mix)
+    columns.free[0, 0] = 0  # the scarce node would be the better fit otherwise
+    chosen = chooser.choose(DeviceRequest(1))
+    assert chosen is not None and columns.kinds[chosen.row] == 0
+
+
+def test_a_package_brings_an_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "last_fit.py").write_text(
+        "from moorage.device_algorithms import DeviceAlgorithm\n"
+        "LAST = DeviceAlgorithm('ignored', lambda columns, mix: lambda options, request: options.rows * 1.0)\n"
+        "NONE = 7\n"
+    )
+    about = tmp_path / "last_fit-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: last-fit\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(
+        "[moorage.device_algorithms]\nlast-fit = last_fit:LAST\nnone = last_fit:NONE\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    algorithms._installed.cache_clear()
+    find_algorithm.cache_clear()
+    try:
+        assert algorithm_names()[0] == "default" and {"last-fit", "none", *NAMES} == set(algorithm_names())
+        free = np.full((3, 1), WHOLE, np.int64)
+        beside = np.zeros((3, 0), np.int64)
+        columns = DeviceColumns(free, free.copy(), beside, beside, np.zeros(3, np.int64))
+        choice = Chooser(columns, find_algorithm("last-fit")).choose(DeviceRequest(1))
+        assert choice is not None and choice.row == 2
+        with pytest.raises(TypeError, match="last_fit:NONE"):
+            find_algorithm("none")
+        with pytest.raises(UnknownAlgorithm, match="'worst-fit'; there are default, "):
+            find_algorithm("worst-fit")
+    finally:
+        monkeypatch.undo()
+        algorithms._installed.cache_clear()
+        find_algorithm.cache_clear()
+
+
+def test_an_algorithm_without_numbers_still_places() -> None:
+    free = np.full((2, 2), WHOLE, np.int64)
+    beside = np.zeros((2, 0), np.int64)
+    columns = DeviceColumns(free, free.copy(), beside, beside, np.zeros(2, np.int64))
+
+    def scores(found: Options, request: DeviceRequest) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.full(len(found.rows), np.nan)
+
+    assert Chooser(columns, DeviceAlgorithm("bad", lambda columns, mix: scores)).choose(DeviceRequest(1)) is not None
+
+
+def test_the_default_allocates_more_of_the_trace_than_first_fit() -> None:
+    """One seed on an eighth of the nodes; the benchmark has ten seeds of all of it, with the goals."""
+    directory = trace_directory()
+    if directory is None:
+        pytest.skip("MOORAGE_DATA does not name the directory with the trace")
+    from moorage.device_algorithms.trace import replay
+
+    nodes, tasks = read_trace(directory)
+    nodes = nodes[::8]
+    for made in (tasks, more_sharing(tasks, 0.6, 1), more_devices(tasks, 0.3, 1), more_bound(nodes, tasks, 0.5, 1)):
+        drawn = draw(nodes, made, 1)
+        found = {name: replay(nodes, drawn, find_algorithm(name)).allocated for name in ("default", "first-fit")}
+        assert found["default"] > found["first-fit"] - 0.1, found
