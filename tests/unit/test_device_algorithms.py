@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moorage.device_algorithms import (
     WHOLE,
+    Choice,
     Chooser,
     DeviceAlgorithm,
     DeviceColumns,
@@ -103,13 +104,14 @@ def test_scores_of_changed_rows_are_those_of_a_new_chooser(
     for request in requests:
         mix.record(request)
     chooser = Chooser(columns, find_algorithm(name), mix)
-    held = []
+    held: list[tuple[Choice, DeviceRequest]] = []
     for request in requests:
         choice = chooser.choose(request)
         if choice is not None:
             chooser.take(choice, request)
             held.append((choice, request))
-        if held and data.draw(st.booleans()):
+        gives_back: bool = data.draw(st.booleans())
+        if held and gives_back:
             chooser.give_back(*held.pop(data.draw(st.integers(0, len(held) - 1))))
     fresh = Chooser(columns, find_algorithm(name), mix)
     for request in requests:
