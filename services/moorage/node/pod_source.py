@@ -1,0 +1,202 @@
+"""Knows the pods of the node by their manifests: from the API server's watch, or from the files of a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from moorage.kube.api import Api
+from moorage.kube.objects import Key
+from moorage.kube.reflector import Reflector
+from moorage.model.problems import Refused
+from moorage.parsing.yaml_json import parse_documents
+from moorage.qos.messages import PodSpec
+from moorage.qos.pods import PodObject, decode_pod, read_pod
+
+from .inotify import DirectoryWatch, visible
+
+log = structlog.get_logger("node")
+
+#: The largest manifest file that is read, and seconds after which changes of the directory are read.
+MAX_MANIFEST, SETTLE = 1 << 20, 0.02
+
+
+class KnownPod(NamedTuple):
+    spec: PodSpec
+    ended: bool
+    deleting: bool
+
+
+class PodSource:
+    """The manifests of the node's pods by the uid that the runtime uses. `listed` is set once all are known: until then a pod
+    that is missing here may still exist."""
+
+    def __init__(self, changed: Callable[[str], None] = lambda uid: None) -> None:
+        self._pods: dict[str, KnownPod] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._changed = changed
+        self.listed = asyncio.Event()
+
+    def get(self, uid: str) -> KnownPod | None:
+        return self._pods.get(uid)
+
+    def all(self) -> Iterable[KnownPod]:
+        return self._pods.values()
+
+    def is_gone(self, uid: str) -> bool:
+        """Returns whether the pod is certainly no more: all pods are known, and it is not among them."""
+        return self.listed.is_set() and uid not in self._pods
+
+    async def wait(self, uid: str, seconds: float) -> KnownPod | None:
+        """Returns the pod once its manifest is known; None if that takes longer. The kubelet may hear of a pod before us."""
+        if (found := self._pods.get(uid)) is not None:
+            return found
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(uid, []).append(future)
+        try:
+            await asyncio.wait_for(future, seconds)
+        except TimeoutError:
+            return None
+        finally:
+            waiting = self._waiting.get(uid, [])
+            if future in waiting:
+                waiting.remove(future)
+            if not waiting:
+                self._waiting.pop(uid, None)
+        return self._pods.get(uid)
+
+    def put(self, pod: KnownPod) -> None:
+        uid = pod.spec.uid
+        if self._pods.get(uid) == pod:
+            return
+        self._pods[uid] = pod
+        for future in self._waiting.get(uid, ()):
+            if not future.done():
+                future.set_result(None)
+        self._changed(uid)
+
+    def drop(self, uid: str) -> None:
+        if self._pods.pop(uid, None) is not None:
+            self._changed(uid)
+
+
+def known_pod(pod: PodObject) -> KnownPod:
+    """Reads a pod. One whose amounts are no quantities has a problem, and is refused if it asks for something special."""
+    deleting = pod.metadata.deletion_timestamp is not None
+    try:
+        return KnownPod(read_pod(pod), pod.ended, deleting)
+    except ValueError as error:
+        return KnownPod(PodSpec(uid=pod.uid, name=pod.metadata.name, problem=str(error)), pod.ended, deleting)
+
+
+async def watch_api(api: Api, node: str, source: PodSource) -> None:
+    """Follows the pods that are bound to the node, for ever."""
+    uids: dict[Key, str] = {}
+
+    def put(key: Key, pod: KnownPod) -> None:
+        uids[key] = pod.spec.uid
+        source.put(pod)
+
+    def drop(key: Key, _uid: str) -> None:
+        source.drop(uids.pop(key, ""))
+
+    def decode(raw: bytes | msgspec.Raw) -> KnownPod:
+        return known_pod(decode_pod(raw))
+
+    def listed() -> None:
+        if reflector.listed:
+            source.listed.set()
+
+    reflector = Reflector(api, "/api/v1/pods", decode, put, drop, fields=f"spec.nodeName={node}", synced=listed)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(reflector.run())
+
+
+class Manifest(NamedTuple):
+    """A pod of a directory: as it is admitted, and as it is written."""
+
+    pod: KnownPod
+    data: dict[str, Any]
+
+
+class ManifestDirectory:
+    """The pods whose manifests are in a directory, one or several a file, in YAML or JSON."""
+
+    def __init__(self, directory: Path, source: PodSource) -> None:
+        self._directory, self._source = directory, source
+        self.manifests: dict[str, Manifest] = {}
+        self._dirty = asyncio.Event()
+        self.problems: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Follows the directory, for ever. Files that are written in place are noticed within a second."""
+        watch = DirectoryWatch(self._directory, self._dirty.set)
+        before: object = None
+        try:
+            while True:
+                if (now := await asyncio.to_thread(self._state)) != before:
+                    before = now
+                    self._take(await asyncio.to_thread(self._read))
+                self._source.listed.set()
+                self._dirty.clear()
+                try:
+                    await asyncio.wait_for(self._dirty.wait(), 1.0)
+                    await asyncio.sleep(SETTLE)
+                except TimeoutError:
+                    continue
+        finally:
+            watch.close()
+
+    def _state(self) -> list[tuple[str, int, int]]:
+        found = []
+        for path in visible(self._directory):
+            try:
+                state = path.stat()
+            except OSError:
+                continue
+            found.append((path.name, state.st_mtime_ns, state.st_size))
+        return found
+
+    def _read(self) -> dict[str, Manifest]:
+        found: dict[str, Manifest] = {}
+        self.problems = {}
+        for path in visible(self._directory):
+            if path.suffix not in (".yaml", ".yml", ".json"):
+                continue
+            try:
+                with path.open("rb") as file:
+                    text = file.read(MAX_MANIFEST + 1)
+                for data in parse_documents(text, max_bytes=MAX_MANIFEST):
+                    manifest = read_manifest(data)
+                    found[manifest.pod.spec.uid] = manifest
+            except (OSError, Refused, ValueError) as error:
+                self.problems[path.name] = str(error)
+                log.warning("a manifest is not used", file=path.name, error=str(error))
+        return found
+
+    def _take(self, found: dict[str, Manifest]) -> None:
+        for uid in self.manifests.keys() - found.keys():
+            self._source.drop(uid)
+        self.manifests = found
+        for manifest in found.values():
+            self._source.put(manifest.pod)
+
+
+def read_manifest(data: Any) -> Manifest:
+    """Reads a pod that is plain data. Without a uid it gets one from its content, so that a changed manifest is a new pod."""
+    if not isinstance(data, dict) or data.get("kind", "Pod") != "Pod":
+        raise ValueError("a manifest is a Pod")
+    metadata = data.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        raise ValueError("a Pod needs metadata.name")
+    if not metadata.get("uid"):
+        digest = hashlib.sha256(msgspec.json.encode(data, order="deterministic")).hexdigest()
+        metadata = {**metadata, "uid": f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"}
+    data = {**data, "metadata": {"namespace": "default", **metadata}}
+    return Manifest(known_pod(msgspec.convert(data, PodObject)), data)
