@@ -1,0 +1,142 @@
+"""Reads Pods of the API server as guests and reservations, and makes the patches that let them go to their Nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from moorage.podspec import pinned_node, pinned_to
+
+from .guest_nodes import shape_text
+from .handover import Guest, Opening, ReservationPod
+from .injection import machine_type_of
+from .names import (
+    GRANTED_AT,
+    GUEST,
+    MACHINE_GROUP,
+    POD_ROLE,
+    RESERVATION,
+    SLOT_GATE,
+    SLOT_OF,
+    WINDOW,
+)
+from .windows import deadline_seconds
+
+_CLAIM = "moorage.dev/claim"
+_DEFAULT_GRACE = 30
+Pod = Mapping[str, Any]
+
+
+def labels_of(pod: Pod) -> Mapping[str, str]:
+    return pod["metadata"].get("labels") or {}
+
+
+def gates_of(pod: Pod) -> list[str]:
+    return [gate.get("name", "") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
+
+
+def group_of(pod: Pod) -> str:
+    return labels_of(pod).get(MACHINE_GROUP, "")
+
+
+def was_let_in(pod: Pod) -> bool:
+    return SLOT_OF in (pod["metadata"].get("annotations") or {}) or (
+        SLOT_GATE in gates_of(pod) and labels_of(pod).get(POD_ROLE) == GUEST
+    )
+
+
+def is_over(pod: Pod) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _owner(pod: Pod) -> Mapping[str, Any]:
+    return next((o for o in pod["metadata"].get("ownerReferences") or () if o.get("controller")), {})
+
+
+def reservation(pod: Pod, name: str, namespace: str) -> ReservationPod | None:
+    """Returns the reservation that a Pod of the StatefulSet `name` is; None for one that only looks like it."""
+    meta, spec = pod["metadata"], pod.get("spec") or {}
+    labels, owner = labels_of(pod), _owner(pod)
+    prefix, _, ordinal = meta["name"].rpartition("-")
+    if labels.get(POD_ROLE) != RESERVATION or meta.get("namespace") != namespace or is_over(pod):
+        return None
+    if owner.get("kind") != "StatefulSet" or owner.get("name") != name or prefix != name or not ordinal.isdigit():
+        return None
+    gated = SLOT_GATE in gates_of(pod)
+    return ReservationPod(
+        uid=meta["uid"],
+        name=meta["name"],
+        version=meta["resourceVersion"],
+        type=machine_type_of(labels),
+        ordinal=int(ordinal),
+        node=spec.get("nodeName") or ("" if gated else pinned_node(spec)),
+        bound=bool(spec.get("nodeName")),
+        deleting="deletionTimestamp" in meta,
+        unschedulable=_is_unschedulable(pod),
+    )
+
+
+def guest(pod: Pod) -> Guest:
+    """Returns the guest that a Pod is, which is not over."""
+    meta, spec = pod["metadata"], pod.get("spec") or {}
+    labels, gates = labels_of(pod), gates_of(pod)
+    gated = SLOT_GATE in gates
+    bound = spec.get("nodeName") or ""
+    grace = spec.get("terminationGracePeriodSeconds")
+    return Guest(
+        uid=meta["uid"],
+        namespace=meta.get("namespace", ""),
+        name=meta["name"],
+        version=meta["resourceVersion"],
+        type=machine_type_of(labels),
+        bound=bool(bound),
+        gated=gated and not bound,
+        ready=all(gate == SLOT_GATE for gate in gates),
+        deleting="deletionTimestamp" in meta,
+        node=bound or ("" if gated else pinned_node(spec)),
+        window=labels.get(WINDOW, ""),
+        claim=labels.get(_CLAIM, ""),
+        owner=str(_owner(pod).get("kind", "")),
+        shape=shape_text(spec),
+        created=meta.get("creationTimestamp") or "",
+        priority=int(spec.get("priority") or 0),
+        seconds=int(spec.get("activeDeadlineSeconds") or 0),
+        grace=_DEFAULT_GRACE if grace is None else int(grace),
+        granted_at=_granted_at(pod),
+    )
+
+
+def _granted_at(pod: Pod) -> float:
+    text = (pod["metadata"].get("annotations") or {}).get(GRANTED_AT, "")
+    if text.isascii() and text.isdigit():
+        return int(text) / 1000
+    created = pod["metadata"].get("creationTimestamp")
+    return datetime.fromisoformat(created).timestamp() if created else 0.0
+
+
+def _is_unschedulable(pod: Pod) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable" for c in conditions)
+
+
+def pin_patch(uid: str, version: str, spec: Mapping[str, Any], gates: list[str], node: str) -> dict[str, Any]:
+    """Returns the merge patch that pins a Pod to a Node and takes its gate off, if nothing of it changed."""
+    affinity = pinned_to({"affinity": spec.get("affinity") or {}}, node)["affinity"]
+    rest = [{"name": gate} for gate in gates if gate != SLOT_GATE]
+    return {
+        "metadata": {"uid": uid, "resourceVersion": version},
+        "spec": {"schedulingGates": rest or None, "affinity": {"nodeAffinity": affinity["nodeAffinity"]}},
+    }
+
+
+def opening_patch(opening: Opening, spec: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Returns the merge patch that lets a guest go to its slot."""
+    guest, grant = opening
+    patch = pin_patch(guest.uid, guest.version, spec, [SLOT_GATE], grant.node)
+    patch["metadata"]["annotations"] = {GRANTED_AT: str(int(now * 1000))}
+    if not guest.claim:
+        patch["metadata"]["labels"] = {_CLAIM: grant.claim}
+    if grant.until:
+        patch["spec"]["activeDeadlineSeconds"] = max(1, deadline_seconds(grant.until, now, guest.grace, guest.seconds))
+    return patch

@@ -1,0 +1,219 @@
+"""Slots go from reservations to guests and back, whatever the order of events: one cluster's machines against a small Kubernetes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.machine_groups.names import GUEST, MACHINE_TYPE, NAMESPACE, NODE_POOL, POD_ROLE
+from moorage.podspec import pinned_node
+from moorage_testkit.machine_world import World
+from moorage_testkit.machines import machine
+
+SIZE = {"cpu": "2", "memory": "1Gi"}
+
+
+def offline(slots: int, available: int | None = None, **spec: Any) -> dict[str, Any]:
+    return {"spec": {**SIZE, **spec}, "available": slots if available is None else available, "offlineSlots": slots}
+
+
+def world(slots: int = 3, nodes: int = 2, per_node: int = 2, seed: int = 1, **more: Any) -> World:
+    names = [f"n{i}" for i in range(nodes)]
+    document = machine("g", {"a": offline(slots, **more)}, {name: ["a"] for name in names}, taint=True)
+    return World(document, {name: {"cpu": str(2 * per_node), "memory": "64Gi"} for name in names}, random.Random(seed))
+
+
+def settled(world: World, **usage: int) -> None:
+    world.rest()
+    assert world.usage("g")["a"] == {"maximum": 3, "reserved": 0, "used": 0, "waiting": 0, **usage}
+
+
+def test_slots_are_reserved_given_and_taken_back() -> None:
+    w = world()
+    settled(w, reserved=3)
+    w.guest("one", "a")
+    w.guest("two", "a")
+    settled(w, reserved=1, used=2)
+    for i in range(3):
+        w.guest(f"more-{i}", "a")
+    settled(w, used=3, waiting=2)
+    assert all(p["spec"].get("nodeName") for p in w.guests()) is False
+    # One ends, one is deleted while it waits, one is deleted while it runs.
+    w.finish(w.objects["Pod", "team", "one"])
+    settled(w, used=3, waiting=1)
+    for pod in w.guests():
+        if pod["spec"].get("schedulingGates"):
+            w.delete_pod(pod)
+    settled(w, used=3)
+    w.delete_pod(w.objects["Pod", "team", "two"])
+    settled(w, used=2, reserved=1)
+
+
+def test_nothing_is_written_at_rest() -> None:
+    w = world()
+    for i in range(5):
+        w.guest(f"g{i}", "a")
+    w.rest()
+    before = w.version
+    for _ in range(20):
+        w.now += 61
+        w.core.wake(w.now)
+        w.plan()
+        assert w.pending == []
+    assert w.version == before
+
+
+def test_replicas_never_change_where_fewer_fit_than_are_available() -> None:
+    w = world(slots=3, nodes=1)
+    seen = set()
+    for _ in range(40):
+        w.rest()
+        seen.add(w.objects["StatefulSet", NAMESPACE, "a-g"]["spec"]["replicas"])
+        w.now += 30
+    assert seen == {3}
+    assert w.usage("g")["a"] == {"maximum": 3, "reserved": 2, "used": 0, "waiting": 0}
+    short = w.condition("g", "CapacityShort")
+    assert short["status"] == "True" and short["message"] == "a: 1 of 3 slots find no room"
+
+
+def test_a_guest_that_no_node_can_take_burns_no_slot() -> None:
+    w = world()
+    w.guest("never", "a", nodeSelector={"disk": "none"})
+    w.guest("later", "a")
+    settled(w, reserved=2, used=1, waiting=1)
+    assert w.objects["Pod", "team", "later"]["spec"]["nodeName"]
+
+
+def test_guests_go_by_priority_and_age() -> None:
+    w = world(slots=1, nodes=1)
+    w.rest()
+    for name, priority in (("old", 0), ("new", 0), ("urgent", 5)):
+        w.guest(name, "a", priority=priority)
+    order = []
+    for _ in range(3):
+        w.rest()
+        (running,) = [p for p in w.guests() if p["spec"].get("nodeName") and not p["status"].get("phase")]
+        order.append(running["metadata"]["name"])
+        w.finish(running)
+    assert order == ["urgent", "old", "new"]
+
+
+def test_a_guest_with_another_gate_is_not_ready() -> None:
+    w = world()
+    w.guest("busy", "a", schedulingGates=[{"name": "example.com/quota"}])
+    settled(w, reserved=3, waiting=1)
+    pod = w.objects["Pod", "team", "busy"]
+    pod["spec"]["schedulingGates"] = [g for g in pod["spec"]["schedulingGates"] if "quota" not in g["name"]]
+    w.change("Pod", pod)
+    settled(w, reserved=2, used=1)
+
+
+def test_a_stranger_in_the_place_costs_a_pause_and_no_slot() -> None:
+    w = world(slots=1, nodes=1, per_node=1)
+    settled_usage = {"maximum": 1, "reserved": 1, "used": 0, "waiting": 0}
+    w.rest()
+    assert w.usage("g")["a"] == settled_usage
+    guest = w.guest("late", "a")
+    while not pinned_node(w.objects["Pod", "team", "late"]["spec"]):
+        for act in (w.observe, w.plan, w.answer, w.controllers, w.kubelets):
+            act()
+    stranger: dict[str, Any] = {"metadata": {"name": "s", "namespace": "x", "labels": {}}, "status": {}}
+    stranger["spec"] = {"nodeName": "n0", "containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}
+    w.create("Pod", stranger)
+    w.now += 61
+    w.rest()
+    # Its reservation is wanted again, and the pinned Pod tries again after its pause.
+    assert w.objects["StatefulSet", NAMESPACE, "a-g"]["spec"]["replicas"] == 1
+    handover = w.core.group("g")
+    assert handover is not None and handover.pause_of(guest["metadata"]["uid"]) > w.now
+    w.remove("Pod", "x", "s")
+    w.rest()
+    assert w.usage("g")["a"]["waiting"] + w.usage("g")["a"]["used"] == 1
+    w.now += 3600
+    w.rest()
+    assert w.usage("g")["a"]["used"] == 1
+
+
+def test_unused_slots_of_a_lost_node_move_after_a_while() -> None:
+    w = world(slots=2, nodes=2)
+    w.rest()
+    first = w.objects["Node", "", "n0"]
+    first["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+    w.change("Node", first)
+    w.rest()
+    assert NODE_POOL not in first["metadata"]["labels"]
+    assert w.condition("g", "NodesHealthy")["status"] == "False"
+    assert w.usage("g")["a"]["reserved"] == 0
+    w.now += 301
+    w.rest()
+    assert w.usage("g")["a"]["reserved"] == 2
+    assert {p["spec"].get("nodeName") for p in w.pods()} == {"n1"}
+
+
+def test_children_share_the_slots_of_their_parent() -> None:
+    child = {"spec": {"dependence": {"machineType": "a", "availableRatio": 0.5}}}
+    document = machine("g", {"a": offline(2), "c": child}, {"n0": ["a"], "n1": ["a"]})
+    w = World(document, {n: {"cpu": "2", "memory": "64Gi"} for n in ("n0", "n1")}, random.Random(1))
+    w.rest()
+    assert w.usage("g")["c"] == {"maximum": 4, "reserved": 4, "used": 0, "waiting": 0}
+    w.guest("c0", "c")
+    w.rest()
+    assert w.usage("g")["a"] == {"maximum": 2, "reserved": 1, "used": 1, "waiting": 0}
+    assert w.usage("g")["c"] == {"maximum": 4, "reserved": 3, "used": 1, "waiting": 0}
+    w.guest("c1", "c")
+    w.guest("whole", "a")
+    w.rest()
+    assert w.usage("g")["a"] == {"maximum": 2, "reserved": 0, "used": 2, "waiting": 0}
+    assert w.usage("g")["c"] == {"maximum": 4, "reserved": 0, "used": 2, "waiting": 0}
+    for name in ("c0", "c1"):
+        w.finish(w.objects["Pod", "team", name])
+    w.rest()
+    assert w.usage("g")["a"] == {"maximum": 2, "reserved": 1, "used": 1, "waiting": 0}
+
+
+def let_in(w: World, node: str) -> int:
+    """Returns how many guests were let onto a Node."""
+    return sum(
+        p["metadata"]["labels"].get(POD_ROLE) == GUEST
+        and not p["spec"].get("schedulingGates")
+        and (p["spec"].get("nodeName") or pinned_node(p["spec"])) == node
+        and p["status"].get("phase") != "Succeeded"
+        for p in w.pods()
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_never_more_are_let_in_than_there_are_slots(seed: int) -> None:
+    rng = random.Random(seed)
+    slots, nodes, per_node = rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 2)
+    w = world(slots, nodes, per_node, seed)
+    made = 0
+    for _ in range(rng.randint(50, 250)):
+        chance = rng.random()
+        if chance < 0.06 and made < 8:
+            w.guest(f"g{made}", "a")
+            made += 1
+        elif chance < 0.1 and (bound := [p for p in w.guests() if p["spec"].get("nodeName")]):
+            pod = rng.choice(bound)
+            w.finish(pod) if rng.random() < 0.5 else w.delete_pod(pod)
+        elif chance < 0.11:
+            w.start()
+        else:
+            w.step()
+        total = sum(let_in(w, f"n{i}") for i in range(nodes))
+        assert total <= slots
+        for i in range(nodes):
+            assert let_in(w, f"n{i}") <= per_node
+    w.rest()
+    usage = w.usage("g")["a"]
+    room = min(slots, nodes * per_node)
+    live = [p for p in w.guests() if p["status"].get("phase") != "Succeeded"]
+    assert usage["used"] == min(len(live), room), usage
+    assert usage["reserved"] == room - usage["used"], usage
+    assert usage["waiting"] == len(live) - usage["used"], usage
+    assert (w.condition("g", "CapacityShort")["status"] == "True") == (room < slots)
+    assert MACHINE_TYPE in w.pods()[0]["metadata"]["labels"]
