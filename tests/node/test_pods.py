@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from moorage.node.pod_objects import convert_pod
 from moorage.qos.messages import ContainerType
-from moorage.qos.pods import convert_pod
 
 
 def _pod(annotations: dict[str, str], labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:

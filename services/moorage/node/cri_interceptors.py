@@ -10,11 +10,10 @@ import grpc
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
-from moorage.qos.pods import told_by_runtime
-
 from .api import cri_pb2 as cri
 from .containers import ASKED, ContainerIndex, ContainerRecord, Gate
 from .cri_proxy import Forward, Interceptor, Refused
+from .pod_objects import told_by_runtime
 from .runtime import CREATED, EXITED, FIELDS, RUNNING, get_property, set_property
 
 M = TypeVar("M", bound=Message)

@@ -11,12 +11,11 @@ import msgspec
 import structlog
 from google.protobuf.message import Message
 
-from moorage.qos.pods import told_by_runtime
-
 from .api import nri_pb2 as nri
 from .containers import ASKED, ContainerIndex, ContainerRecord, Gate
 from .grpc_unix import SocketRefused
 from .nri_connection import NriConnection, NriFailed
+from .pod_objects import told_by_runtime
 from .runtime import CREATED, EXITED, RUNNING
 
 log = structlog.get_logger("node")

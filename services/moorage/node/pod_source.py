@@ -17,9 +17,9 @@ from moorage.kube.reflector import Reflector
 from moorage.model.problems import Refused
 from moorage.parsing.yaml_json import parse_documents
 from moorage.qos.messages import PodSpec
-from moorage.qos.pods import PodObject, decode_pod, read_pod
 
 from .inotify import DirectoryWatch, visible
+from .pod_objects import PodObject, decode_pod, read_pod
 
 log = structlog.get_logger("node")
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from moorage.parsing import parse_amount
-
-from .messages import ContainerSpec, ContainerType, PodSpec
+from moorage.qos.messages import ContainerSpec, ContainerType, PodSpec
 
 MAIN_CONTAINER = "kubernetes.io/main-container-name"
 #: The annotation of a mirror pod with the uid under which the kubelet runs the static pod.
