@@ -262,9 +262,9 @@ class ResourcePlugin(Protocol):
         """Takes over the content of a state file; raises ValueError, with its state unchanged, where that is junk, torn,
         newer, or of another machine."""
 
-    def adopt(self, allocations: PodAllocations) -> list[str]:
-        """Takes over what containers have by the agent's checkpoint or by their cgroups, where its own state lacks them.
-        Returns what does not fit, one sentence each."""
+    def adopt(self, pods: Mapping[str, PodSpec], allocations: PodAllocations) -> list[str]:
+        """Takes over what containers of these pods have by the agent's checkpoint or by their cgroups, where its own state
+        lacks them. Returns what does not fit, one sentence each."""
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -1,0 +1,566 @@
+"""Admits pods: asks plugins for hints, merges them, lets plugins allocate, and takes all of it back when one container is
+refused. It is a coroutine of calls: who runs it performs them, over sockets or in its own process, and sends the results."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, cast
+
+from moorage.model.base import Model, Value
+
+from .claimed_zones import BadClaim, seats, zones_for
+from .messages import (
+    CODES,
+    AllocationRefused,
+    ContainerSpec,
+    ContainerType,
+    HintsAnswer,
+    PodSpec,
+    Refusal,
+    ResourceAllocation,
+    ResourceAllocationInfo,
+    ResourcePlugin,
+    ResourceRequest,
+    ZoneMiss,
+    from_hint,
+    is_oci_property,
+    nodes_of,
+)
+from .node_policy import ALIASES, NodePolicy, RoleSpec
+from .topology_hints import Distances, Hint, Hints, merge, merge_numeric
+
+Method = Literal["hints", "pod_hints", "allocate", "pod_allocate", "remove"]
+
+
+class PluginInfo(Value, kw_only=True, frozen=True):
+    """A plugin as the agent knows it. `running` is False where it is known from the checkpoint only, or its socket is gone.
+    `everyone`: it is asked for every container, also for those that request nothing of it (the built-in CPU plugin: who
+    requests nothing must stay away from CPUs that others have for themselves)."""
+
+    resource: str
+    running: bool = True
+    with_topology_alignment: bool = True
+    built_in: bool = False
+    everyone: bool = False
+
+
+class Call(NamedTuple):
+    """A call to the plugin of a resource. `remove` has a request with the pod's uid only."""
+
+    plugin: str
+    method: Method
+    request: ResourceRequest
+
+
+class Failed(NamedTuple):
+    """The error of a call. `refusal`: what a built-in plugin said in full."""
+
+    message: str
+    refusal: Refusal | None = None
+    unimplemented: bool = False
+
+
+#: The results of a batch of calls, in their order: hints, an allocation, None of `remove`, or an error.
+Result = HintsAnswer | ResourceAllocation | Failed | None
+Calls = Generator[Sequence[Call], Sequence[Result], "Admitted | Refused"]
+
+
+class PodRecord(Model, kw_only=True):
+    """What the agent knows of an admitted pod: what each container has, by container and resource."""
+
+    pod: PodSpec
+    containers: dict[str, ResourceAllocation] = {}
+    seat: int = -1  # of its claim on this node
+    zones: int = 0  # that its claim names; 0: any
+
+
+class Admitted(NamedTuple):
+    record: PodRecord
+    warnings: tuple[str, ...] = ()
+    reused: bool = False
+
+
+class Refused(NamedTuple):
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def message(self) -> str:
+        """What the kubelet's event shows."""
+        return str(self.refusals[0])
+
+
+class Node(NamedTuple):
+    """What admission knows of the node besides its plugins."""
+
+    name: str
+    policy: NodePolicy
+    plugins: Mapping[str, PluginInfo]
+    zones: int
+    distances: Distances | None = None
+
+
+def admit(pod: PodSpec, node: Node, records: Mapping[str, PodRecord]) -> Calls:
+    """Admits a pod. Yields batches of calls that may be made at once; returns the record to be written before the answer, or
+    why the pod is refused; then no plugin has anything of it, unless it was admitted before."""
+    refusal = _refused_at_once(pod, node)
+    if refusal is not None:
+        return Refused((refusal,))
+    admission = _Admission(pod, node, records)
+    if admission.zones_problem is not None:
+        return Refused((admission.zones_problem,))
+    try:
+        record = yield from admission.run()
+    except AllocationRefused as refused:
+        if pod.uid not in records and admission.asked:
+            yield [Call(name, "remove", ResourceRequest(pod.uid, name)) for name in sorted(admission.asked)]
+        return Refused(tuple(admission.seen) or (refused.refusal,))
+    return Admitted(record, tuple(admission.warnings), admission.reused)
+
+
+def is_special(pod: PodSpec, node: Node) -> bool:
+    """Returns whether the pod asks for something special, so that it must not start without it."""
+    return bool(
+        pod.role
+        or pod.claim
+        or pod.problem
+        or any(
+            amount > 0 and name in node.plugins and not node.plugins[name].built_in
+            for container in pod.containers
+            for name, amount in container.requests.items()
+        )
+    )
+
+
+def _refused_at_once(pod: PodSpec, node: Node) -> Refusal | None:
+    if pod.problem:
+        return Refusal(code="RoleUnknown", message=pod.problem)
+    if not pod.role:
+        if pod.claim and not pod.requests_known:
+            return Refusal(code="SpecMissing", message="the pod has a claim, and its manifest is not known yet")
+        return None
+    role = node.policy.role(pod.role)
+    if role is None:
+        known = ", ".join(sorted(node.policy.roles))
+        return Refusal(code="RoleUnknown", message=f"the node has no role {pod.role!r}; it has {known}")
+    if role.namespaces and pod.namespace not in role.namespaces:
+        allowed = ", ".join(role.namespaces)
+        return Refusal(code="RoleForbidden", message=f"role {pod.role} is for the namespaces {allowed} only")
+    if not pod.requests_known:
+        return Refusal(
+            code="SpecMissing", message=f"the pod has the role {pod.role}, and its manifest is not known yet"
+        )
+    for name in _implicit(role):
+        plugin = node.plugins.get(name)
+        if plugin is None or not plugin.running:
+            return Refusal(
+                code="PluginMissing",
+                message=f"role {pod.role} needs the plugin {name}, which is not registered",
+                resource=name,
+            )
+    return None
+
+
+def _implicit(role: RoleSpec | None) -> tuple[str, ...]:
+    """Returns the resources that a role needs whether or not its pods request them."""
+    if role is None:
+        return ()
+    return tuple(dict.fromkeys(("cpu", *(("memory",) if role.binds else ()), *role.implicit)))
+
+
+class _Admission:
+    def __init__(self, pod: PodSpec, node: Node, records: Mapping[str, PodRecord]) -> None:
+        self.pod, self.node = pod, node
+        self.before = records.get(pod.uid)
+        self.role = node.policy.role(pod.role) if pod.role else None
+        self.special = is_special(pod, node)
+        self.asked: set[str] = set()
+        self.seen: list[Refusal] = []
+        self.warnings: list[str] = []
+        self.reused = False
+        self.zones_problem: Refusal | None = None
+        self.seat, self.zones = -1, 0
+        if self.before is not None:
+            self.seat, self.zones = self.before.seat, self.before.zones
+        elif pod.claim or pod.annotations:
+            self._take_seat(records)
+
+    def _take_seat(self, records: Mapping[str, PodRecord]) -> None:
+        try:
+            found = seats(self.pod, self.node.name)
+        except BadClaim as error:
+            self.zones_problem = Refusal(code="ClaimUnmet", message=str(error))
+            return
+        if found:
+            taken = [r.seat for r in records.values() if r.seat >= 0 and r.pod.claim == self.pod.claim]
+            self.seat, self.zones = zones_for(found, taken)
+            if self.zones and not self.zones & ((1 << self.node.zones) - 1):
+                message = f"the claim names zones {_zones(self.zones)}, which this node does not have"
+                self.zones_problem = Refusal(code="ClaimUnmet", message=message)
+
+    def run(self) -> Generator[Sequence[Call], Sequence[Result], PodRecord]:
+        record = PodRecord(pod=self.pod, seat=self.seat, zones=self.zones)
+        if self.node.policy.spec.topology_scope == "pod":
+            yield from self._admit_whole(record)
+        else:
+            for container in in_order(self.pod.containers):
+                record.containers[container.name] = yield from self._admit_container(container)
+        check_conflicts(record)
+        return record
+
+    # --- one container
+
+    def _admit_container(
+        self, container: ContainerSpec
+    ) -> Generator[Sequence[Call], Sequence[Result], ResourceAllocation]:
+        plugins = self._plugins_for(container)
+        kept = self._kept(container, plugins)
+        if kept is not None:
+            self.reused = True
+            return kept
+        self._check_running(plugins, container.name)
+        plugins = [plugin for plugin in plugins if plugin.running]
+        aligned = [p for p in plugins if p.with_topology_alignment]
+        calls = [Call(p.resource, "hints", self._request(p, container)) for p in aligned]
+        results = (yield calls) if calls else []
+        hints = self._merge(aligned, results, container.name)
+        calls = [
+            Call(p.resource, "allocate", self._request(p, container, hints.get(p.resource, self._anywhere())))
+            for p in plugins
+        ]
+        self.asked |= {call.plugin for call in calls}
+        results = (yield calls) if calls else []
+        return self._allocated(calls, results, container.name)
+
+    def _plugins_for(self, container: ContainerSpec | None) -> list[PluginInfo]:
+        requests = self.pod.requests if container is None else container.requests
+        wanted = {_plugin_of(name) for name, amount in requests.items() if amount > 0}
+        wanted |= set(_implicit(self.role))
+        wanted |= {name for name, plugin in self.node.plugins.items() if plugin.everyone}
+        if self.role is None or not self.role.binds:
+            pool = self.node.policy.pool_of(self.role)
+            if pool is not None and pool.mems:
+                wanted.add("memory")
+        return [self.node.plugins[name] for name in sorted(wanted) if name in self.node.plugins]
+
+    def _check_running(self, plugins: Sequence[PluginInfo], container: str) -> None:
+        for plugin in plugins:
+            if not plugin.running and self.special:
+                message = f"the plugin {plugin.resource} is known, but not running"
+                self._refuse(
+                    Refusal(code="PluginMissing", message=message, resource=plugin.resource, container=container)
+                )
+
+    def _kept(self, container: ContainerSpec, plugins: Sequence[PluginInfo]) -> ResourceAllocation | None:
+        """Returns what the container has already, where that is still enough."""
+        if self.before is None:
+            return None
+        found = self.before.containers.get(container.name)
+        if found is None:
+            return None
+        for plugin in plugins:
+            info = found.get(plugin.resource)
+            if info is None:
+                continue
+            asked = container.requests.get(plugin.resource, 0.0)
+            if info.is_scalar_resource and -(-info.allocated_quantity // 1) < round(asked, 3) and not _shared(info):
+                return None
+        return found
+
+    def _request(
+        self, plugin: PluginInfo, container: ContainerSpec | None, hint: Hint | None = None
+    ) -> ResourceRequest:
+        pod = self.pod
+        requests = pod.requests if container is None else container.requests
+        limits: Mapping[str, float] = {} if container is None else container.limits
+        return ResourceRequest(
+            pod_uid=pod.uid,
+            resource=plugin.resource,
+            namespace=pod.namespace,
+            pod_name=pod.name,
+            container="" if container is None else container.name,
+            container_type=ContainerType.MAIN if container is None else container.type,
+            container_index=0 if container is None else container.index,
+            role=ALIASES.get(pod.role, pod.role),
+            type=pod.type,
+            hint=hint,
+            requests=_of_plugin(plugin.resource, requests),
+            limits=_of_plugin(plugin.resource, limits),
+            labels=pod.labels,
+            annotations=pod.annotations,
+            qos_class=pod.qos_class.lower(),
+        )
+
+    # --- merging
+
+    def _merge(self, plugins: Sequence[PluginInfo], results: Sequence[Result], container: str) -> dict[str, Hint]:
+        answers: dict[str, Hints] = {}
+        owner: dict[str, str] = {}
+        impossible: dict[str, Refusal] = {}
+        for plugin, result in zip(plugins, results, strict=True):
+            if isinstance(result, Failed):
+                answers[plugin.resource], owner[plugin.resource] = [], plugin.resource
+                impossible[plugin.resource] = self._of_failure(plugin.resource, result, container)
+                continue
+            given = cast("HintsAnswer", result or {})
+            for name, hints in given.items():
+                answers[name], owner[name] = hints, plugin.resource
+                if hints is not None and not hints:
+                    impossible[name] = self._impossible(name, container)
+        if not self.special:
+            # Pods that ask for nothing special start without what nobody can give them.
+            answers = {name: hints for name, hints in answers.items() if name not in impossible}
+            impossible = {}
+        before = answers
+        if self.zones:
+            answers = {name: self._narrowed(hints) for name, hints in answers.items()}
+        chosen, admitted = self._choose(answers)
+        if not admitted:
+            self._refuse_merge(before, answers, impossible, container)
+        return {owner[name]: chosen[name] for name in answers} | {
+            plugin.resource: self._anywhere() for plugin in plugins if plugin.resource not in owner.values()
+        }
+
+    def _anywhere(self) -> Hint:
+        return Hint(self.zones or None, True)
+
+    def _narrowed(self, hints: Hints) -> Hints:
+        """Cuts hints to the zones of the claim. Those for other zones go; who has no preference has these."""
+        if hints is None:
+            return None
+        found = []
+        for hint in hints:
+            mask = self.zones if hint.zones is None else hint.zones
+            if mask & ~self.zones == 0:
+                found.append(Hint(mask, hint.preferred))
+        return found
+
+    def _choose(self, answers: Mapping[str, Hints]) -> tuple[Mapping[str, Hint], bool]:
+        spec = self.node.policy.spec
+        policy = spec.topology_policy
+        if policy == "numeric" and self.special:
+            found = merge_numeric(answers, spec.align_resources)
+            return found.hints, found.admitted
+        if not self.special or policy == "numeric":
+            policy = "none" if policy == "none" else "best-effort"
+        if policy == "none" and ((self.role is not None and self.role.binds) or self.zones):
+            policy = "best-effort"
+        closest = self.node.distances if spec.prefer_closest_numa else None
+        merged = merge(policy, answers.values(), self.node.zones, closest)
+        hint = merged.hint
+        if self.zones and hint.zones is not None and hint.zones & self.zones:
+            hint = Hint(hint.zones & self.zones, hint.preferred)
+        return dict.fromkeys(answers, hint), merged.admitted
+
+    def _refuse_merge(
+        self,
+        before: Mapping[str, Hints],
+        answers: Mapping[str, Hints],
+        impossible: Mapping[str, Refusal],
+        container: str,
+    ) -> None:
+        if impossible and not self.zones:
+            self.seen.extend(impossible.values())
+            raise AllocationRefused(self.seen[0])
+        said = "; ".join(f"{name}: {_shown(hints)}" for name, hints in sorted(before.items()) if hints is not None)
+        if self.zones:
+            message = f"the claim names zones {_zones(self.zones)}, which cannot give all of it ({said})"
+            nearest = next((r.nearest for r in impossible.values() if r.nearest), ())
+            first = next(iter(impossible.values()), None)
+            refusal = Refusal(
+                code="ClaimUnmet",
+                message=message,
+                resource=first.resource if first is not None else "",
+                container=container,
+                needed=first.needed if first is not None else None,
+                free=first.free if first is not None else None,
+                nearest=nearest,
+            )
+        else:
+            policy = self.node.policy.spec.topology_policy
+            refusal = Refusal(
+                code="TopologyAffinityError",
+                message=f"no zones suit all resources under the policy {policy} ({said})",
+                container=container,
+                nearest=_disagreement(answers, self.node.zones),
+            )
+        self._refuse(refusal)
+
+    def _impossible(self, resource: str, container: str) -> Refusal:
+        return Refusal(
+            code="TopologyAffinityError",
+            message=f"the plugin {resource} has no zones for it",
+            resource=resource,
+            container=container,
+        )
+
+    def _of_failure(self, resource: str, failed: Failed, container: str) -> Refusal:
+        """Returns the refusal that an error means: that of a built-in plugin, or the code its text begins with."""
+        if failed.refusal is not None:
+            return failed.refusal
+        code, colon, message = failed.message.partition(": ")
+        if colon and code in CODES:
+            return Refusal(code=code, message=message[:1000], resource=resource, container=container)
+        return Refusal(
+            code="UnexpectedAdmissionError",
+            message=f"the plugin {resource} failed: {failed.message[:1000]}",
+            resource=resource,
+            container=container,
+        )
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.seen.append(refusal)
+        raise AllocationRefused(refusal)
+
+    # --- allocations
+
+    def _allocated(self, calls: Sequence[Call], results: Sequence[Result], container: str) -> ResourceAllocation:
+        allocation: ResourceAllocation = {}
+        for call, result in zip(calls, results, strict=True):
+            if isinstance(result, Failed):
+                refusal = self._of_failure(call.plugin, result, container)
+                if self.special:
+                    self.seen.append(refusal)
+                else:
+                    self.warnings.append(f"{container}: {refusal}; it starts without")
+                continue
+            given = cast("ResourceAllocation", result or {})
+            for name, info in given.items():
+                problem = _problem_of(info)
+                if problem:
+                    found = Failed(f"it answered {problem}")
+                    self.seen.append(self._of_failure(call.plugin, found, container))
+                    continue
+                hint = call.request.hint
+                if not info.resource_hints and hint is not None and hint.zones is not None and not _shared(info):
+                    info.resource_hints = (from_hint(hint),)
+                allocation[name] = info
+        if self.seen:
+            raise AllocationRefused(self.seen[0])
+        return allocation
+
+    # --- the pod as a whole
+
+    def _admit_whole(self, record: PodRecord) -> Generator[Sequence[Call], Sequence[Result], None]:
+        plugins = self._plugins_for(None)
+        if self.before is not None and all(self._kept(c, plugins) is not None for c in self.pod.containers):
+            self.reused = True
+            record.containers = dict(self.before.containers)
+            return
+        self._check_running(plugins, "")
+        plugins = [plugin for plugin in plugins if plugin.running]
+        aligned = [p for p in plugins if p.with_topology_alignment]
+        results: Sequence[Result] = (
+            (yield [Call(p.resource, "pod_hints", self._request(p, None)) for p in aligned]) if aligned else []
+        )
+        if any(isinstance(result, Failed) and result.unimplemented for result in results):
+            # Plugins that know no pods are asked container by container.
+            for container in in_order(self.pod.containers):
+                record.containers[container.name] = yield from self._admit_container(container)
+            return
+        hints = self._merge(aligned, results, "")
+        calls = [
+            Call(p.resource, "pod_allocate", self._request(p, None, hints.get(p.resource, self._anywhere())))
+            for p in plugins
+        ]
+        self.asked |= {call.plugin for call in calls}
+        results = (yield calls) if calls else []
+        allocation = self._allocated(calls, results, "")
+        for container in self.pod.containers:
+            record.containers[container.name] = dict(allocation)
+
+
+def in_order(containers: Iterable[ContainerSpec]) -> list[ContainerSpec]:
+    """Returns the order of admission: the main container, those beside it, then init containers, which run on what these have."""
+    rank = {ContainerType.MAIN: 0, ContainerType.SIDECAR: 1, ContainerType.INIT: 2, ContainerType.EPHEMERAL: 3}
+    return sorted(containers, key=lambda container: (rank[container.type], container.index))
+
+
+def check_conflicts(record: PodRecord) -> None:
+    """Raises AllocationRefused where two plugins set one property, variable or annotation of a container differently."""
+    for container, allocation in record.containers.items():
+        said: dict[tuple[str, str], tuple[str, str]] = {}
+        for resource, info in sorted(allocation.items()):
+            given = [("property", info.oci_property_name, info.allocation_result)] if info.oci_property_name else []
+            given += [("variable", name, value) for name, value in info.envs.items()]
+            given += [("annotation", name, value) for name, value in info.annotations.items()]
+            for what, name, value in given:
+                other, before = said.setdefault((what, name), (resource, value))
+                if before != value:
+                    message = f"{other} and {resource} set the {what} {name} differently: {before!r} and {value!r}"
+                    raise AllocationRefused(
+                        Refusal(
+                            code="UnexpectedAdmissionError", message=message, resource=resource, container=container
+                        )
+                    )
+
+
+def _plugin_of(resource: str) -> str:
+    return "memory" if resource.startswith("hugepages-") else resource
+
+
+def _of_plugin(plugin: str, amounts: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(amount, 3) for name, amount in amounts.items() if amount > 0 and _plugin_of(name) == plugin}
+
+
+def _shared(info: ResourceAllocationInfo) -> bool:
+    """Returns whether others have the same: CPUs of a pool are no amount that is compared with a request."""
+    return info.oci_property_name == "CpusetCpus" and not info.topology_assignments and not info.resource_hints
+
+
+def _problem_of(info: ResourceAllocationInfo) -> str:
+    if not is_oci_property(info.oci_property_name):
+        return f"an unknown property {info.oci_property_name[:80]!r}"
+    if info.oci_property_name and not info.allocation_result:
+        return f"nothing for the property {info.oci_property_name}"
+    return ""
+
+
+def _zones(mask: int) -> str:
+    return ", ".join(map(str, nodes_of(mask)))
+
+
+def _shown(hints: Sequence[Hint]) -> str:
+    sets = [_zones(h.zones) or "any" if h.zones is not None else "any" for h in hints if h.preferred]
+    return "{" + "} {".join(sets[:8]) + "}" if sets else "none preferred"
+
+
+def _disagreement(answers: Mapping[str, Hints], zones: int) -> tuple[ZoneMiss, ...]:
+    """Says for each zone which resources could not have it, the zone that most could first."""
+    lacking = {
+        zone: [
+            name
+            for name, hints in sorted(answers.items())
+            if hints is not None and not any(h.preferred and h.zones in (None, 1 << zone) for h in hints)
+        ]
+        for zone in range(zones)
+    }
+    ordered = sorted(lacking.items(), key=lambda found: (len(found[1]), found[0]))
+    return tuple(ZoneMiss(zone=zone, message=f"not for {', '.join(names)}") for zone, names in ordered if names)
+
+
+# --- performing the calls
+
+
+def call_plugin(plugin: ResourcePlugin, call: Call) -> Result:
+    """Performs a call in this process."""
+    try:
+        if call.method in ("hints", "pod_hints"):
+            return plugin.topology_hints(call.request)
+        if call.method == "remove":
+            plugin.remove_pod(call.request.pod_uid)
+            return None
+        return plugin.allocate(call.request)
+    except AllocationRefused as refused:
+        return Failed(str(refused), refused.refusal)
+
+
+def run_in_process(calls: Calls, plugins: Mapping[str, ResourcePlugin]) -> Admitted | Refused:
+    """Performs all calls of an admission in this process."""
+    results: Sequence[Result] | None = None
+    try:
+        while True:
+            batch = calls.send(results) if results is not None else next(calls)
+            results = [call_plugin(plugins[call.plugin], call) for call in batch]
+    except StopIteration as done:
+        outcome: Admitted | Refused = done.value
+        return outcome
