@@ -187,7 +187,7 @@ def test_what_a_guest_has_already_counts_even_without_a_slot() -> None:
 def test_slots_of_windows_and_of_the_cluster_are_not_offered_to_everyone() -> None:
     world = World()
     slots = reserved(windows={"night": {"n-0": 1}}, n_0=3)
-    slots.offline = {"n-0": 1}
+    slots.offline, slots.kept = {"n-0": 1}, {"n-0": 1}
     assert world.reserve(slots)
     assert (world.free("n-0", SLOT), world.free("n-0", slot_resource(MACHINE, "night"))) == (1, 1)
     assert world.grant(guest("u", window="night", pool="night"))

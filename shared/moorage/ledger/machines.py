@@ -22,6 +22,8 @@ class MachineLedger:
         self.granted: dict[str, GrantedSlot] = {}
         self.guests: dict[str, set[str]] = {}  # reservation → guests that have one of its slots
         self.within: dict[str, set[str]] = {}  # reservation → claims of applications that use its slots
+        self._reserved_in: dict[str, set[str]] = {}  # cluster → reservations
+        self._granted_in: dict[str, set[str]] = {}  # cluster → guests
 
     def accepts(self, entry: SlotReservations | SlotGrants) -> bool:
         return entry.generation >= self.generation
@@ -29,18 +31,21 @@ class MachineLedger:
     def reserve(self, new: ReservedSlots) -> None:
         if new.slots:
             self.reserved[new.claim] = new
-        else:
-            self.reserved.pop(new.claim, None)
+            self._reserved_in.setdefault(new.cluster, set()).add(new.claim)
+        elif self.reserved.pop(new.claim, None) is not None:
+            _discard(self._reserved_in, new.cluster, new.claim)
 
     def grant(self, slot: GrantedSlot) -> None:
         self.take_back(slot.uid)
         self.granted[slot.uid] = slot
         self.guests.setdefault(reservation_claim(slot.machine, slot.cluster), set()).add(slot.uid)
+        self._granted_in.setdefault(slot.cluster, set()).add(slot.uid)
 
     def take_back(self, uid: str) -> GrantedSlot | None:
         found = self.granted.pop(uid, None)
         if found is not None:
             _discard(self.guests, reservation_claim(found.machine, found.cluster), uid)
+            _discard(self._granted_in, found.cluster, uid)
         return found
 
     def use(self, reservation: str, claim: str) -> None:
@@ -52,6 +57,13 @@ class MachineLedger:
 
     def guests_of(self, reservation: str) -> list[GrantedSlot]:
         return [self.granted[uid] for uid in self.guests.get(reservation, ())]
+
+    def of_cluster(self, cluster: str) -> list[ReservedSlots]:
+        return [self.reserved[claim] for claim in self._reserved_in.get(cluster, ())]
+
+    def granted_in(self, cluster: str) -> dict[str, GrantedSlot]:
+        """Returns the slots that guests have in a cluster, by uid."""
+        return {uid: self.granted[uid] for uid in self._granted_in.get(cluster, ())}
 
     def snapshot(self) -> MachineSnapshot:
         return MachineSnapshot(

@@ -45,13 +45,15 @@ def reservation_claim(machine: str, cluster: str) -> str:
 
 class ReservedSlots(Model, kw_only=True):
     """The slots of a machine type in a cluster. `size` is what one takes of its node. `slots` counts all of them by node; of these,
-    `offline` are granted by the cluster alone, and `windows` are kept for the guests of a window."""
+    `offline` are granted by the cluster alone, and `kept` are for guests of windows only. `windows`: those of each window, by node; of
+    windows that do not overlap they may be the same ones."""
 
     machine: str
     cluster: str
     size: dict[str, int] = {}
     slots: dict[str, int] = {}
     offline: dict[str, int] = {}
+    kept: dict[str, int] = {}
     windows: dict[str, dict[str, int]] = {}
 
     @property
@@ -60,9 +62,8 @@ class ReservedSlots(Model, kw_only=True):
 
     def offered(self, node: str) -> dict[str, int]:
         """Returns the slots on a node that decisions and grants may use, by resource."""
-        kept = {name: nodes.get(node, 0) for name, nodes in self.windows.items()}
-        found = {slot_resource(self.machine, name): count for name, count in kept.items() if count}
-        plain = self.slots.get(node, 0) - self.offline.get(node, 0) - sum(kept.values())
+        found = {slot_resource(self.machine, w): n for w, nodes in self.windows.items() if (n := nodes.get(node, 0))}
+        plain = self.slots.get(node, 0) - self.offline.get(node, 0) - self.kept.get(node, 0)
         return {slot_resource(self.machine): plain, **found} if plain > 0 else found
 
 

@@ -1,0 +1,1 @@
+"""Decides which nodes hold slots of machines, and which guests get them. Pure."""

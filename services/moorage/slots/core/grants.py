@@ -1,0 +1,262 @@
+"""Gives free slots to guests that wait, and takes back those of guests that are over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from moorage.machine_groups.windows import AHEAD, Holder, Span, end_of, may_enter
+from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
+from moorage.model.machines import Allow, GuestReport, WaitingReason
+
+from .layout import NodeKey
+
+#: Returns how many slots a node offers of a resource of slots.
+Offered = Callable[[NodeKey, str], int]
+
+
+class SlotUse(NamedTuple):
+    """A machine type in a cluster. `total`: its slots there that the mesh promises. `claims`: applications that the mesh placed into
+    its slots, with the slots of each by node. `kept`: slots that are for guests of windows. `last`: nodes of the reservations that
+    leave first. `usable`: nodes on which slots are granted."""
+
+    machine: str
+    cluster: str
+    total: int
+    slots: Mapping[str, int]
+    kept: Mapping[str, int] = {}
+    spans: Sequence[Span] = ()
+    allow: Allow = Allow()
+    claims: Mapping[str, Mapping[str, int]] = {}
+    last: Sequence[str] = ()
+    usable: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class GrantPlan:
+    """`observed`: slots that guests have already, and the ledger does not know."""
+
+    granted: list[GrantedSlot] = field(default_factory=list)
+    observed: list[GrantedSlot] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
+    waiting: list[WaitingReason] = field(default_factory=list)
+
+
+def plan_grants(
+    use: SlotUse, guests: Iterable[GuestReport], held: Mapping[str, GrantedSlot], offered: Offered, now: float
+) -> GrantPlan:
+    """Plans for the guests of one machine type in one cluster. `held`: the slots that guests of it have by the ledger."""
+    plan = GrantPlan()
+    known = {guest.uid: guest for guest in guests}
+    stays: dict[str, GrantedSlot] = {}
+    for uid, slot in held.items():
+        guest = known.get(uid)
+        if guest is None or guest.ended or (guest.state == "waiting" and guest.not_before > slot.at):
+            plan.withdrawn.append(uid)
+        else:
+            stays[uid] = slot
+    for guest in known.values():
+        if guest.state == "used" and not guest.ended and guest.node and guest.uid not in stays:
+            slot = _slot(use, guest, guest.node, now)
+            plan.observed.append(slot)
+            stays[guest.uid] = slot
+    if set(plan.withdrawn) | {slot.uid for slot in plan.observed}:
+        return plan  # what is free is known once this is in the log
+    waiting = [guest for guest in known.values() if guest.uid not in stays and not guest.ended]
+    _grant(use, sorted(waiting, key=_turn), stays, offered, now, plan)
+    return plan
+
+
+def _turn(guest: GuestReport) -> tuple[int, float, str]:
+    return -guest.priority, _seconds(guest.created_at), guest.uid
+
+
+def _seconds(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _grant(
+    use: SlotUse,
+    waiting: Sequence[GuestReport],
+    stays: Mapping[str, GrantedSlot],
+    offered: Offered,
+    now: float,
+    plan: GrantPlan,
+) -> None:
+    holders = [Holder(slot.window, slot.until or None) for slot in stays.values()]
+    free = _Free(use, stays.values(), offered)
+    in_claims: dict[str, dict[str, int]] = {}
+    for slot in stays.values():
+        by_node = in_claims.setdefault(slot.claim, {})
+        by_node[slot.node] = by_node.get(slot.node, 0) + 1
+    # Slots of applications are promised to their pods, whether these are there or not.
+    own = reservation_claim(use.machine, use.cluster)
+    for claim, nodes in use.claims.items():
+        open_places = sum(nodes.values()) - sum(in_claims.get(claim, {}).values())
+        holders += [Holder()] * max(0, open_places)
+    for guest in waiting:
+        refusal = _refusal(use, guest, now)
+        if refusal is not None:
+            plan.waiting.append(refusal)
+            continue
+        placed = guest.claim in use.claims
+        if placed:
+            node = _node_of_claim(use.claims[guest.claim], in_claims.get(guest.claim, {}), guest, use.usable)
+            if node is None:
+                plan.waiting.append(_short(guest, "all slots that its application has are in use"))
+                continue
+            slot = _slot(use, guest, node, now)
+        else:
+            until = end_of(now, guest.seconds, guest.grace)
+            holder = Holder(guest.window, until)
+            if not may_enter(use.total, use.spans, holders, holder, now):
+                plan.waiting.append(_why_not(use, guest, holders, now))
+                continue
+            pool, node, apart = _free_node(use, guest, until, free)
+            if node is None:
+                plan.waiting.append(_short(guest, _nothing_free(use, guest)))
+                continue
+            free.take(pool, node, apart=apart)
+            holders.append(holder)
+            slot = _slot(use, guest, node, now, pool=pool, apart=apart, claim=own)
+        by_node = in_claims.setdefault(slot.claim, {})
+        by_node[slot.node] = by_node.get(slot.node, 0) + 1
+        plan.granted.append(slot)
+
+
+def _slot(
+    use: SlotUse,
+    guest: GuestReport,
+    node: str,
+    now: float,
+    *,
+    pool: str = "",
+    apart: bool = False,
+    claim: str = "",
+) -> GrantedSlot:
+    own = reservation_claim(use.machine, use.cluster)
+    span = next((s for s in use.spans if s.window.name == guest.window), None) if guest.window else None
+    until = end_of(max(now, span.begin if span else now), guest.seconds, guest.grace) or 0.0
+    return GrantedSlot(
+        uid=guest.uid,
+        machine=use.machine,
+        cluster=use.cluster,
+        node=node,
+        claim=claim or (guest.claim if guest.claim in use.claims else own),
+        namespace=guest.namespace,
+        name=guest.name,
+        project=guest.project,
+        window=guest.window,
+        pool=pool,
+        apart=apart,
+        not_before=span.begin if span is not None else 0.0,
+        until=min(until or span.end, span.end) if span is not None else until,
+        at=now,
+    )
+
+
+def _refusal(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | None:
+    """Returns why the guest gets no slot whatever is free."""
+    allow = use.allow
+    if (allow.projects or allow.namespaces) and not (
+        guest.project in allow.projects or guest.namespace in allow.namespaces
+    ):
+        return WaitingReason(
+            uid=guest.uid,
+            code="NotAllowed",
+            message=f"{use.machine} is for {', '.join((*allow.projects, *allow.namespaces))} only",
+        )
+    if guest.window:
+        span = next((s for s in use.spans if s.window.name == guest.window), None)
+        if span is None:
+            return WaitingReason(
+                uid=guest.uid, code="WindowLate", message=f"there is no window {guest.window} any more"
+            )
+        if span.window.projects and guest.project not in span.window.projects:
+            text = f"the window {guest.window} is for {', '.join(span.window.projects)} only"
+            return WaitingReason(uid=guest.uid, code="NotAllowed", message=text)
+        if now < span.begin - AHEAD:
+            text = f"the window {guest.window} begins at {span.window.from_}"
+            return WaitingReason(uid=guest.uid, code="WindowClosed", message=text)
+        if now >= span.end:
+            text = f"the window {guest.window} ended at {span.window.until}"
+            return WaitingReason(uid=guest.uid, code="WindowLate", message=text)
+    if not guest.ready or guest.not_before > now:
+        return WaitingReason(
+            uid=guest.uid, code="SlotUnbound", message=guest.reason or "another scheduling gate is there"
+        )
+    return None
+
+
+def _why_not(use: SlotUse, guest: GuestReport, holders: Sequence[Holder], now: float) -> WaitingReason:
+    if len(holders) >= use.total:
+        return _short(guest, f"needs 1 slot of {use.machine}, {use.total} of {use.total} are in use")
+    kept = max((s.slots for s in use.spans if s.end > now), default=0)
+    text = f"{use.total - len(holders)} of {use.total} slots are free, and windows keep up to {kept} of them"
+    if not guest.window and not guest.seconds:
+        text += "; with activeDeadlineSeconds a guest may run before they begin"
+    return WaitingReason(uid=guest.uid, code="WindowClosed" if kept else "SlotShort", message=text)
+
+
+def _short(guest: GuestReport, message: str) -> WaitingReason:
+    return WaitingReason(uid=guest.uid, code="SlotShort", message=message)
+
+
+def _nothing_free(use: SlotUse, guest: GuestReport) -> str:
+    if guest.nodes is not None:
+        return f"no slot is free on the {len(guest.nodes)} nodes that it may use"
+    return f"needs 1 slot of {use.machine}, none of {sum(use.slots.values())} is free on a node that is ready"
+
+
+def _node_of_claim(
+    nodes: Mapping[str, int], used: Mapping[str, int], guest: GuestReport, usable: frozenset[str]
+) -> str | None:
+    for node, count in nodes.items():
+        if count > used.get(node, 0) and node in usable and (guest.nodes is None or node in guest.nodes):
+            return node
+    return None
+
+
+def _free_node(use: SlotUse, guest: GuestReport, until: float | None, free: _Free) -> tuple[str, str | None, bool]:
+    """Returns the window whose slot it is, the node, and whether `slots` alone counts it."""
+    order = [n for n in dict.fromkeys(use.last) if n in use.slots] + [n for n in use.slots if n not in use.last]
+    nodes = [n for n in order if n in use.usable and (guest.nodes is None or n in guest.nodes)]
+    for node in nodes:
+        if free.offers(guest.window, node):
+            return guest.window, node, False
+    if not guest.window and until is not None:
+        # A slot that a window keeps for later: it is free again by then.
+        for node in nodes:
+            if free.lends(node):
+                return "", node, True
+    return "", None, False
+
+
+class _Free:
+    """What is free beside what this plan gives already."""
+
+    def __init__(self, use: SlotUse, stays: Iterable[GrantedSlot], offered: Offered) -> None:
+        self._use, self._offered = use, offered
+        self._taken: dict[tuple[str, str], int] = {}
+        self._kept = dict(use.kept)
+        for slot in stays:
+            if slot.apart or slot.pool:
+                self._kept[slot.node] = self._kept.get(slot.node, 0) - 1
+
+    def offers(self, pool: str, node: str) -> bool:
+        resource = slot_resource(self._use.machine, pool)
+        return self._offered(NodeKey(self._use.cluster, node), resource) > self._taken.get((pool, node), 0)
+
+    def lends(self, node: str) -> bool:
+        return self._kept.get(node, 0) > 0
+
+    def take(self, pool: str, node: str, *, apart: bool) -> None:
+        if not apart:
+            self._taken[pool, node] = self._taken.get((pool, node), 0) + 1
+        if apart or pool:
+            self._kept[node] = self._kept.get(node, 0) - 1

@@ -1,0 +1,254 @@
+"""Plans for the Machines of a cluster: what is reserved for them, and which guests get slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from moorage.fleet import Fleet
+from moorage.ledger import Ledger
+from moorage.machine_groups.windows import Span, next_time
+from moorage.model.machine_slots import GrantedSlot, ReservedSlots, reservation_claim
+from moorage.model.machines import Allow, Grant, Machine, MachineType, Reservation, WaitingReason
+
+from .grants import GrantPlan, SlotUse, plan_grants
+from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
+from .state import ClusterMachines
+from .window_slots import by_window, less, spread
+
+
+@dataclass(slots=True)
+class ReservationPlan:
+    """`changed`: reservations that differ from the ledger's. `why`: by machine type, why it has fewer slots than wanted. `again`: when
+    to plan again, in seconds since 1970; 0: only when something changes."""
+
+    changed: list[ReservedSlots] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
+    again: float = 0.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a cluster is told."""
+
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    grants: dict[str, Grant] = field(default_factory=dict)
+    waiting: dict[str, WaitingReason] = field(default_factory=dict)
+
+
+class FleetRoom:
+    """What nodes have beside the slots of one Machine."""
+
+    def __init__(self, fleet: Fleet, ledger: Ledger, group: str) -> None:
+        self._fleet, self._ledger, self._group = fleet, ledger, f"{group}/"
+
+    def row(self, node: NodeKey) -> int | None:
+        cid = self._fleet.ids.get(node.cluster)
+        return None if cid is None else self._fleet.row_of(cid, node.name)
+
+    def free(self, node: NodeKey, resource: str) -> int:
+        row, column = self.row(node), self._fleet.free(resource)
+        own = sum(
+            reserved.size.get(resource, 0) * reserved.slots.get(node.name, 0)
+            for reserved in self._ledger.machines.of_cluster(node.cluster)
+            if reserved.machine.startswith(self._group)
+        )
+        # Slots on a node that is away stay as long as its pool says so.
+        return own if row is None or column is None else int(column[row]) + own
+
+    def allocatable(self, node: NodeKey, resource: str) -> int:
+        row, column = self.row(node), self._fleet.allocatable(resource)
+        return 0 if row is None or column is None else int(column[row])
+
+    def has_label(self, node: NodeKey, label: tuple[str, str]) -> bool:
+        row = self.row(node)
+        labels = self._fleet.label_sets[int(self._fleet.labelset[row])] if row is not None else {}
+        return labels.get(label[0]) == label[1]
+
+
+class Planner:
+    """Plans from the ledger, the fleet and what one cluster reported."""
+
+    def __init__(self, fleet: Fleet, ledger: Ledger, cluster: ClusterMachines, now: float) -> None:
+        self._fleet, self._ledger, self._cluster, self._now = fleet, ledger, cluster, now
+
+    def machines(self) -> Iterator[Machine]:
+        """Yields the Machines for which slots are reserved."""
+        for report in self._cluster.machines.values():
+            if report.machine is not None and not report.deleting and not report.invalid:
+                yield report.machine
+
+    def reservations(self) -> ReservationPlan:
+        plan = ReservationPlan()
+        if self._cluster.name not in self._fleet.ids:
+            return plan  # nothing is known of its nodes
+        wanted: dict[str, ReservedSlots] = {}
+        for machine in self.machines():
+            nodes = [self._pooled(machine, number) for number in range(len(machine.node_pool))]
+            held = {t.name: self._held(f"{machine.group}/{t.name}") for t in machine.types}
+            used = {t.name: self.used(f"{machine.group}/{t.name}") for t in machine.types}
+            layouts = lay_out(machine, nodes, held, used, FleetRoom(self._fleet, self._ledger, machine.group))
+            for machine_type in machine.types:
+                layout = layouts.get(machine_type.name)
+                if layout is not None:
+                    key = f"{machine.group}/{machine_type.name}"
+                    wanted[key] = self._reserved(key, machine_type, layout)
+                    if layout.short:
+                        plan.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
+            plan.again = _sooner(plan.again, self._next(machine))
+        for reserved in wanted.values():
+            if self._ledger.machines.reserved.get(reserved.claim) != reserved and (
+                reserved.slots or reserved.claim in self._ledger.machines.reserved
+            ):
+                plan.changed.append(reserved)
+        for reserved in self._ledger.machines.of_cluster(self._cluster.name):
+            if reserved.machine not in wanted:
+                plan.changed.append(ReservedSlots(machine=reserved.machine, cluster=reserved.cluster))
+        return plan
+
+    def grants(self) -> GrantPlan:
+        """Plans the guests of all machine types. Of guests whose type has no slots here only ends are noted."""
+        total = GrantPlan()
+        guests: dict[str, list[str]] = {}
+        for uid, guest in self._cluster.guests.items():
+            guests.setdefault(guest.machine, []).append(uid)
+        keys = {*guests, *(slot.machine for slot in self._granted().values())}
+        for key in sorted(keys):
+            use = self._use(key)
+            held = {uid: slot for uid, slot in self._granted().items() if slot.machine == key}
+            found = plan_grants(
+                use, [self._cluster.guests[uid] for uid in guests.get(key, ())], held, self._offered, self._now
+            )
+            total.granted += found.granted
+            total.observed += found.observed
+            total.withdrawn += found.withdrawn
+            total.waiting += found.waiting
+        return total
+
+    def answer(self, plan: ReservationPlan, waiting: list[WaitingReason]) -> Answer:
+        answer = Answer(waiting={reason.uid: reason for reason in waiting})
+        for machine in self.machines():
+            for machine_type in machine.types:
+                key = f"{machine.group}/{machine_type.name}"
+                claim = reservation_claim(key, self._cluster.name)
+                reserved = self._ledger.machines.reserved.get(claim)
+                answer.reservations[key] = Reservation(
+                    machine=key,
+                    claim=claim,
+                    slots=dict(reserved.slots) if reserved is not None else {},
+                    offline=dict(reserved.offline) if reserved is not None else {},
+                    reason=plan.why.get(key, ""),
+                )
+        for uid, slot in self._granted().items():
+            answer.grants[uid] = Grant(
+                uid=uid,
+                machine=slot.machine,
+                node=slot.node,
+                claim=slot.claim,
+                window=slot.window,
+                not_before=slot.not_before,
+                until=slot.until,
+            )
+        return answer
+
+    def used(self, key: str) -> NodeCounts:
+        """Returns the slots of a type that somebody has, by node."""
+        machines, cluster = self._ledger.machines, self._cluster.name
+        claim = reservation_claim(key, cluster)
+        found: NodeCounts = {}
+        for slot in machines.guests_of(claim):
+            if slot.claim == claim:
+                node = NodeKey(cluster, slot.node)
+                found[node] = found.get(node, 0) + 1
+        for nodes in self._claims_within(claim).values():
+            for name, count in nodes.items():
+                node = NodeKey(cluster, name)
+                found[node] = found.get(node, 0) + count
+        return found
+
+    def _held(self, key: str) -> NodeCounts:
+        reserved = self._ledger.machines.reserved.get(reservation_claim(key, self._cluster.name))
+        slots: Mapping[str, int] = reserved.slots if reserved is not None else {}
+        return {NodeKey(self._cluster.name, name): count for name, count in slots.items()}
+
+    def _granted(self) -> dict[str, GrantedSlot]:
+        return self._ledger.machines.granted_in(self._cluster.name)
+
+    def _pooled(self, machine: Machine, number: int) -> PooledNode:
+        node = machine.node_pool[number]
+        report = self._cluster.nodes.get(node.name)
+        key = NodeKey(self._cluster.name, node.name)
+        ready = report is not None and report.condition == "Ready" and node.mode == "ready"
+        waits = report is not None and report.condition == "NotReady" and self._now - report.since < PATIENCE
+        return PooledNode(key, node.machine_types, ready or (waits and node.mode == "ready"), ready)
+
+    def _next(self, machine: Machine) -> float:
+        """Returns when time alone changes the plan: a window begins or ends, or a node was not ready for long enough."""
+        times = [t for kind in machine.types if (t := next_time(_spans(kind), self._now)) is not None]
+        for node in machine.node_pool:
+            report = self._cluster.nodes.get(node.name)
+            if report is not None and report.condition == "NotReady" and report.since + PATIENCE > self._now:
+                times.append(report.since + PATIENCE)
+        waits = [g.not_before for g in self._cluster.guests.values() if g.not_before > self._now]
+        return min([*times, *waits], default=0.0)
+
+    def _reserved(self, key: str, machine_type: MachineType, layout: TypeLayout) -> ReservedSlots:
+        offline = spread(layout.slots, machine_type.offline_slots, last=True)
+        spans = [span for span in _spans(machine_type) if span.end > self._now]
+        kept, windows = by_window(spans, less(layout.slots, offline))
+        return ReservedSlots(
+            machine=key,
+            cluster=self._cluster.name,
+            size={**layout.size.amounts, "pods": 1},
+            slots=_names(layout.slots),
+            offline=_names(offline),
+            kept=_names(kept),
+            windows={name: _names(nodes) for name, nodes in windows.items()},
+        )
+
+    def _use(self, key: str) -> SlotUse:
+        group, _, name = key.partition("/")
+        machine = next((m for m in self.machines() if m.group == group), None)
+        kind = next((t for t in machine.types if t.name == name), None) if machine is not None else None
+        claim = reservation_claim(key, self._cluster.name)
+        reserved = self._ledger.machines.reserved.get(claim)
+        slots = reserved.slots if reserved is not None else {}
+        ready = {n for n, report in self._cluster.nodes.items() if report.condition == "Ready"}
+        return SlotUse(
+            machine=key,
+            cluster=self._cluster.name,
+            total=sum(slots.values()) - sum(reserved.offline.values() if reserved is not None else ()),
+            slots=slots,
+            kept=reserved.kept if reserved is not None else {},
+            spans=[span for span in _spans(kind) if span.end > self._now] if kind is not None else [],
+            allow=machine.allow if machine is not None else Allow(),
+            claims=self._claims_within(claim),
+            last=self._cluster.held[key].last if key in self._cluster.held else (),
+            usable=frozenset(ready),
+        )
+
+    def _claims_within(self, reservation: str) -> dict[str, dict[str, int]]:
+        """Returns the applications that the mesh placed into slots of a reservation: their claims, with the slots by node."""
+        found: dict[str, dict[str, int]] = {}
+        for ident in sorted(self._ledger.machines.within.get(reservation, ())):
+            nodes = found.setdefault(ident, {})
+            for slot in self._ledger.claims[ident].claim.slots:
+                nodes[slot.node] = nodes.get(slot.node, 0) + slot.count
+        return found
+
+    def _offered(self, node: NodeKey, resource: str) -> int:
+        cid, column = self._fleet.ids.get(node.cluster), self._fleet.free(resource)
+        row = None if cid is None else self._fleet.row_of(cid, node.name)
+        return 0 if row is None or column is None else int(column[row])
+
+
+def _spans(machine_type: MachineType) -> list[Span]:
+    return [Span.of(window) for window in machine_type.windows]
+
+
+def _names(nodes: NodeCounts) -> dict[str, int]:
+    return {node.name: count for node, count in nodes.items() if count}
+
+
+def _sooner(one: float, other: float) -> float:
+    return min(time for time in (one, other) if time) if one or other else 0.0

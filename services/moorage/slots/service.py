@@ -1,0 +1,205 @@
+"""Answers clusters: takes their reports of Machines and guests, commits what is planned for them, and tells them the result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from moorage.bus import Bus, BusError, Incoming, NoAnswer, new_id, subjects
+from moorage.bus.failpoints import reached
+from moorage.fleet import FleetChange
+from moorage.ledger import Capacity, Changes, Committer, Dropped, Ledger, LedgerFollower
+from moorage.model.claims import Commit, SlotGrants, SlotReservations
+from moorage.model.machine_slots import GrantedSlot, ReservedSlots
+from moorage.model.machines import MachinesSync, MachinesSynced, WaitingReason
+from moorage.model.names import cluster_from_tokens
+from moorage.model.problems import Problem, Refused
+
+from .core.answers import Told
+from .core.planner import Answer, Planner
+from .core.state import ClusterMachines
+
+log = structlog.get_logger("slots")
+
+_decode = msgspec.json.Decoder(MachinesSync).decode
+#: How often a plan is made again because others took its room.
+ATTEMPTS = 8
+#: Grants of one entry. Each entry takes effect whole or not at all.
+MOST_GRANTS = 256
+#: Seconds for which changes of the fleet and of the log are gathered.
+GATHER = 0.02
+#: Seconds until a cluster is planned again after an error.
+RETRY = 1.0
+
+
+class SlotService:
+    """Runs while this worker holds the lease. Each cluster is planned by one task at a time."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        follower: LedgerFollower,
+        capacity: Capacity,
+        generation: int,
+        is_certain: Callable[[], bool],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._bus, self._follower, self._capacity = bus, follower, capacity
+        self._generation, self._is_certain, self._now = generation, is_certain, now
+        self._committer = Committer(bus, follower, capacity)
+        self.clusters: dict[str, ClusterMachines] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._told: dict[str, Told] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._dirty: set[str] = set()
+        self._claims: dict[str, str] = {}  # claim of an application that uses slots → its cluster
+        self._wake = asyncio.Event()
+        follower.on_fold.append(self._folded)
+        follower.on_reload.append(self._reloaded)
+        capacity.fleet.on_change.append(self._fleet_changed)
+
+    @property
+    def conflicts(self) -> int:
+        return self._committer.conflicts
+
+    @property
+    def known_clusters(self) -> int:
+        return sum(cluster.known for cluster in self.clusters.values())
+
+    async def start(self) -> None:
+        self._bus.spawn(self._follow())
+        await self._bus.serve(subjects.MACHINES_SYNC.replace(subjects.OF_CLUSTER, "*.*"), self.sync, limit=256)
+
+    async def sync(self, incoming: Incoming) -> MachinesSynced | None:
+        """Takes a report and answers with the slots of its cluster."""
+        if not self._is_certain():
+            return None  # the worker that holds the lease answers
+        name = cluster_from_tokens(*incoming.subject.split(".")[-2:])
+        report = _decode(incoming.data)
+        if report.cluster and report.cluster != name:
+            detail = f"the subject is that of {name}; {report.cluster} cannot be reported on it"
+            raise Refused(Problem(title="another cluster", status=403, code="Forbidden", detail=detail))
+        cluster = self.clusters.get(name)
+        if cluster is None:
+            cluster = self.clusters[name] = ClusterMachines(name)
+        refusal = cluster.refusal(report)
+        if refusal == "resync":
+            return MachinesSynced(cause=report.id, generation=self._generation, revision=0, resync=True)
+        if refusal:
+            return MachinesSynced(cause=report.id, generation=self._generation, revision=0, refused=refusal)
+        cluster.take(report)
+        answer = await self._settle(cluster)
+        told = self._told.setdefault(name, Told(self._generation))
+        return told.reply(report, answer)
+
+    async def _settle(self, cluster: ClusterMachines) -> Answer:
+        """Commits what is planned for the cluster until nothing is left to do."""
+        async with self._locks.setdefault(cluster.name, asyncio.Lock()):
+            dropped: Dropped | None = None
+            for _ in range(ATTEMPTS):
+                now = self._now()
+                planner = Planner(self._capacity.fleet, self._follower.ledger, cluster, now)
+                reservations = planner.reservations()
+                if reservations.changed:
+                    dropped = await self._reserve(reservations.changed)
+                    if dropped is not None and dropped.code == "Deposed":
+                        break
+                    continue
+                grants = planner.grants()
+                if not (grants.withdrawn or grants.observed or grants.granted):
+                    self._plan_later(cluster.name, reservations.again - now if reservations.again else None)
+                    return planner.answer(reservations, grants.waiting)
+                if grants.withdrawn or grants.observed:
+                    await self._grant(grants.observed, grants.withdrawn, observed=True)
+                for begin in range(0, len(grants.granted), MOST_GRANTS):
+                    await self._grant(grants.granted[begin : begin + MOST_GRANTS])
+            self._plan_later(cluster.name, RETRY)
+            planner = Planner(self._capacity.fleet, self._follower.ledger, cluster, self._now())
+            return planner.answer(planner.reservations(), _still_waiting(planner))
+
+    async def _reserve(self, reserved: list[ReservedSlots]) -> Dropped | None:
+        entry = SlotReservations(id=new_id(), generation=self._generation, reserved=reserved)
+        self._capacity.hold_reservations(entry)
+        outcome = await self._committer.commit(entry)
+        return outcome if isinstance(outcome, Dropped) else None
+
+    async def _grant(
+        self, granted: list[GrantedSlot], withdrawn: Sequence[str] = (), *, observed: bool = False
+    ) -> None:
+        entry = SlotGrants(
+            id=new_id(),
+            generation=self._generation,
+            granted=granted,
+            withdrawn=list(withdrawn),
+            observed=observed,
+        )
+        self._capacity.hold_grants(entry)
+        await self._committer.commit(entry)
+        reached("slots.committed")
+
+    # -- what others change ------------------------------------------------------------------------------------------
+
+    def _folded(self, _: Commit, changes: Changes) -> None:
+        machines = self._follower.ledger.machines
+        for claim in changes.reservations:
+            if (reserved := machines.reserved.get(claim)) is not None:
+                self._mark(reserved.cluster)
+        for ident in changes.claims:
+            active = self._follower.ledger.claims.get(ident)
+            if active is not None and active.claim.within:
+                self._claims[ident] = active.claim.cluster
+                self._mark(active.claim.cluster)
+            elif active is None and ident in self._claims:
+                self._mark(self._claims.pop(ident))
+
+    def _reloaded(self, _: Ledger) -> None:
+        self._mark(*self.clusters)
+
+    def _fleet_changed(self, change: FleetChange) -> None:
+        fleet = self._capacity.fleet
+        self._mark(*(self.clusters if change.reset else (fleet.names[c] for c in change.clusters.tolist())))
+
+    def _mark(self, *names: str) -> None:
+        for name in names:
+            if name in self.clusters:
+                self._dirty.add(name)
+        if self._dirty:
+            self._wake.set()
+
+    def _plan_later(self, name: str, seconds: float | None) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[name] = loop.call_later(max(0.0, seconds), self._mark, name)
+
+    async def _follow(self) -> None:
+        """Plans clusters again after changes, and tells those for which something is new."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(GATHER)
+            self._wake.clear()
+            dirty, self._dirty = self._dirty, set()
+            for name in sorted(dirty):
+                try:
+                    await self._look_again(self.clusters[name])
+                except (BusError, NoAnswer) as error:
+                    log.warning("slots of a cluster could not be planned", cluster=name, error=str(error))
+                    self._plan_later(name, RETRY)
+
+    async def _look_again(self, cluster: ClusterMachines) -> None:
+        if not cluster.known or not self._is_certain():
+            return
+        answer = await self._settle(cluster)
+        told = self._told.get(cluster.name)
+        if told is None or told.differs(answer):
+            await self._bus.publish(subjects.machines("changed", cluster.name), b"")
+
+
+def _still_waiting(planner: Planner) -> list[WaitingReason]:
+    return planner.grants().waiting

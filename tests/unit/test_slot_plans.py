@@ -1,0 +1,259 @@
+"""Layouts of slots and grants: what is there stays, nothing is overfull, nobody waits for what is free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from moorage.machine_groups.windows import Span
+from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
+from moorage.model.machines import Allow, Gpu, GuestReport, Machine, MachineType, PoolNode, TypeSpec, Window
+from moorage.slots.core.grants import GrantPlan, SlotUse, plan_grants
+from moorage.slots.core.layout import NodeKey, PooledNode, TypeLayout, lay_out
+from moorage.slots.core.window_slots import by_window, less, spread
+
+CLUSTER, MACHINE = "lab/one", "g/large"
+RESERVATION = reservation_claim(MACHINE, CLUSTER)
+NOW = 1_700_000_000.0
+
+
+def key(number: int) -> NodeKey:
+    return NodeKey(CLUSTER, f"n-{number}")
+
+
+class Nodes:
+    """Nodes with as many free milli-cores and bytes beside the Machine's own slots."""
+
+    def __init__(self, *cores: int, labels: dict[str, str] | None = None, allocatable: int = 64) -> None:
+        self.cores, self.labels, self._allocatable = cores, labels or {}, allocatable
+
+    def free(self, node: NodeKey, resource: str) -> int:
+        return self.cores[int(node.name[2:])] * 1000 if resource == "cpu" else 1 << 50
+
+    def allocatable(self, node: NodeKey, resource: str) -> int:
+        return self._allocatable * 1000 if resource == "cpu" else 1 << 50
+
+    def has_label(self, node: NodeKey, label: tuple[str, str]) -> bool:
+        return self.labels.get(label[0]) == label[1]
+
+
+def machine_type(name: str, cores: int, available: int, **spec: object) -> MachineType:
+    return MachineType(name=name, spec=TypeSpec(cpu=str(cores), memory="1Gi", **spec), available=available)  # type: ignore[arg-type]
+
+
+def machine(*types: MachineType) -> Machine:
+    return Machine(name="m", group="g", types=types, node_pool=(PoolNode(name="n-0"),))
+
+
+def pool(count: int, *names: str, stays: bool = True, takes: bool = True) -> list[PooledNode]:
+    return [PooledNode(key(n), names, stays, takes) for n in range(count)]
+
+
+def counts(layout: TypeLayout) -> list[int]:
+    return [layout.slots.get(key(n), 0) for n in range(3)]
+
+
+def test_what_fits_is_reserved_and_the_rest_is_told() -> None:
+    found = lay_out(machine(machine_type("large", 4, 5)), pool(3, "large"), {}, {}, Nodes(9, 3, 8))["large"]
+    assert (counts(found), found.short) == ([2, 0, 2], 1)
+    assert found.why.startswith("cpu: one needs 4000")
+
+
+def test_slots_in_use_stay_anywhere_and_others_leave_what_is_in_maintenance() -> None:
+    kind = machine(machine_type("large", 4, 3))
+    held, used = {"large": {key(0): 2, key(1): 1}}, {"large": {key(0): 1}}
+    nodes = [PooledNode(key(0), ("large",), False, False), *pool(3, "large")[1:]]
+    found = lay_out(kind, nodes, held, used, Nodes(8, 8, 8))["large"]
+    assert counts(found) == [1, 2, 0]
+
+
+def test_more_used_than_wanted_keeps_every_slot_in_use() -> None:
+    kind = machine(machine_type("large", 4, 1))
+    held = used = {"large": {key(0): 2, key(1): 1}}
+    found = lay_out(kind, pool(2, "large"), held, used, Nodes(8, 4))["large"]
+    assert counts(found) == [2, 1, 0] and not found.short
+
+
+def test_types_share_a_node_in_the_order_of_their_document() -> None:
+    kind = machine(machine_type("large", 6, 2), machine_type("small", 1, 9))
+    found = lay_out(kind, pool(1, "large", "small"), {}, {}, Nodes(9))
+    assert (counts(found["large"])[0], counts(found["small"])[0]) == (1, 3)
+    held = {"small": {key(0): 9}}
+    found = lay_out(kind, pool(1, "large", "small"), held, {}, Nodes(9))
+    assert (counts(found["large"])[0], counts(found["small"])[0]) == (0, 9), "what is held stays"
+
+
+def test_a_node_needs_the_label_of_the_gpu_and_its_limit() -> None:
+    gpu = machine_type("large", 4, 1, gpu=Gpu(type="nvidia.com/gpu", num=1, family="ampere"))
+    assert lay_out(machine(gpu), pool(1, "large"), {}, {}, Nodes(8))["large"].why == (
+        "n-0 has no label nvidia.com/gpu.family=ampere"
+    )
+    labelled = Nodes(8, labels={"nvidia.com/gpu.family": "ampere"})
+    assert lay_out(machine(gpu), pool(1, "large"), {}, {}, labelled)["large"].short == 0
+    half = machine_type("large", 4, 1, host_limit=0.5)
+    assert lay_out(machine(half), pool(1, "large"), {}, {}, Nodes(7, allocatable=8))["large"].short == 0
+    assert lay_out(machine(half), pool(1, "large"), {}, {}, Nodes(7, allocatable=7))["large"].short == 1
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_layouts_fit_are_complete_and_stay(seed: int) -> None:
+    rng = Random(seed)
+    room = Nodes(*(rng.randint(0, 12) for _ in range(4)))
+    types = [machine_type(f"t{n}", rng.randint(1, 5), rng.randint(0, 8)) for n in range(rng.randint(1, 3))]
+    names = tuple(t.name for t in types)
+    nodes = [
+        PooledNode(key(n), tuple(x for x in names if rng.random() < 0.8), True, rng.random() < 0.9) for n in range(4)
+    ]
+    found = lay_out(machine(*types), nodes, {}, {}, room)
+    left = list(room.cores)
+    for kind in types:
+        for node, count in found[kind.name].slots.items():
+            left[int(node.name[2:])] -= count * int(kind.spec.cpu)
+    assert min(left) >= 0
+    for kind in types:
+        layout = found[kind.name]
+        assert sum(layout.slots.values()) + layout.short == kind.available
+        for number, node in enumerate(nodes):
+            if layout.short and node.takes and kind.name in node.types:
+                assert left[number] < int(kind.spec.cpu), "there is room for one more"
+    again = lay_out(machine(*types), nodes, {name: layout.slots for name, layout in found.items()}, {}, room)
+    assert {n: layout.slots for n, layout in again.items()} == {n: layout.slots for n, layout in found.items()}
+
+
+def span(name: str, slots: int, begin: float, end: float) -> Span:
+    window = Window(name=name, slots=slots, from_="2026-01-01T00:00:00Z", until="2026-01-02T00:00:00Z")
+    return Span(window, NOW + begin, NOW + end, slots)
+
+
+def test_windows_that_overlap_have_different_slots_and_others_the_same() -> None:
+    slots = {key(0): 2, key(1): 2}
+    kept, windows = by_window([span("a", 2, 0, 100), span("b", 1, 50, 200), span("c", 2, 100, 150)], slots)
+    assert kept == {key(0): 2, key(1): 1}
+    assert windows == {"a": {key(0): 2}, "b": {key(1): 1}, "c": {key(0): 2}}
+    assert spread(slots, 3) == {key(0): 2, key(1): 1} and spread(slots, 3, last=True) == {key(1): 2, key(0): 1}
+    assert less(slots, {key(0): 2}) == {key(1): 2}
+
+
+def guest(uid: str, **fields: object) -> GuestReport:
+    values: dict[str, object] = {
+        "namespace": "lab",
+        "name": uid,
+        "machine": MACHINE,
+        "created_at": "2026-01-01T00:00:00Z",
+    }
+    return GuestReport(uid=uid, **(values | fields))  # type: ignore[arg-type]
+
+
+def slot(uid: str, node: int = 0, **fields: object) -> GrantedSlot:
+    values: dict[str, object] = {"machine": MACHINE, "cluster": CLUSTER, "node": f"n-{node}", "claim": RESERVATION}
+    return GrantedSlot(uid=uid, at=NOW - 10, **(values | fields))  # type: ignore[arg-type]
+
+
+def use(**fields: object) -> SlotUse:
+    values: dict[str, object] = {"total": 3, "slots": {"n-0": 2, "n-1": 1}, "usable": frozenset(("n-0", "n-1"))}
+    return SlotUse(MACHINE, CLUSTER, **(values | fields))  # type: ignore[arg-type]
+
+
+def plan(
+    waiting: list[GuestReport],
+    held: list[GrantedSlot] | None = None,
+    windows: dict[str, int] | None = None,
+    **fields: object,
+) -> GrantPlan:
+    """Plans where nodes offer what their slots, less those that are kept and held, are."""
+    of = use(**fields)
+    taken = Counter(s.node for s in held or () if not s.apart and not s.pool)
+
+    def offered(node: NodeKey, resource: str) -> int:
+        for name, count in (windows or {}).items():
+            if resource == slot_resource(MACHINE, name):
+                return count if node.name == "n-0" else 0
+        return of.slots.get(node.name, 0) - of.kept.get(node.name, 0) - taken[node.name]
+
+    return plan_grants(of, waiting, {s.uid: s for s in held or ()}, offered, NOW)
+
+
+def test_slots_go_by_priority_and_then_by_age() -> None:
+    waiting = [
+        guest("young", created_at="2026-01-02T00:00:00Z"),
+        guest("old"),
+        guest("important", created_at="2026-01-03T00:00:00Z", priority=9),
+        guest("late", created_at="2026-01-04T00:00:00Z"),
+    ]
+    found = plan(waiting)
+    assert [s.uid for s in found.granted] == ["important", "old", "young"]
+    assert [(r.uid, r.code) for r in found.waiting] == [("late", "SlotShort")]
+    assert "3 of 3" in found.waiting[0].message
+
+
+def test_a_guest_that_can_use_no_free_slot_is_passed_over() -> None:
+    found = plan([guest("picky", nodes=["n-9"]), guest("gated", ready=False, reason="gate x/y"), guest("next")])
+    assert [s.uid for s in found.granted] == ["next"]
+    assert [(r.uid, r.code) for r in found.waiting] == [("gated", "SlotUnbound"), ("picky", "SlotShort")]
+
+
+def test_reservations_that_leave_first_make_room() -> None:
+    assert [s.node for s in plan([guest("a"), guest("b")], last=["n-1", "n-0"]).granted] == ["n-1", "n-0"]
+
+
+def test_ended_guests_give_back_and_bound_ones_are_counted_before_others_get_slots() -> None:
+    found = plan(
+        [guest("over", ended=True), guest("bound", state="used", node="n-1"), guest("next")],
+        [slot("over"), slot("gone")],
+    )
+    assert sorted(found.withdrawn) == ["gone", "over"]
+    assert [(s.uid, s.node) for s in found.observed] == [("bound", "n-1")] and not found.granted
+
+
+def test_a_guest_that_could_not_use_its_slot_gives_it_back() -> None:
+    assert plan([guest("u", not_before=NOW + 60)], [slot("u")]).withdrawn == ["u"]
+    assert not plan([guest("u", not_before=NOW - 60)], [slot("u")]).withdrawn
+    later = plan([guest("u", not_before=NOW + 60, reason="not bound in 60 s")])
+    assert not later.granted and later.waiting[0].code == "SlotUnbound"
+
+
+def test_pods_of_an_application_get_the_slots_of_its_claim() -> None:
+    claims = {"c": {"n-1": 1}}
+    found = plan([guest("pod", claim="c"), guest("second", claim="c"), guest("other")], claims=claims, total=2)
+    assert [(s.uid, s.node, s.claim) for s in found.granted] == [("other", "n-0", RESERVATION), ("pod", "n-1", "c")]
+    assert [r.uid for r in found.waiting] == ["second"]
+    assert found.granted[1].takes == {} and found.granted[0].takes == {slot_resource(MACHINE): 1}
+
+
+def test_who_is_not_allowed_waits_with_a_reason() -> None:
+    found = plan([guest("a"), guest("b", project="p")], allow=Allow(projects=("p",)))
+    assert [s.uid for s in found.granted] == ["b"] and found.waiting[0].code == "NotAllowed"
+
+
+def test_a_window_is_for_its_guests_and_others_use_it_until_it_begins() -> None:
+    windows = [span("w", 2, 1000, 5000)]
+    fields: dict[str, object] = {"spans": windows, "kept": {"n-0": 2}}
+    found = plan([guest("early", window="w"), guest("plain"), guest("endless"), guest("short", seconds=300)], **fields)  # type: ignore[arg-type]
+    assert [(s.uid, s.node, s.apart) for s in found.granted] == [("endless", "n-1", False), ("short", "n-0", True)]
+    assert {r.uid: r.code for r in found.waiting} == {"early": "WindowClosed", "plain": "WindowClosed"}
+    fields["spans"] = [span("w", 2, 20, 5000)]
+    found = plan(
+        [guest("in-time", window="w"), guest("endless", state="granted")], [slot("endless", 1)], {"w": 2}, **fields
+    )  # type: ignore[arg-type]
+    assert [(s.uid, s.pool, s.not_before, s.until) for s in found.granted] == [("in-time", "w", NOW + 20, NOW + 5000)]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_guests_never_share_a_slot_and_nobody_waits_beside_a_free_one(seed: int) -> None:
+    rng = Random(seed)
+    slots = {f"n-{n}": rng.randint(0, 3) for n in range(3)}
+    held = [slot(f"h{n}", n % 3) for n in range(rng.randint(0, 4)) if slots[f"n-{n % 3}"] > n // 3]
+    guests = [guest(s.uid, state="granted", node=s.node) for s in held]
+    for n in range(rng.randint(0, 8)):
+        nodes = None if rng.random() < 0.5 else [f"n-{rng.randrange(3)}"]
+        guests.append(guest(f"w{n}", nodes=nodes, priority=rng.randrange(3), ready=rng.random() < 0.9))
+    found = plan(guests, held, slots=slots, total=sum(slots.values()), usable=frozenset(slots))
+    used = Counter(s.node for s in [*held, *found.granted])
+    assert all(used[node] <= slots[node] for node in used)
+    free = {node for node in slots if used[node] < slots[node]}
+    granted = {s.uid for s in found.granted}
+    for one in guests:
+        if one.state == "waiting" and one.ready and one.uid not in granted:
+            assert not (free if one.nodes is None else free & set(one.nodes))
