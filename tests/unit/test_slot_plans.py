@@ -115,8 +115,8 @@ def test_random_layouts_fit_are_complete_and_stay(seed: int) -> None:
     for kind in types:
         layout = found[kind.name]
         assert sum(layout.slots.values()) + layout.short == kind.available
-        for number, node in enumerate(nodes):
-            if layout.short and node.takes and kind.name in node.types:
+        for number, pooled in enumerate(nodes):
+            if layout.short and pooled.takes and kind.name in pooled.types:
                 assert left[number] < int(kind.spec.cpu), "there is room for one more"
     again = lay_out(machine(*types), nodes, {name: layout.slots for name, layout in found.items()}, {}, room)
     assert {n: layout.slots for n, layout in again.items()} == {n: layout.slots for n, layout in found.items()}
@@ -236,7 +236,7 @@ def test_a_window_is_for_its_guests_and_others_use_it_until_it_begins() -> None:
     fields["spans"] = [span("w", 2, 20, 5000)]
     found = plan(
         [guest("in-time", window="w"), guest("endless", state="granted")], [slot("endless", 1)], {"w": 2}, **fields
-    )  # type: ignore[arg-type]
+    )
     assert [(s.uid, s.pool, s.not_before, s.until) for s in found.granted] == [("in-time", "w", NOW + 20, NOW + 5000)]
 
 

@@ -1,0 +1,236 @@
+"""Slots of machines over a real broker: clusters report, get reservations and grants, and share their slots with the mesh."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest_asyncio
+
+from moorage.bus import Bus, subjects
+from moorage.ledger import Committed, keep_capacity, open_ledger
+from moorage.machine_groups import read
+from moorage.model.claims import Claim, Decision, IntentRef, Release, Slot, Withdrawal
+from moorage.model.machine_slots import reservation_claim, slot_resource
+from moorage.model.machines import GuestReport, Machine, MachineReport, MachinesSync, MachinesSynced, PoolNodeReport
+from moorage.slots.service import SlotService
+from moorage_testkit.committers import CommitterHarness
+from moorage_testkit.fleets import fleet_of, node
+from moorage_testkit.machines import machine
+from moorage_testkit.merger_harness import Clusters, group
+from moorage_testkit.polling import until
+from moorage_testkit.servers import NatsServer
+
+CLUSTER, MACHINE = "lab/one", "g/large"
+
+
+def clusters() -> Clusters:
+    return {CLUSTER: [node(cpu="8", memory="64Gi"), node(cpu="8", memory="64Gi")]}
+
+
+def large(available: int = 4, **fields: Any) -> Machine:
+    types = {"large": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": available, **fields}}
+    found = read(machine("g", types, {"n-0": ["large"], "n-1": ["large"]})).machine
+    assert found is not None
+    return found
+
+
+def guest(uid: str, **fields: Any) -> GuestReport:
+    values = {"namespace": "lab", "name": uid, "machine": MACHINE, "created_at": "2026-01-01T00:00:00Z"}
+    return GuestReport(uid=uid, **(values | fields))
+
+
+def app(name: str, at: str = "n-0") -> Decision:
+    claim = Claim(
+        id=f"claim-{name}",
+        decision=name,
+        intent=IntentRef(kind="Application", name=name, revision=1),
+        tenant="p",
+        app="a",
+        object="Deployment/d",
+        cluster=CLUSTER,
+        within=reservation_claim(MACHINE, CLUSTER),
+        slots=[Slot(node=at, resources={slot_resource(MACHINE): 1})],
+    )
+    return Decision(id=name, group=group(name), revision=1, claims=[claim])
+
+
+class Cluster:
+    """A cluster's side: it reports and keeps what it is told."""
+
+    def __init__(self, bus: Bus, *, term: int = 1) -> None:
+        self._bus, self.term = bus, term
+        self.sequence = self.generation = self.revision = 0
+        self.told = MachinesSynced(generation=0, revision=0)
+        self.grants: dict[str, str] = {}
+
+    async def sync(self, *, full: bool = False, **fields: Any) -> MachinesSynced:
+        self.sequence += 1
+        report = MachinesSync(
+            cluster=CLUSTER,
+            session="s",
+            sequence=self.sequence,
+            term=self.term,
+            full=full,
+            generation=self.generation,
+            revision=self.revision,
+            **fields,
+        )
+        data = await self._bus.request(subjects.machines("sync", CLUSTER), report, timeout=10)
+        told = self.told = msgspec.json.decode(data, type=MachinesSynced)
+        if not told.resync and not told.refused:
+            self.generation, self.revision = told.generation, told.revision
+            self.grants = {} if told.full else self.grants
+            self.grants |= {grant.uid: grant.node for grant in told.grants}
+            for uid in told.withdrawn:
+                self.grants.pop(uid, None)
+        return told
+
+    async def begin(self, found: Machine, *guests: GuestReport) -> MachinesSynced:
+        nodes = [PoolNodeReport(name=f"n-{n}", condition="Ready") for n in range(2)]
+        reports = [MachineReport(name=found.name, uid="m", machine=found)]
+        return await self.sync(full=True, machines=reports, nodes=nodes, guests=list(guests))
+
+
+class Slots:
+    def __init__(self, nats: NatsServer) -> None:
+        self._nats = nats
+        self.certain = True
+
+    async def open(self, generation: int = 1) -> Slots:
+        self.bus = await Bus.connect(self._nats.settings(), worker="slots")
+        self.follower = await open_ledger(self.bus)
+        self.fleet = fleet_of(clusters())
+        capacity = keep_capacity(self.follower, self.fleet)
+        self.service = SlotService(self.bus, self.follower, capacity, generation, lambda: self.certain)
+        await self.service.start()
+        return self
+
+
+@pytest_asyncio.fixture
+async def slots(nats: NatsServer, bus: Bus) -> AsyncIterator[Slots]:
+    opened = await Slots(nats).open()
+    yield opened
+    await opened.bus.close()
+
+
+async def test_a_machine_gets_its_slots_and_its_guests_some_of_them(slots: Slots, bus: Bus) -> None:
+    cluster = Cluster(bus)
+    told = await cluster.begin(large(5), guest("a"), guest("b"))
+    (reservation,) = told.reservations
+    assert (reservation.slots, reservation.reason) == ({"n-0": 4, "n-1": 1}, "")
+    assert reservation.claim == reservation_claim(MACHINE, CLUSTER)
+    assert told.full and cluster.grants == {"a": "n-0", "b": "n-0"}
+    told = await cluster.sync(guests=[guest("c")])
+    assert not told.full and [g.uid for g in told.grants] == ["c"] and not told.reservations
+    told = await cluster.sync(guests_gone=["a"])
+    assert told.withdrawn == ["a"]
+
+
+async def test_what_does_not_fit_is_told_with_numbers(slots: Slots, bus: Bus) -> None:
+    told = await Cluster(bus).begin(large(9))
+    assert told.reservations[0].slots == {"n-0": 4, "n-1": 4}
+    assert told.reservations[0].reason.startswith("8 of 9 slots fit; cpu: one needs 2000")
+
+
+async def test_a_lost_report_or_an_older_holder_is_not_taken(slots: Slots, bus: Bus) -> None:
+    cluster = Cluster(bus, term=2)
+    assert (await cluster.sync(guests=[guest("a")])).resync, "nothing was reported in full yet"
+    await cluster.begin(large())
+    cluster.sequence += 1
+    assert (await cluster.sync(guests=[guest("a")])).resync
+    old = Cluster(bus, term=1)
+    assert "term 2" in (await old.begin(large())).refused
+    assert not (await cluster.begin(large(), guest("a"))).refused and cluster.grants == {"a": "n-0"}
+
+
+async def test_a_guest_waits_until_an_application_gives_its_slot_back(slots: Slots, nats: NatsServer, bus: Bus) -> None:
+    cluster = Cluster(bus)
+    hints: list[str] = []
+    await bus.subscribe(subjects.machines("changed", CLUSTER), lambda subject, _: hints.append(subject))
+    await cluster.begin(large(1))
+    merger = await CommitterHarness(nats, clusters).open()
+    await merger.follower.wait(slots.follower.ledger.seq)
+    assert isinstance(await merger.commit(app("one")), Committed)
+    told = await cluster.sync(guests=[guest("a")])
+    assert [(r.uid, r.code) for r in told.waiting] == [("a", "SlotShort")] and not cluster.grants
+    told = await cluster.sync(guests=[guest("pod", claim="claim-one")])
+    assert cluster.grants == {"pod": "n-0"}, "the pod of the application has its slot"
+    await cluster.sync(guests_gone=["pod"])
+    assert not cluster.grants, "its successor is to come"
+    hints.clear()
+    await merger.committer.commit(Withdrawal(group=group("one"), revision=1))
+    await merger.committer.commit(Release(claims=["claim-one"]))
+    await until(lambda: bool(hints))
+    await cluster.sync()
+    assert cluster.grants == {"a": "n-0"}
+    await merger.bus.close()
+
+
+async def test_guests_and_mergers_race_for_the_last_slots(slots: Slots, nats: NatsServer, bus: Bus) -> None:
+    cluster = Cluster(bus)
+    await cluster.begin(large(6))
+    mergers = [await CommitterHarness(nats, clusters).open() for _ in range(4)]
+    for merger in mergers:
+        await merger.follower.wait(slots.follower.ledger.seq)
+    outcomes, _ = await asyncio.gather(
+        asyncio.gather(*(m.commit(app(f"{i}-{n}", f"n-{n % 2}")) for i, m in enumerate(mergers) for n in range(4))),
+        cluster.sync(guests=[guest(f"g{n}") for n in range(12)]),
+    )
+    placed = sum(isinstance(outcome, Committed) for outcome in outcomes)
+    await cluster.sync()
+    assert placed + len(cluster.grants) == 6
+    ledger = slots.follower.ledger
+    taken = Counter(s.node for a in ledger.claims.values() for s in a.claim.slots) + Counter(cluster.grants.values())
+    (reserved,) = ledger.machines.reserved.values()
+    assert taken == Counter(reserved.slots)
+    for merger in mergers:
+        await merger.bus.close()
+
+
+async def test_a_worker_that_lost_its_lease_changes_nothing_and_the_next_one_goes_on(
+    nats: NatsServer, bus: Bus
+) -> None:
+    first = await Slots(nats).open(generation=1)
+    cluster = Cluster(bus)
+    await cluster.begin(large(2), guest("a"))
+    await first.bus.close()
+    second = await Slots(nats).open(generation=5)
+    told = await cluster.sync(guests=[guest("b")])
+    assert told.resync and told.generation == 5
+    await cluster.begin(large(2), guest("a", state="granted"), guest("b"), guest("c"))
+    assert cluster.grants == {"a": "n-0", "b": "n-0"}
+    await second.bus.close()
+
+
+async def test_slots_leave_a_node_in_maintenance_and_those_in_use_stay(slots: Slots, bus: Bus) -> None:
+    cluster = Cluster(bus)
+    await cluster.begin(large(3), guest("a"))
+    resting = PoolNodeReport(name="n-0", condition="Maintenance")
+    found = msgspec.structs.replace(
+        large(3),
+        node_pool=(
+            msgspec.structs.replace(large(3).node_pool[0], mode="maintenance"),
+            large(3).node_pool[1],
+        ),
+    )
+    told = await cluster.sync(
+        nodes=[resting],
+        machines=[MachineReport(name="g", uid="m", machine=found)],
+        guests=[guest("a", state="used", node="n-0")],
+    )
+    assert told.reservations[0].slots == {"n-0": 1, "n-1": 2}
+    told = await cluster.sync(guests_gone=["a"])
+    assert told.reservations[0].slots == {"n-1": 3}
+
+
+async def test_a_machine_that_is_gone_reserves_nothing(slots: Slots, bus: Bus) -> None:
+    cluster = Cluster(bus)
+    await cluster.begin(large(3), guest("a"))
+    told = await cluster.sync(machines_gone=["g"])
+    assert told.reservations_gone == [MACHINE] and not slots.follower.ledger.machines.reserved
+    column = slots.fleet.free("cpu")
+    assert column is not None and column[:2].tolist() == [8000, 8000]
