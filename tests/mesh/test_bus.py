@@ -319,6 +319,16 @@ async def test_objects_are_stored_and_listed(bus: Bus) -> None:
     assert await objects.names() == []
 
 
+async def test_deleted_objects_leave_nothing(bus: Bus, nats: NatsServer) -> None:
+    objects = bus.objects("moorage-snapshots")
+    for number in range(6):
+        await objects.put(str(number), b"x")
+        if number:
+            await objects.delete(str(number - 1))
+    state = (await bus.nc.jetstream().stream_info("OBJ_moorage-snapshots")).state
+    assert await objects.names() == ["5"] and state.messages == 2  # its description and its only chunk
+
+
 async def test_a_cancelled_connect_leaves_no_socket_open(nats: NatsServer) -> None:
     """The cancellation comes at any moment. An open socket would cause a ResourceWarning, which fails the test."""
     loop = asyncio.get_running_loop()

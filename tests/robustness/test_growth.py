@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
+from moorage.mesh import Bucket, ObjectStore, Stream, stores
+from moorage.mesh.discovery import installed
+from moorage_testkit.growth import Turnover, memory
 from moorage_testkit.mesh import Mesh
-from moorage_testkit.mesh_client import MeshClient, application, fleet
+from moorage_testkit.mesh_client import MeshClient, fleet
 
 from .conftest import MakeMesh
 
-#: Groups after which memory is measured first and last. Caches are full by the first time.
-FIRST, LAST = 10_000, 100_000
-CLIENTS, AT_ONCE = 4, 10
+#: Groups after which memory is measured first and last. Caches are full by the first time, and what is forgotten after a time is
+#: forgotten as fast as it comes.
+FIRST, LAST, PER_SECOND = 10_000, 100_000, 40
 #: Kilobytes by which any process may differ, beside a tenth of what it had.
 NOISE = 4096
 
@@ -24,35 +26,34 @@ def mesh(make_mesh: MakeMesh) -> Mesh:
     return make_mesh(fleet(20, 64))
 
 
-def memory(mesh: Mesh) -> dict[str, int]:
-    """Returns the kilobytes that the processes of each kind do not share with others."""
-    mesh.read_endpoint()
-    found: dict[str, int] = {}
-    for worker, pids in mesh.endpoint["pids"].items():
-        for pid in pids:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            pss = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
-            found[worker] = found.get(worker, 0) + int(pss.split()[1])
-    return found
-
-
-async def come_and_go(driver: MeshClient, client: int, groups: int) -> None:
-    for first in range(0, groups, AT_ONCE):
-        names = [f"g{client}-{first + i}" for i in range(AT_ONCE)]
-        for name in names:
-            await driver.apply(application(name))
-        await driver.delete(names, seconds=300)
+async def test_streams_keep_nothing_of_groups_that_came_and_went(mesh: Mesh, driver: MeshClient) -> None:
+    """What a deleted key leaves goes by itself, and everything else has a limit or is cut."""
+    await Turnover(driver, 4, 1_000).until(120)
+    listed = await driver.bus.nc.jetstream().streams_info()
+    found = {info.config.name: info for info in listed}
+    for store in installed().stores.values():
+        config, state = found[store.stream].config, found[store.stream].state
+        match store:
+            case Bucket():
+                assert config.max_msgs_per_subject == 1 and config.allow_msg_ttl, store.name
+            case Stream() if store.name == stores.LEDGER:
+                assert not store.limited, "snapshots cut it"
+            case Stream():
+                assert (config.max_age or 0) > 0 or max(config.max_msgs or 0, config.max_bytes or 0) > 0, store.name
+            case ObjectStore():
+                assert state.messages <= 8, "objects that are replaced leave nothing"
+    assert (await driver.phases()) == {}
+    values = found["KV_moorage-desired"].state.bytes
+    assert values < 120 * 512, "of a deleted group only a marker is there"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * 3600)
 async def test_memory_does_not_grow_with_the_groups_that_ever_were(mesh: Mesh, driver: MeshClient) -> None:
-    async def until_there_were(groups: int, since: int) -> dict[str, int]:
-        each = (groups - since) // CLIENTS
-        await asyncio.gather(*(come_and_go(driver, number + since, each) for number in range(CLIENTS)))
-        return await asyncio.to_thread(memory, mesh)
-
-    before = await until_there_were(FIRST, 0)
-    after = await until_there_were(LAST, FIRST)
+    groups = Turnover(driver, 8, PER_SECOND)
+    await groups.until(FIRST)
+    before = await asyncio.to_thread(memory, mesh)
+    await groups.until(LAST)
+    after = await asyncio.to_thread(memory, mesh)
     grown = {worker: (before[worker], after[worker]) for worker in before}
     assert {worker: sizes for worker, sizes in grown.items() if sizes[1] > sizes[0] * 1.1 + NOISE} == {}

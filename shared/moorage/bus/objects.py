@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+
 import nats.errors
 import nats.js.errors
-from nats.js.api import ObjectStoreConfig
+from nats.js.api import ObjectInfo, ObjectStoreConfig
 from nats.js.client import JetStreamContext
 from nats.js.object_store import ObjectStore
 
@@ -38,13 +40,20 @@ class Objects:
         return result.data
 
     async def names(self) -> list[str]:
+        return sorted(info.name for info in await self._infos() if not info.deleted)
+
+    async def _infos(self) -> list[ObjectInfo]:
         try:
-            return sorted(info.name for info in await (await self._open()).list() if not info.deleted)
+            return await (await self._open()).list()
         except nats.js.errors.NotFoundError:
             return []
 
     async def delete(self, name: str) -> None:
+        """Deletes an object. The client leaves a marker for each, for ever; those that there are go too."""
         await (await self._open()).delete(name)
+        for marker in [info.name for info in await self._infos() if info.deleted]:
+            token = base64.urlsafe_b64encode(marker.encode()).decode()
+            await self._js.purge_stream(f"OBJ_{self._name}", subject=f"$O.{self._name}.M.{token}")
 
 
 async def create_objects(conn: Connection, name: str) -> None:

@@ -125,8 +125,10 @@ def pack_column(values: NDArray[Any], kind: np.dtype[Any]) -> bytes:
 
 
 def column(data: bytes, kind: np.dtype[Any], rows: int) -> NDArray[Any]:
-    values = np.frombuffer(data or bytes(kind.itemsize), kind)
-    return np.broadcast_to(values, rows) if len(values) == 1 else values
+    data = data or bytes(kind.itemsize)
+    if len(data) == kind.itemsize:  # one value for all rows; `broadcast_to` takes ten times as long
+        return np.ndarray(rows, kind, data, strides=(0,))
+    return np.frombuffer(data, kind)
 
 
 def encode(patch: FleetDelta) -> bytes:
