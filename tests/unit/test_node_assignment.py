@@ -14,7 +14,7 @@ from moorage.model.part_requests import OneZone, PartGroup, PropertyCondition, P
 from moorage.model.shapes import Shape
 from moorage.parts import NAMELESS, Budget, Group, Inventory, Request, SameSubtree, pod_request
 from moorage.parts.forest import Take
-from moorage.parts.node_assignment import NodePart, NodeTree, assign_on_node
+from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_node
 
 CLASSES = ["cpu", "GPU", "VF"]
 TRAITS = ["T0", "T1"]
@@ -223,8 +223,8 @@ def test_the_solver_finds_what_fits_and_refuses_what_does_not(seed: int) -> None
         for (pod, count), given in zip(pods, found, strict=True):
             assert len(given) == count
             ways = list(ways_of(parts, pod)) if count else []
-            for amounts in given:
-                one = {(number[p], name): a for p, by in amounts.items() for name, a in by.items()}
+            for share in given:
+                one = {(number[p], name): a for p, by in share.amounts.items() for name, a in by.items()}
                 taken = _with_consumed(parts, one)
                 assert taken in ways
                 for cell, amount in taken.items():
@@ -252,8 +252,8 @@ def test_pods_are_spread_over_zones_and_the_one_too_many_is_refused() -> None:
     found = assign_on_node(zones(2, 1), [(pod, 2)], Budget(1000))
     assert found == [
         [
-            {"n/numa0": {"cpu": 2}, "n/numa0/fpga0": {"FPGA": 1}},
-            {"n/numa1": {"cpu": 2}, "n/numa1/fpga0": {"FPGA": 1}},
+            PodShare({"n/numa0": {"cpu": 2}, "n/numa0/fpga0": {"FPGA": 1}}),
+            PodShare({"n/numa1": {"cpu": 2}, "n/numa1/fpga0": {"FPGA": 1}}),
         ]
     ]
     assert assign_on_node(zones(2, 1), [(pod, 3)], Budget(1000)) is None
@@ -280,8 +280,8 @@ def test_a_pod_of_one_zone_takes_all_of_it() -> None:
     pod = pod_request(shape, (), tree.zone_classes)
     assert assign_on_node(tree, [(pod, 2)], Budget(1000)) == [
         [
-            {"n/numa0": {"cpu": 3}, "n/numa0/fpga0": {"FPGA": 1}},
-            {"n/numa1": {"cpu": 3}, "n/numa1/fpga0": {"FPGA": 1}},
+            PodShare({"n/numa0": {"cpu": 3}, "n/numa0/fpga0": {"FPGA": 1}}),
+            PodShare({"n/numa1": {"cpu": 3}, "n/numa1/fpga0": {"FPGA": 1}}),
         ]
     ]
     other = Request({"": Group({"FPGA": 1})})

@@ -15,12 +15,14 @@ from moorage.collections import LruDict
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
 from moorage.model.part_requests import OneZone
 from moorage.model.shapes import Shape
-from moorage.model.slots import STARTING, PartAmounts, PodParts, PodPlace
+from moorage.model.slots import STARTING, DeviceGrant, PartAmounts, PodParts, PodPlace
 from moorage.parts import Budget, Request, needs_one_zone, pod_request
 from moorage.parts.arrivals import can_hold, most_equal_pods, starting
+from moorage.parts.device_parts import COUNTERS
+from moorage.parts.device_table import DeviceTable
 from moorage.parts.inside import InnerPart, Layout, part_id
 from moorage.parts.kubelet import Alignment, Kubelet, Step, TopologyManager, ZoneAmounts, aligned_steps, alignment
-from moorage.parts.node_assignment import NodePart, NodeTree, assign_on_node
+from moorage.parts.node_assignment import NodePart, NodeTree, PodShare, assign_on_node
 
 from .budget import BudgetExceeded
 from .protocols import Rows
@@ -56,6 +58,7 @@ class Asked:
         self.shape, self.granted = shape, tuple(granted)
         self.explicit = bool(shape.groups or shape.relations)
         self.one_zone = needs_one_zone(shape)
+        self.asks_devices = any(group.devices for group in shape.groups)
         self.prefers_zone = not self.one_zone and any(isinstance(r, OneZone) for r in shape.relations)
         #: Equal for shapes that ask the same.
         self.key = msgspec.json.encode(
@@ -109,6 +112,9 @@ class Asked:
         for step in self.alignment(static.manager, static.reported):
             for name, _ in step.amounts:
                 found[name] = 1, 1 << 62
+        if self.asks_devices:
+            # How much is taken of which depends on the device that is chosen.
+            found |= dict.fromkeys(static.device_classes, (1, 1 << 62))
         return found
 
 
@@ -127,6 +133,10 @@ class StaticInside:
         self.zone_classes = frozenset(n for i, p in enumerate(parts) if below[i] and p.healthy for n in p.inventories)
         self.reported = frozenset(n for i in self.zones for n in parts[i].inventories)
         self.classes = frozenset(entry.resource for entry in layout.entries)
+        inside = layout.inside
+        self.table = DeviceTable(inside.devices, inside.device_classes, inside.incomplete_pools)
+        #: What devices, and the counters above them, offer.
+        self.device_classes = {name for p in parts if p.device >= 0 or p.kind == COUNTERS for name in p.inventories}
         reported = layout.inside.topology_manager
         cpu = layout.inside.cpu_manager
         self.manager = TopologyManager()
@@ -197,10 +207,12 @@ class NodeState:
                     {name: tuple(t for t in takes if t.part) for name, takes in part.consumes.items()},
                     part.healthy,
                     part.properties,
+                    part.device,
                 )
                 for i, part in enumerate(layout.parts)
             ]
-            or [nothing]
+            or [nothing],
+            self.static.table,
         )
         self._trees: dict[frozenset[str], NodeTree] = {}
 
@@ -285,7 +297,7 @@ class NodeState:
                 high = middle - 1
         return low
 
-    def assign(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PartAmounts]] | None:
+    def assign(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PodShare]] | None:
         """Returns the parts of each pod, by shape; None if the node does not hold all of them. Raises BudgetExceeded."""
         manager, reported = self.static.manager, self.static.reported
         arriving: Counter[Alignment] = Counter()
@@ -297,12 +309,12 @@ class NodeState:
         found = self._assigned([(asked, count if asked.explicit else 0) for asked, count in pods])
         if found is None or not arriving:
             return found and [
-                parts or [{}] * count if not asked.explicit else parts
-                for parts, (asked, count) in zip(found, pods, strict=True)
+                shares or [PodShare({})] * count if not asked.explicit else shares
+                for shares, (asked, count) in zip(found, pods, strict=True)
             ]
         return self._predicted(pods, found)
 
-    def _assigned(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PartAmounts]] | None:
+    def _assigned(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PodShare]] | None:
         """Returns parts for what is asked explicitly."""
         for in_zone in (True, False) if any(asked.prefers_zone for asked, _ in pods) else (False,):
             budget = Budget(STEPS)
@@ -311,7 +323,10 @@ class NodeState:
             found = assign_on_node(self._with_node([request for request, _ in requests]), requests, budget)
             if found is not None:
                 # What the node itself gives is among its resources.
-                return [[{p: dict(a) for p, a in one.items() if p} for one in kind] for kind in found]
+                return [
+                    [one._replace(amounts={p: a for p, a in one.amounts.items() if p}) for one in kind]
+                    for kind in found
+                ]
             if budget.spent and not in_zone:
                 raise BudgetExceeded
         return None
@@ -329,13 +344,14 @@ class NodeState:
         if found is None:
             node = self.tree.parts[0]
             offering = node._replace(free={**node.free, **dict.fromkeys(names, _PLENTY)})
-            found = self._trees[names] = NodeTree([offering, *self.tree.parts[1:]])
+            found = self._trees[names] = NodeTree([offering, *self.tree.parts[1:]], self.static.table)
         return found
 
-    def place(self, asked: Asked, parts: PartAmounts) -> PodPlace:
+    def place(self, asked: Asked, share: PodShare) -> PodPlace:
         """Returns the parts of a pod with what matters until it has arrived."""
         first = starting(asked.alignment(self.static.manager, self.static.reported))
-        return PodPlace(parts, self._aligned(asked, parts), dict(first))
+        grants = [DeviceGrant(part=g.part, need=g.need, name=g.resource, amount=g.amount) for g in share.grants]
+        return PodPlace(share.amounts, self._aligned(asked, share.amounts), dict(first), grants)
 
     def _aligned(self, asked: Asked, parts: PartAmounts) -> PartAmounts:
         """Returns which of the parts of a pod the kubelet takes from zones."""
@@ -350,14 +366,12 @@ class NodeState:
         }
         return {path: amounts for path, amounts in found.items() if amounts}
 
-    def _predicted(
-        self, pods: Sequence[tuple[Asked, int]], found: list[list[PartAmounts]]
-    ) -> list[list[PartAmounts]] | None:
+    def _predicted(self, pods: Sequence[tuple[Asked, int]], found: list[list[PodShare]]) -> list[list[PodShare]] | None:
         """Adds the zones that the kubelet takes for pods that do not name parts themselves, if they arrive in this order."""
         left = {i: dict(self.tree.parts[i].free) for i in self.static.zones}
         for kind in found:
-            for parts in kind:
-                for path, amounts in parts.items():
+            for share in kind:
+                for path, amounts in share.amounts.items():
                     zone = left.get(self.layout.at[path], {})
                     for name, amount in amounts.items():
                         zone[name] = zone.get(name, 0) - amount
@@ -365,7 +379,7 @@ class NodeState:
             self.static.manager,
             [ZoneAmounts(z.total, left[i]) for i, z in zip(self.static.zones, self.zones(), strict=True)],
         )
-        result: list[list[PartAmounts]] = []
+        result: list[list[PodShare]] = []
         for (asked, count), given in zip(pods, found, strict=True):
             steps = asked.alignment(self.static.manager, self.static.reported)
             if asked.explicit:
@@ -381,7 +395,7 @@ class NodeState:
                     if amount:
                         here = predicted.setdefault(self.layout.parts[self.static.zones[number]].path, {})
                         here[name] = here.get(name, 0) + amount
-                result[-1].append(predicted)
+                result[-1].append(PodShare(predicted))
         return result
 
 

@@ -83,6 +83,8 @@ def inside_of(node: NodeReport, before: Inside, allocatable: Mapping[str, int]) 
         providers=before.providers if node.providers is None else node.providers,
         devices=own_devices(node.name, node.devices),
         counters=own_counters(node.name, node.counters) if node.devices else [],
+        device_classes=node.device_classes if node.devices else [],
+        incomplete_pools=node.incomplete_pools and bool(node.devices),
         topology_manager=node.topology_manager or before.topology_manager,
         cpu_manager=node.cpu_manager.policy if node.cpu_manager is not None else "",
     )

@@ -72,10 +72,22 @@ class DeviceTaint(Value, kw_only=True, frozen=True):
     time_added: str = ""
 
 
+class CapacityPolicy(Value, kw_only=True, frozen=True):
+    """Which amounts of a capacity are given: the `default` if none is asked for, multiples of `step` from `minimum` to
+    `maximum`, or one of `values`. Quantities; empty is no limit."""
+
+    default: str = ""
+    minimum: str = ""
+    maximum: str = ""
+    step: str = ""
+    values: tuple[str, ...] = ()
+
+
 class DeviceReport(Value, kw_only=True, frozen=True):
     """A device that a DRA driver or a node agent offers. `shared`: other nodes can use it, or the counters that it takes of,
-    too. `divisible`: several pods may have it at once, each an amount of its capacity. `consumes`: what it takes of sets of
-    counters of its pool, by set and counter."""
+    too. `divisible`: several pods may have it at once, each an amount of its capacity, according to `policies`. `consumes`:
+    what it takes of sets of counters of its pool, by set and counter. `binding_conditions`: what must become true before a
+    pod that has it is bound."""
 
     id: str = ""
     driver: str = ""
@@ -86,7 +98,9 @@ class DeviceReport(Value, kw_only=True, frozen=True):
     taints: list[DeviceTaint] = []
     shared: bool = False
     divisible: bool = False
+    policies: dict[str, CapacityPolicy] = {}
     consumes: dict[str, dict[str, str]] = {}
+    binding_conditions: list[str] = []
 
 
 class CounterSetReport(Value, kw_only=True, frozen=True):
@@ -96,6 +110,15 @@ class CounterSetReport(Value, kw_only=True, frozen=True):
     pool: str = ""
     name: str = ""
     counters: dict[str, str] = {}
+
+
+class DeviceClassReport(Value, kw_only=True, frozen=True):
+    """A DeviceClass of the cluster. `selectors` are CEL expressions, all of which select its devices; `extended_resource` is a
+    resource by which containers may ask for them."""
+
+    name: str = ""
+    selectors: list[str] = []
+    extended_resource: str = ""
 
 
 class TopologyManager(Value, kw_only=True, frozen=True):

@@ -25,13 +25,42 @@ class PropertyCondition(Value, kw_only=True, frozen=True):
 PropertySelector = tuple[tuple[PropertyCondition, ...], ...]
 
 
+class DeviceToleration(Value, kw_only=True, frozen=True):
+    """Tolerates taints of devices. Without a key it tolerates all; without an effect, all effects. `seconds`: how long a pod
+    stays on a device with the effect NoExecute; None is for ever."""
+
+    key: str = ""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: str = ""
+    effect: str = ""
+    seconds: int | None = None
+
+
+class DeviceAsk(Value, kw_only=True, frozen=True):
+    """Devices that a pod asks for: `count` of those that the class and all selectors select, or all of them. `device_class`
+    names a DeviceClass of the cluster; `selectors` are CEL expressions. `capacity`: quantities of a device's
+    capacities. With `admin` access nothing is taken of the devices."""
+
+    name: str = ""  # of an alternative; empty: it has none beside it
+    device_class: str = ""
+    selectors: tuple[str, ...] = ()
+    properties: PropertySelector = ()
+    count: int = 1
+    all: bool = False
+    admin: bool = False
+    tolerations: tuple[DeviceToleration, ...] = ()
+    capacity: dict[str, str] = {}
+
+
 class PartGroup(Value, kw_only=True, frozen=True):
     """Amounts that one part gives to one pod, and conditions that this part meets. The group without a suffix is spread: each
     of its classes may come from another part of the tree.
 
     `required` and `member_of` are conjunctions of alternatives: one name of each entry must be there. Classes and traits have
     the names of `moorage.model.part_names`; amounts of Kubernetes resources are in the units of `Shape.resources`, which
-    includes them."""
+    includes them.
+
+    With `devices` it asks for devices instead, the first of these that the node can give, and is named CLAIM/REQUEST."""
 
     suffix: str = NAMELESS
     resources: dict[str, int] = {}
@@ -42,6 +71,7 @@ class PartGroup(Value, kw_only=True, frozen=True):
     properties: PropertySelector = ()
     in_tree: str = ""  # a part, usually the node, whose tree it must be
     count: int = 1  # so many such parts; each gives `resources`
+    devices: tuple[DeviceAsk, ...] = ()
     optional: bool = (
         False  # asked for only where an optional need of the group is granted, else left out of all relations
     )
@@ -77,7 +107,16 @@ class RootConditions(Value, kw_only=True, frozen=True, tag="root"):
     not_member_of: tuple[str, ...] = ()
 
 
-Relation = SameSubtree | Isolated | OneZone | RootConditions
+class AttributeRelation(Value, kw_only=True, frozen=True, tag="attribute"):
+    """All devices of `groups` (CLAIM/REQUEST, or CLAIM/REQUEST/ALTERNATIVE) have the attribute, with a value that they have in
+    common, or with `distinct` values. Values that are lists have a value in common, or none."""
+
+    groups: tuple[str, ...]
+    attribute: str
+    distinct: bool = False
+
+
+Relation = SameSubtree | Isolated | OneZone | RootConditions | AttributeRelation
 
 
 class PodContainer(Value, kw_only=True, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .base import Message, Model, Value
-from .part_reports import CounterSetReport, DeviceReport, ProviderReport, TopologyManager, ZoneReport
+from .part_reports import CounterSetReport, DeviceClassReport, DeviceReport, ProviderReport, TopologyManager, ZoneReport
 
 #: A part of a report stays well below 512 kB.
 PART_BYTES = 400_000
@@ -45,6 +45,8 @@ class NodeReport(Model, kw_only=True):
     providers: list[ProviderReport] | None = None
     devices: list[DeviceReport] = []
     counters: list[CounterSetReport] = []
+    device_classes: list[DeviceClassReport] = []  # of its cluster; only of nodes with devices
+    incomplete_pools: bool = False  # there are pools for it of which no device counts
     topology_manager: TopologyManager | None = None
     in_use: dict[str, dict[str, str]] = {}
     counted: list[str] = []

@@ -35,6 +35,7 @@ class DevicePart(NamedTuple):
     properties: Mapping[str, PropertyValue] = {}
     healthy: bool = True
     takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
+    device: int = -1  # its place among the devices
 
 
 class BadDevice(NamedTuple):
@@ -169,7 +170,7 @@ class _Maker:
         return _path(head[0], head[1], f"{COUNTERS}:{head[2]}")
 
     def device_parts(self) -> Iterator[DevicePart | BadDevice]:
-        for device, consumed in zip(self._devices, self._consumed, strict=True):
+        for place, (device, consumed) in enumerate(zip(self._devices, self._consumed, strict=True)):
             path = _path(device.driver, device.pool, device.name)
             if not _is_name(device):
                 yield BadDevice(path, "this is no name of a device")
@@ -196,7 +197,8 @@ class _Maker:
                 offered,
                 _properties(device),
                 not any(taint.effect in _KEEPS_AWAY for taint in device.taints),
-                dict.fromkeys(offered, takes) if takes else {},
+                {class_of(device.driver): takes} if takes else {},
+                place,
             )
 
     def _zone(self, device: DeviceReport) -> str:
@@ -221,11 +223,12 @@ def _path(driver: str, pool: str, name: str) -> str:
 def _offered(device: DeviceReport, consumed: Collection[object]) -> dict[str, int]:
     if not device.divisible:
         return {class_of(device.driver): 1}
-    if consumed:
-        raise ValueError("it can be divided and takes of counters")
-    _check_classes(device.capacity)
+    names = [*device.capacity, device.driver] if consumed else list(device.capacity)
+    _check_classes(names)
     found = {name: _amount(name, text) // _UNITS[0] for name, text in device.capacity.items()}
-    return {class_of(name): min(amount, CAPACITY_MAX) for name, amount in found.items()}
+    offered = {class_of(name): min(amount, CAPACITY_MAX) for name, amount in found.items()}
+    # Whoever has it first takes the counters, once for all.
+    return offered | {class_of(device.driver): 1} if consumed else offered
 
 
 def _check_classes(names: Collection[str]) -> None:

@@ -19,6 +19,7 @@ from moorage.model.base import Value
 from moorage.model.part_names import HW_NUMA_ROOT, KUBERNETES_RESOURCES, is_class, short_name
 from moorage.model.part_reports import (
     CounterSetReport,
+    DeviceClassReport,
     DeviceReport,
     InventoryReport,
     PropertyValue,
@@ -57,6 +58,8 @@ class Inside(Value, kw_only=True, frozen=True):
     providers: list[ProviderReport] = []
     devices: list[DeviceReport] = []  # those of the node alone, without what names the node
     counters: list[CounterSetReport] = []
+    device_classes: list[DeviceClassReport] = []  # of its cluster
+    incomplete_pools: bool = False  # there are pools for it of which no device counts
     topology_manager: TopologyManager | None = None
     cpu_manager: str = ""  # the policy; empty: not reported
     node: dict[str, int] = {}
@@ -77,6 +80,7 @@ class InnerPart(NamedTuple):
     consumes: Mapping[str, tuple[Take, ...]] = {}  # by class; of part 0 it is the node's columns
     added_traits: frozenset[str] = frozenset()  # those of its traits and aggregates that are not reported
     added_aggregates: frozenset[str] = frozenset()
+    device: int = -1  # its place among the devices of its node; -1: it is none
 
 
 class Entry(NamedTuple):
@@ -215,6 +219,7 @@ class _Found(NamedTuple):
     healthy: bool
     inventories: dict[str, Inventory]
     takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
+    device: int = -1
 
 
 class _Builder:
@@ -254,6 +259,7 @@ class _Builder:
                 found.healthy,
                 found.inventories,
                 {name: takes for name in found.inventories if (takes := tuple(self._sources(found, name, at)))},
+                device=found.device,
             )
 
     def _zone(self, zone: ZoneReport) -> None:
@@ -289,7 +295,15 @@ class _Builder:
                 inventories = {n: Inventory(amount, max_unit=CAPACITY_MAX) for n, amount in part.inventories.items()}
                 properties = frozenset(part.properties.items())
                 self._found[part.path] = _Found(
-                    part.parent, part.kind, nothing, nothing, properties, part.healthy, inventories, part.takes
+                    part.parent,
+                    part.kind,
+                    nothing,
+                    nothing,
+                    properties,
+                    part.healthy,
+                    inventories,
+                    part.takes,
+                    part.device,
                 )
 
     def _tie_to_none(self) -> None:

@@ -12,10 +12,13 @@ from typing import NamedTuple
 
 from moorage.model.part_names import HW_NUMA_ROOT
 
+from .device_search import NO_DEVICE, Values
+from .device_slots import DeviceSlots, Given
+from .device_table import EMPTY, DeviceTable
 from .forest import Inventory, Take
 from .properties import Properties, meets
 from .request import INTERNAL, NAMELESS, Group, Request
-from .solver import Budget, Problem, Slot, Subtree, assignments
+from .solver import Budget, Problem, Slot, Subtree, choices
 
 Amounts = Mapping[str, Mapping[str, int]]  # by part and class
 _PLAIN = Inventory(0, max_unit=1 << 62)
@@ -34,13 +37,30 @@ class NodePart(NamedTuple):
     consumes: Mapping[str, tuple[Take, ...]] = {}
     usable: bool = True
     properties: Properties = frozenset()
+    device: int = -1  # its place among the devices of the table; -1: it is none
+
+
+class Grant(NamedTuple):
+    """An amount of a part that serves a request for devices. With admin access it is 0."""
+
+    part: str
+    need: str
+    resource: str
+    amount: int
+
+
+class PodShare(NamedTuple):
+    """What one pod gets: amounts by part and class, and which of them serve its requests for devices."""
+
+    amounts: dict[str, dict[str, int]]
+    grants: tuple[Grant, ...] = ()
 
 
 class NodeTree:
-    """The parts of one node in preorder, the node itself first."""
+    """The parts of one node in preorder, the node itself first. `table` has its devices."""
 
-    def __init__(self, parts: Sequence[NodePart]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[NodePart], table: DeviceTable = EMPTY) -> None:
+        self.parts, self.table = parts, table
         self.number = {part.id: i for i, part in enumerate(parts)}
         self.leave = list(range(1, len(parts) + 1))
         self.children: list[list[int]] = [[] for _ in parts]
@@ -98,15 +118,16 @@ class _PodProblem:
     """One pod's problem but for the amounts free. `own_room`: cells for what one pod may take of a part at most."""
 
     slots: list[Slot]
-    resources: list[Mapping[str, int]]  # per slot
+    given: list[Sequence[Given]]  # per slot what each choice gives; the same for all if it is only one
     subtrees: list[Subtree]
     leave: dict[int, int]
     conditions: int
     own_room: list[int]
     total: dict[str, int] = field(default_factory=dict)
+    values: list[Values] = field(default_factory=list)
 
 
-def assign_on_node(tree: NodeTree, pods: Sequence[tuple[Request, int]], budget: Budget) -> list[list[Amounts]] | None:
+def assign_on_node(tree: NodeTree, pods: Sequence[tuple[Request, int]], budget: Budget) -> list[list[PodShare]] | None:
     """Returns the parts of each pod (by kind of pod, in the order of `pods`), or None as the proof that they do not fit
     together. If the budget is used up it returns None, and `budget.spent` is set."""
     asked = [(kind, pod, count) for kind, (pod, count) in enumerate(pods) if count]
@@ -122,11 +143,13 @@ def assign_on_node(tree: NodeTree, pods: Sequence[tuple[Request, int]], budget: 
     found = _Joint(tree, [problem for _, problem in problems], budget).run()
     if found is None:
         return None
-    result: list[list[Amounts]] = [[] for _ in pods]
+    result: list[list[PodShare]] = [[] for _ in pods]
+    room = list(tree.room)
     for (kind, problem), choice in zip(problems, found, strict=True):
-        result[kind].append(_amounts(tree, problem, choice))
-    for kind_amounts in result:
-        kind_amounts.sort(key=lambda amounts: [tree.number[part] for part in amounts])
+        result[kind].append(_share(tree, problem, choice, room))
+        room = _after(problem, room, choice)
+    for shares in result:
+        shares.sort(key=lambda share: [tree.number[part] for part in share.amounts])
     return result
 
 
@@ -142,14 +165,48 @@ def _has_enough(tree: NodeTree, problems: Sequence[tuple[int, _PodProblem]]) -> 
     return all(have.get(name, 0) >= amount for name, amount in need.items())
 
 
-def _amounts(tree: NodeTree, problem: _PodProblem, choice: Sequence[int]) -> dict[str, dict[str, int]]:
+def _share(tree: NodeTree, problem: _PodProblem, choice: Sequence[int], room: Sequence[int]) -> PodShare:
     amounts: dict[int, dict[str, int]] = {}
-    for part, resources in zip(choice, problem.resources, strict=True):
-        if resources:
-            here = amounts.setdefault(part, {})
-            for name, amount in resources.items():
+    grants: list[Grant] = []
+    left = list(room)
+    for s, (slot, k) in enumerate(zip(problem.slots, choice, strict=True)):
+        part, given = slot.parts[k], problem.given[s][k if slot.device is not None else 0]
+        if part == NO_DEVICE:
+            continue
+        resources = dict(given.resources)
+        if slot.device is not None and _takes_once(slot, k, left):
+            resources |= given.once
+            for cell, amount in slot.device.once[k]:
+                left[cell] -= amount
+        for name, amount in resources.items():
+            if amount or slot.device is None:
+                here = amounts.setdefault(part, {})
                 here[name] = here.get(name, 0) + amount
-    return {tree.parts[part].id: amounts[part] for part in sorted(amounts)}
+        if slot.device is not None:
+            grants += [Grant(tree.parts[part].id, given.need, name, amount) for name, amount in resources.items()]
+            if not resources:
+                grants.append(Grant(tree.parts[part].id, given.need, "", 0))
+    return PodShare({tree.parts[part].id: amounts[part] for part in sorted(amounts)}, tuple(grants))
+
+
+def _takes_once(slot: Slot, k: int, room: Sequence[int]) -> bool:
+    """Returns whether a choice is the first that has its device."""
+    once = slot.device.once[k] if slot.device is not None else ()
+    return bool(once) and room[once[0][0]] >= 1
+
+
+def _after(problem: _PodProblem, room: Sequence[int], choice: Sequence[int]) -> list[int]:
+    """Returns what a pod leaves."""
+    left = list(room)
+    for slot, k in zip(problem.slots, choice, strict=True):
+        takes = [
+            *slot.takes[k],
+            *(slot.device.once[k] if slot.device is not None and _takes_once(slot, k, left) else ()),
+        ]
+        for cell, amount in takes:
+            if cell < len(left):
+                left[cell] -= amount
+    return left
 
 
 class _Joint:
@@ -162,8 +219,13 @@ class _Joint:
         for problem in {id(p): p for p in problems}.values():
             for s, slot in enumerate(problem.slots):
                 for k, part in enumerate(slot.parts):
-                    covers = slot.covers[k] if slot.covers else 0
-                    offered[part].append((id(problem), s, covers))
+                    mark: object = slot.covers[k] if slot.covers else 0
+                    if slot.device is not None:
+                        values = tuple(v.of[s][k] for v in problem.values if s in v.of)
+                        amounts = tuple(amount for _, amount in slot.takes[k])
+                        mark = slot.device.alternatives[k], slot.device.errors[k], values, amounts
+                    if part != NO_DEVICE:
+                        offered[part].append((id(problem), s, mark))
         self._kinds = [
             kinds.setdefault((tuple(offered[i]), tuple(sorted(part.units.items())), _sources(tree, i)), len(kinds))
             for i, part in enumerate(tree.parts)
@@ -192,7 +254,7 @@ class _Joint:
                 if chosen:
                     chosen.pop()
                 continue
-            room = self._after(at, rooms[-1], choice)
+            room = _after(self._problems[at], rooms[-1], choice)
             if at + 1 == count:
                 return [*chosen, choice]
             if self._failed and self._state(at + 1, room) in self._failed:
@@ -207,18 +269,11 @@ class _Joint:
         problem = self._problems[at]
         if not problem.slots:
             return iter([[]])
-        return assignments(
-            Problem(problem.slots, [*room, *problem.own_room], problem.leave, problem.subtrees, problem.conditions),
+        own = [*room, *problem.own_room]
+        return choices(
+            Problem(problem.slots, own, problem.leave, problem.subtrees, problem.conditions, problem.values),
             self._budget,
         )
-
-    def _after(self, at: int, room: Sequence[int], choice: Sequence[int]) -> list[int]:
-        left = list(room)
-        for slot, part in zip(self._problems[at].slots, choice, strict=True):
-            for cell, amount in slot.takes[slot.parts.index(part)]:
-                if cell < len(left):
-                    left[cell] -= amount
-        return left
 
     def _state(self, at: int, room: Sequence[int]) -> object:
         """Names a state. Trees that differ by the order of equal subtrees have one name."""
@@ -274,7 +329,11 @@ class _Maker:
         if request.root_not_member_of & root.aggregates:
             return False
         number: dict[str, int] = {}
+        if not self._add_devices():
+            return False
         for suffix, group in request.groups.items():
+            if group.devices:
+                continue
             if suffix != NAMELESS:
                 number[suffix] = len(self.problem.slots)
                 asked = [group.resources]
@@ -295,6 +354,22 @@ class _Maker:
                 self.problem.subtrees.append(Subtree(together, tuple(sorted(number[s] for s in relation.apart))))
         return True
 
+    def _add_devices(self) -> bool:
+        asked = {suffix: group.devices for suffix, group in self._pod.groups.items() if group.devices}
+        if not asked:
+            return True
+        found = DeviceSlots(self._tree, self._new_cell).make(asked, self._pod.attributes)
+        if found is None:
+            return False
+        slots, self.problem.values = found
+        self.problem.slots += [slot for slot, _ in slots]
+        self.problem.given += [given for _, given in slots]
+        return True
+
+    def _new_cell(self, room: int) -> int:
+        self.problem.own_room.append(room)
+        return len(self._tree.room) + len(self.problem.own_room) - 1
+
     def _add(self, suffix: str, group: Group, resources: Mapping[str, int]) -> bool:
         tree, spread = self._tree, suffix == NAMELESS
         parts = [i for i in range(len(tree.parts)) if self._meets(i, group, spread) and self._offers(i, resources)]
@@ -311,7 +386,7 @@ class _Maker:
     def _put(self, parts: Sequence[int], resources: Mapping[str, int], *, single: bool, isolated: bool) -> None:
         takes = [tuple(self._takes(i, resources).items()) for i in parts]
         self.problem.slots.append(Slot(parts, takes, (), isolated, single))
-        self.problem.resources.append(resources)
+        self.problem.given.append([Given("", resources)])
         for name, amount in resources.items():
             self.problem.total[name] = self.problem.total.get(name, 0) + amount
 
@@ -325,8 +400,7 @@ class _Maker:
             if most < tree.room[tree.cells[part, name]]:
                 own = self._own.get((part, name))
                 if own is None:
-                    own = self._own[part, name] = len(tree.room) + len(self.problem.own_room)
-                    self.problem.own_room.append(most)
+                    own = self._own[part, name] = self._new_cell(most)
                 taken[own] = amount
             for take in tree.parts[part].consumes.get(name, ()):
                 cell = tree.cells.get((take.part, take.resource))

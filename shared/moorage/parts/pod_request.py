@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 import msgspec
 
 from moorage.model.part_names import HW_NUMA_ROOT
-from moorage.model.part_requests import Isolated, OneZone, PartGroup, RootConditions
+from moorage.model.part_requests import AttributeRelation, Isolated, OneZone, PartGroup, RootConditions
 from moorage.model.part_requests import SameSubtree as SameSubtreeRelation
 from moorage.model.shapes import PODS, Shape
 
@@ -26,11 +26,12 @@ def pod_request(shape: Shape, granted: Iterable[int] = (), zone_classes: Collect
     parts: dict[str, Group] = {}
     copies: dict[str, list[str]] = {}
     for suffix, group in groups.items():
-        numbers = range(1, group.count + 1)
+        numbers = range(1, 2 if group.devices else group.count + 1)
         copies[suffix] = [suffix if n == 1 else f"{n}{INTERNAL}{suffix}" for n in numbers]
         parts |= dict.fromkeys(copies[suffix], _group(group))
     same_subtree: list[SameSubtree] = []
     isolated: set[str] = set()
+    attributes: list[AttributeRelation] = []
     root = RootConditions()
     for relation in shape.relations:
         if isinstance(relation, SameSubtreeRelation):
@@ -39,6 +40,8 @@ def pod_request(shape: Shape, granted: Iterable[int] = (), zone_classes: Collect
                 same_subtree.append(SameSubtree(together, apart))
         elif isinstance(relation, Isolated):
             isolated |= _of(copies, relation.groups)
+        elif isinstance(relation, AttributeRelation):
+            attributes.append(relation)
         elif isinstance(relation, RootConditions):
             root = relation
     if zone_classes is not None:
@@ -47,6 +50,7 @@ def pod_request(shape: Shape, granted: Iterable[int] = (), zone_classes: Collect
         groups=parts,
         same_subtree=tuple(same_subtree),
         isolated=frozenset(isolated),
+        attributes=tuple(attributes),
         root_required=tuple(map(frozenset, root.required)),
         root_forbidden=frozenset(root.forbidden),
         root_member_of=tuple(map(frozenset, root.member_of)),
@@ -90,6 +94,7 @@ def _group(group: PartGroup) -> Group:
         not_member_of=frozenset(group.not_member_of),
         in_tree=group.in_tree or None,
         properties=group.properties,
+        devices=group.devices,
     )
 
 

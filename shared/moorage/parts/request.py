@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from moorage.model.part_requests import PropertySelector
+from moorage.model.part_requests import AttributeRelation, DeviceAsk, PropertySelector
 
 NAMELESS = ""  # the suffix of the group that may be spread over the parts of a tree
 INTERNAL = "="  # begins suffixes that nobody gave; isolated parts may meet these groups, too
@@ -24,6 +24,7 @@ class Group(NamedTuple):
     not_member_of: frozenset[str] = frozenset()
     in_tree: str | None = None
     properties: PropertySelector = ()
+    devices: tuple[DeviceAsk, ...] = ()  # alternatives; then nothing else is asked for
 
 
 class SameSubtree(NamedTuple):
@@ -41,3 +42,4 @@ class Request(NamedTuple):
     root_forbidden: frozenset[str] = frozenset()
     root_member_of: tuple[frozenset[str], ...] = ()
     root_not_member_of: frozenset[str] = frozenset()
+    attributes: tuple[AttributeRelation, ...] = ()  # of devices

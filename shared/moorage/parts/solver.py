@@ -1,6 +1,7 @@
 """Assigns parts to slots: lists every assignment that has room and keeps the relations, lazily and in a fixed order.
 
-The search is depth-first over the slots. States that cannot be completed are remembered in a form in which
+The search is depth-first over the slots. Where slots choose devices, it keeps the order in which they are given, and of several
+solutions the first in the order of their choices is found first. States that cannot be completed are remembered in a form in which
 interchangeable parts are equal, so that a request without a solution does not cost a factorial.
 """
 
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .device_search import DeviceChoices, DeviceSearch, Values, viable
+
 #: Steps without a solution after which states that failed are remembered. Most requests need fewer in all.
 PATIENCE = 64
 #: Steps between two pauses.
@@ -18,13 +21,14 @@ PAUSE = 256
 
 class Slot(NamedTuple):
     """A choice of one part. `takes` has, for each part of `parts`, the amounts taken of cells; `covers` has the bits of the
-    collective conditions that each part meets."""
+    collective conditions that each part meets. A part that is -1 is none."""
 
-    parts: Sequence[int]  # ascending
+    parts: Sequence[int]
     takes: Sequence[tuple[tuple[int, int], ...]] = ()
     covers: Sequence[int] = ()
     apart_from_others: bool = False  # its part serves no other slot that is `single`
     single: bool = True
+    device: DeviceChoices | None = None
 
 
 class Subtree(NamedTuple):
@@ -41,6 +45,7 @@ class Problem:
     leave: dict[int, int]  # part → end of its interval
     subtrees: Sequence[Subtree] = ()
     conditions: int = 0  # all bits of the collective conditions
+    values: Sequence[Values] = ()
 
 
 class Budget:
@@ -60,9 +65,24 @@ def assignments(problem: Problem, budget: Budget) -> Iterator[list[int]]:
 
 def assignments_in_steps(problem: Problem, budget: Budget) -> Iterator[list[int] | None]:
     """Yields assignments, and None now and then: its caller may do something else in between."""
+    for found in _choices_in_steps(problem, budget):
+        yield None if found is None else [slot.parts[k] for slot, k in zip(problem.slots, found, strict=True)]
+
+
+def choices(problem: Problem, budget: Budget) -> Iterator[list[int]]:
+    """Yields the choice of each slot, for every assignment, until the budget is spent."""
+    return (found for found in _choices_in_steps(problem, budget) if found is not None)
+
+
+def _choices_in_steps(problem: Problem, budget: Budget) -> Iterator[list[int] | None]:
     if not all(slot.parts for slot in problem.slots):
         return
     domains = [list(range(len(slot.parts))) for slot in problem.slots]
+    if any(slot.device for slot in problem.slots):
+        found = viable(problem.slots, problem.values, problem.room, domains)
+        if found is None:
+            return
+        domains = found
     yield from _rooted(problem, 0, domains, [], budget)
 
 
@@ -134,7 +154,12 @@ class _Search:
         slots = problem.slots
         self._problem = problem
         self._budget = budget
-        self._order = sorted(range(len(slots)), key=lambda s: len(domains[s]))
+        # Devices are chosen first and in the order given, so that the first solution is the first in that order.
+        self._order = sorted(
+            range(len(slots)),
+            key=lambda s: (slots[s].device is None, len(domains[s]) if slots[s].device is None else s),
+        )
+        self._domains = [domains[s] for s in self._order]
         self._parts = [[slots[s].parts[k] for k in domains[s]] for s in self._order]
         self._takes = [[slots[s].takes[k] for k in domains[s]] if slots[s].takes else None for s in self._order]
         self._covers = [[slots[s].covers[k] for k in domains[s]] if slots[s].covers else None for s in self._order]
@@ -157,6 +182,9 @@ class _Search:
         self.owners: set[int] = set()  # parts of slots that are apart from others
         self.covered = [0] * (len(slots) + 1)
         self._pick = [-1] * len(slots)
+        self._devices: DeviceSearch | None = None
+        if any(slot.device for slot in slots):
+            self._devices = DeviceSearch(slots, problem.values, self._order, self._domains)
 
     def _coverable_from(self) -> list[int]:
         """Returns the collective conditions that the slots from each place on may meet."""
@@ -169,7 +197,7 @@ class _Search:
 
     def run(self) -> Iterator[list[int] | None]:
         count = len(self._order)
-        states = _States(self._problem, self._order, self._parts, self._takes, set(self._tops))
+        states = _States(self._problem, self._order, self._parts, self._takes, self._domains, set(self._tops))
         keys: list[object] = [None] * count
         found_before = [0] * count
         found = quiet = i = 0
@@ -182,6 +210,8 @@ class _Search:
                 yield None
             quiet += 1
             if not self._take_next(i):
+                if self._devices is not None and self._devices.failed:
+                    return
                 if keys[i] is not None and found == found_before[i]:
                     states.fail(keys[i])
                 i = self._step_back(i)
@@ -203,18 +233,25 @@ class _Search:
     def _assignment(self) -> list[int]:
         answer = [0] * len(self._order)
         for at, slot in enumerate(self._order):
-            answer[slot] = self._parts[at][self._pick[at]]
+            answer[slot] = self._domains[at][self._pick[at]]
         return answer
 
     def _take_next(self, i: int) -> bool:
         """Gives slot i the next part that is allowed. Returns False if there is none."""
         options = self._parts[i]
         forced = [self._tops[r] for r in self._last[i] if not self.hits[r]]
+        devices = self._devices if self._devices is not None and self._devices.has(i) else None
         for k in range(self._pick[i] + 1, len(options)):
             part = options[k]
             if any(part != top for top in forced) or (self._any_lonely and self._collides(i, part)):
                 continue
+            if devices is not None and not devices.follows(i, k, self._pick):
+                continue
             if self._has_room(i, k) and self._covers_enough(i, k):
+                if devices is not None and not devices.allows(i, k, self.room):
+                    if devices.failed:
+                        return False
+                    continue
                 self._pick[i] = k
                 self._count(i, 1)
                 return True
@@ -241,6 +278,8 @@ class _Search:
         if needs is not None:
             for cell, amount in needs[k]:
                 self.room[cell] -= sign * amount
+        if self._devices is not None and self._devices.has(i):
+            self._devices.count(i, k, sign, self.room)
         for r in self._relations[i]:
             if part == self._tops[r]:
                 self.hits[r] += sign
@@ -248,6 +287,11 @@ class _Search:
             self.users[part] = self.users.get(part, 0) + sign
             if self._lonely[i]:
                 (self.owners.add if sign > 0 else self.owners.discard)(part)
+
+    def devices_before(self, i: int) -> tuple[object, int, int]:
+        """Returns what has been chosen as far as it matters for devices, the alternative that the next choice is of, and after
+        which place in their order it is."""
+        return (None, -1, -1) if self._devices is None else self._devices.state(i, self._pick)
 
     def _give_back(self, i: int) -> None:
         self._count(i, -1)
@@ -268,17 +312,28 @@ class _States:
         order: Sequence[int],
         parts: Sequence[Sequence[int]],
         takes: Sequence[Sequence[tuple[tuple[int, int], ...]] | None],
+        domains: Sequence[Sequence[int]],
         tops: set[int],
     ) -> None:
         self._failed: set[object] = set()
         users_of_cell: dict[int, set[int]] = {}
-        offered: dict[int, list[tuple[int, tuple[tuple[int, int], ...], int]]] = {}
+        offered: dict[int, list[tuple[int, tuple[tuple[int, int], ...], object]]] = {}
+        self._places: dict[tuple[int, int], int] = {}  # of devices in their order, by alternative and part
         for i, options in enumerate(parts):
             needs = takes[i]
-            bits = problem.slots[order[i]].covers
+            slot = problem.slots[order[i]]
+            bits = slot.covers
             for k, part in enumerate(options):
                 need = needs[k] if needs is not None else ()
-                offered.setdefault(part, []).append((i, need, bits[k] if bits else 0))
+                mark: object = bits[k] if bits else 0
+                if slot.device is not None:
+                    own = domains[i][k]
+                    need = (*need, *slot.device.once[own])
+                    values = tuple(v.of[order[i]][own] for v in problem.values if order[i] in v.of)
+                    mark = slot.device.alternatives[own], slot.device.errors[own], values
+                    if part >= 0:
+                        self._places[slot.device.alternatives[own], part] = slot.device.order[own]
+                offered.setdefault(part, []).append((i, need, mark))
                 for cell, _ in need:
                     users_of_cell.setdefault(cell, set()).add(part)
         self._common = sorted(cell for cell, users in users_of_cell.items() if len(users) > 1)
@@ -287,23 +342,30 @@ class _States:
         self._kind: dict[int, int] = {}
         kinds: dict[object, int] = {}
         for part, uses in offered.items():
-            own = tuple(sorted({cell for _, need, _ in uses for cell, _ in need if cell not in common}))
-            number = {cell: n for n, cell in enumerate(own)}
+            cells = tuple(sorted({cell for _, need, _ in uses for cell, _ in need if cell not in common}))
+            number = {cell: n for n, cell in enumerate(cells)}
             signature = tuple(
                 (i, bits, tuple((number.get(cell, -1 - cell), amount) for cell, amount in need))
                 for i, need, bits in uses
             )
-            self._own[part] = own
+            self._own[part] = cells
             self._kind[part] = kinds.setdefault((signature, part if part in tops else None), len(kinds))
 
     def key(self, i: int, search: _Search) -> object:
         room = search.room
+        state, alternative, before = search.devices_before(i)
         profiles = sorted(
-            (kind, search.users.get(part, 0) > 0, part in search.owners, tuple(room[cell] for cell in self._own[part]))
+            (
+                kind,
+                search.users.get(part, 0) > 0,
+                part in search.owners,
+                tuple(room[cell] for cell in self._own[part]),
+                self._places.get((alternative, part), -1) > before,
+            )
             for part, kind in self._kind.items()
         )
         common = tuple(room[cell] for cell in self._common)
-        return i, tuple(profiles), common, search.covered[i], tuple(hits > 0 for hits in search.hits)
+        return i, tuple(profiles), common, search.covered[i], tuple(hits > 0 for hits in search.hits), state
 
     def failed(self, key: object) -> bool:
         return key in self._failed

@@ -15,8 +15,9 @@ from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import CLAIM, node_amount, parse_host_port, port_amounts
 
 from .device_claims import DeviceClaims
+from .device_classes import DeviceClasses
 from .devices import DevicePool, Devices
-from .kube_types import ContainerStatus, DeviceClaim, Node, Pod, Slice, Topology
+from .kube_types import ContainerStatus, DeviceClaim, DeviceClass, Node, Pod, Slice, Topology
 from .pod_fingerprint import pod_hash
 from .pod_requests import exclusive_cores, has_exclusive_resources, host_ports, requests
 from .zones import attribute, counted_pods, topology_manager_of, use_of_zones, zones_of
@@ -70,6 +71,7 @@ class ClusterState:
         self.device_claims = DeviceClaims(
             lambda device: self.devices.mark_pool(DevicePool(device.driver, device.pool)), self._mark_pod
         )
+        self.device_classes = DeviceClasses(self._mark_all)
         self._on_node: dict[str, set[str]] = {}  # uids of the pods there
         self._topologies: dict[str, Topology] = {}
         self._sent: dict[str, int] = {}  # node → hash of the row that was reported last
@@ -165,6 +167,12 @@ class ClusterState:
 
     def drop_device_claim(self, key: Key, _uid: str) -> None:
         self.device_claims.drop(key)
+
+    def put_device_class(self, key: Key, found: DeviceClass) -> None:
+        self.device_classes.put(key.name, found)
+
+    def drop_device_class(self, key: Key, _uid: str) -> None:
+        self.device_classes.drop(key.name)
 
     def put_topology(self, key: Key, found: Topology) -> None:
         self._topologies[key.name] = found
@@ -300,6 +308,8 @@ class ClusterState:
             counted=self._counted(name, topology) if topology is not None else [],
             devices=found.devices,
             counters=found.counters,
+            device_classes=self.device_classes.reports() if found.devices else [],
+            incomplete_pools=bool(found.problems),
             problems=found.problems,
             created=meta.creation_timestamp or "",
         )

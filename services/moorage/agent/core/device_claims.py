@@ -102,6 +102,8 @@ class DeviceClaims:
             total: Counter[str] = Counter()
             for result in self._results(DeviceName(device.driver, device.pool, device.name)):
                 total.update(_taken(device, result))
+            if device.divisible and device.consumes and total:
+                total[class_of(device.driver)] = 1  # it takes of counters once, for all that have it
             if total:
                 found[device.id] = {name: str(amount) for name, amount in sorted(total.items())}
         return found
@@ -126,4 +128,6 @@ def _taken(device: DeviceReport, result: AllocatedDevice) -> dict[str, int]:
             taken[class_of(name)] = parse_amount("", str(consumed.get(name, text)), True)
         except ValueError:
             continue  # inventory tells of amounts that cannot be read
+    if device.consumes:
+        taken[class_of(device.driver)] = 1
     return taken

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from moorage.model.part_reports import CounterSetReport, DeviceReport, DeviceTaint, PropertyValue, Typed
+from moorage.model.part_reports import (
+    CapacityPolicy,
+    CounterSetReport,
+    DeviceReport,
+    DeviceTaint,
+    PropertyValue,
+    Scalar,
+    Typed,
+)
 from moorage.model.shapes import Requirement
 
 from .kube_types import DeviceBody, Node, NodeSelector, SelectorRequirement, Slice, SliceSpec
@@ -21,6 +29,8 @@ class DevicePool(NamedTuple):
 
 
 class NodeDevices(NamedTuple):
+    """`problems`: why there are pools for the node of which no device counts."""
+
     devices: list[DeviceReport]
     counters: list[CounterSetReport]
     problems: list[str]
@@ -34,6 +44,7 @@ class _Pool(NamedTuple):
     problem: str
     counters: list[CounterSetReport]
     crossing: frozenset[str]
+    binding: bool  # devices of it have binding conditions
 
 
 class Devices:
@@ -45,7 +56,7 @@ class Devices:
         self._pools: dict[DevicePool, dict[str, SliceSpec]] = {}
         self._on_node: dict[str, dict[DevicePool, int]] = {}  # node → slices of each pool that name it
         self._for_many: dict[DevicePool, int] = {}  # slices of each pool that name no node
-        self._current: dict[DevicePool, _Pool] = {}
+        self._current: dict[DevicePool, dict[frozenset[str], _Pool | None]] = {}  # by the slices that are for a node
 
     def put(self, name: str, found: Slice) -> None:
         before = self._slices.get(name)
@@ -98,13 +109,11 @@ class Devices:
     def of(self, node: Node) -> NodeDevices:
         found = NodeDevices([], [], [])
         pools = {**self._on_node.get(node.metadata.name, {}), **self._for_many}
-        for pool in sorted(pools):
-            current = self._current.get(pool)
-            if current is None:
-                current = self._current[pool] = _current(pool, self._pools[pool])
+        seen = [(pool, current) for pool in pools if (current := self._of_pool(pool, node)) is not None]
+        # As in the scheduler, devices that delay the binding of pods come last.
+        for pool, current in sorted(seen, key=lambda item: (item[1].binding, item[0])):
             if current.problem:
-                if any(_slice_reaches(spec, node) for spec in current.slices.values()):
-                    found.problems.append(f"pool {pool.driver}/{pool.name}: {current.problem}")
+                found.problems.append(f"pool {pool.driver}/{pool.name}: {current.problem}")
                 continue
             before = len(found.devices)
             for name in sorted(current.slices):
@@ -113,11 +122,29 @@ class Devices:
             found.counters.extend(counters for counters in current.counters if counters.name in taken)
         return found
 
+    def _of_pool(self, pool: DevicePool, node: Node) -> _Pool | None:
+        """Returns a pool as a node sees it; None if nothing of it is for the node, or what was is being replaced."""
+        slices = self._pools[pool]
+        own = {name for name, spec in slices.items() if spec.shared_counters or _slice_reaches(spec, node)}
+        if not own:
+            return None
+        newest = max(slices[name].pool.generation for name in own)
+        own = {name for name in own if slices[name].pool.generation == newest}
+        known = self._current.setdefault(pool, {})
+        key = frozenset(own)
+        if key not in known:
+            known[key] = _current(pool, slices, own, newest)
+        return known[key]
 
-def _current(pool: DevicePool, slices: dict[str, SliceSpec]) -> _Pool:
-    newest = max(spec.pool.generation for spec in slices.values())
-    current = {name: spec for name, spec in slices.items() if spec.pool.generation == newest}
-    specs = [current[name] for name in sorted(current)]
+
+def _current(pool: DevicePool, slices: dict[str, SliceSpec], own: set[str], generation: int) -> _Pool | None:
+    """Returns what slices of a generation say. Slices for other nodes matter as far as these are not all that the generation has."""
+    current = {name: slices[name] for name in sorted(own)}
+    specs = list(current.values())
+    same = [spec for spec in slices.values() if spec.pool.generation == generation]
+    expected = max(spec.pool.resource_slice_count for spec in specs)
+    if len(specs) != expected and any(spec.pool.generation > generation for spec in slices.values()):
+        return None
     counters = [
         CounterSetReport(
             driver=pool.driver,
@@ -128,26 +155,30 @@ def _current(pool: DevicePool, slices: dict[str, SliceSpec]) -> _Pool:
         for spec in specs
         for s in spec.shared_counters or ()
     ]
-    problem, crossing = "", frozenset[str]()
-    if (expected := max(spec.pool.resource_slice_count for spec in specs)) > len(specs):
-        problem = f"{len(specs)} of {expected} slices of generation {newest} are there"
+    if len(same) != expected and len(specs) != expected:
+        problem = f"{len(same)} of {expected} slices of generation {generation} are there"
     else:
-        names = [device.name for spec in specs for device in spec.devices or ()]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        sets = {found.name: found.counters for found in counters}
-        unknown = sorted(
-            f"{use.counter_set}/{counter}"
-            for _, body in _bodies(specs)
-            for use in body.consumes_counters or ()
-            for counter in use.counters or {}
-            if counter not in sets.get(use.counter_set, {})
-        )
-        if twice:
-            problem = f"two devices are named {twice[0]}"
-        elif unknown:
-            problem = f"devices take of the counter {unknown[0]}, which is not there"
-        crossing = _crossing(specs)
-    return _Pool(current, problem, counters, crossing)
+        problem = _problem(specs, same, counters)
+    binding = any(body.binding_conditions for _, body in _bodies(specs))
+    return _Pool(current, problem, counters, _crossing(same), binding)
+
+
+def _problem(specs: list[SliceSpec], same: list[SliceSpec], counters: list[CounterSetReport]) -> str:
+    """Returns why a pool makes no sense; empty if it does."""
+    names = [device.name for spec in specs for device in spec.devices or ()]
+    if len(set(names)) < len(names):
+        return f"two devices are named {min(name for name in names if names.count(name) > 1)}"
+    sets = {found.name: found.counters for found in counters}
+    if len(sets) < len(counters):
+        of = [found.name for found in counters]
+        return f"two sets of counters are named {min(name for name in of if of.count(name) > 1)}"
+    uses = [use for _, body in _bodies(same) for use in body.consumes_counters or ()]
+    for use in uses:
+        if unknown := sorted(use.counters.keys() - sets.get(use.counter_set, {}).keys() if use.counters else ()):
+            return f"devices take of the counter {use.counter_set}/{unknown[0]}, which is not there"
+        if use.counter_set not in sets:
+            return f"devices take of the set of counters {use.counter_set}, which is not there"
+    return ""
 
 
 def _bodies(specs: Iterable[SliceSpec]) -> Iterator[tuple[str | None, DeviceBody]]:
@@ -191,6 +222,8 @@ def _reached(spec: SliceSpec, pool: DevicePool, node: Node, crossing: frozenset[
             taints=msgspec.convert(body.taints or [], list[DeviceTaint]),
             shared=not (body if each else spec).node_name or not crossing.isdisjoint(consumes),
             divisible=bool(body.allow_multiple_allocations),
+            policies={k: p for k, v in (body.capacity or {}).items() if (p := _policy(v)) is not None},
+            binding_conditions=body.binding_conditions or [],
             consumes={name: {k: _capacity(v) for k, v in counters.items()} for name, counters in consumes.items()},
         )
 
@@ -218,11 +251,38 @@ def _requirements(given: list[SelectorRequirement] | None) -> list[Requirement]:
 
 
 def _attribute(value: Any) -> PropertyValue:
-    """Unwraps `{"string": "x"}` to `"x"`; a version keeps its type."""
-    inner = next(iter(value.values()), "") if isinstance(value, dict) else value
-    if isinstance(value, dict) and "version" in value:
-        return Typed(version=str(inner))
-    return inner if isinstance(inner, bool | int | float | str) else str(inner)
+    """Unwraps `{"string": "x"}` to `"x"` and `{"ints": [1, 2]}` to its values; versions keep their type."""
+    kind, inner = next(iter(value.items()), ("", "")) if isinstance(value, dict) else ("", value)
+    if isinstance(inner, list):
+        return tuple(_scalar(kind.removesuffix("s"), one) for one in inner)
+    return _scalar(kind, inner)
+
+
+def _scalar(kind: str, value: Any) -> Scalar:
+    if kind == "version":
+        return Typed(version=str(value))
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _policy(capacity: Any) -> CapacityPolicy | None:
+    """Returns which amounts of a capacity are given, if the driver says so."""
+    given = capacity.get("requestPolicy") if isinstance(capacity, dict) else None
+    if not isinstance(given, dict):
+        return None
+    within = given.get("validRange")
+    limits = within if isinstance(within, dict) else {}
+    values = given.get("validValues")
+    return CapacityPolicy(
+        default=_text(given.get("default")),
+        minimum=_text(limits.get("min")),
+        maximum=_text(limits.get("max")),
+        step=_text(limits.get("step")),
+        values=tuple(map(_text, values)) if isinstance(values, list) else (),
+    )
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def _capacity(value: Any) -> str:

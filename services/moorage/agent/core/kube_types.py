@@ -151,6 +151,7 @@ class DeviceBody(_Kube, kw_only=True, frozen=True):
     all_nodes: bool | None = None
     consumes_counters: list[CounterUse] | None = None
     allow_multiple_allocations: bool | None = None
+    binding_conditions: list[str] | None = None
 
 
 class Device(DeviceBody, kw_only=True, frozen=True):
@@ -179,6 +180,25 @@ class Slice(Object, kw_only=True):
     """`resource.k8s.io` ResourceSlice, v1 or v1beta1."""
 
     spec: SliceSpec = SliceSpec()
+
+
+class CelSelector(_Kube, kw_only=True, frozen=True):
+    expression: str = ""
+
+
+class DeviceSelector(_Kube, kw_only=True, frozen=True):
+    cel: CelSelector | None = None
+
+
+class DeviceClassSpec(_Kube, kw_only=True, frozen=True):
+    selectors: list[DeviceSelector] | None = None
+    extended_resource_name: str | None = None
+
+
+class DeviceClass(Object, kw_only=True):
+    """`resource.k8s.io` DeviceClass."""
+
+    spec: DeviceClassSpec = DeviceClassSpec()
 
 
 class AllocatedDevice(_Kube, kw_only=True, frozen=True):
@@ -270,6 +290,7 @@ node = msgspec.json.Decoder(Node).decode
 pod = msgspec.json.Decoder(Pod).decode
 slice_ = msgspec.json.Decoder(Slice).decode
 device_claim = msgspec.json.Decoder(DeviceClaim).decode
+device_class = msgspec.json.Decoder(DeviceClass).decode
 _topology = msgspec.json.Decoder(Topology).decode
 _object = msgspec.json.Decoder(Object).decode
 
