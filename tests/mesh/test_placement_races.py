@@ -53,7 +53,7 @@ class Clients:
 
     async def call(self, operation: Operation, body: Any = None, **path: str) -> Answer:
         call = Call(self.storage.state, 39, path, body=msgspec.json.encode(body), now=1.0)
-        return await self.storage.commit(lambda: operation(call))
+        return await self.storage.commit(lambda: operation(call), alone=operation is allocations.reshape)
 
     async def take(self, cluster: str, host: str, zone: int) -> bool:
         consumer = str(uuid.uuid4())

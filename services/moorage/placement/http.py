@@ -8,7 +8,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from email.utils import formatdate
 from typing import Any
 
@@ -20,7 +20,7 @@ from moorage.model.auth import Audit
 from moorage.web import AuditWriter, callers
 
 from .core import errors
-from .core.call import Answer, Call
+from .core.call import Answer, Call, LongBody
 from .core.errors import Refused
 from .core.policy import Caller
 from .core.routes import ROUTES, Route
@@ -31,8 +31,8 @@ from .metrics import CandidateMetrics
 from .settings import PlacementSettings
 from .steps import Operation
 
-#: Runs an operation; the text is the id of the request.
-Commit = Callable[[Operation, str], Awaitable[Answer]]
+#: Runs an operation; the text is the id of the request, the flag says that nothing else may run meanwhile.
+Commit = Callable[[Operation, str, bool], Awaitable[Answer]]
 
 log = structlog.get_logger("placement")
 
@@ -40,6 +40,8 @@ _PATHS = [
     (re.compile("^" + re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path) + "$"), methods) for path, methods in ROUTES.items()
 ]
 JSON = "application/json"
+#: Bytes of a long answer that are sent at once.
+_SENT_AT_ONCE = 1 << 18
 HTML = "text/html"
 
 
@@ -147,10 +149,10 @@ class PlacementApi:
         )
         began = time.perf_counter()
         try:
-            answer = await self._commit(lambda: route.operation(call), request_id)
+            answer = await self._commit(lambda: route.operation(call), request_id, route.alone)
         except LargeBody as large:
             call.body = await asyncio.to_thread(CheckedBody.of, large)
-            answer = await self._commit(lambda: route.operation(call), request_id)
+            answer = await self._commit(lambda: route.operation(call), request_id, route.alone)
         if self._metrics is not None and answer.search is not None:
             self._metrics.searched(answer.search, time.perf_counter() - began)
         if request.path in ("/", ""):
@@ -254,4 +256,23 @@ def _response(answer: Answer, version: int) -> web.Response:
         headers["cache-control"] = "no-cache"
     if answer.body is None:
         return web.Response(status=answer.status, headers=headers)
+    if isinstance(answer.body, LongBody):
+        headers["content-length"] = str(sum(map(len, answer.body.pieces)))
+        return web.Response(
+            status=answer.status, body=_sent_in_pieces(answer.body.pieces), content_type=JSON, headers=headers
+        )
     return web.Response(status=answer.status, body=msgspec.json.encode(answer.body), content_type=JSON, headers=headers)
+
+
+async def _sent_in_pieces(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    """Yields a long body in pieces that are sent one after the other, small ones together."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _SENT_AT_ONCE:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)

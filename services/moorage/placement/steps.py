@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Generator
 
-from .core.call import Answer
+from .core.call import Answer, Made
 
 #: Seconds for which a long answer keeps the event loop at a time.
 SLICE_SECONDS = 0.02
@@ -25,10 +25,13 @@ class Steps:
         self._sync = sync
         self._answering = 0
         self._waiting = 0  # operations that would change trees
+        self._has_turn = False  # an operation runs alone
         self._moved = asyncio.Event()
 
     async def run(self, operation: Operation) -> Answer:
         """Returns the operation's answer. Nothing else runs between that and the caller's next step."""
+        while self._has_turn:
+            await self._moved.wait()
         self.sync()
         found = operation()
         if not isinstance(found, Answer):
@@ -37,7 +40,7 @@ class Steps:
             return found
         self._waiting += 1
         try:
-            while self._answering:
+            while self._answering or self._has_turn:
                 await self._moved.wait()
             self.sync()
             found = operation()
@@ -49,8 +52,28 @@ class Steps:
 
     def sync(self) -> None:
         """Brings trees up to date that others change, unless an answer is being made of them."""
-        if not self._answering:
+        if not self._answering and not self._has_turn:
             self._sync()
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Waits until no answer is made, and lets no operation begin meanwhile: a large change is made in steps."""
+        while self._has_turn:
+            await self._moved.wait()
+        self._has_turn = True
+        try:
+            while self._answering:
+                await self._moved.wait()
+            self._sync()
+            yield
+        finally:
+            self._has_turn = False
+            self._wake()
+
+    async def in_steps(self, operation: Operation) -> Answer:
+        """Returns the answer of an operation that has its turn alone."""
+        found = operation()
+        return found if isinstance(found, Answer) else await run_in_slices(found)
 
     @contextlib.asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
@@ -65,11 +88,11 @@ class Steps:
             self._wake()
 
     async def _finish(self, steps: Generator[None, None, Answer]) -> Answer:
-        while self._waiting:
+        while self._waiting or self._has_turn:
             await self._moved.wait()
         self._answering += 1
         try:
-            return await _run_in_slices(steps)
+            return await run_in_slices(steps)
         finally:
             self._answering -= 1
             self._wake()
@@ -79,14 +102,15 @@ class Steps:
         self._moved = asyncio.Event()
 
 
-async def _run_in_slices(steps: Generator[None, None, Answer]) -> Answer:
+async def run_in_slices(steps: Generator[None, None, Made]) -> Made:
+    """Makes steps, and lets others run in between. Returns what the steps return."""
     since = time.monotonic()
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+            made: Made = end.value
+            return made
         if time.monotonic() - since > SLICE_SECONDS:
             await asyncio.sleep(0)
             since = time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from .core.errors import CONCURRENT_UPDATE, Refused, conflict
 from .core.records import Addition, Change, Provider
 from .core.state import State
 from .events import DELETIONS, PlacementEvents, provider_changes
-from .steps import Operation, Steps
+from .steps import Operation, Steps, run_in_slices
 
 log = structlog.get_logger("placement")
 
@@ -201,9 +202,11 @@ class Storage:
 
     # -- changing -------------------------------------------------------------------------------------------------
 
-    async def commit(self, operation: Operation, cause: str = "") -> Answer:
+    async def commit(self, operation: Operation, cause: str = "", alone: bool = False) -> Answer:
         """Runs an operation, makes its change durable, and returns its answer. Raises Deposed if that is not possible. `cause` is
-        the id of the request."""
+        the id of the request. `alone`: nothing else is looked at or changed until the change is made."""
+        if alone:
+            return await self._commit_alone(operation, cause)
         lost = refused = 0
         while lost < ATTEMPTS:
             if self.failed.is_set():
@@ -230,21 +233,53 @@ class Storage:
                 lost += 1  # others took the room meanwhile: there is an answer to that
         raise conflict("Others keep taking the room of these nodes.", CONCURRENT_UPDATE)
 
+    async def _commit_alone(self, operation: Operation, cause: str) -> Answer:
+        """Runs an operation whose change is made in steps."""
+        for _ in range(ATTEMPTS):
+            async with self._steps.alone():
+                if self.failed.is_set():
+                    raise Deposed
+                while self._taking:  # what these change is in the log soon
+                    await asyncio.wait(set(self._taking.values()))
+                answer = await self._steps.in_steps(operation)
+                change = answer.change
+                if change is None:
+                    await _durable(self._last)
+                    return answer
+                if not change.takes_nodes:
+                    entry = self._entry(change, cause, self.state.gone())
+                    replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
+                    await run_in_slices(self.state.apply_in_steps(change))
+                    done = self._persisted(change, entry, replaced, cause)
+                elif await self._take_nodes(change, cause, in_steps=True):
+                    return answer
+                else:
+                    continue  # others took the room meanwhile: there is an answer to that
+            await _durable(done)
+            return answer
+        raise conflict("Others keep taking the room of these nodes.", CONCURRENT_UPDATE)
+
     async def _commit(self, answer: Answer, change: Change, cause: str) -> Answer:
         """Makes a change durable that nothing can refuse any more."""
-        before = self._last
         entry = self._entry(change, cause, self.state.gone())
         replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
         self.state.apply(change)
+        await _durable(self._persisted(change, entry, replaced, cause))
+        return answer
+
+    def _persisted(
+        self, change: Change, entry: Allocation | None, replaced: Mapping[str, Provider | None], cause: str
+    ) -> asyncio.Future[None]:
+        """Begins to make a change durable that the state has; `replaced` are the providers before. Also if the client does not
+        wait, it ends."""
+        before = self._last
         told = provider_changes(change, replaced, self.state, cause)
         done = self._last = asyncio.get_running_loop().create_future()
         wait_for = self._last_record
         if change.has_records:
             wait_for, self._last_record = before, done
-        # Also if the client does not wait.
         self._bus.spawn(self._persist(change, entry, told, wait_for, before, done))
-        await _durable(done)
-        return answer
+        return done
 
     def _crossed_by(self, change: Change) -> asyncio.Future[bool] | asyncio.Future[None] | None:
         """Returns a change under way whose end the change must wait for, to be made anew then."""
@@ -265,9 +300,9 @@ class Storage:
         held = [c.allocations for c in before if c is not None] + [w.consumer.allocations for w in change.consumers]
         return change.has_records or any(p in self.state.providers for allocations in held for p in allocations)
 
-    async def _take_nodes(self, change: Change, cause: str) -> bool:
+    async def _take_nodes(self, change: Change, cause: str, *, in_steps: bool = False) -> bool:
         """Makes a change durable that decisions and other claims may refuse, by having taken the room. The state shows it
-        once it is in the log. Returns whether it is."""
+        once it is in the log; `in_steps`, of a change that is made alone. Returns whether it is."""
         entry = self._entry(change, cause, [])
         assert entry is not None
         self._capacity.hold_allocation(entry)
@@ -275,7 +310,7 @@ class Storage:
         self._taking.update(dict.fromkeys((write.consumer.uuid for write in change.consumers), done))
         if self._must_be_alone(change):
             self._alone = done
-        self._bus.spawn(self._persist_taking(change, entry, self._last_record, self._last, done))
+        self._bus.spawn(self._persist_taking(change, entry, self._last_record, self._last, done, in_steps))
         return await asyncio.shield(done)
 
     async def _persist_taking(
@@ -285,14 +320,18 @@ class Storage:
         wait_for: asyncio.Future[None],
         before: asyncio.Future[None],
         done: asyncio.Future[bool],
+        in_steps: bool,
     ) -> None:
         taken = False
         try:
             await _durable(wait_for)
             replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
             async with self._steps.quiet() if change.has_trees else contextlib.nullcontext():
-                self._changes[entry.id] = change
+                if not in_steps:
+                    self._changes[entry.id] = change
                 seq = await self._append(entry)
+                if in_steps and seq is not None:
+                    await run_in_slices(self.state.apply_in_steps(change))
             if seq is not None:
                 told = provider_changes(change, replaced, self.state, entry.cause)
                 await self._write_records(change, told, seq)

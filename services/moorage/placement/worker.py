@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -65,11 +66,11 @@ class PlacementServer:
     def activate(self, storage: Storage) -> None:
         self._storage = storage
 
-        async def commit(operation: Operation, cause: str) -> Answer:
+        async def commit(operation: Operation, cause: str, alone: bool) -> Answer:
             if not self._lease.is_certain:
                 raise Refused(503)
             try:
-                answer = await storage.commit(operation, cause)
+                answer = await storage.commit(operation, cause, alone)
             except Deposed:
                 raise Refused(503) from None
             if not self._lease.is_certain:
@@ -135,6 +136,8 @@ async def main(settings: Settings, *, listener: socket.socket | None = None, tok
             log.warning("the fleet in Redis cannot be read; its nodes are shown once it can")
         storage = Storage(bus, follower, lease.generation, keep_capacity(follower, fleet))
         await storage.open(f"http://{address}", unchecked=own.auth == UNCHECKED)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through all of it again and again would keep requests waiting
         server.activate(storage)
         log.info("active", generation=lease.generation, providers=len(storage.state.providers))
         # Without the lease another worker is active: end, and be started again as a standby.

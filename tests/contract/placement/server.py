@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -32,11 +33,12 @@ def served(own: PlacementSettings) -> Iterator[str]:
     async def serve() -> None:
         state, steps = State(), Steps()
 
-        async def commit(operation: Operation, _cause: str) -> Answer:
-            answer = await steps.run(operation)
-            if answer.change is not None:
-                state.apply(answer.change)
-            return answer
+        async def commit(operation: Operation, _cause: str, alone: bool) -> Answer:
+            async with steps.alone() if alone else contextlib.nullcontext():
+                answer = await (steps.in_steps(operation) if alone else steps.run(operation))
+                if answer.change is not None:
+                    state.apply(answer.change)
+                return answer
 
         api = PlacementApi(state, commit, unchecked, own)
         app = web.Application(client_max_size=1 << 20)

@@ -8,20 +8,19 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from moorage.placement.core.call import Answer, Call
+from moorage.placement.core import call
+from moorage.placement.core.call import Answer, Call, LongBody
 from moorage.placement.core.routes import ROUTES
 from moorage.placement.core.schemas import CheckedBody, LargeBody
 from moorage.placement.core.state import State
 
 
 def finished(steps: Generator[None, None, Answer]) -> Answer:
-    """Returns what a generator returns."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+    """Returns the answer that is made in steps, with its whole body."""
+    answer = call.finished(steps)
+    if isinstance(answer.body, LongBody):
+        answer.body = msgspec.Raw(b"".join(answer.body.pieces))
+    return answer
 
 
 class PlacementService:

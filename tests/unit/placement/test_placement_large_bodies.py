@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import uuid
 from typing import Any
@@ -65,11 +66,12 @@ async def test_others_are_answered_while_a_large_body_is_checked(monkeypatch: py
     monkeypatch.setattr(schemas, "_violation", waiting)
     steps = Steps()
 
-    async def commit(operation: Operation, _cause: str) -> Answer:
-        answer = await steps.run(operation)
-        if answer.change is not None:
-            service.state.apply(answer.change)
-        return answer
+    async def commit(operation: Operation, _cause: str, alone: bool) -> Answer:
+        async with steps.alone() if alone else contextlib.nullcontext():
+            answer = await (steps.in_steps(operation) if alone else steps.run(operation))
+            if answer.change is not None:
+                service.state.apply(answer.change)
+            return answer
 
     own = PlacementSettings("127.0.0.1:0", UNCHECKED, policy_of("secure"), "", 40, 1000, False)
     app = web.Application(client_max_size=BODY_LIMIT)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import msgspec
 
 from . import inventories, schemas
-from .call import Answer, Call
+from .call import Answer, Call, finished
 from .errors import (
     CONCURRENT_UPDATE,
     INVENTORY_IN_USE,
@@ -25,6 +25,8 @@ from .state import State
 #: Project and user of consumers from before 1.8, whose requests name none.
 INCOMPLETE = "00000000-0000-0000-0000-000000000000"
 UNKNOWN_TYPE = "unknown"
+#: Consumers, or providers, that are handled between two steps of a large change.
+_SLICE = 100
 
 
 class _Invalid(Exception):
@@ -103,11 +105,12 @@ def delete(call: Call) -> Answer:
     return Answer(204, change=Change(consumers=(ConsumerWrite(consumer=ended, expected=consumer.generation),)))
 
 
-def reshape(call: Call) -> Answer:
+def reshape(call: Call) -> Generator[None, None, Answer]:
+    """Makes the change in steps, between which nothing else may change anything."""
     data = schemas.decoded(call.body, schemas.reshape(call.version))
     state = call.state
     new: dict[str, dict[str, InventoryRecord]] = {}
-    for wanted, given in data["inventories"].items():
+    for number, (wanted, given) in enumerate(data["inventories"].items(), 1):
         if not state.has(wanted):
             raise bad_request(
                 f"Resource provider {wanted} in inventories not found: No resource provider with uuid {wanted} found",
@@ -122,7 +125,9 @@ def reshape(call: Call) -> Answer:
             )
         state.made(wanted)
         new[wanted] = {name: inventories.record(f, call.now) for name, f in given["inventories"].items()}
-    writes = _writes(call, data["allocations"])
+        if number % _SLICE == 0:
+            yield
+    writes = yield from _writes_in_steps(call, data["allocations"])
     for found in new.values():
         for name in found:
             if name not in state.classes:
@@ -130,14 +135,18 @@ def reshape(call: Call) -> Answer:
     try:
         # While allocations move, a provider has what it had and what it will have.
         both = {wanted: {**state.providers[wanted].inventories, **found} for wanted, found in new.items()}
-        writes = _check(state, writes, both)
+        writes = yield from _check_in_steps(state, writes, both)
     except _Invalid as error:
         raise conflict(f"Unable to allocate inventory: {error}") from None
     except _Missing as error:
         raise bad_request(f"malformed reshaper data: {error}") from None
+    yield
     after = _used_after(state, writes)
+    yield
     written: dict[str, Provider | None] = {}
-    for wanted, found in new.items():
+    for number, (wanted, found) in enumerate(new.items(), 1):
+        if number % _SLICE == 0:
+            yield
         old = state.providers[wanted]
         lost = [n for n in old.inventories if n not in found and after.get((wanted, n), state.used(wanted, n))]
         if lost:
@@ -152,12 +161,19 @@ def reshape(call: Call) -> Answer:
 
 
 def _writes(call: Call, data: dict[str, Any]) -> list[ConsumerWrite]:
+    return finished(_writes_in_steps(call, data))
+
+
+def _writes_in_steps(call: Call, data: dict[str, Any]) -> Generator[None, None, list[ConsumerWrite]]:
     """Checks generations and providers of all consumers, and returns their writes."""
     for consumer, given in data.items():
         _check_no_claim(call.state, consumer)
         _check_generation(call, consumer, given)
-    found = []
-    for consumer, given in data.items():
+    yield
+    found: list[ConsumerWrite] = []
+    for number, (consumer, given) in enumerate(data.items(), 1):
+        if number % _SLICE == 0:
+            yield
         old = call.state.consumers.get(consumer)
         for provider in given["allocations"]:
             if not call.state.has(provider):
@@ -198,7 +214,7 @@ def _check_generation(call: Call, consumer: str, given: dict[str, Any]) -> None:
 
 def _committed(call: Call, writes: list[ConsumerWrite], missing: Callable[[object], str]) -> Answer:
     try:
-        writes = _check(call.state, writes, {})
+        writes = _check(call.state, writes)
     except _Missing as error:
         raise bad_request(missing(error)) from None
     except _Invalid as error:
@@ -229,12 +245,18 @@ def _used_after(state: State, writes: list[ConsumerWrite]) -> dict[tuple[str, st
     return after
 
 
-def _check(
+def _check(state: State, writes: list[ConsumerWrite]) -> list[ConsumerWrite]:
+    return finished(_check_in_steps(state, writes, {}))
+
+
+def _check_in_steps(
     state: State, writes: list[ConsumerWrite], replaced: dict[str, dict[str, InventoryRecord]]
-) -> list[ConsumerWrite]:
+) -> Generator[None, None, list[ConsumerWrite]]:
     """Raises if the writes take more than there is. What does not add to an amount over capacity is allowed. Returns the
     writes with what they take of the nodes of clusters."""
     after = _used_after(state, writes)
+    looked_at = 0
+    yield
     for write in writes:
         for amounts in write.consumer.allocations.values():
             for name in amounts:
@@ -245,8 +267,14 @@ def _check(
             known = replaced.get(provider) or state.provider(provider).inventories
             for name, amount in amounts.items():
                 _check_amount(state, provider, name, amount, known.get(name), after)
+            if (looked_at := looked_at + 1) % _SLICE == 0:
+                yield
     reported = state.reported
-    located = [msgspec.structs.replace(write, consumer=reported.located(write.consumer)) for write in writes]
+    located: list[ConsumerWrite] = []
+    for number, write in enumerate(writes, 1):
+        located.append(msgspec.structs.replace(write, consumer=reported.located(write.consumer)))
+        if number % _SLICE == 0:
+            yield
     try:
         reported.check_room(located, state.consumers)
     except Shortage as short:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .records import Change
 from .state import State
+
+Made = TypeVar("Made")
+
+
+def finished(steps: Generator[None, None, Made]) -> Made:
+    """Makes all steps at once, and returns what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
 
 
 @dataclass(slots=True)
@@ -36,6 +48,12 @@ class Call:
         return [value for key, value in self.query if key == name]
 
 
+class LongBody(NamedTuple):
+    """The JSON of a long answer in pieces, so that no step handles all of it."""
+
+    pieces: list[bytes]
+
+
 class Search(NamedTuple):
     """How a search for candidates went. `bounded`: it ended before everything was tried."""
 
@@ -46,7 +64,7 @@ class Search(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """`modified` is the time of the newest thing shown; operations that tell none since 1.15 leave it None."""
+    """`body` is a value, or JSON that is made already. `modified` is the time of the newest thing shown; operations that tell none since 1.15 leave it None."""
 
     status: int = 200
     body: Any = None

@@ -24,7 +24,7 @@ class CandidateText:
 
     def __init__(self, state: State, version: int) -> None:
         self._state, self._version = state, version
-        self._texts: list[str] = []
+        self.requests: list[bytes] = []  # pieces of JSON
         self._giving: list[NDArray[np.int64]] = []  # rows that give resources
 
     def add(self, found: Round) -> int:
@@ -37,26 +37,33 @@ class CandidateText:
         for begin, end in _runs(found.which):
             form = forms[int(found.which[begin])]
             rows = (found.anchors[begin:end, None] + form.named).reshape(-1).tolist()
-            self._texts.append(",".join([form.text] * (end - begin)) % tuple([ids[row] for row in rows]))
+            text = ",".join([form.text] * (end - begin)) % tuple([ids[row] for row in rows])
+            self.requests.append(f",{text}".encode() if self.requests else text.encode())
         return len(found.anchors)
 
-    def requests(self) -> msgspec.Raw:
-        return msgspec.Raw(f"[{','.join(self._texts)}]")
-
-    def summaries(self, asked: set[str]) -> Generator[None, None, dict[str, Any] | msgspec.Raw]:
-        """Shows every provider of every tree that gives resources; before 1.29 only those that give. `asked`: classes."""
+    def summaries(self, asked: set[str]) -> Generator[None, None, list[bytes]]:
+        """Shows every provider of every tree that gives resources; before 1.29 only those that give. `asked`: classes. Returns
+        pieces of JSON."""
         forest, state = self._state.forest, self._state
         rows = np.unique(np.concatenate(self._giving)) if self._giving else np.empty(0, np.int64)
-        if self._version < 29:
-            shown: dict[str, Any] = {}
-            wanted = None if self._version >= 27 else asked
-            for row in rows.tolist():
-                shown[forest.ids[row]] = state.summary(forest.ids[row], wanted, self._version >= 17)
-                if len(shown) % _SLICE == 0:
-                    yield
-            return shown
         texts: list[str] = []
+        pieces: list[bytes] = []
         made = 0
+
+        def finish() -> None:
+            if texts:
+                pieces.append(f"{',' if pieces else ''}{','.join(texts)}".encode())
+                texts.clear()
+
+        if self._version < 29:
+            wanted = None if self._version >= 27 else asked
+            for uuid in [forest.ids[row] for row in rows.tolist()]:
+                texts.append(f'"{uuid}":{_json(state.summary(uuid, wanted, self._version >= 17))}')
+                if len(texts) == _SLICE:
+                    finish()
+                    yield
+            finish()
+            return pieces
         for number, root in enumerate(np.unique(forest.root[rows]).tolist(), 1):
             known = state.kept_summaries(root)
             if known is None:
@@ -65,8 +72,10 @@ class CandidateText:
             texts.append(known)
             if made >= _SLICE or number % _TREES == 0:
                 made = 0
+                finish()
                 yield
-        return msgspec.Raw(f"{{{','.join(texts)}}}")
+        finish()
+        return pieces
 
 
 class _Form:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from moorage.parts import NAMELESS, Budget, Group, Request, SameSubtree, candidate_rounds
 
 from . import parsing, schemas
-from .call import Answer, Call, Search
+from .call import Answer, Call, LongBody, Search
 from .candidate_text import CandidateText
 from .errors import BAD_VALUE, DUPLICATE_PARAMETER, MISSING_VALUE, UnknownName, bad_request
 from .state import State
@@ -38,8 +38,10 @@ def listed(call: Call) -> Generator[None, None, Answer]:
             break
         yield
     summaries = yield from text.summaries({name for group in request.groups.values() for name in group.resources})
-    body = {"allocation_requests": text.requests(), "provider_summaries": summaries}
-    return Answer(body=body, modified=call.now, search=Search(limit - left, STEPS - budget.left, budget.spent))
+    pieces = [b'{"allocation_requests":[', *text.requests, b'],"provider_summaries":{', *summaries, b"}}"]
+    return Answer(
+        body=LongBody(pieces), modified=call.now, search=Search(limit - left, STEPS - budget.left, budget.spent)
+    )
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

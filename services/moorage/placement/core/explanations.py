@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from moorage.model.placement_explanations import CandidateGroup, CandidatesExplained
 from moorage.model.reasons import Reason
 from moorage.parts import NAMELESS, Budget, Candidate, Group, Request, candidates_in_steps
+from moorage.parts.forest import UNLIMITED
 
 from . import candidates, schemas
 from .call import Answer, Call, Search
@@ -141,7 +142,7 @@ class _Explanation:
             return _reason("PartMissing", text, group=suffix, need=", ".join(resources))
         wanted = " and ".join(f"{amount} {resource}" for resource, amount in resources.items())
         text = f"of {len(before)} providers that are left for {name}, none can give {wanted}"
-        shares = np.array([[self._free(row, c) / n for row in before.tolist()] for c, n in resources.items()])
+        shares = np.array([self._forest.room_by_row(c, UNLIMITED)[0][before] / n for c, n in resources.items()])
         best = int(np.argmax(shares.min(axis=0)))
         resource, amount = list(resources.items())[int(np.argmin(shares[:, best]))]
         row = int(before[best])

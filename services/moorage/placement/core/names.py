@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,8 @@ from .errors import CONCURRENT_UPDATE, UnknownName, bad_request, conflict, not_f
 from .records import Addition, Change, Consumer, ConsumerWrite, InventoryRecord, Provider
 
 CUSTOM = "CUSTOM_"
+#: Providers, or consumers, that are looked at between two steps.
+_SLICE = 500
 
 
 # -- resource classes ---------------------------------------------------------------------------------------------
@@ -43,8 +46,8 @@ def create_class(call: Call) -> Answer:
     return Answer(201, location=_class_url(call, name), change=Change(classes={name: call.now}))
 
 
-def rename_class(call: Call) -> Answer:
-    """Renames a class (1.2 to 1.6)."""
+def rename_class(call: Call) -> Generator[None, None, Answer]:
+    """Renames a class (1.2 to 1.6), in steps, between which nothing else may change anything."""
     new = schemas.decoded(call.body, schemas.RESOURCE_CLASS)["name"]
     old = _known_class(call)
     if not old.startswith(CUSTOM):
@@ -55,14 +58,21 @@ def rename_class(call: Call) -> Answer:
         raise conflict(f"Resource class already exists: {new}")
     changed: dict[str, Provider | None] = {}
     exchanges: dict[str, dict[str, InventoryRecord]] = {}
-    for provider in call.state.providers.values():
+    for number, provider in enumerate(call.state.providers.values()):
+        if number % _SLICE == 0:
+            yield
         if old in provider.inventories:
             moved = {new if name == old else name: i for name, i in provider.inventories.items()}
             changed[provider.uuid] = msgspec.structs.replace(provider, inventories=moved)
             exchanges[provider.uuid] = moved
-    writes = tuple(_renamed(consumer, old, new) for consumer in call.state.consumers.values() if _holds(consumer, old))
+    writes: list[ConsumerWrite] = []
+    for number, consumer in enumerate(call.state.consumers.values()):
+        if number % _SLICE == 0:
+            yield
+        if _holds(consumer, old):
+            writes.append(_renamed(consumer, old, new))
     classes = {old: None, new: call.now}
-    return Answer(body=_class_shown(call, new), change=Change(changed, classes, {}, writes, exchanges))
+    return Answer(body=_class_shown(call, new), change=Change(changed, classes, {}, tuple(writes), exchanges))
 
 
 def _holds(consumer: Consumer, name: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from collections.abc import Set as AbstractSet
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import parsing, schemas
-from .call import Answer, Call
+from .call import Answer, Call, LongBody
 from .errors import (
     CANNOT_DELETE_PARENT,
     DUPLICATE_NAME,
@@ -27,6 +28,9 @@ from .state import State
 
 #: Providers that are shown between two steps of a long answer.
 _SLICE = 200
+#: Made providers that are compared with what is asked between two steps.
+_LOOKED_AT = 2000
+_NO_TRAITS, _NO_AGGREGATES = parsing.Traits(), parsing.Aggregates()
 
 
 def shown(call: Call, provider: Provider, state: State | None = None) -> dict[str, Any]:
@@ -108,20 +112,35 @@ class _Filter:
             for name in self.resources:
                 self.state.check_class(name)
 
-    def made(self) -> list[Provider]:
+    def made(self) -> Generator[None, None, list[Provider]]:
         state = self.state
         root = state.root_of(self.tree) if self.tree in state.providers else None
         having = [{state.forest.ids[row] for row in self._with_room(*asked)} for asked in self.resources.items()]
-        return [
-            p
-            for p in state.providers.values()
-            if (not self.name or p.name == self.name)
-            and (not self.uuid or p.uuid == self.uuid)
-            and _meets(self.traits, set(p.traits))
-            and _meets(self.aggregates, set(p.aggregates))
-            and all(p.uuid in uuids for uuids in having)
-            and (self.tree is None or (root is not None and state.root_of(p.uuid) == root))
-        ]
+        yield
+        found: list[Provider] = []
+        providers = iter(self._those_of(root))
+        while some := list(islice(providers, _LOOKED_AT)):
+            found += [
+                p
+                for p in some
+                if (not self.name or p.name == self.name)
+                and (not self.uuid or p.uuid == self.uuid)
+                and (self.traits == _NO_TRAITS or _meets(self.traits, set(p.traits)))
+                and (self.aggregates == _NO_AGGREGATES or _meets(self.aggregates, set(p.aggregates)))
+                and all(p.uuid in uuids for uuids in having)
+            ]
+            yield
+        return found
+
+    def _those_of(self, root: str | None) -> Iterable[Provider]:
+        """Returns the made providers, in the order in which they were made: of a tree if one is asked."""
+        state = self.state
+        if self.tree is None:
+            return list(state.providers.values())
+        if root is None:
+            return ()
+        tree = set(state.subtree(root))
+        return [provider for uuid, provider in state.providers.items() if uuid in tree]
 
     def _with_room(self, name: str, amount: int) -> list[int]:
         columns = self.state.forest.classes.get(name)
@@ -182,17 +201,18 @@ def listed(call: Call) -> Generator[None, None, Answer]:
         where = '"required"' if "trait" in str(error) else "resources"
         kind = "trait(s)" if "trait" in str(error) else "resource class"
         raise bad_request(f"Invalid {kind} in {where} parameter: {error}") from None
-    made = wanted.made()
-    body: list[msgspec.Raw] = []
-    for number, provider in enumerate(made):
-        body.append(msgspec.Raw(msgspec.json.encode(shown(call, provider))))
-        if number % _SLICE == 0:
-            yield
-    for number, reported in enumerate(wanted.reported()):
-        body.append(msgspec.Raw(msgspec.json.encode(shown(call, call.state.brief(reported)))))
-        if number % _SLICE == 0:
-            yield
-    return Answer(body={"resource_providers": body}, modified=max((p.updated for p in made), default=call.now))
+    made = yield from wanted.made()
+    reported = wanted.reported()
+    yield
+    pieces: list[bytes] = []
+    found = chain(made, map(call.state.brief, reported))
+    while some := list(islice(found, _SLICE)):
+        pieces.append(msgspec.json.encode([shown(call, provider) for provider in some])[1:-1] + b",")
+        yield
+    if pieces:
+        pieces[-1] = pieces[-1][:-1]
+    body = LongBody([b'{"resource_providers":[', *pieces, b"]}"])
+    return Answer(body=body, modified=max((p.updated for p in made), default=call.now))
 
 
 def update(call: Call) -> Answer:

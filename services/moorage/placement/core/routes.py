@@ -14,7 +14,8 @@ Operation = Callable[[Call], Answer | Generator[None, None, Answer]]
 
 
 class Route(NamedTuple):
-    """`rule` names the policy; `unknown` is the status for versions that do not know the operation."""
+    """`rule` names the policy; `unknown` is the status for versions that do not know the operation. `alone`: it changes so much
+    that it is made in steps, while nothing else is looked at or changed."""
 
     operation: Operation
     rule: str
@@ -22,6 +23,7 @@ class Route(NamedTuple):
     until: int = MAXIMUM_VERSION
     unknown: int = 404
     has_body: bool = False
+    alone: bool = False
 
 
 def _version(call: Call) -> Answer:
@@ -43,7 +45,7 @@ ROUTES: dict[str, dict[str, tuple[Route, ...]]] = {
     "/resource_classes/{name}": {
         "GET": (Route(names.show_class, f"{_C}:show", 2),),
         "PUT": (
-            Route(names.rename_class, f"{_C}:update", 2, 6, has_body=True),
+            Route(names.rename_class, f"{_C}:update", 2, 6, has_body=True, alone=True),
             Route(names.ensure_class, f"{_C}:update", 7),
         ),
         "DELETE": (Route(names.delete_class, f"{_C}:delete", 2),),
@@ -96,5 +98,5 @@ ROUTES: dict[str, dict[str, tuple[Route, ...]]] = {
         "DELETE": (Route(names.delete_trait, f"{_T}:delete", 6),),
     },
     "/usages": {"GET": (Route(usages.total, "placement:usages", 9),)},
-    "/reshaper": {"POST": (Route(allocations.reshape, "placement:reshaper:reshape", 30, has_body=True),)},
+    "/reshaper": {"POST": (Route(allocations.reshape, "placement:reshaper:reshape", 30, has_body=True, alone=True),)},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ from .reported_names import is_reported, uuids_of
 
 #: Encoded summaries of providers and of whole trees that are kept.
 SUMMARIES, TREES = 200_000, 40_000
+#: Records, trees or consumers of a large change that are written between two steps.
+_SLICE = 100
 
 
 class State:
@@ -111,8 +113,8 @@ class State:
 
     def missing(self, root: str | None) -> list[str]:
         """Returns the nodes and parts that are gone, and shown because something names them; of one node or of all."""
-        named = {p for p in self._consumers_of if is_reported(p)} | self.reported.named_by_claims()
-        gone = (p for p in sorted(named) if p not in self.forest.rows and p not in self.providers)
+        named = (self._consumers_of.keys() | self.reported.named_by_claims()) - self.forest.rows.keys()
+        gone = (p for p in sorted(named) if is_reported(p) and p not in self.providers)
         names = {p: name for p in gone if (name := self._name_of_gone(p)) is not None}
         return [p for p, name in names.items() if root is None or self._root_of_gone(name) == root]
 
@@ -303,6 +305,11 @@ class State:
         }
 
     def apply(self, change: Change) -> None:
+        for _ in self.apply_in_steps(change):
+            pass
+
+    def apply_in_steps(self, change: Change) -> Generator[None, None, None]:
+        """Applies a change. Nothing may look at the state between the steps."""
         for names, known in ((change.classes, self.classes), (change.traits, self.traits)):
             for name, created in names.items():
                 if created is None:
@@ -310,19 +317,21 @@ class State:
                 else:
                     known[name] = created
         if change.providers:
-            self._write_providers(change.providers)
+            yield from self._write_providers(change.providers)
         for uuid, addition in change.additions.items():
             old = self.additions.pop(uuid, None)
             if addition is not None:
                 self.additions[uuid] = addition
             self.reported.put_addition(uuid, old, addition)
-        for write in change.consumers:
+        for number, write in enumerate(change.consumers, 1):
             self._write_consumer(write)
+            if number % _SLICE == 0:
+                yield
 
-    def _write_providers(self, written: dict[str, Provider | None]) -> None:
+    def _write_providers(self, written: dict[str, Provider | None]) -> Generator[None, None, None]:
         roots = {self.root_of(uuid) for uuid in written if uuid in self.providers}
         changed = {uuid for uuid, new in written.items() if _has_other_columns(self.providers.get(uuid), new)}
-        for uuid, new in written.items():
+        for number, (uuid, new) in enumerate(written.items(), 1):
             self._forget(uuid)
             if new is not None:
                 self._learn(new)
@@ -331,6 +340,8 @@ class State:
                 self._children.pop(uuid, None)
                 if uuid in self._writes:
                     self._may_be_gone.add(uuid)
+            if number % _SLICE == 0:
+                yield
         if not changed:
             return
         # All blocks are emptied before one is written: parts may have moved from tree to tree.
@@ -339,14 +350,18 @@ class State:
                 self.forest.write(self._blocks.pop(root), ())
         roots = {root for root in roots if root in self.providers and self.providers[root].parent is None}
         roots |= {self.root_of(uuid) for uuid in written if uuid in self.providers}
-        for root in roots:
+        for number, root in enumerate(roots, 1):
             if root in self._blocks:
                 self.forest.write(self._blocks[root], ())
             self._trees.pop(root, None)
             for uuid in self.subtree(root):
                 self._summaries.pop(uuid, None)
-        for root in sorted(roots):
+            if number % _SLICE == 0:
+                yield
+        for number, root in enumerate(sorted(roots), 1):
             self._write_tree(root)
+            if number % _SLICE == 0:
+                yield
 
     def _forget(self, uuid: str) -> None:
         old = self.providers.get(uuid)
