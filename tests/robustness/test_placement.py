@@ -262,16 +262,19 @@ async def test_each_change_is_one_event(
 ) -> None:
     """Also if the worker dies between a change and its event."""
     provider, consumer = str(uuid.uuid4()), str(uuid.uuid4())
+    custom = f"CUSTOM_{uuid.uuid4().hex.upper()}"
     at, held = f"/resource_providers/{provider}", f"/allocations/{consumer}"
     requests: list[tuple[str, str, Any]] = [
         ("POST", "/resource_providers", {"name": name(), "uuid": provider}),
         ("PUT", f"{at}/inventories", {"resource_provider_generation": 0, "inventories": {"VCPU": {"total": 8}}}),
-        ("PUT", f"{at}/traits", {"resource_provider_generation": 1, "traits": ["HW_NUMA_ROOT"]}),
+        ("PUT", f"/traits/{custom}", None),
+        ("PUT", f"{at}/traits", {"resource_provider_generation": 1, "traits": [custom]}),
         ("PUT", held, placement.allocation({provider: {"VCPU": 1}})),
         ("PUT", held, placement.allocation({provider: {"VCPU": 2}}, generation=1)),
         ("PUT", at, {"name": name()}),
         ("DELETE", held, None),
         ("DELETE", at, None),
+        ("DELETE", f"/traits/{custom}", None),
     ]
     if point:
         failpoints.arm(point, nth=nth)
@@ -291,12 +294,14 @@ async def test_each_change_is_one_event(
         (f"provider.changed.{provider}", ["name"]),
         (f"allocation.deleted.{consumer}", {}),
         (f"provider.deleted.{provider}", []),
+        (f"trait.created.{custom}", "trait"),
+        (f"trait.deleted.{custom}", "trait"),
     ]
     shown: list[tuple[str, Any]] = []
 
     async def events() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        for ident in (provider, consumer):
+        for ident in (provider, consumer, custom):
             path = f"/v1/events?subject=moorage.events.placement.*.*.{ident}&follow=false&limit=500"
             found += (await asyncio.to_thread(mesh.http, path))["items"]
         return found
@@ -306,7 +311,7 @@ async def test_each_change_is_one_event(
         shown = []
         for event in await events():
             data = event["data"]
-            what = data.get("changed", []) if "provider" in data else data.get("allocations", {})
+            what = data.get("changed", []) if "provider" in data else data.get("kind") or data.get("allocations", {})
             shown.append((event["subject"].removeprefix("moorage.events.placement."), what))
         return len(shown) >= len(expected)
 

@@ -135,3 +135,10 @@ async def test_a_kill_keeps_additions_and_their_generation(
     mesh.kill("placement")
     candidates = await placement.done("GET", f"/allocation_candidates?resources=SRIOV_NET_VF:1&member_of={own}")
     assert [list(c["allocations"]) for c in candidates["allocation_requests"]] == [[card]]
+    path = f"/v1/events?subject=moorage.events.placement.provider.changed.{card}&follow=false&limit=500"
+
+    async def told() -> bool:
+        items = (await asyncio.to_thread(mesh.http, path))["items"]
+        return [(i["data"]["changed"], i["data"]["generation"]) for i in items] == [(["aggregates"], before + 1)]
+
+    await eventually(told, 60, "one event, although the worker died before it")

@@ -1,6 +1,7 @@
-"""Publishes events of providers and allocations, and republishes those that were lost when the worker or the broker died.
+"""Publishes events of providers, custom names and allocations, and republishes those that were lost when the worker or the broker
+died.
 
-The newest event of a provider is stored in its record; those of the newest deletions are stored together, before the records
+The newest event of a provider or name is stored in its record; those of the newest deletions are stored together, before the records
 go. An allocation's event has the ids of its entry in the decision log and of its consumer.
 """
 
@@ -21,9 +22,9 @@ from moorage.collections import LruDict
 from moorage.ledger import LOG, LedgerFollower, decode_commit
 from moorage.model.allocations import ConsumerWrite
 from moorage.model.claims import Allocation, Commit
-from moorage.model.placement_events import AllocationChange, ProviderChange, RecordedChange
+from moorage.model.placement_events import AllocationChange, NameChange, ProviderChange, RecordedChange
 
-from .core.records import Change, Provider
+from .core.records import Addition, Change, Provider
 from .core.state import State
 
 log = structlog.get_logger("placement")
@@ -44,26 +45,51 @@ class Published(NamedTuple):
     subject: str
     id: str
     cause: str
-    data: ProviderChange | AllocationChange
+    data: ProviderChange | AllocationChange | NameChange
 
 
-def provider_changes(
-    change: Change, before: Mapping[str, Provider | None], state: State, cause: str
-) -> dict[str, RecordedChange]:
-    """Returns the events of the providers that a change wrote; the state has the change, `before` what was there. A write that
-    changes nothing has none."""
+class Before(NamedTuple):
+    """What a change replaces: the records of providers, and of additions to nodes and parts."""
+
+    providers: Mapping[str, Provider | None]
+    additions: Mapping[str, Addition | None]
+
+    @classmethod
+    def of(cls, change: Change, state: State) -> Before:
+        return cls(
+            {uuid: state.providers.get(uuid) for uuid in change.providers},
+            {uuid: state.additions.get(uuid) for uuid in change.additions},
+        )
+
+
+def recorded_changes(change: Change, before: Before, state: State, cause: str) -> dict[str, RecordedChange]:
+    """Returns the events of the records that a change wrote, by their keys; the state has the change. A write that changes nothing
+    has none."""
     found: dict[str, RecordedChange] = {}
+
+    def add(kind: str, data: ProviderChange | None = None, name: NameChange | None = None) -> None:
+        event = RecordedChange(id=new_id(), change=kind, cause=cause, time=now_text(), data=data, name=name)
+        found[event.key] = event
+
     for uuid, new in change.providers.items():
-        old = before.get(uuid)
+        old = before.providers.get(uuid)
         shown = new or old
         if shown is None or (event := _kind(old, new)) is None:
             continue
         kind, fields = event
         generation = state.generation(uuid) if new is not None else shown.generation + state.writes(uuid)
-        data = ProviderChange(
-            provider=uuid, name=shown.name, parent=shown.parent or "", generation=generation, changed=fields
-        )
-        found[uuid] = RecordedChange(id=new_id(), change=kind, cause=cause, time=now_text(), data=data)
+        parent = shown.parent or ""
+        add(kind, ProviderChange(provider=uuid, name=shown.name, parent=parent, generation=generation, changed=fields))
+    for uuid, addition in change.additions.items():
+        was = before.additions.get(uuid)
+        added = addition or was
+        fields = tuple(f for f in ("traits", "aggregates") if getattr(addition, f, ()) != getattr(was, f, ()))
+        if added is not None and (fields or getattr(was, "generation", 0) != getattr(addition, "generation", 0)):
+            generation = state.generation(uuid)
+            add("changed", ProviderChange(provider=uuid, name=added.name, generation=generation, changed=fields))
+    for kind, names in (("class", change.classes), ("trait", change.traits)):
+        for name, created in names.items():
+            add("deleted" if created is None else "created", name=NameChange(name=name, kind=kind))
     return found
 
 
@@ -92,13 +118,17 @@ def allocation_change(entry: Allocation, write: ConsumerWrite) -> Published:
     return Published(subject, f"{entry.id}.{new.uuid}", entry.cause, data)
 
 
-def provider_event(change: RecordedChange) -> Published:
-    subject = subjects.placement_event("provider", change.change, change.data.provider)
-    return Published(subject, change.id, change.cause, change.data)
+def recorded_event(change: RecordedChange) -> Published:
+    if change.data is not None:
+        subject = subjects.placement_event("provider", change.change, change.data.provider)
+        return Published(subject, change.id, change.cause, change.data)
+    assert change.name is not None
+    subject = subjects.placement_event(change.name.kind, change.change, change.name.name)
+    return Published(subject, change.id, change.cause, change.name)
 
 
 class PlacementEvents:
-    """The events of the newest changes. `deletions` has those of providers that were deleted last, to be stored."""
+    """The events of the newest changes. `deletions` has those of what was deleted last, to be stored."""
 
     def __init__(self, bus: Bus, follower: LedgerFollower, state: State) -> None:
         self.deletions = LruDict[str, RecordedChange](DELETIONS)
@@ -106,7 +136,7 @@ class PlacementEvents:
         self._log = bus.log(LOG)
         self._start = follower.ledger.seq
         self._read_start = False
-        self._providers = LruDict[str, RecordedChange](NEWEST)  # by uuid, those in records
+        self._changes = LruDict[str, RecordedChange](NEWEST)  # by key, those in records
         self._allocations = LruDict[str, tuple[int, Published]](NEWEST)  # by subject, with the commit
         self._outbox = Outbox(bus, self._recorded_providers, self._recorded_allocations)
 
@@ -118,13 +148,13 @@ class PlacementEvents:
 
     # -- what is recorded ---------------------------------------------------------------------------------------------
 
-    def recorded(self, uuid: str) -> RecordedChange | None:
-        """Returns the event of a provider's record, unless many others were written since."""
-        return self._providers.get(uuid)
+    def recorded(self, key: str) -> RecordedChange | None:
+        """Returns the event of a record, unless many others were written since."""
+        return self._changes.get(key)
 
-    def record(self, uuid: str, change: RecordedChange) -> None:
+    def record(self, change: RecordedChange) -> None:
         """Remembers the event that is stored with a record, or with the deletions."""
-        (self.deletions if change.change == "deleted" else self._providers)[uuid] = change
+        (self.deletions if change.change == "deleted" else self._changes)[change.key] = change
 
     def folded(self, seq: int, commit: Commit, refused: Iterable[str] = ()) -> None:
         """Remembers the allocations of a commit."""
@@ -138,7 +168,7 @@ class PlacementEvents:
 
     async def publish(self, changes: Iterable[RecordedChange], entry: Allocation | None) -> None:
         """Publishes the events of a change that is durable. What cannot be published now is published later."""
-        events = [provider_event(change) for change in changes]
+        events = [recorded_event(change) for change in changes]
         if entry is not None:
             events += [allocation_change(entry, write) for write in entry.writes]
         try:
@@ -156,12 +186,11 @@ class PlacementEvents:
     # -- comparing ----------------------------------------------------------------------------------------------------
 
     async def _recorded_providers(self) -> list[RecordedEvent]:
-        there = self._state.providers
-        changes = [change for uuid, change in self._providers.items() if uuid in there]
-        changes += [change for uuid, change in self.deletions.items() if uuid not in there]
+        changes = [change for change in self._changes.values() if self._is_there(change)]
+        changes += [change for change in self.deletions.values() if not self._is_there(change)]
         return [
             RecordedEvent(
-                provider_event(change).subject,
+                recorded_event(change).subject,
                 change.id,
                 partial(_stored_at, change),
                 partial(self._publish_if_newest, change),
@@ -169,10 +198,15 @@ class PlacementEvents:
             for change in changes
         ]
 
+    def _is_there(self, change: RecordedChange) -> bool:
+        """Returns whether the record of an event is there."""
+        if change.name is not None:
+            return change.name.name in (self._state.classes if change.name.kind == "class" else self._state.traits)
+        return change.key in self._state.providers or change.key in self._state.additions
+
     async def _publish_if_newest(self, change: RecordedChange) -> None:
-        uuid = change.data.provider
-        if (self.deletions if change.change == "deleted" else self._providers).get(uuid) is change:
-            await self._publish(provider_event(change))
+        if (self.deletions if change.change == "deleted" else self._changes).get(change.key) is change:
+            await self._publish(recorded_event(change))
 
     async def _recorded_allocations(self) -> list[RecordedEvent]:
         if not self._read_start:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from .core.call import Answer
 from .core.errors import CONCURRENT_UPDATE, Refused, conflict
 from .core.records import Addition, Change, Provider
 from .core.state import State
-from .events import DELETIONS, PlacementEvents, provider_changes
+from .events import DELETIONS, Before, PlacementEvents, recorded_changes
 from .steps import Operation, Steps, run_in_slices
 
 log = structlog.get_logger("placement")
@@ -52,8 +52,8 @@ class Deposed(Exception):
 
 class Stored(Model, kw_only=True):
     """A record of the bucket. `generation` is that of the writer's lease; `exchanged` the commit of the newest exchange of
-    inventories in the provider's record; `told` the event of the provider's last change; `addition` what a node or part of a cluster has besides; `created` the time of a custom name;
-    `deletions` the events of providers that were deleted last; `url` the address of the active worker, which believes every
+    inventories in the provider's record; `told` the event of the record's last change; `addition` what a node or part of a cluster has besides; `created` the time of a custom name;
+    `deletions` the events of providers and names that were deleted last; `url` the address of the active worker, which believes every
     caller if `unchecked`."""
 
     generation: int = 0
@@ -157,15 +157,15 @@ class Storage:
         found = Change({}, {}, {}, additions={})
         for key, stored in records.items():
             kind, _, name = key.partition(".")
+            if stored.told is not None:
+                self._events.record(stored.told)
             if kind == "provider" and stored.provider is not None:
                 found.providers[name] = stored.provider
                 if stored.exchanged:
                     self._exchanged[name] = stored.exchanged
-                if stored.told is not None:
-                    self._events.record(name, stored.told)
             elif key == _DELETIONS:
                 for told in stored.deletions:
-                    self._events.record(told.data.provider, told)
+                    self._events.record(told)
             elif kind == "added" and stored.addition is not None:
                 found.additions[name] = stored.addition
             elif kind == "class":
@@ -186,8 +186,10 @@ class Storage:
             change = Change({uuid: new})
             self.state.apply(change)
             self._exchanged[uuid] = exchange.seq
-            told = provider_changes(change, {uuid: provider}, self.state, "")
+            told = recorded_changes(change, Before({uuid: provider}, {}), self.state, "")
             await self._put_providers(change.providers, told)
+            for event in told.values():
+                self._events.record(event)
             await self._events.publish(told.values(), None)
         self._recorded = max((exchange.seq for exchange in held.values()), default=0)
 
@@ -248,7 +250,7 @@ class Storage:
                     return answer
                 if not change.takes_nodes:
                     entry = self._entry(change, cause, self.state.gone())
-                    replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
+                    replaced = Before.of(change, self.state)
                     await run_in_slices(self.state.apply_in_steps(change))
                     done = self._persisted(change, entry, replaced, cause)
                 elif await self._take_nodes(change, cause, in_steps=True):
@@ -262,18 +264,18 @@ class Storage:
     async def _commit(self, answer: Answer, change: Change, cause: str) -> Answer:
         """Makes a change durable that nothing can refuse any more."""
         entry = self._entry(change, cause, self.state.gone())
-        replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
+        replaced = Before.of(change, self.state)
         self.state.apply(change)
         await _durable(self._persisted(change, entry, replaced, cause))
         return answer
 
     def _persisted(
-        self, change: Change, entry: Allocation | None, replaced: Mapping[str, Provider | None], cause: str
+        self, change: Change, entry: Allocation | None, replaced: Before, cause: str
     ) -> asyncio.Future[None]:
-        """Begins to make a change durable that the state has; `replaced` are the providers before. Also if the client does not
+        """Begins to make a change durable that the state has; `replaced` is what was there. Also if the client does not
         wait, it ends."""
         before = self._last
-        told = provider_changes(change, replaced, self.state, cause)
+        told = recorded_changes(change, replaced, self.state, cause)
         done = self._last = asyncio.get_running_loop().create_future()
         wait_for = self._last_record
         if change.has_records:
@@ -325,7 +327,7 @@ class Storage:
         taken = False
         try:
             await _durable(wait_for)
-            replaced = {uuid: self.state.providers.get(uuid) for uuid in change.providers}
+            replaced = Before.of(change, self.state)
             async with self._steps.quiet() if change.has_trees else contextlib.nullcontext():
                 if not in_steps:
                     self._changes[entry.id] = change
@@ -333,7 +335,7 @@ class Storage:
                 if in_steps and seq is not None:
                     await run_in_slices(self.state.apply_in_steps(change))
             if seq is not None:
-                told = provider_changes(change, replaced, self.state, entry.cause)
+                told = recorded_changes(change, replaced, self.state, entry.cause)
                 await self._write_records(change, told, seq)
                 await _durable(before)
                 await self._events.publish(told.values(), entry)
@@ -381,7 +383,7 @@ class Storage:
             await _durable(wait_for)
             for name, created in change.classes.items():
                 if created is not None:
-                    await self._put_name(_CLASS, name, created)
+                    await self._put_name(_CLASS, name, created, told)
             seq = await self._append(entry) if entry is not None else 0
             if seq is None:
                 raise Deposed  # nothing else can take what it changes
@@ -420,34 +422,41 @@ class Storage:
         if not change.has_records:
             return
         self._exchanged.update(dict.fromkeys(change.exchanges, seq))
+        await self._put_deletions(told.values())
         await self._put_providers(change.providers, told)
         for uuid, addition in change.additions.items():
-            await self._put(f"{_ADDED}{uuid}", None if addition is None else self._added(addition))
+            await self._put(f"{_ADDED}{uuid}", None if addition is None else self._added(addition, told.get(uuid)))
         for name, created in change.traits.items():
-            await self._put_name(_TRAIT, name, created)
+            await self._put_name(_TRAIT, name, created, told)
         for name, created in change.classes.items():
             if created is None:
-                await self._put_name(_CLASS, name, None)
+                await self._put_name(_CLASS, name, None, told)
+        for event in told.values():
+            self._events.record(event)
         reached("placement.recorded")
         if change.exchanges:
             self._recorded = max(self._recorded, seq)
 
-    async def _put_providers(self, providers: dict[str, Provider | None], told: dict[str, RecordedChange]) -> None:
-        """Writes records with the events of their changes; those of deletions first, as nothing is left of their records."""
-        deleted = [told[uuid] for uuid, provider in providers.items() if provider is None and uuid in told]
+    async def _put_deletions(self, told: Iterable[RecordedChange]) -> None:
+        """Writes the events of deletions before the records go, as nothing is left of these."""
+        deleted = [change for change in told if change.change == "deleted"]
         if deleted:
             newest = LruDict(DELETIONS, self._events.deletions.items())
-            newest.update((change.data.provider, change) for change in deleted)
+            newest.update((change.key, change) for change in deleted)
             await self._put(_DELETIONS, self._deletions(list(newest.values())))
+
+    async def _put_providers(self, providers: dict[str, Provider | None], told: dict[str, RecordedChange]) -> None:
+        """Writes records with the events of their changes."""
         for uuid, provider in providers.items():
             exchanged = self._exchanged.get(uuid, 0)
             value = None if provider is None else self._stored(provider, exchanged, told.get(uuid))
             await self._put(f"{_PROVIDER}{uuid}", value)
-            if uuid in told:
-                self._events.record(uuid, told[uuid])
 
-    async def _put_name(self, prefix: str, name: str, created: float | None) -> None:
-        await self._put(f"{prefix}{name}", None if created is None else self._stored(created=created))
+    async def _put_name(
+        self, prefix: str, name: str, created: float | None, told: Mapping[str, RecordedChange]
+    ) -> None:
+        event = told.get(f"{prefix}{name}")
+        await self._put(f"{prefix}{name}", None if created is None else self._stored(created=created, told=event))
 
     def _stored(
         self,
@@ -458,8 +467,8 @@ class Storage:
     ) -> Stored:
         return Stored(generation=self._generation, provider=provider, exchanged=exchanged, told=told, created=created)
 
-    def _added(self, addition: Addition) -> Stored:
-        return Stored(generation=self._generation, addition=addition)
+    def _added(self, addition: Addition, told: RecordedChange | None) -> Stored:
+        return Stored(generation=self._generation, addition=addition, told=told)
 
     def _deletions(self, changes: list[RecordedChange]) -> Stored:
         return Stored(generation=self._generation, deletions=changes)
@@ -518,9 +527,9 @@ class Storage:
             return self._stored(provider, self._exchanged.get(name, 0), self._events.recorded(name))
         if kind == "added":
             addition = self.state.additions.get(name)
-            return None if addition is None else self._added(addition)
+            return None if addition is None else self._added(addition, self._events.recorded(name))
         known = (self.state.classes if kind == "class" else self.state.traits).get(name)
-        return None if known is None else self._stored(created=known)
+        return None if known is None else self._stored(created=known, told=self._events.recorded(key))
 
     async def _restore(self, key: str) -> None:
         """Writes the record as this worker knows it, in the order of operations."""
