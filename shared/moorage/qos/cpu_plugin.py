@@ -306,7 +306,7 @@ class CpuPlugin:
         if entry.cpus:
             return parse_cpuset(entry.cpus)
         pool = self._pools.get(entry.pool) or self._default()
-        cpus = pool.cpus & ~self._exclusive
+        cpus = pool.cpus & ~self._exclusive or self.policy.reserved_cpus
         if entry.nodes:
             cpus = cpus & self.machine.cpus.cpus_of(entry.bound) or cpus
         return cpus
@@ -636,8 +636,9 @@ def _size(cpus: str) -> int:
 def _configured(policy: NodePolicy, machine: Machine) -> dict[str, Pool]:
     if policy.pools:
         return dict(policy.pools)
-    every = machine.cpus.all
-    return {DEFAULT_POOL: Pool(DEFAULT_POOL, every & ~policy.reserved_cpus or every, 1, default=True)}
+    every, reserved = machine.cpus.all, policy.reserved_cpus
+    # Where all other CPUs are given away, containers of this pool run on those that are reserved.
+    return {DEFAULT_POOL: Pool(DEFAULT_POOL, every & ~reserved or every, 0 if reserved else 1, default=True)}
 
 
 def _without_last(cpus: int, pool: int, keep: int) -> int:

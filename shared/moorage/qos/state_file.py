@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Any
 
@@ -22,16 +23,19 @@ class BadState(ValueError):
 
 class _Envelope(msgspec.Struct):
     version: int = 0
-    checksum: int = -1
 
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder().encode
+_version = msgspec.json.Decoder(_Envelope).decode
+#: How every file ends. The checksum is that of all bytes before.
+_END = re.compile(rb',"checksum":([0-9]{1,10})\}\n?\Z')
+_END_BYTES = 30
 
 
 def seal(content: dict[str, Any]) -> bytes:
-    """Encodes the content with its version and checksum."""
-    content = {**content, "version": VERSION}
-    return _encode({**content, "checksum": zlib.crc32(_encode(content))})
+    """Encodes the content, an object with at least one field, with its version and checksum."""
+    body = _encode({**content, "version": VERSION})[:-1]
+    return b'%b,"checksum":%d}' % (body, zlib.crc32(body))
 
 
 def unseal(data: bytes) -> dict[str, Any]:
@@ -39,15 +43,16 @@ def unseal(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise BadState(f"the state has {len(data)} bytes; at most {MAX_BYTES} are read")
     try:
+        version = _version(data).version
         content = msgspec.json.decode(data)
-        envelope = msgspec.convert(content, _Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadState(f"the state is not JSON, or not of the expected form: {error}") from None
-    if envelope.version > VERSION:
-        raise BadState(f"the state has version {envelope.version}, which is newer than {VERSION}", newer=True)
-    if not isinstance(content, dict) or envelope.version < 1:
-        raise BadState("the state has no version")
-    checksum = content.pop("checksum", None)
-    if zlib.crc32(_encode(content)) != checksum:
+    if version > VERSION:
+        raise BadState(f"the state has version {version}, which is newer than {VERSION}", newer=True)
+    end = _END.search(data, max(0, len(data) - _END_BYTES))
+    if not isinstance(content, dict) or version < 1 or end is None:
+        raise BadState("the state has no version or no checksum")
+    if zlib.crc32(data[: end.start()]) != int(end[1]):
         raise BadState("the state does not have the content that its checksum says")
+    del content["version"], content["checksum"]
     return content

@@ -1,0 +1,112 @@
+"""Checkpoints come back as they were; what is torn, junk or newer is known as such, and records are made again without them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from moorage.node.core import checkpoint
+from moorage.node.core.checkpoint import Checkpoint, decode_copy, encode_copy, rebuild
+from moorage.node.core.properties import oci_properties, take_over
+from moorage.qos.messages import ResourceAllocationInfo
+from moorage.qos.state_file import BadState
+from moorage_testkit.nodes import GB, SimulatedNode, machine, pod
+
+
+def two_pods() -> SimulatedNode:
+    node = SimulatedNode("{kind: NodePolicy, spec: {reservedCpus: 0-1}}")
+    node.given(pod("a", "storage-service", 20, GB))
+    node.given(pod("b", "online-micro_service", 2))
+    return node
+
+
+def test_a_checkpoint_is_stored_and_resumed() -> None:
+    node = two_pods()
+    kept = Checkpoint(records=node.records, asked={"uid-a": {"container0": {"CpuShares": "2048"}}}, resources=["cpu"])
+    data = checkpoint.encode(kept)
+    assert checkpoint.decode(data) == kept
+    entries = msgspec.json.decode(data)["entries"]
+    assert entries["uid-a"]["container0"]["cpu"]["allocationResult"] == "2-21"
+    assert entries["uid-a"]["container0"]["cpu"]["ociPropertyName"] == "CpusetCpus"
+
+
+def test_what_is_torn_or_junk_or_newer_is_no_checkpoint() -> None:
+    data = checkpoint.encode(Checkpoint(records=two_pods().records))
+    for cut in range(0, len(data), 97):
+        with pytest.raises(BadState):
+            checkpoint.decode(data[:cut])
+    with pytest.raises(BadState):
+        checkpoint.decode(data.replace(b"2-21", b"2-22", 1))
+    for junk in (b"", b"null", b"[1]", b'{"version":1}', b"\xff\xfe", b"[" * 100_000):
+        with pytest.raises(BadState):
+            checkpoint.decode(junk)
+    with pytest.raises(BadState) as newer:
+        checkpoint.decode(b'{"version": 99, "checksum": 1, "entries": {}}')
+    assert newer.value.newer
+
+
+def test_plugins_restore_their_own_state_and_no_other_machines() -> None:
+    node = two_pods()
+    other = SimulatedNode(node.node.policy, node.machine)
+    for name, plugin in node.plugins.items():
+        other.plugins[name].restore(plugin.encode())
+        assert other.plugins[name].resources_allocation() == plugin.resources_allocation()
+        with pytest.raises(BadState):
+            other.plugins[name].restore(plugin.encode()[:-3])
+    other.check()
+    small = SimulatedNode(on=machine(1, 4))
+    with pytest.raises(BadState):
+        small.cpu.restore(node.cpu.encode())
+    assert not small.cpu.entries
+
+
+def test_lost_state_is_rebuilt_from_copies_and_cgroups() -> None:
+    node = two_pods()
+    pods = {uid: record.pod for uid, record in node.records.items()}
+    copies = {"uid-b": {"container0": decode_copy(encode_copy(node.records["uid-b"].containers["container0"]))}}
+    cgroups = {"uid-a": {"container0": {"CpusetCpus": "2-21", "CpusetMems": "0"}}}
+    records = rebuild(pods, {}, copies, cgroups)
+    assert records["uid-b"].containers == node.records["uid-b"].containers
+    fresh = SimulatedNode(node.node.policy, node.machine)
+    allocations = {uid: record.containers for uid, record in records.items()}
+    for plugin in fresh.plugins.values():
+        assert plugin.adopt(pods, allocations) == []
+    assert fresh.cpu.exclusive == node.cpu.exclusive
+    fresh.check()
+    assert oci_properties(fresh.cpu.resources_allocation()["uid-a"]["container0"])["CpusetCpus"] == "2-21"
+    assert decode_copy("junk{") == {}
+
+
+def test_cpus_that_two_containers_claim_are_given_once() -> None:
+    node = two_pods()
+    pods = {uid: record.pod for uid, record in node.records.items()}
+    pods["uid-c"] = pod("c", "storage-service", 20, GB)
+    same = {"container0": node.records["uid-a"].containers["container0"]}
+    fresh = SimulatedNode(node.node.policy, node.machine)
+    problems = fresh.cpu.adopt(pods, {"uid-a": same, "uid-c": same})
+    assert len(problems) == 1
+    assert "default/c" in problems[0]
+    fresh.check()
+
+
+def test_answers_of_plugins_change_records_but_keep_hints() -> None:
+    node = two_pods()
+    record = node.records["uid-a"]
+    said = {
+        "uid-a": {
+            "container0": {"cpu": ResourceAllocationInfo(oci_property_name="CpusetCpus", allocation_result="2-9")}
+        }
+    }
+    changed, problems = take_over(node.records, "cpu", said)
+    assert not problems
+    now = changed["uid-a"].containers["container0"]["cpu"]
+    assert (now.allocation_result, now.resource_hints) == ("2-9", record.containers["container0"]["cpu"].resource_hints)
+    assert record.containers["container0"]["cpu"].allocation_result == "2-21"  # only the caller stores
+    bad = {
+        "uid-a": {"container0": {"cpu": ResourceAllocationInfo(oci_property_name="CpusetCpus")}},
+        "uid-b": {"container0": {"x": ResourceAllocationInfo(oci_property_name="Nonsense", allocation_result="1")}},
+        "uid-unknown": {"container0": {"cpu": ResourceAllocationInfo()}},
+    }
+    changed, problems = take_over(node.records, "cpu", bad)
+    assert not changed
+    assert len(problems) == 2
