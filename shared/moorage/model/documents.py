@@ -28,9 +28,17 @@ class ObjectRef(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fie
     kind: str = ""
 
 
+class ClassChoice(Strict, kw_only=True):
+    """Devices of a resource class that serve a need. A `count` below 1 is a share of one device that can be shared."""
+
+    class_: str = msgspec.field(name="class")
+    count: int | float | str = 1
+    capacity: dict[str, int | float | str] = {}
+
+
 class Need(Strict, kw_only=True):
-    """A need for a resource (with requests, limits or both) or for a node label with a value. All needs of a `group` are met
-    by one part of the node."""
+    """A need for a resource (with requests, limits or both), for a node label with a value, or for devices: of a resource class, or of
+    the first of several choices that can be had. All needs of a `group` are met by one part of the node."""
 
     resource: str = ""
     requests: int | float | str | None = None
@@ -42,6 +50,18 @@ class Need(Strict, kw_only=True):
     weight: int | None = None
     name: str = ""
     group: str = ""
+    class_: str = msgspec.field(default="", name="class")
+    count: int | float | str | None = None
+    one_of: list[ClassChoice] = []
+    capacity: dict[str, int | float | str] = {}
+    algorithm: str = ""
+
+
+class AttributeCondition(Strict, kw_only=True):
+    """An attribute of all devices of these needs."""
+
+    attribute: str
+    needs: list[str] = []
 
 
 class GroupConditions(Strict, kw_only=True):
@@ -53,7 +73,8 @@ class GroupConditions(Strict, kw_only=True):
 
 
 class Topology(Strict, kw_only=True):
-    """Where in a node the parts of a pod's groups are, relative to each other."""
+    """Where in a node the parts of a pod's groups are, relative to each other, and which attributes of devices are equal (`match`)
+    or all different."""
 
     groups: dict[str, GroupConditions] = {}
     same_subtree: list[list[str]] = []
@@ -62,6 +83,8 @@ class Topology(Strict, kw_only=True):
     root_required: list[str] = []
     root_member_of: list[str] = []
     zone: str = ""
+    match: list[AttributeCondition] = []
+    distinct: list[AttributeCondition] = []
 
 
 class Consumer(Strict, kw_only=True):

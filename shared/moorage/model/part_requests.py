@@ -50,6 +50,9 @@ class DeviceAsk(Value, kw_only=True, frozen=True):
     admin: bool = False
     tolerations: tuple[DeviceToleration, ...] = ()
     capacity: dict[str, str] = {}
+    resource_class: str = ""  # a class of the mesh, which `properties` has when it is asked, or of the cluster
+    share: int = 0  # thousandths of each capacity of a device that can be divided; 0: whole devices
+    algorithm: str = ""  # by which devices are chosen; empty: the class's or the fleet's
 
 
 class PartGroup(Value, kw_only=True, frozen=True):

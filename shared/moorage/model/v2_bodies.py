@@ -145,8 +145,17 @@ class Consumer(Body, kw_only=True):
     spec: ConsumerSpec
 
 
+class ClassChoice(Body, kw_only=True):
+    """Devices of a resource class that serve a need."""
+
+    class_: str = msgspec.field(name="class")
+    count: int | float | str = 1
+    capacity: dict[str, int | float | str] = {}
+
+
 class Amount(Body, kw_only=True):
-    """A need for the resource `name`, with requests, limits or both, or for a node label with `key` and `value`."""
+    """A need for the resource `name`, with requests, limits or both, for a node label with `key` and `value`, or for devices of a
+    resource class, or of one of several."""
 
     name: str = ""
     requests: int | float | str | None = None
@@ -155,6 +164,11 @@ class Amount(Body, kw_only=True):
     group: str = ""  # the suffix of the group of parts that a resource is for
     key: str = ""
     value: str | msgspec.UnsetType = msgspec.UNSET  # the value of a label may be empty
+    class_: str = msgspec.field(default="", name="class")
+    count: int | float | str | None = None
+    one_of: list[ClassChoice] = []
+    capacity: dict[str, int | float | str] = {}
+    algorithm: str = ""
 
 
 class RequirementSpec(msgspec.Struct, rename="camel", kw_only=True):

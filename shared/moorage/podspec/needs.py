@@ -35,6 +35,11 @@ def is_mandatory(need: Need) -> bool:
     return need.weight is None if need.mandatory is None else need.mandatory
 
 
+def asks_class(need: Need) -> bool:
+    """Returns whether the need is for devices of a resource class."""
+    return bool(need.class_ or need.one_of)
+
+
 def overcommits(resource: str) -> bool:
     """Only these resources may have requests below limits; Kubernetes wants both equal for all others."""
     return resource in ("cpu", "memory", "ephemeral-storage")

@@ -8,8 +8,9 @@ from moorage.model.documents import Consumer, Need
 from moorage.model.part_names import KUBERNETES_RESOURCES, is_part_class
 from moorage.parsing import need_amount
 from moorage.podspec import REPLICATED
-from moorage.podspec.needs import is_mandatory, kubernetes_need, label_text
+from moorage.podspec.needs import asks_class, is_mandatory, kubernetes_need, label_text
 
+from .device_needs import check_device_need
 from .diagnostics import Diagnostics
 from .field_rules import LABEL_KEY, LABEL_VALUE, REQUESTABLE, check_count, check_name, is_requestable
 from .manifest_rules import MAX_PODS
@@ -42,6 +43,8 @@ def _check_consumer(consumer: Consumer, path: str, diagnostics: Diagnostics) -> 
     for i, need in enumerate(consumer.needs[:MAX_NEEDS]):
         at = f"{path}.needs[{i}]"
         check_need(need, at, diagnostics)
+        if asks_class(need):
+            continue  # several needs may be for one class; their names differ
         needs_resource = needs_resource or (bool(need.resource) and not is_part_class(need.resource))
         key = (_resource(need), need.group, need.label, is_mandatory(need), _alternative(need))
         if key in seen:
@@ -71,9 +74,17 @@ def check_need(need: Need, path: str, diagnostics: Diagnostics) -> None:
         check_name(need.name, f"{path}.name", diagnostics)
     if need.weight is not None and not 1 <= need.weight <= 10:
         diagnostics.error(f"{path}.weight", "OutOfRange", "must be 1 to 10")
+    if asks_class(need):
+        check_device_need(need, path, diagnostics)
+        return
+    if need.count is not None or need.capacity or need.algorithm:
+        message = "count, capacity and algorithm belong to a class of devices; give class or oneOf"
+        diagnostics.error(path, "Contradiction", message)
     if bool(need.resource) == bool(need.label):
         diagnostics.error(
-            path, "Contradiction", "give either resource (with requests or limits) or label (with its value)"
+            path,
+            "Contradiction",
+            "give either resource (with requests or limits), label (with its value), or class or oneOf",
         )
         if not need.resource:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moorage.model.documents import Need, Topology
@@ -18,9 +18,10 @@ from moorage.model.part_requests import (
     SameSubtree,
 )
 from moorage.podspec import ContainerResources, is_guaranteed, pod_requests
-from moorage.podspec.needs import is_mandatory, need_amounts
+from moorage.podspec.needs import asks_class, is_mandatory, need_amounts
 
 from .consumer_matching import SourcedConsumer
+from .device_needs import device_needs, devices_in_groups
 from .part_conditions import Conditions, aggregates, traits
 
 #: Resources that a kubelet aligns only for pods of the QoS class Guaranteed.
@@ -32,13 +33,19 @@ class PartNeeds(NamedTuple):
     relations: list[Relation]
 
 
-def part_needs(consumers: Sequence[SourcedConsumer], containers: Iterable[ContainerResources]) -> PartNeeds:
+def part_needs(
+    consumers: Sequence[SourcedConsumer],
+    containers: Sequence[ContainerResources],
+    of_classes: Mapping[str, int] | None = None,
+) -> PartNeeds:
+    """`of_classes`: what the manifest requests of resource classes, in thousandths of devices."""
     topologies = [s.consumer.topology for s in consumers if s.consumer.topology is not None]
     needs = [(s.consumer.container, need) for s in consumers for need in s.consumer.needs]
+    devices = device_needs([need for _, need in needs], of_classes or {}, topologies)
     suffixes = {need.group for _, need in needs if _asks_parts(need)}
     for topology in topologies:
         suffixes.update(topology.groups)
-    if not suffixes and not topologies:
+    if not suffixes and not topologies and not devices.groups:
         return PartNeeds([], [])
     mandatory = [(container, need) for container, need in needs if is_mandatory(need)]
     groups: list[PartGroup] = []
@@ -46,10 +53,30 @@ def part_needs(consumers: Sequence[SourcedConsumer], containers: Iterable[Contai
         amounts = _amounts([(c, n) for c, n in mandatory if _asks_parts(n) and n.group == suffix], containers)
         is_optional = not amounts and any(_asks_parts(need) and need.group == suffix for _, need in needs)
         groups.append(_group(suffix, amounts, topologies, is_optional=is_optional))
-    return PartNeeds(groups, _relations(topologies, [group.suffix for group in groups if group.suffix != NAMELESS]))
+    relations = _relations(topologies, [group.suffix for group in groups if group.suffix != NAMELESS])
+    in_groups = devices_in_groups([need for _, need in needs])
+    related = [_with_devices(relation, in_groups, suffixes) for relation in relations]
+    return PartNeeds(groups + devices.groups, list(dict.fromkeys(related + devices.relations)))
+
+
+def _with_devices(relation: Relation, in_groups: Mapping[str, Sequence[str]], suffixes: Collection[str]) -> Relation:
+    """Returns the relation with the needs for devices that belong to its groups."""
+    if not isinstance(relation, SameSubtree):
+        return relation
+
+    def named(groups: Iterable[str]) -> tuple[str, ...]:
+        found: list[str] = []
+        for suffix in groups:
+            found += [suffix] if suffix in suffixes else []
+            found += in_groups.get(suffix, ())
+        return tuple(dict.fromkeys(found))
+
+    return SameSubtree(groups=named(relation.groups), apart=named(relation.apart))
 
 
 def _asks_parts(need: Need) -> bool:
+    if asks_class(need):
+        return False
     return bool(need.group) or is_part_class(need.resource)
 
 

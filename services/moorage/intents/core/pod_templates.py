@@ -19,7 +19,9 @@ from moorage.podspec import (
     container_resources,
     host_port,
 )
+from moorage.podspec.device_shares import THOUSANDTHS, count_and_share, is_class_resource
 
+from .device_needs import thousandths
 from .diagnostics import Diagnostics
 from .pod_fields import (
     ContainerFields,
@@ -191,10 +193,16 @@ def _resources(
 
 
 def _amounts(quantities: dict[str, Quantity], path: str, diagnostics: Diagnostics) -> dict[str, int]:
+    """Returns amounts by resource; of resource classes thousandths of devices."""
     amounts = {}
     for resource, quantity in quantities.items():
+        text = quantity if type(quantity) is str else repr(quantity)
         try:
-            amounts[resource] = parse_amount(resource, quantity if type(quantity) is str else repr(quantity), True)
+            if is_class_resource(resource):
+                amounts[resource] = thousandths(text)
+                count_and_share(amounts[resource] or THOUSANDTHS)
+            else:
+                amounts[resource] = parse_amount(resource, text, True)
         except ValueError as error:
             diagnostics.error(f"{path}.{resource}", "InvalidQuantity", str(error))
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,9 +25,11 @@ from moorage.podspec import (
     port_amounts,
     whole_cores,
 )
-from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
+from moorage.podspec.device_shares import is_class_resource
+from moorage.podspec.needs import NeedAmounts, asks_class, is_mandatory, label_text, need_amounts
 
 from .consumer_matching import SourcedConsumer
+from .device_needs import need_name
 from .diagnostics import Diagnostics
 from .group_rules import PodRules
 from .manifest_rules import AppObjects
@@ -86,6 +88,26 @@ def app_shapes(
     return shapes
 
 
+def _without_classes(container: ContainerResources) -> ContainerResources:
+    """Returns the container as the API server gets it: resource classes are no resources of Kubernetes."""
+    return _with_resources(container, lambda name: not is_class_resource(name))
+
+
+def _with_classes(container: ContainerResources) -> ContainerResources:
+    """Returns the container with the resource classes alone."""
+    return _with_resources(container, is_class_resource)
+
+
+def _with_resources(container: ContainerResources, keep: Callable[[str], bool]) -> ContainerResources:
+    if all(map(keep, container.requests)) and all(map(keep, container.limits)):
+        return container
+    requests, limits = (
+        {name: amount for name, amount in given.items() if keep(name)}
+        for given in (container.requests, container.limits)
+    )
+    return container._replace(requests=requests, limits=limits)
+
+
 def _gated(shape: Shape) -> Shape:
     """Returns the shape with a template of its own: a scheduling gate is added to it, which starts all pods again."""
     return msgspec.structs.replace(shape, template=_hash((shape.template, GATE)))
@@ -97,7 +119,7 @@ def _shape(
     count = _count(pods, consumers, diagnostics)
     if count == 0:
         return None  # the object is applied, but no pod of it needs capacity
-    containers = {c.name: _Container(c, {}, {}) for c in pods.containers}
+    containers = {c.name: _Container(_without_classes(c), {}, {}) for c in pods.containers}
     needs: list[NeedRef] = []
     labels: dict[str, list[str]] = {}
     optional: list[tuple[SourcedConsumer, Need]] = []
@@ -106,6 +128,9 @@ def _shape(
         for need in consumer.consumer.needs:
             if not is_mandatory(need):
                 optional.append((consumer, need))
+            elif asks_class(need):
+                name = need_name(need)
+                needs.append(NeedRef(consumer=consumer.name, name=name, group=name))
             elif need.label:
                 value = label_text(need.value)
                 labels.setdefault(need.label, []).append(value)
@@ -130,7 +155,12 @@ def _shape(
     tolerations = list(dict.fromkeys(pods.tolerations))
     per_node = pods.kind == "DaemonSet"
     surge, unavailable = rollout_of(pods, count)
-    parts = part_needs(consumers, pods.containers)
+    parts = part_needs(consumers, pods.containers, pod_requests(map(_with_classes, pods.containers)))
+    needs += [
+        NeedRef(consumer="", name=group.suffix, group=group.suffix)
+        for group in parts.groups
+        if group.devices and not group.optional and all(group.suffix != need.name for need in needs)
+    ]
     aligned = alignment(list(mandatory.values()))
     inside = (parts, aligned) if any(parts) or aligned.containers else ()
     return Shape(
@@ -271,6 +301,9 @@ def _optional(
     if need.label:
         label = (need.label, label_text(need.value))
         return OptionalNeed(consumer=consumer.name, name=need.label, weight=weight, label=label)
+    if asks_class(need):
+        name = need_name(need)
+        return OptionalNeed(consumer=consumer.name, name=name, weight=weight, group=name)
     if is_part_class(need.resource):
         return OptionalNeed(
             consumer=consumer.name,
@@ -306,6 +339,8 @@ def _normalized_needs(consumers: Sequence[SourcedConsumer]) -> list[Any]:
                 weight = 0 if is_mandatory(need) else need.weight or 1
                 others.append((need.label, label_text(need.value), weight))
                 continue
+            if asks_class(need):
+                continue  # it is among the groups
             amounts = need_amounts(need)
             if is_part_class(need.resource):
                 if not is_mandatory(need):  # mandatory ones are in the groups

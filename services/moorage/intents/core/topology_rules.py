@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from moorage.model.documents import Consumer, Topology
+from moorage.model.documents import AttributeCondition, Consumer, Topology
 
 from .consumer_matching import SourcedConsumer
+from .device_needs import check_names_of_needs, need_name
 from .diagnostics import Diagnostics
 from .field_rules import check_count
 from .part_conditions import check_aggregates, check_traits
@@ -15,6 +16,7 @@ from .part_conditions import check_aggregates, check_traits
 MAX_GROUPS = 64
 MAX_ENTRIES = 64
 _SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_ATTRIBUTE = re.compile(r"[^\s\x00-\x1f\x7f]{1,317}")
 _SUFFIX_IS = "must be 1 to 64 letters, digits, '-' and '_'"
 POLICIES = ("isolate", "none")
 ZONES = ("required", "preferred")
@@ -50,6 +52,21 @@ def check_topology(topology: Topology, path: str, diagnostics: Diagnostics) -> N
         diagnostics.error(f"{path}.zone", "BadValue", f"must be {' or '.join(ZONES)}")
     check_traits(topology.root_required, f"{path}.rootRequired", diagnostics)
     check_aggregates(topology.root_member_of, f"{path}.rootMemberOf", diagnostics)
+    for field, attributes in (("match", topology.match), ("distinct", topology.distinct)):
+        check_count(attributes, MAX_ENTRIES, f"{path}.{field}", diagnostics)
+        for i, attribute in enumerate(attributes):
+            _check_attribute(attribute, f"{path}.{field}[{i}]", diagnostics)
+
+
+def _check_attribute(condition: AttributeCondition, path: str, diagnostics: Diagnostics) -> None:
+    if _ATTRIBUTE.fullmatch(condition.attribute) is None:
+        message = (
+            f"{condition.attribute[:80]!r} is no attribute of devices, like numa or resource.kubernetes.io/pcieRoot"
+        )
+        diagnostics.error(f"{path}.attribute", "InvalidName", message)
+    if not condition.needs:
+        diagnostics.error(f"{path}.needs", "Required", "name the needs whose devices it is about")
+    check_count(condition.needs, MAX_GROUPS, f"{path}.needs", diagnostics)
 
 
 def _check_same_subtree(suffixes: Sequence[str], path: str, diagnostics: Diagnostics) -> None:
@@ -66,10 +83,12 @@ def check_groups_of_pod(consumers: Iterable[SourcedConsumer], diagnostics: Diagn
     """Checks the groups that consumers of one object share: each named one exists, has resources or stands in a relation, and
     no two consumers contradict each other."""
     asking = list(consumers)
+    check_names_of_needs([(f"{s.path}.needs", s.consumer.needs) for s in asking], diagnostics)
     topologies = [(s.consumer.topology, f"{s.path}.topology") for s in asking if s.consumer.topology is not None]
     if not topologies:
         return
     with_needs = {need.group for sourced in asking for need in sourced.consumer.needs if need.group}
+    _check_named_needs(asking, topologies, diagnostics)
     known = with_needs | {suffix for topology, _ in topologies for suffix in topology.groups}
     related: set[str] = set()
     for topology, path in topologies:
@@ -95,6 +114,20 @@ def check_groups_of_pod(consumers: Iterable[SourcedConsumer], diagnostics: Diagn
             if topology.isolate and not topology.group_policy:
                 message = "another consumer of the pod gives groupPolicy; give either of the two"
                 diagnostics.error(f"{path}.isolate", "Contradiction", message)
+
+
+def _check_named_needs(
+    asking: Iterable[SourcedConsumer], topologies: Iterable[tuple[Topology, str]], diagnostics: Diagnostics
+) -> None:
+    known = {name for sourced in asking for need in sourced.consumer.needs if (name := need_name(need))}
+    for topology, path in topologies:
+        for field, conditions in (("match", topology.match), ("distinct", topology.distinct)):
+            for i, condition in enumerate(conditions):
+                for j, name in enumerate(condition.needs):
+                    if name not in known:
+                        there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+                        message = f"the pod has no need for devices that is called {name!r}; {there}"
+                        diagnostics.error(f"{path}.{field}[{i}].needs[{j}]", "UnknownGroup", message)
 
 
 #: What all consumers of a pod must agree on, where several say it.

@@ -38,6 +38,11 @@ class _Resource(v2_bodies.Body, kw_only=True):
     group: str | None = None
     key: str | None = None
     value: str | bool | int | float | None = None
+    class_: str | None = msgspec.field(default=None, name="class")
+    count: int | float | str | None = None
+    one_of: list[v2_bodies.ClassChoice] | None = None
+    capacity: dict[str, int | float | str] | None = None
+    algorithm: str | None = None
 
 
 def requirement(data: dict[str, Any], diagnostics: Diagnostics, written: WrittenPaths) -> v2_bodies.Requirement:
@@ -97,6 +102,8 @@ def _amount(
 ) -> v2_bodies.Amount:
     if spec.weight is not None and not 1 <= spec.weight <= 10:
         diagnostics.error("spec.weight", "OutOfRange", "must be 1 to 10")
+    if resource.class_ or resource.one_of:
+        return _devices(spec, resource, at, diagnostics, check=is_readable)
     amounts = [field for field in _AMOUNT_FIELDS if getattr(resource, field) is not None]
     labels = [field for field in _LABEL_FIELDS if getattr(resource, field) is not None]
     if amounts and labels:
@@ -118,6 +125,36 @@ def _amount(
     if is_allocatable:
         return _allocatable(resource, at, diagnostics, check=not labels and is_readable)
     return _label(resource, at, diagnostics, check=not amounts)
+
+
+def _devices(
+    spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool
+) -> v2_bodies.Amount:
+    if spec.allocatable is False:
+        diagnostics.error(f"{at}.class", "Contradiction", "is only for allocatable resources")
+    found = v2_bodies.Amount(
+        name=resource.name or "",
+        group=resource.group or "",
+        class_=resource.class_ or "",
+        count=resource.count,
+        one_of=resource.one_of or [],
+        capacity=resource.capacity or {},
+        algorithm=resource.algorithm or "",
+    )
+    others = [field for field in ("requests", "limits", "units", "key", "value") if getattr(resource, field) is not None]
+    if others:
+        diagnostics.error(f"{at}.{others[0]}", "Contradiction", "belongs to a resource or a label, not to a class")
+    elif check:
+        _check(msgspec.convert(device_need(found), Need), at, diagnostics)
+    return found
+
+
+def device_need(amount: v2_bodies.Amount) -> dict[str, Any]:
+    """Returns the fields of the need for devices that a requirement states; none if it states another one."""
+    if not (amount.class_ or amount.one_of):
+        return {}
+    fields: dict[str, Any] = msgspec.to_builtins(amount)
+    return {key: value for key, value in fields.items() if key != "name"}
 
 
 def _allocatable(resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:

@@ -12,7 +12,7 @@ from moorage.model.documents import Consumer, HpaIntentSpec
 from moorage.model.part_names import is_part_class
 from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import REPLICATED, find, format_pointer, named, object_key, pod_spec, template_path
-from moorage.podspec.needs import NeedAmounts, is_mandatory, label_text, need_amounts
+from moorage.podspec.needs import NeedAmounts, asks_class, is_mandatory, label_text, need_amounts
 from moorage.sdk import ActionAsk, Contribution, Decision, Shape
 
 NAME = "hpa"
@@ -68,7 +68,7 @@ def _sums(target: _Target, extra: Mapping[str, int]) -> Sums:
     optional: dict[str, list[tuple[str, NeedAmounts]]] = {}
     for consumer in target.consumers:
         for need in consumer.needs:
-            if need.label or is_part_class(need.resource):
+            if need.label or asks_class(need) or is_part_class(need.resource):
                 continue
             if is_mandatory(need):
                 key = (consumer.container, need.resource)

@@ -1,0 +1,29 @@
+"""Amounts of devices: so many whole ones, or a share of one."""
+
+from __future__ import annotations
+
+import re
+
+THOUSANDTHS = 1000
+#: Resources of containers without a domain that are Kubernetes' own.
+_OF_KUBERNETES = ("cpu", "memory", "ephemeral-storage", "storage", "pods")
+_CLASS = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,126}[A-Za-z0-9])?", re.ASCII)
+
+
+def is_class_resource(name: str) -> bool:
+    """Returns whether a resource in a manifest names a resource class: Kubernetes has none of this name."""
+    if "/" in name or name in _OF_KUBERNETES or name.startswith(("hugepages-", "requests.", "limits.")):
+        return False
+    return _CLASS.fullmatch(name) is not None
+
+
+def count_and_share(amount: int) -> tuple[int, int]:
+    """Returns devices, and thousandths of each (0: whole ones), of an amount in thousandths. Raises ValueError for what is neither a
+    number of devices nor a share of one."""
+    if amount <= 0:
+        raise ValueError("must be more than 0")
+    if amount < THOUSANDTHS:
+        return 1, amount
+    if amount % THOUSANDTHS:
+        raise ValueError("must be a whole number of devices, or less than 1 for a share of one")
+    return amount // THOUSANDTHS, 0
