@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from moorage.fit.inside import Asked, NodeState
 from moorage.intents.core import v2_normalize, validate
 from moorage.intents.core.resolve import resolve
-from moorage.intents.core.validate import Accepted
 from moorage.intents.core.v2_requirements import device_need
+from moorage.intents.core.validate import Accepted
 from moorage.model import v2_bodies
-from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, SameSubtree
+from moorage.model.part_reports import DeviceReport
+from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, PropertyCondition, SameSubtree
 from moorage.model.problems import Refused
 from moorage.model.shapes import PODS, NeedRef, OptionalNeed, Shape
 from moorage.model.v2_resources import KINDS
+from moorage.parts.device_parts import own_devices
+from moorage.parts.inside import Inside, encode, layout_of
 
 NEED = "spec.apps[0].consumers[0].needs[0]"
 TOPOLOGY = "spec.apps[0].consumers[0].topology"
@@ -38,7 +46,9 @@ def _consumer(*needs: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def _shape(*consumers: dict[str, Any], **resources: Any) -> Shape:
-    given = validate.accept(_document(list(consumers), [{"name": "main", "resources": resources}, {"name": "side"}]), {})
+    given = validate.accept(
+        _document(list(consumers), [{"name": "main", "resources": resources}, {"name": "side"}]), {}
+    )
     assert isinstance(given, Accepted)
     (found,) = resolve(given, []).apps[0].shapes
     return found
@@ -158,7 +168,9 @@ def test_relations_name_needs_that_there_are() -> None:
 
 def test_a_fraction_of_several_devices_in_a_manifest_is_refused() -> None:
     found = _violations(requests={"gpu": "1500m"})
-    assert found == {"spec.apps[0].manifests[0].spec.template.spec.containers[0].resources.requests.gpu": "InvalidQuantity"}
+    assert found == {
+        "spec.apps[0].manifests[0].spec.template.spec.containers[0].resources.requests.gpu": "InvalidQuantity"
+    }
 
 
 def _requirement(resource: dict[str, Any], **spec: Any) -> Any:
@@ -176,7 +188,132 @@ def test_requirements_of_v2_name_classes() -> None:
 
 
 def test_mistakes_in_requirements_of_v2_are_told() -> None:
-    for resource in ({"class": "a", "requests": 1}, {"class": "a", "count": 0}, {"class": "a", "key": "b", "value": "c"}):
+    for resource in (
+        {"class": "a", "requests": 1},
+        {"class": "a", "count": 0},
+        {"class": "a", "key": "b", "value": "c"},
+    ):
         with pytest.raises(Refused) as caught:
             _requirement(resource)
         assert all(error.path.startswith("spec.resource.") for error in caught.value.problem.errors)
+
+
+# --- which devices a node gives ---------------------------------------------------------------------------------------
+
+
+def _devices(count: int, **fields: Any) -> list[DeviceReport]:
+    return [
+        DeviceReport(
+            id=f"gpu.d/n/g{i}",
+            driver="gpu.d",
+            pool="n",
+            name=f"g{i}",
+            attributes={"model": "A" if i < 2 else "B", "numa": i % 2},
+            **fields,
+        )
+        for i in range(count)
+    ]
+
+
+def _assigned(devices: list[DeviceReport], shape: Shape, pods: int = 1, granted: Sequence[int] = ()) -> Any:
+    """Returns the devices of each pod by need, or None."""
+    layout = layout_of(encode(Inside(devices=own_devices("n", devices))))
+    free = tuple(layout.parts[entry.part].inventories[entry.resource].capacity for entry in layout.entries)
+    found = NodeState(layout, free).assign([(Asked(shape, granted), pods)])
+    return None if found is None else [sorted((g.need, g.part[-2:]) for g in one.grants) for one in found[0]]
+
+
+def _bound(shape: Shape, model: str = "B") -> Shape:
+    """Returns the shape with all its classes bound to the devices of a model."""
+    selector = ((PropertyCondition(key="model", operator="In", values=(model,)),),)
+    groups = [
+        msgspec.structs.replace(
+            group, devices=tuple(msgspec.structs.replace(ask, properties=selector) for ask in group.devices)
+        )
+        for group in shape.groups
+    ]
+    return msgspec.structs.replace(shape, groups=groups)
+
+
+def test_a_class_selects_devices_by_properties() -> None:
+    shape = _bound(_shape(_consumer({"name": "gpu", "class": "b", "count": 2})))
+    assert _assigned(_devices(4), shape) == [[("gpu", "g2"), ("gpu", "g3")]]
+    assert _assigned(_devices(3), shape) is None
+    assert _assigned(_devices(6), shape, 2) == [[("gpu", "g2"), ("gpu", "g3")], [("gpu", "g4"), ("gpu", "g5")]]
+    unknown = _shape(_consumer({"name": "gpu", "class": "b"}))
+    assert _assigned(_devices(4), unknown) is None
+
+
+def test_properties_of_devices_are_equal_or_distinct() -> None:
+    need, condition = {"name": "gpu", "class": "b", "count": 2}, [{"attribute": "numa", "needs": ["gpu"]}]
+    alike = _bound(_shape(_consumer(need, topology={"match": condition})))
+    apart = _bound(_shape(_consumer(need, topology={"distinct": condition})))
+    assert _assigned(_devices(4), alike) is None
+    assert _assigned(_devices(5), alike) == [[("gpu", "g2"), ("gpu", "g4")]]
+    assert _assigned(_devices(5), apart) == [[("gpu", "g2"), ("gpu", "g3")]]
+    none = _bound(_shape(_consumer(need, topology={"match": [{"attribute": "socket", "needs": ["gpu"]}]})))
+    assert _assigned(_devices(6), none) is None
+
+
+def test_a_share_is_of_each_capacity_of_one_device() -> None:
+    shape = _bound(_shape(_consumer({"name": "gpu", "class": "b", "count": "300m"})))
+    divided = _devices(4, divisible=True, capacity={"memory": "10", "engines": "7"})
+    assert _assigned(_devices(4), shape) is None  # these cannot be shared
+    found = _assigned(divided, shape, 5)
+    assert found is None  # 3 engines of 7: two to a device
+    four = _assigned(divided, shape, 4)
+    assert four is not None
+    assert sorted(part for pod in four for part in {part for _, part in pod}) == ["g2", "g2", "g3", "g3"]
+
+
+def test_an_optional_need_takes_devices_where_it_is_granted() -> None:
+    shape = _bound(_shape(_consumer({"name": "gpu", "class": "b", "weight": 1})))
+    assert _assigned(_devices(4), shape) == [[]]
+    assert _assigned(_devices(4), shape, granted=[0]) == [[("gpu", "g2")]]
+    assert _assigned(_devices(2), shape, granted=[0]) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("AB"), st.integers(0, 1), st.integers(0, 2)), max_size=5),
+    st.lists(st.tuples(st.sampled_from("AB"), st.integers(1, 2)), min_size=1, max_size=2),
+    st.sampled_from(["", "match", "distinct"]),
+    st.integers(1, 2),
+)
+@settings(deadline=None, max_examples=120)
+def test_devices_are_found_where_an_exhaustive_search_finds_some(
+    there: list[tuple[str, int, int]], asked: list[tuple[str, int]], relation: str, pods: int
+) -> None:
+    """`there`: model, zone and root of each device; `asked`: model and count of each need. The relation is of all needs."""
+    devices = [
+        DeviceReport(driver="d", pool="n", name=f"g{i}", attributes={"model": model, "numa": zone, "root": root})
+        for i, (model, zone, root) in enumerate(there)
+    ]
+    needs = [{"name": f"n{i}", "class": model, "count": count} for i, (model, count) in enumerate(asked)]
+    conditions = [{"attribute": "root", "needs": [need["name"] for need in needs]}]
+    shape = _shape(_consumer(*needs, topology={relation: conditions} if relation else {}))
+    groups = [
+        msgspec.structs.replace(
+            group,
+            devices=(
+                msgspec.structs.replace(
+                    group.devices[0],
+                    properties=((PropertyCondition(key="model", operator="In", values=(model,)),),),
+                ),
+            ),
+        )
+        for group, (model, _) in zip(shape.groups, asked, strict=True)
+    ]
+    found = _assigned(devices, msgspec.structs.replace(shape, groups=groups), pods)
+    slots = [model for _ in range(pods) for model, count in asked for _ in range(count)]
+    each = len(slots) // pods
+
+    def holds(choice: tuple[int, ...]) -> bool:
+        if any(there[device][0] != model for device, model in zip(choice, slots, strict=True)):
+            return False
+        for pod in range(pods):
+            roots = [there[device][2] for device in choice[pod * each : (pod + 1) * each]]
+            if (relation == "match" and len(set(roots)) > 1) or (relation == "distinct" and len(set(roots)) < each):
+                return False
+        return True
+
+    assert (found is not None) == any(map(holds, permutations(range(len(there)), len(slots))))

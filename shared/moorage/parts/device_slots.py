@@ -10,7 +10,7 @@ from moorage.model.part_requests import AttributeRelation, DeviceAsk
 
 from .device_parts import class_of
 from .device_search import ANY_VALUE, NO_DEVICE, DeviceChoices, Values
-from .device_table import DeviceTable, tolerated
+from .device_table import DeviceTable, property_values, tolerated
 from .forest import Take
 from .properties import Properties, meets
 from .solver import Slot
@@ -76,6 +76,7 @@ class DeviceSlots:
         self._devices = sorted((part.device, i) for i, part in enumerate(tree.parts) if part.device >= 0)
         self._admins: dict[tuple[str, int], int] = {}  # claim and part → a cell for its only place in the claim
         self._results: dict[str, int] = {}  # claim → a cell for the number of its devices
+        self.slots_of: dict[str, list[int]] = {}  # request → numbers of its slots
 
     def make(
         self, groups: Mapping[str, Sequence[DeviceAsk]], relations: Sequence[AttributeRelation]
@@ -100,6 +101,7 @@ class DeviceSlots:
         made = [self._with_attributes(slot, relations) for slot in limited]
         if not all(found.slot.parts for found in made):
             return None
+        self.slots_of = slots_of
         values = [self._relation(relation, made) for relation in relations]
         return made, [found for found in values if found.of]
 
@@ -146,15 +148,17 @@ class DeviceSlots:
 
     def _has(self, device: int, i: int, ask: DeviceAsk) -> bool:
         """Returns whether a device has the capacities that are asked for. One that can be divided has what others leave."""
-        amounts = self._table.taken(device, ask.capacity)
+        amounts = self._table.taken(device, ask.capacity, ask.share)
         if amounts is None or ask.admin:
             return amounts is not None
         cells, room = self._tree.cells, self._tree.room
         return all(room[cells[i, name]] >= amount for name, amount in amounts.items() if (i, name) in cells)
 
     def _verdicts(self, ask: DeviceAsk) -> Sequence[bool | None]:
-        found = self._table.classes.get(ask.device_class)
-        if found is None and ask.device_class:
+        # A name that is no class of the mesh is one of the cluster.
+        name = ask.device_class or (ask.resource_class if not ask.properties else "")
+        found = self._table.classes.get(name)
+        if found is None and name:
             return [False] * len(self._table.devices)
         of_class = tuple(found.selectors) if found is not None else ()
         return self._table.verdicts((*of_class, *ask.selectors))
@@ -177,7 +181,7 @@ class DeviceSlots:
             return None
         if ask.properties and not meets(part.properties, ask.properties):
             return None
-        amounts = self._table.taken(device, ask.capacity)
+        amounts = self._table.taken(device, ask.capacity, ask.share)
         if amounts is None:
             return None
         resources, once = _resources(report, amounts)
@@ -253,7 +257,12 @@ class DeviceSlots:
         return found if len(kept) == len(slot.parts) else _kept(found, kept)
 
     def _values(self, part: int, relation: AttributeRelation) -> frozenset[object] | None:
-        return self._table.values(self._tree.parts[part].device, relation.attribute)
+        device, name = self._tree.parts[part].device, relation.attribute
+        found = self._table.values(device, name)
+        if found is None and ("/" not in name or not self._table.devices[device].driver):
+            # Not an attribute as ResourceClaims name them: it may be a property.
+            return property_values(self._tree.parts[part].properties, name)
+        return found
 
     def _relation(self, relation: AttributeRelation, made: Sequence[DeviceSlot]) -> Values:
         """Returns the values of the devices that a relation is of."""

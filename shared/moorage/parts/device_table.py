@@ -19,6 +19,7 @@ from moorage.model.part_requests import DeviceToleration
 from moorage.parsing import parse_nanos
 
 from .device_parts import class_of
+from .properties import Properties
 
 _NANO = 10**9
 #: Effects of taints that keep pods away.
@@ -62,13 +63,18 @@ class DeviceTable:
             return None
         return frozenset(map(_identity, value if isinstance(value, tuple) else (value,)))
 
-    def taken(self, device: int, asked: Mapping[str, str]) -> dict[str, int] | None:
-        """Returns what one pod takes of the device's capacities, by class; None if the device cannot give it.
+    def taken(self, device: int, asked: Mapping[str, str], share: int = 0) -> dict[str, int] | None:
+        """Returns what one pod takes of the device's capacities, by class; None if the device cannot give it. `share`: thousandths of
+        what is not asked for by name.
 
         Of a device that is not divided nothing is taken, but it must have what is asked for."""
         found = self.devices[device]
         if any(name not in found.capacity for name in asked):
             return None
+        if share:
+            if not found.divisible:
+                return None
+            asked = {**_shares(found.capacity, share), **asked}
         taken: dict[str, int] = {}
         for name, text in found.capacity.items():
             try:
@@ -81,6 +87,25 @@ class DeviceTable:
             if found.divisible:
                 taken[class_of(name)] = -(-amount // _NANO)
         return taken
+
+
+def _shares(capacity: Mapping[str, str], share: int) -> dict[str, str]:
+    """Returns thousandths of all capacities, rounded up to whole units."""
+    shares: dict[str, str] = {}
+    for name, text in capacity.items():
+        try:
+            shares[name] = str(-(-parse_nanos(text) * share // (1000 * _NANO)))
+        except ValueError:
+            continue  # what cannot be read is not given at all
+    return shares
+
+
+def property_values(properties: Properties, name: str) -> frozenset[object] | None:
+    """Returns the values of a property; None if it is missing."""
+    found = next((value for key, value in properties if key == name), None)
+    if found is None:
+        return None
+    return frozenset(map(_identity, found if isinstance(found, tuple) else (found,)))
 
 
 def _verdict(selectors: Sequence[object], device: CelDevice | None) -> bool | None:

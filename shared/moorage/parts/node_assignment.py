@@ -328,14 +328,14 @@ class _Maker:
             return False
         if request.root_not_member_of & root.aggregates:
             return False
-        number: dict[str, int] = {}
-        if not self._add_devices():
+        number: dict[str, Sequence[int]] = {}
+        if not self._add_devices(number):
             return False
         for suffix, group in request.groups.items():
             if group.devices:
                 continue
             if suffix != NAMELESS:
-                number[suffix] = len(self.problem.slots)
+                number[suffix] = (len(self.problem.slots),)
                 asked = [group.resources]
             elif group.resources:
                 self._bits = group.required
@@ -350,17 +350,22 @@ class _Maker:
         self.problem.conditions = (1 << len(self._bits)) - 1
         for relation in request.same_subtree:
             if len(relation.together) > 1 or relation.apart:
-                together = tuple(sorted(number[s] for s in relation.together))
-                self.problem.subtrees.append(Subtree(together, tuple(sorted(number[s] for s in relation.apart))))
+                together, apart = (
+                    tuple(sorted(slot for suffix in suffixes for slot in number.get(suffix, ())))
+                    for suffixes in (relation.together, relation.apart)
+                )
+                self.problem.subtrees.append(Subtree(together, apart))
         return True
 
-    def _add_devices(self) -> bool:
+    def _add_devices(self, number: dict[str, Sequence[int]]) -> bool:
         asked = {suffix: group.devices for suffix, group in self._pod.groups.items() if group.devices}
         if not asked:
             return True
-        found = DeviceSlots(self._tree, self._new_cell).make(asked, self._pod.attributes)
+        devices = DeviceSlots(self._tree, self._new_cell)
+        found = devices.make(asked, self._pod.attributes)
         if found is None:
             return False
+        number.update(devices.slots_of)
         slots, self.problem.values = found
         self.problem.slots += [slot for slot, _ in slots]
         self.problem.given += [given for _, given in slots]

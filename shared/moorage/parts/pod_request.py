@@ -66,8 +66,10 @@ def needs_one_zone(shape: Shape) -> bool:
 def granted_groups(shape: Shape, granted: Iterable[int]) -> Iterator[PartGroup]:
     """Yields the groups with the amounts of the optional needs granted, without those that are optional and not granted."""
     more: dict[str, dict[str, int]] = {}
+    needs: set[str] = set()
     for index in granted:
         need = shape.optional[index]
+        needs.add(need.group)
         if need.part_resources:
             _add(more.setdefault(need.group, {}), need.part_resources)
     for group in shape.groups:
@@ -76,6 +78,8 @@ def granted_groups(shape: Shape, granted: Iterable[int]) -> Iterator[PartGroup]:
             resources = dict(group.resources)
             _add(resources, extra)
             yield msgspec.structs.replace(group, resources=resources, optional=False)
+        elif group.devices and group.optional and group.suffix in needs:
+            yield msgspec.structs.replace(group, optional=False)
         elif not group.optional:
             yield group
 

@@ -127,9 +127,7 @@ def _amount(
     return _label(resource, at, diagnostics, check=not amounts)
 
 
-def _devices(
-    spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool
-) -> v2_bodies.Amount:
+def _devices(spec: _Spec, resource: _Resource, at: str, diagnostics: Diagnostics, *, check: bool) -> v2_bodies.Amount:
     if spec.allocatable is False:
         diagnostics.error(f"{at}.class", "Contradiction", "is only for allocatable resources")
     found = v2_bodies.Amount(
@@ -141,7 +139,9 @@ def _devices(
         capacity=resource.capacity or {},
         algorithm=resource.algorithm or "",
     )
-    others = [field for field in ("requests", "limits", "units", "key", "value") if getattr(resource, field) is not None]
+    others = [
+        field for field in ("requests", "limits", "units", "key", "value") if getattr(resource, field) is not None
+    ]
     if others:
         diagnostics.error(f"{at}.{others[0]}", "Contradiction", "belongs to a resource or a label, not to a class")
     elif check:
