@@ -177,7 +177,7 @@ def test_slots_taken_by_others_no_longer_fit() -> None:
         ({"resources": {"cpu": 4000, "memory": 9}}, "ResourceShort", "", 0, 0),
         ({"terms": [[Requirement(key="zone", operator="In", values=("c",))]]}, "LabelMissing", "", 0, 0),
         ({"terms": [[Requirement(key="zone", operator="In", values=("b",))]]}, "NodesUnusable", "", 0, 0),
-        ({"machine": "big"}, "Unsupported", "", 0, 0),
+        ({"devices": [{}]}, "Unsupported", "", 0, 0),
         ({"devices": [{"class": "a"}]}, "Unsupported", "", 0, 0),
         ({"per_node": True, "resources": {"cpu": 4000}}, "ResourceShort", "cpu", 4000, 3000),
     ],
@@ -215,7 +215,6 @@ def test_unsupported_needs_are_refused_not_ignored() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="3")]})
     unsupported: tuple[dict[str, Any], ...] = (
         {"devices": [{}]},
-        {"machine": "m"},
     )
     for fields in unsupported:
         wanted = shape(**fields)

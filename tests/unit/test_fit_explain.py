@@ -71,6 +71,6 @@ def test_a_resource_that_no_node_has_is_short() -> None:
 
 def test_an_unsupported_need_is_a_reason() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="2")]})
-    (rejection,) = explain(fleet, shape(machine="big"), np.ones(1, np.bool_))
+    (rejection,) = explain(fleet, shape(devices=[{}]), np.ones(1, np.bool_))
     assert rejection.code == "Unsupported"
-    assert "a machine" in rejection.message
+    assert "devices" in rejection.message

@@ -233,7 +233,7 @@ def test_without_pods_or_clusters_nothing_is_objected_to() -> None:
 
 def test_what_nothing_can_decide_is_refused() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="1")]})
-    answer = HardwareAnswers(fleet).answer(ask_for({"a": [shape(machine="big")]}))
+    answer = HardwareAnswers(fleet).answer(ask_for({"a": [shape(devices=[{}])]}))
     assert allowed(answer, fleet, "a") == []
     assert [r.code for r in answer.apps["a"].reasons] == ["Unsupported"]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moorage.model.claims import Slot
+from moorage.model.machine_slots import machine_of
 from moorage.model.shapes import Shape
 from moorage.model.slots import with_parts
 from moorage.podspec import is_host_port, port_text
@@ -186,7 +187,8 @@ class _ClusterNodes:
             if need[column] > max(0, have[column]) and is_host_port(resource):
                 return Unassigned("HostPortTaken", number, port_text(resource), shape.count, 0)
             if need[column] > max(0, have[column]):
-                return Unassigned("ResourceShort", number, resource, int(need[column]), int(have[column]))
+                code = "ResourceShort" if machine_of(resource) is None else "SlotShort"
+                return Unassigned(code, number, resource, int(need[column]), max(0, int(have[column])))
         pods = capacity(self.free[:, :width], need, feasible, 1 if shape.per_node else shape.count)
         if self.inner is not None and asks_parts(shape, self.rows):
             short = self._short_inside(number, pods)
@@ -196,7 +198,7 @@ class _ClusterNodes:
         if not total:
             return Unassigned("ResourceShort", number, message="no node has enough of all resources at once")
         if total < count:
-            return Unassigned("CapacityShort", number, "", count, total)
+            return Unassigned("SlotShort" if shape.machine else "CapacityShort", number, "", count, total)
         return self._broken_rule(number, pods, count) if shape.rules else None
 
     def _short_inside(self, number: int, pods: Amounts) -> Unassigned | None:

@@ -30,13 +30,7 @@ _inner = InnerCounts()
 
 def unsupported_reason(shape: Shape) -> str | None:
     """Returns why this version cannot place the shape; None if it can."""
-    for name, requested in (
-        ("devices", shape.devices),
-        ("a machine", shape.machine),
-    ):
-        if requested:
-            return f"{shape.object} asks for {name}, which is not supported yet"
-    return None
+    return f"{shape.object} asks for devices, which is not supported yet" if shape.devices else None
 
 
 class Fit(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moorage.model.machine_slots import machine_of
 from moorage.model.shapes import Requirement, Shape
 from moorage.parsing import format_amount
 from moorage.podspec import is_host_port, node_amount, port_text
@@ -185,7 +186,8 @@ def _resources_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> lis
             continue
         rejecting = ids[~enough] if shape.per_node else ids
         best = _largest_free(rows, free, rejecting, settled)
-        rejections.append(Rejection("ResourceShort", unexplained.settle(short), resource, need, best))
+        code = "ResourceShort" if machine_of(resource) is None else "SlotShort"
+        rejections.append(Rejection(code, unexplained.settle(short), resource, need, best))
     if shape.per_node:
         return rejections
     holds_one = pods_per_row(rows, needs, 1, unexplained.ids) > 0
@@ -200,7 +202,8 @@ def _capacity_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> list
     pods = np.zeros(rows.size, np.int64)
     np.add.at(pods, rows.cluster[unexplained.ids], pods_per_row(rows, shape.resources, shape.count, unexplained.ids))
     short = unexplained.settle(pods < shape.count)
-    return [Rejection("CapacityShort", short, needed=shape.count, best=int(pods[short].max(initial=0)))]
+    code = "SlotShort" if shape.machine else "CapacityShort"
+    return [Rejection(code, short, needed=shape.count, best=int(pods[short].max(initial=0)))]
 
 
 def _parts_short(rows: Rows, shape: Shape, unexplained: _Unexplained) -> Rejection:

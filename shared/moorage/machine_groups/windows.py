@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from moorage.model.machines import Window
 
+_RUNTIME = re.compile(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?", re.ASCII)
 #: Grants for a window are made this many seconds ahead, so that their slots are empty when it begins.
 AHEAD = 30.0
 #: A guest ends this many seconds before the end of its window, besides its grace period.
@@ -33,6 +35,15 @@ def parse_time(text: str) -> float:
     if found.tzinfo is None or "T" not in text.upper():
         raise ValueError(f"{text!r} is no time with date and zone like 2026-01-31T09:00:00Z")
     return found.timestamp()
+
+
+def parse_runtime(text: str) -> int | None:
+    """Returns the seconds of a duration as 2h, 90m or 1h30m; None if it is none."""
+    found = _RUNTIME.fullmatch(text)
+    if found is None:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return hours * 3600 + minutes * 60 + seconds or None
 
 
 def read_windows(fields: WindowFields, entry: Mapping[str, Any], path: str) -> list[Window]:

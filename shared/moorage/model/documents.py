@@ -37,8 +37,9 @@ class ClassChoice(Strict, kw_only=True):
 
 
 class Need(Strict, kw_only=True):
-    """A need for a resource (with requests, limits or both), for a node label with a value, or for devices: of a resource class, or of
-    the first of several choices that can be had. All needs of a `group` are met by one part of the node."""
+    """A need for a resource (with requests, limits or both), for a node label with a value, for devices (of a resource class, or of
+    the first of several choices that can be had), or for a slot of a machine type, GROUP/TYPE, which the whole pod runs in. All
+    needs of a `group` are met by one part of the node."""
 
     resource: str = ""
     requests: int | float | str | None = None
@@ -55,6 +56,9 @@ class Need(Strict, kw_only=True):
     one_of: list[ClassChoice] = []
     capacity: dict[str, int | float | str] = {}
     algorithm: str = ""
+    machine: str = ""
+    window: str = ""
+    max_runtime: str = ""
 
 
 class AttributeCondition(Strict, kw_only=True):

@@ -17,6 +17,8 @@ _MAX_CACHED = 4096
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect and toleration.effect != taint.effect:
         return False
+    if toleration.operator == "Prefix":  # ours: all taints of one domain, which are added where pods are created
+        return taint.key.startswith(toleration.key)
     if toleration.key and toleration.key != taint.key:
         return False
     if toleration.operator in ("", "Equal"):

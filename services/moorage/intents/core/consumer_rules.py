@@ -13,6 +13,7 @@ from moorage.podspec.needs import asks_class, is_mandatory, kubernetes_need, lab
 from .device_needs import check_device_need
 from .diagnostics import Diagnostics
 from .field_rules import LABEL_KEY, LABEL_VALUE, REQUESTABLE, check_count, check_name, is_requestable
+from .machine_needs import check_machine
 from .manifest_rules import MAX_PODS
 from .topology_rules import check_suffix, check_topology
 
@@ -46,10 +47,17 @@ def _check_consumer(consumer: Consumer, path: str, diagnostics: Diagnostics) -> 
         if asks_class(need):
             continue  # several needs may be for one class; their names differ
         needs_resource = needs_resource or (bool(need.resource) and not is_part_class(need.resource))
-        key = (_resource(need), need.group, need.label, is_mandatory(need), _alternative(need))
+        key = (_resource(need), need.group, need.label or need.machine, is_mandatory(need), _alternative(need))
         if key in seen:
             diagnostics.error(at, "Duplicate", f"this consumer asks for {need.resource or need.label} twice")
         seen.add(key)
+    machines = [i for i, need in enumerate(consumer.needs[:MAX_NEEDS]) if need.machine]
+    if machines and needs_resource:
+        at = f"{path}.needs[{machines[0]}]"
+        text = "a machine's slot is all that its container gets; leave out needs for resources"
+        diagnostics.error(at, "Contradiction", text)
+    if len(machines) > 1:
+        diagnostics.error(f"{path}.needs[{machines[1]}]", "Duplicate", "a pod runs in one slot")
     if needs_resource and not consumer.container:
         diagnostics.error(f"{path}.container", "Required", "a need for a resource belongs to a container; name it")
     if consumer.topology is not None:
@@ -80,11 +88,16 @@ def check_need(need: Need, path: str, diagnostics: Diagnostics) -> None:
     if need.count is not None or need.capacity or need.algorithm:
         message = "count, capacity and algorithm belong to a class of devices; give class or oneOf"
         diagnostics.error(path, "Contradiction", message)
+    if need.machine:
+        check_machine(need, path, diagnostics)
+        return
+    if need.window or need.max_runtime:
+        diagnostics.error(path, "Contradiction", "window and maxRuntime belong to a machine")
     if bool(need.resource) == bool(need.label):
         diagnostics.error(
             path,
             "Contradiction",
-            "give either resource (with requests or limits), label (with its value), or class or oneOf",
+            "give one of resource (with requests or limits), label (with its value), class, oneOf and machine",
         )
         if not need.resource:
             return

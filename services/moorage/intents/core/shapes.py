@@ -32,6 +32,7 @@ from .consumer_matching import SourcedConsumer
 from .device_needs import need_name
 from .diagnostics import Diagnostics
 from .group_rules import PodRules
+from .machine_needs import MachineNeed
 from .manifest_rules import AppObjects
 from .part_groups import alignment, part_amounts, part_needs
 from .pod_templates import PodTemplate, rollout_of
@@ -126,6 +127,8 @@ def _shape(
     for consumer in consumers:
         container = containers.get(consumer.consumer.container)
         for need in consumer.consumer.needs:
+            if need.machine:
+                continue
             if not is_mandatory(need):
                 optional.append((consumer, need))
             elif asks_class(need):
@@ -141,7 +144,9 @@ def _shape(
                     container.add(name, amounts, consumer.name)
                 needs.append(NeedRef(consumer=consumer.name, name=name, amount=amounts.requests, group=need.group))
     mandatory = {name: container.resources() for name, container in containers.items()}
-    resources = _pod_resources(pods, mandatory.values())
+    machine = MachineNeed(consumers, diagnostics)
+    needs += machine.needs
+    resources = machine.resources(_pod_resources(pods, mandatory.values()))
     _check_dedicated(pods, consumers, mandatory, diagnostics)
     exclusive = _exclusive_needs(pods, containers, mandatory, diagnostics)
     if exclusive:
@@ -152,7 +157,7 @@ def _shape(
         _optional(consumer, need, containers, mandatory, resources.get(EXCLUSIVE, 0)) for consumer, need in optional
     ]
     terms = _terms(pods, labels)
-    tolerations = list(dict.fromkeys(pods.tolerations))
+    tolerations = list(dict.fromkeys([*pods.tolerations, *machine.tolerations()]))
     per_node = pods.kind == "DaemonSet"
     surge, unavailable = rollout_of(pods, count)
     parts = part_needs(consumers, pods.containers, pod_requests(map(_with_classes, pods.containers)))
@@ -182,6 +187,7 @@ def _shape(
         containers=aligned.containers,
         groups=parts.groups,
         relations=parts.relations,
+        machine=machine.machine,
     )
 
 
@@ -341,6 +347,9 @@ def _normalized_needs(consumers: Sequence[SourcedConsumer]) -> list[Any]:
                 continue
             if asks_class(need):
                 continue  # it is among the groups
+            if need.machine:
+                others.append(("machine", need.machine, need.window, need.max_runtime))
+                continue
             amounts = need_amounts(need)
             if is_part_class(need.resource):
                 if not is_mandatory(need):  # mandatory ones are in the groups

@@ -9,6 +9,7 @@ from moorage.fleet import Fleet
 from moorage.ledger import Ledger
 from moorage.model.claims import Claim, Decision, IntentRef, claim_id
 from moorage.model.groups import Revision
+from moorage.model.machine_slots import reservation_claim
 from moorage.model.reasons import Warn
 from moorage.model.shapes import ShapedApp
 from moorage.model.slots import names_parts
@@ -80,6 +81,7 @@ def _claims_at(
                 marks=shape.marks,
                 required_nodes={} if pinned else _required_nodes(app, assigned, record.group, ledger),
                 pinned=pinned,
+                within=reservation_claim(shape.machine, cluster) if shape.machine else "",
             )
         )
     # Apps without pods take no room, but the log must name their clusters.
@@ -137,6 +139,8 @@ def _is_pinned(app: ShapedApp, assigned: AssignedShape, ledger: Ledger) -> bool:
     pinned, because another pod template restarts pods."""
     if not has_gate(assigned.shape.object.partition("/")[0]) or app.steering in ("preferred", "required"):
         return False
+    if assigned.shape.machine:
+        return False  # the cluster pins guests of machines at a gate of their own
     active = ledger.claims.get(assigned.claim)
     if app.steering == "pinned" or (active is not None and active.claim.pinned):
         return True
@@ -148,7 +152,7 @@ def _required_nodes(app: ShapedApp, assigned: AssignedShape, group: str, ledger:
     a node, which is valid only there. They stay the same while the slots are on them, because another pod template restarts pods.
     The pods of a DaemonSet are bound to their nodes already."""
     required = app.steering in ("required", "pinned") or group in ledger.steered or names_parts(assigned.slots)
-    if assigned.shape.per_node or not required:
+    if assigned.shape.per_node or assigned.shape.machine or not required:
         return {}
     nodes = {slot.node: slot.host for slot in assigned.slots}
     active = ledger.claims.get(assigned.claim)

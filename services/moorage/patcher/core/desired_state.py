@@ -72,8 +72,8 @@ def nodes_of(decision: Decision, before: DesiredRecord | None) -> dict[str, list
 
 
 def _nodes_of(claim: Claim, kept: list[str] | None) -> list[str]:
-    if claim.pinned:
-        return []
+    if claim.pinned or claim.within:
+        return []  # pods get their node at their gate
     if claim.required_nodes:
         return required_nodes(claim)
     now = preferred_nodes(claim)

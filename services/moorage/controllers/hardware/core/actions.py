@@ -68,7 +68,7 @@ def _sums(target: _Target, extra: Mapping[str, int]) -> Sums:
     optional: dict[str, list[tuple[str, NeedAmounts]]] = {}
     for consumer in target.consumers:
         for need in consumer.needs:
-            if need.label or asks_class(need) or is_part_class(need.resource):
+            if need.label or need.machine or asks_class(need) or is_part_class(need.resource):
                 continue
             if is_mandatory(need):
                 key = (consumer.container, need.resource)

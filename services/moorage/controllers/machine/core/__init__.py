@@ -1,0 +1,1 @@
+"""Answers for slots of machines, and labels guests. Pure."""

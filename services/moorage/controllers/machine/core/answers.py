@@ -1,0 +1,85 @@
+"""Allows the clusters with enough free slots of the machine types that an app needs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moorage.model.machine_slots import machine_of
+from moorage.sdk import Allowed, Answer, Ask, Fleet, Mask, Reason, Shape, ShapedApp, allow, answer, deny
+
+NAME = "machine"
+SAMPLES = 5
+
+
+def candidates(ask: Ask, fleet: Fleet) -> Answer:
+    return answer({app.name: _of_app(ask, app, fleet) for app in ask.apps}, ask, fleet, NAME)
+
+
+def _of_app(ask: Ask, app: ShapedApp, fleet: Fleet) -> Allowed:
+    wanted: dict[str, list[Shape]] = {}
+    for shape in app.shapes:
+        for resource in shape.resources:
+            if machine_of(resource) is not None:
+                wanted.setdefault(resource, []).append(shape)
+    if not wanted:
+        return deny()
+    # Where the app runs already it has slots of its own; the joint assignment knows them.
+    own = fleet.clusters.mask(ask.own.get(app.name, ())) | fleet.clusters.mask(ask.held.get(app.name, ()))
+    allowed = fleet.known.copy()
+    reasons: list[Reason] = []
+    excluded: list[Mask] = []
+    for resource, shapes in wanted.items():
+        needed = sum(shape.count for shape in shapes)
+        free, known = _free_slots(fleet, resource)
+        short = allowed & ~own & (free < needed)
+        if not short.any():
+            continue
+        allowed &= ~short
+        reasons.append(_reason(app.name, shapes[0], resource, needed, short, free, fleet, known=known))
+        excluded.append(short)
+    return allow(allowed, reasons=reasons, excluded=excluded)
+
+
+def _free_slots(fleet: Fleet, resource: str) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], bool]:
+    """Returns the free slots of usable nodes by cluster, and whether any cluster ever had one."""
+    column = fleet.free(resource)
+    if column is None:
+        return np.zeros(fleet.size, np.int64), False
+    rows = np.flatnonzero(fleet.usable[: fleet.n] & (fleet.cluster[: fleet.n] >= 0) & (column[: fleet.n] > 0))
+    return np.bincount(fleet.cluster[rows], weights=column[rows], minlength=fleet.size).astype(np.int64), True
+
+
+def _reason(
+    app: str,
+    shape: Shape,
+    resource: str,
+    needed: int,
+    short: Mask,
+    free: np.ndarray[tuple[int], np.dtype[np.int64]],
+    fleet: Fleet,
+    *,
+    known: bool,
+) -> Reason:
+    found = machine_of(resource)
+    assert found is not None  # only resources of machines come here
+    machine, window = found
+    name = f"{machine} in the window {window}" if window else machine
+    best = int(free[short].max(initial=0))
+    consumer = next((need.consumer for need in shape.needs if need.name == resource), "")
+    message = (
+        f"needs {needed} slots of {name}; no cluster has any"
+        if not known
+        else f"needs {needed} slots of {name}; the best of these clusters has {best} free"
+    )
+    return Reason(
+        code="SlotShort" if known else "MachineUnknown",
+        app=app,
+        consumer=consumer,
+        need=resource,
+        clusters=int(short.sum()),
+        samples=[fleet.names[cid] for cid in np.flatnonzero(short)[:SAMPLES].tolist()],
+        needed=str(needed),
+        free=str(best),
+        by=NAME,
+        message=message,
+    )

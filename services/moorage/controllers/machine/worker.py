@@ -1,0 +1,16 @@
+"""Runs the controller `machine`, a placement and an action controller."""
+
+from __future__ import annotations
+
+from moorage.sdk import ActionAsk, Contribution, Declared, Fleet, Settings, run
+
+from .core.answers import NAME, candidates
+from .core.labels import contributions
+
+
+async def main(settings: Settings) -> None:
+    def actions(ask: ActionAsk, _: Fleet) -> list[Contribution]:
+        return contributions(ask)
+
+    machine = Declared(NAME, policy="required", capacity=True, candidates=candidates, actions=actions)
+    await run(settings, [machine], worker=NAME)

@@ -1,0 +1,63 @@
+"""Checks needs for machines, and works out what a pod asks for that runs in a slot of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from moorage.machine_groups.names import DOMAIN
+from moorage.machine_groups.windows import parse_runtime
+from moorage.model.documents import Need
+from moorage.model.machine_slots import slot_resource
+from moorage.model.shapes import PODS, NeedRef, Toleration
+
+from .consumer_matching import SourcedConsumer
+from .diagnostics import Diagnostics
+
+_NAME = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_MACHINE = re.compile(f"{_NAME}/{_NAME}", re.ASCII)
+_WINDOW = re.compile(_NAME, re.ASCII)
+#: Guests are given tolerations for the taints of their node where they are created; its slot decides on which one they run.
+_TAINTS_OF_MACHINES = Toleration(key=DOMAIN, operator="Prefix", effect="NoSchedule")
+
+
+def check_machine(need: Need, path: str, diagnostics: Diagnostics) -> None:
+    if _MACHINE.fullmatch(need.machine) is None:
+        diagnostics.error(f"{path}.machine", "InvalidName", f"{need.machine!r} is not GROUP/TYPE, in lower case")
+    if need.window and _WINDOW.fullmatch(need.window) is None:
+        diagnostics.error(f"{path}.window", "InvalidName", f"{need.window!r} is not the name of a window")
+    if need.max_runtime and parse_runtime(need.max_runtime) is None:
+        diagnostics.error(f"{path}.maxRuntime", "InvalidQuantity", f"{need.max_runtime!r} is not a duration like 1h30m")
+    if need.resource or need.label or need.group or need.requests is not None or need.limits is not None:
+        diagnostics.error(path, "Contradiction", "a machine has a size; leave out resource, label, group and amounts")
+    if need.mandatory is False or need.weight is not None:
+        diagnostics.error(path, "Contradiction", "a slot of a machine cannot be optional")
+
+
+class MachineNeed:
+    """The machine that a pod needs, if any."""
+
+    def __init__(self, consumers: Iterable[SourcedConsumer], diagnostics: Diagnostics) -> None:
+        self.machine = self.window = ""
+        self.needs: list[NeedRef] = []
+        self.max_runtime = ""
+        for sourced in consumers:
+            for number, need in enumerate(sourced.consumer.needs):
+                if not need.machine:
+                    continue
+                if self.machine and (self.machine, self.window) != (need.machine, need.window):
+                    text = f"consumers of {sourced.consumer.object.name} need {self.machine} and {need.machine}"
+                    diagnostics.error(f"{sourced.path}.needs[{number}].machine", "Contradiction", text)
+                self.machine, self.window, self.max_runtime = need.machine, need.window, need.max_runtime
+                name = slot_resource(need.machine, need.window)
+                self.needs = [NeedRef(consumer=sourced.name, name=name, amount=1)]
+
+    def resources(self, requested: Mapping[str, int]) -> dict[str, int]:
+        """Returns what the pod takes of its node: a slot, whose size has its CPU, its memory and its devices already."""
+        if not self.machine:
+            return dict(requested)
+        kept = {name: n for name, n in requested.items() if name not in ("cpu", "memory", PODS) and "/" not in name}
+        return kept | {slot_resource(self.machine, self.window): 1}
+
+    def tolerations(self) -> list[Toleration]:
+        return [_TAINTS_OF_MACHINES] if self.machine else []

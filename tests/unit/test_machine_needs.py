@@ -1,0 +1,211 @@
+"""Applications whose pods run in slots of machines: what they ask for, which clusters take them, how their pods are labelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.controllers.machine.core.answers import candidates
+from moorage.controllers.machine.core.labels import contributions
+from moorage.intents.core import validate
+from moorage.intents.core.resolve import resolve
+from moorage.intents.core.validate import Accepted
+from moorage.ledger import Capacity, Ledger, Wanted, assign_beside_own
+from moorage.machine_groups.windows import parse_runtime
+from moorage.model.candidates import Ask
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, SlotReservations
+from moorage.model.desired_state import ActionAsk
+from moorage.model.groups import Revision
+from moorage.model.machine_slots import ReservedSlots, reservation_claim, slot_resource
+from moorage.model.problems import Refused
+from moorage.model.reports import Taint
+from moorage.model.shapes import Shape, ShapedApp
+from moorage.sdk import unpack
+from moorage_testkit.fleets import fleet_of, node
+
+NEED = {"machine": "general/large"}
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "train", "labels": {"imperator.tenzen-y.io/injecting-container": "main"}},
+    "spec": {
+        "template": {
+            "spec": {
+                "containers": [
+                    {"name": "side", "resources": {"requests": {"cpu": "1", "ephemeral-storage": "1Gi"}}},
+                    {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "1Gi"}}},
+                ]
+            }
+        }
+    },
+}
+
+
+def document(*needs: dict[str, Any], **consumer: Any) -> dict[str, Any]:
+    ref = {"apiVersion": "batch/v1", "kind": "Job", "name": "train"}
+    consumers = [{"object": ref, "needs": list(needs), **consumer}]
+    app = {"name": "web", "manifests": [MANIFEST], "consumers": consumers}
+    return {"kind": "Application", "metadata": {"name": "shop"}, "spec": {"apps": [app]}}
+
+
+def revision(*needs: dict[str, Any], **consumer: Any) -> Revision:
+    found = validate.accept(document(*needs, **consumer), {})
+    assert isinstance(found, Accepted)
+    return resolve(found)
+
+
+def shape(*needs: dict[str, Any]) -> Shape:
+    return revision(*(needs or (NEED,))).apps[0].shapes[0]
+
+
+def errors(*needs: dict[str, Any], **consumer: Any) -> dict[str, str]:
+    with pytest.raises(Refused) as caught:
+        validate.accept(document(*needs, **consumer), {})
+    prefix = "spec.apps[0].consumers[0]."
+    return {error.path.removeprefix(prefix): error.code for error in caught.value.problem.errors}
+
+
+def test_a_slot_has_the_size_of_the_whole_pod() -> None:
+    found = shape()
+    assert found.resources == {slot_resource("general/large"): 1, "ephemeral-storage": 1 << 30}
+    assert (found.machine, found.needs[0].amount) == ("general/large", 1)
+    assert shape({**NEED, "window": "night"}).resources[slot_resource("general/large", "night")] == 1
+    templates = {shape(n).template for n in (NEED, {"machine": "general/small"}, {**NEED, "maxRuntime": "2h"})}
+    assert len(templates) == 3, "another machine is another pod template"
+
+
+@pytest.mark.parametrize(
+    ("need", "path", "code"),
+    [
+        ({"machine": "General"}, "needs[0].machine", "InvalidName"),
+        ({**NEED, "window": "a b"}, "needs[0].window", "InvalidName"),
+        ({**NEED, "maxRuntime": "soon"}, "needs[0].maxRuntime", "InvalidQuantity"),
+        ({**NEED, "mandatory": False}, "needs[0]", "Contradiction"),
+        ({**NEED, "weight": 3}, "needs[0]", "Contradiction"),
+        ({**NEED, "requests": 1}, "needs[0]", "Contradiction"),
+        ({"label": "a", "value": "b", "window": "night"}, "needs[0]", "Contradiction"),
+    ],
+)
+def test_needs_that_make_no_sense_are_refused(need: dict[str, Any], path: str, code: str) -> None:
+    assert errors(need) == {path: code}
+
+
+def test_a_machine_stands_beside_no_resources_and_no_second_machine() -> None:
+    cpu = {"resource": "cpu", "requests": 1}
+    assert errors(NEED, cpu, container="main") == {"needs[0]": "Contradiction"}
+    assert errors(NEED, {"machine": "general/small"})["needs[1]"] == "Duplicate"
+
+
+def test_durations() -> None:
+    assert [parse_runtime(text) for text in ("2h", "90m", "1h30m", "45s")] == [7200, 5400, 5400, 45]
+    assert [parse_runtime(text) for text in ("", "0s", "2 h", "h", "1d")] == [None] * 5
+
+
+class World:
+    """Three clusters of one node with a taint; the first two reserve two slots and one."""
+
+    def __init__(self) -> None:
+        taint = Taint(key="imperator.tenzen-y.io/large", value="general", effect="NoSchedule")
+        self.fleet = fleet_of(
+            {
+                f"lab/{n}": [node(cpu="8", taints=[taint], labels={"zone": n}, resources={"ephemeral-storage": "9Gi"})]
+                for n in "abc"
+            }
+        )
+        self.ledger = Ledger()
+        self.capacity = Capacity(self.fleet, self.ledger)
+        reserved = [
+            ReservedSlots(machine="general/large", cluster=cluster, size={"cpu": 4000, "pods": 1}, slots={"n-0": count})
+            for cluster, count in (("lab/a", 2), ("lab/b", 1))
+        ]
+        commit = Commit(id="1", entries=[SlotReservations(id="r", generation=1, reserved=reserved)])
+        self.capacity.folded(self.ledger.fold(1, commit))
+
+    def placed(self, cluster: int, wanted: Shape) -> list[str]:
+        found = assign_beside_own(self.fleet, cluster, [Wanted(wanted, "k", [])])
+        return [s.node for placed in found for s in placed.slots] if isinstance(found, list) else [found.code]
+
+    def decide(self, ident: str, cluster: str) -> None:
+        claim = Claim(
+            id=f"claim-{ident}",
+            decision=ident,
+            intent=IntentRef(kind="Application", name=ident, revision=1),
+            tenant="t",
+            app="web",
+            object="Job/train",
+            cluster=cluster,
+            within=reservation_claim("general/large", cluster),
+            slots=self.slots(cluster),
+        )
+        decision = Decision(id=ident, group=f"g-{ident}", revision=1, claims=[claim])
+        commit = Commit(id=ident, entries=[decision])
+        self.capacity.folded(self.ledger.fold(self.ledger.seq + 1, commit), [decision])
+
+    def slots(self, cluster: str) -> list[Any]:
+        found = assign_beside_own(self.fleet, self.fleet.ids[cluster], [Wanted(shape(), "k", [])])
+        assert isinstance(found, list)
+        return list(found[0].slots)
+
+
+def test_pods_go_to_free_slots_only_whatever_else_is_free() -> None:
+    world = World()
+    assert world.placed(0, shape()) == ["n-0"], "the taint of the machine's nodes is tolerated"
+    assert world.placed(2, shape()) == ["SlotShort"]
+    assert world.placed(0, shape(NEED, {"label": "zone", "value": "z"})) == ["LabelMissing"]
+    world.decide("one", "lab/b")
+    assert world.placed(1, shape()) == ["SlotShort"]
+    column, rows = world.fleet.free("cpu"), [world.fleet.row_of(cid, "n-0") for cid in range(3)]
+    assert column is not None and column[rows].tolist() == [0, 4000, 8000], "a guest takes no room of its own"
+
+
+def ask(*shapes: Shape) -> Ask:
+    return Ask(
+        id="a",
+        group="g",
+        revision=1,
+        budget_ms=1000,
+        tenant="t",
+        epoch="",
+        apps=[ShapedApp(name="web", shapes=list(shapes))],
+    )
+
+
+def test_the_controller_allows_clusters_with_enough_slots_and_tells_the_rest_with_numbers() -> None:
+    world = World()
+    two = msgspec.structs.replace(shape(), count=2)
+    answer = candidates(ask(two), world.fleet).apps["web"]
+    (group,) = answer.groups
+    mask = unpack(group.clusters, world.fleet.ids, world.fleet.size)
+    allowed = mask if group.mode == "allow" else ~mask
+    assert [world.fleet.names[c] for c in range(3) if allowed[c]] == ["lab/a"]
+    (reason,) = answer.reasons
+    assert (reason.code, reason.needed, reason.free, reason.clusters) == ("SlotShort", "2", "1", 2)
+    other = candidates(ask(shape({"machine": "no/such"})), world.fleet).apps["web"]
+    assert [r.code for r in other.reasons] == ["MachineUnknown"]
+    plain = msgspec.structs.replace(shape(), machine="", resources={"cpu": 1})
+    assert candidates(ask(plain), world.fleet).apps["web"].reasons == []
+
+
+def test_pods_are_labelled_as_guests() -> None:
+    found = revision({**NEED, "window": "night", "maxRuntime": "2h"})
+    given = ActionAsk(
+        id="a",
+        group="g",
+        revision=1,
+        budget_ms=100,
+        decision={},
+        intents=[{"kind": i.kind, "name": i.name, "spec": msgspec.json.decode(i.spec)} for i in found.intents],
+        manifests={"web": [MANIFEST]},
+    )
+    values = {c.path.removeprefix("/spec/template/"): c.value for c in contributions(given)}
+    domain = "metadata/labels/imperator.tenzen-y.io~1"
+    assert values == {
+        f"{domain}machine-group": "general",
+        f"{domain}machine-type": "large",
+        f"{domain}pod-role": "guest",
+        f"{domain}window": "night",
+        f"{domain}injecting-container": "main",
+        "spec/activeDeadlineSeconds": 7200,
+    }
