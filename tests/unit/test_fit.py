@@ -213,9 +213,7 @@ def test_pods_that_fit_alone_but_not_together() -> None:
 
 def test_unsupported_needs_are_refused_not_ignored() -> None:
     fleet = fleet_of({"lab/a": [node(cpu="3")]})
-    unsupported: tuple[dict[str, Any], ...] = (
-        {"devices": [{}]},
-    )
+    unsupported: tuple[dict[str, Any], ...] = ({"devices": [{}]},)
     for fields in unsupported:
         wanted = shape(**fields)
         assert unsupported_reason(wanted)
