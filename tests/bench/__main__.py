@@ -21,7 +21,7 @@ from .growth import growth
 from .harness import Figure
 from .kube import kube
 from .packing import packing
-from .placement import candidates, traps, writes
+from .placement import candidates, reported, traps, writes
 from .reports import changes, first_reports
 from .settling import settlements
 from .startup import startup
@@ -53,6 +53,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "placement-candidates": candidates,
     "placement-traps": traps,
     "placement-writes": writes,
+    "placement-reported": reported,
     "kube": kube,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),

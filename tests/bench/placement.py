@@ -14,7 +14,9 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from moorage.bus import Bus
+from moorage.bus import Bus, subjects
+from moorage.model.part_reports import ProviderReport, ZoneReport
+from moorage.model.reports import NodeReport, parts_of
 from moorage_testkit.mesh import Mesh
 from moorage_testkit.mesh_client import application
 
@@ -30,6 +32,7 @@ ROUNDS = 5
 _EACH = 5
 #: Decisions a second while others allocate.
 DECISIONS = 100
+_encode = msgspec.json.Encoder().encode
 #: Options of a mesh whose placement worker starts later, with trees.
 WITHOUT = ("--workers", "placement=0")
 
@@ -209,3 +212,90 @@ async def writes() -> list[Figure]:
     beside.goal = beside.goal.replace("5 x", "2 x")
     beside.ok = beside.ratio >= 2
     return [*figures, beside]
+
+
+def _reported_node(cluster: int, number: int) -> NodeReport:
+    """A node with two zones and a card in each, as the agent of its cluster reports it."""
+    labels = {"COMPUTE_VOLUME_MULTI_ATTACH": "true"} if number % 10 == 0 else {}
+    used = {"cpu": "1", "memory": "1Gi"} if number % 3 == 0 else {}
+    return NodeReport(
+        name=f"node-{cluster}-{number}",
+        labels=labels,
+        allocatable={"cpu": "32", "memory": "64Gi", "pods": "110"},
+        requested=used,
+        zones=[ZoneReport(id=zone, inventories={"cpu": "16", "memory": "32Gi"}) for zone in (0, 1)],
+        providers=[ProviderReport(id=f"numa-{z}/fpga", parent=f"numa-{z}", inventories={"FPGA": "1"}) for z in (0, 1)],
+        in_use={"numa-0": used} if used else {},
+    )
+
+
+class _Agents:
+    """Agents of clusters that report their nodes once, and then that nothing changed."""
+
+    def __init__(self, bus: Bus, clusters: int, nodes: int) -> None:
+        self._bus, self._clusters, self._nodes = bus, clusters, nodes
+        self._seq = 0
+
+    async def report(self) -> None:
+        for cluster in range(self._clusters):
+            rows = [_encode(_reported_node(cluster, number)) for number in range(self._nodes)]
+            parts = parts_of({"nodes": rows})
+            for number, part in enumerate(parts):
+                await self._say(cluster, b'"kind":"full","part":[%d,%d]%b' % (number, len(parts), part))
+
+    async def keep_alive(self) -> None:
+        while True:
+            self._seq += 1
+            for cluster in range(self._clusters):
+                await self._say(cluster, b'"kind":"delta"')
+                await asyncio.sleep(1.5 / self._clusters)
+
+    async def _say(self, cluster: int, body: bytes) -> None:
+        envelope = b'{"id":"%b","session":"s","seq":%d,%b}' % (uuid.uuid4().hex.encode(), self._seq, body)
+        reply = await self._bus.request(subjects.reports(f"bench/c{cluster}", "agent"), envelope, timeout=60)
+        answer = msgspec.json.decode(reply)
+        assert not (answer.get("refused") or answer.get("problem")), answer
+
+
+def _peak_megabytes(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+async def reported(clusters: int = 100, nodes: int = 1_000) -> list[Figure]:
+    """The queries over nodes and parts that agents report through the broker and Redis, the start, and the memory."""
+    figures = []
+    with Mesh(*WITHOUT) as mesh:
+        bus = await Bus.connect(mesh.settings, worker="admin")
+        agents = _Agents(bus, clusters, nodes)
+        await agents.report()
+        beats = asyncio.create_task(agents.keep_alive())
+        simple = f"{QUERIES['simple'][0]}&limit=10"
+        start = time.perf_counter()
+        async with placement(mesh, []) as worker, aiohttp.ClientSession() as http:
+            while _count((await worker.candidates(http, simple))[1]) < 10:  # noqa: ASYNC110 - it cannot signal
+                await asyncio.sleep(0.05)
+            seconds = time.perf_counter() - start
+            every = (await worker.candidates(http, QUERIES["root_required"][0] + "&limit=100000"))[1]
+            assert _count(every) >= clusters * nodes // 10, "all nodes are there"
+            for name, (query, _) in QUERIES.items():
+                samples = [(await worker.candidates(http, f"{query}&limit=10"))[0] for _ in range(30)]
+                what = f"candidates of {clusters * nodes:,} reported hosts, {name}, limit=10"
+                figures.append(Figure.of(what, samples, "p50 <= 60 ms", p50=60))
+            memory = _peak_megabytes(worker.pid)
+        beats.cancel()
+        await asyncio.wait([beats])
+        await bus.close()
+    figures.append(Figure.of("start until the first answer over reported hosts", [seconds * 1e3], "<= 30 s", p50=30e3))
+    figures.append(
+        Figure(
+            name="memory of the placement worker over reported hosts, most",
+            n=1,
+            p50=memory,
+            p99=memory,
+            goal="<= 800 MB",
+            ok=memory <= 800,
+            unit="MB",
+        )
+    )
+    return figures

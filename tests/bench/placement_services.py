@@ -36,6 +36,7 @@ class Service(NamedTuple):
 
     url: str
     headers: dict[str, str]
+    pid: int = 0
 
     async def candidates(self, http: aiohttp.ClientSession, query: str) -> tuple[float, bytes]:
         """Returns the milliseconds until the last byte of the answer, and the answer."""
@@ -109,7 +110,7 @@ async def placement(mesh: Mesh, trees: Sequence[Tree]) -> AsyncIterator[Service]
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    service = Service(f"http://{address}", {**_VERSION, "x-auth-token": mesh.endpoint["token"]})
+    service = Service(f"http://{address}", {**_VERSION, "x-auth-token": mesh.endpoint["token"]}, process.pid)
     try:
         async with asyncio.timeout(300), aiohttp.ClientSession() as http:
             while not await _serves(http, service):  # noqa: ASYNC110 - it cannot signal
