@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from moorage.collections.blocks import Blocks, grown
 from moorage.model.allocations import MAX_INT
+from moorage.parsing import CAPACITY_MAX
 
 from .interning import SetTable
 
@@ -34,7 +35,7 @@ class Inventory(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        return int((self.total - self.reserved) * self.allocation_ratio)
+        return min(int((self.total - self.reserved) * self.allocation_ratio), CAPACITY_MAX)
 
 
 class Take(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from moorage.parts import Budget, candidates_in_steps
 from moorage.placement.core import candidates
 from moorage.placement.core.call import Call
+from moorage.placement.core.errors import Refused
 
 from .service import PlacementService as Service
 
@@ -63,6 +64,42 @@ def test_p2_existing_use_is_never_forgotten() -> None:
     for candidate in found:
         assert all(amounts["VGPU"] <= 2 - int(name[1:]) % 3 for name, amounts in candidate.items() if name != "cn")
     assert given.candidates("resources=VCPU:2") == []
+
+
+@pytest.mark.parametrize("amount", [2**31 - 1, 2**31, 2**63, 10**30])
+@pytest.mark.parametrize("name", ["\0", "\ud800", "é" * 200, "'; DROP TABLE", "%", "_"])
+def test_p3_what_a_strict_database_refuses_is_answered(amount: int, name: str) -> None:
+    """Amounts beyond its integers, and names that its texts cannot have."""
+    given = service({"cn": {"VCPU": 4, "children": {"numa": {"MEMORY_MB": 2**31 - 1}}}})
+    requests: list[tuple[str, str, str, Any, dict[str, str]]] = [
+        ("GET", "/resource_providers", f"resources=VCPU:{amount}", None, {}),
+        ("GET", "/resource_providers", f"name={quote(name, errors='surrogatepass')}", None, {}),
+        ("GET", "/allocation_candidates", f"resources=VCPU:{amount},MEMORY_MB:{amount}", None, {}),
+        ("GET", "/allocation_candidates", f"resources=MEMORY_MB:{amount}&resources_A=VCPU:1", None, {}),
+        ("GET", "/allocation_candidates", f"resources_A=VCPU:1&required_A={quote(name, errors='replace')}", None, {}),
+        ("GET", "/usages", f"project_id={quote(name, errors='replace')}", None, {}),
+        ("GET", "/traits", f"name=startswith:{quote(name, errors='replace')}", None, {}),
+        ("POST", "/resource_providers", "", {"name": name.encode(errors="replace").decode()}, {}),
+    ]
+    offer = {"total": min(amount, 2**31 - 1), "allocation_ratio": 3e38}
+    requests.append(
+        (
+            "PUT",
+            "/resource_providers/{uuid}/inventories/{resource_class}",
+            "",
+            {"resource_provider_generation": 1, **offer},
+            {"uuid": given.ids["numa"], "resource_class": "MEMORY_MB"},
+        )
+    )
+    requests.append(("GET", "/allocation_candidates", f"resources=MEMORY_MB:{amount}", None, {}))
+    inventories = {"resource_provider_generation": 1, "inventories": {"VCPU": {"total": amount, "max_unit": amount}}}
+    requests.append(("PUT", "/resource_providers/{uuid}/inventories", "", inventories, {"uuid": given.ids["cn"]}))
+    for method, route, query, body, path in requests:
+        for version in (*range(10, 41, 6), 40):
+            try:
+                given.call(method, route, query, body, version, **path)
+            except Refused as refused:
+                assert refused.status in (400, 409), (method, route, query, version)
 
 
 def test_p4_a_group_that_a_sharing_provider_meets_alone_hides_no_host() -> None:

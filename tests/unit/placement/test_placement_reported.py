@@ -497,6 +497,27 @@ def test_a_part_that_is_gone_stays_while_something_names_it() -> None:
     assert mesh.show(card)["generation"] == 1, "the generation goes on"
 
 
+def test_a_consumer_keeps_what_it_has_of_a_part_that_is_gone_while_it_changes_all_else() -> None:
+    mesh = Mesh(one=[zoned()])
+    card, zone, other = part("n-0/fpga-0"), part("n-0/numa-0"), part("n-0/numa-1")
+    consumer = mesh.put({card: {"FPGA": 1}, zone: {"VCPU": 3}, other: {"VCPU": 1}})
+    half = [z for z in two_zones("4") if z.id != 0]
+    cards = [provider("fpga-1", "numa-1", FPGA="1")]
+    mesh.report(ONE, node("n-0", cpu="8", memory="16Gi", zones=half, providers=cards))
+    assert mesh.usages(card) == {"FPGA": 1} and mesh.usages(zone) == {"VCPU": 3}
+    mesh.put({card: {"FPGA": 1}, zone: {"VCPU": 2}, other: {"VCPU": 2}}, consumer, 1)
+    assert (mesh.usages(card), mesh.usages(zone)) == ({"FPGA": 1}, {"VCPU": 2})
+    more = mesh.body({card: {"FPGA": 1}, zone: {"VCPU": 3}}, 2)
+    assert "invalid" in refused(mesh, "PUT", f"/allocations/{consumer}", more), "it takes no more of what is gone"
+    stranger = mesh.body({card: {"FPGA": 1}}, None)
+    assert "invalid" in refused(mesh, "PUT", f"/allocations/{uuid.uuid4()}", stranger)
+    mesh.report(ONE, zoned("n-0"))
+    assert (mesh.usages(card), mesh.usages(zone)) == ({"FPGA": 1}, {"VCPU": 2}), "it counts again"
+    assert mesh.usages(part("n-0/any"))["VCPU"] == 4, "of the node it takes what its zones give"
+    mesh.call("DELETE", f"/allocations/{consumer}")
+    assert mesh.usages(part("n-0/any"))["VCPU"] == 0 and mesh.usages(zone)["VCPU"] == 0
+
+
 def test_a_node_that_is_gone_stays_while_a_claim_names_it() -> None:
     mesh = Mesh(one=[node(cpu="4"), node(cpu="4")])
     mesh.fold(decided("k", Slot(node="n-1", resources={"cpu": 1000})))

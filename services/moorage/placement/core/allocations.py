@@ -265,14 +265,17 @@ def _check_in_steps(
     for write in writes:
         for provider, amounts in write.consumer.allocations.items():
             known = replaced.get(provider) or state.provider(provider).inventories
+            held = state.held_of_gone(write.consumer.uuid, provider)
             for name, amount in amounts.items():
-                _check_amount(state, provider, name, amount, known.get(name), after)
+                if amount > held.get(name, 0):
+                    _check_amount(state, provider, name, amount, known.get(name), after)
             if (looked_at := looked_at + 1) % _SLICE == 0:
                 yield
     reported = state.reported
     located: list[ConsumerWrite] = []
     for number, write in enumerate(writes, 1):
-        located.append(msgspec.structs.replace(write, consumer=reported.located(write.consumer)))
+        consumer = reported.located(write.consumer, state.consumers.get(write.consumer.uuid))
+        located.append(msgspec.structs.replace(write, consumer=consumer))
         if number % _SLICE == 0:
             yield
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from moorage.parsing import NEED_MAX
+
 from .errors import bad_request
 from .schemas import is_uuid
 
@@ -33,7 +35,7 @@ def resources(text: str) -> dict[str, int]:
             raise bad_request(f"Requested resource {name} expected positive integer amount. Got: {number}.") from None
         if amount < 1:
             raise bad_request(f"Requested resource {name} requires amount >= 1. Got: {amount}.")
-        found[name] = amount
+        found[name] = min(amount, NEED_MAX)  # more than anything can have
     return found
 
 

@@ -313,13 +313,17 @@ class ReportedTrees:
 
     # -- allocations --------------------------------------------------------------------------------------------------
 
-    def located(self, consumer: Consumer) -> Consumer:
-        """Returns the consumer with the names of the nodes and parts among its providers, and with what it takes of them."""
+    def located(self, consumer: Consumer, old: Consumer | None = None) -> Consumer:
+        """Returns the consumer with the names of the nodes and parts among its providers, and with what it takes of them. Of
+        those that are gone it keeps what it had: `old` is the consumer before."""
         names: dict[str, str] = {}
         taken: dict[str, dict[str, dict[str, int]]] = {}
         for provider, amounts in consumer.allocations.items():
             place = self.place(provider)
             if place is None:
+                if old is not None and provider in old.names:
+                    names[provider] = old.names[provider]
+                    _keep_of_gone(old, provider, amounts, taken)
                 continue
             names[provider] = f"{place.cluster}/{place.ident}"
             offers = self.offers(place)
@@ -454,3 +458,25 @@ def _tied(layout: Layout) -> frozenset[str]:
     if any(name == EXCLUSIVE for _, name in layout.entries):
         found.add(EXCLUSIVE)
     return frozenset(found)
+
+
+def _keep_of_gone(
+    old: Consumer, provider: str, amounts: Mapping[str, int], taken: dict[str, dict[str, dict[str, int]]]
+) -> None:
+    """Adds what a consumer goes on taking of a node or part that is gone: it counts again once that is back."""
+    name, held = old.names[provider], old.allocations[provider]
+    of_provider, of_cluster, ident = name.split("/", 2)
+    cluster = f"{of_provider}/{of_cluster}"
+    for node, before in old.taken.get(cluster, {}).items():
+        shares: dict[str, int] = {}
+        for key, units in before.items():
+            part, native = part_and_class(key) or (node, key)
+            resource = class_of(native)
+            if part != ident or resource not in held:
+                continue
+            shares[key] = units * amounts.get(resource, 0) // held[resource]
+            if part != node and not is_class(native) and native in before:  # it is taken of the node, too
+                shares[native] = shares[key]
+        of_node = taken.setdefault(cluster, {}).setdefault(node, {}) if shares else {}
+        for key, units in shares.items():
+            of_node[key] = of_node.get(key, 0) + units

@@ -91,9 +91,12 @@ class State:
     def has(self, uuid: str) -> bool:
         return uuid in self.providers or self.reported.has(uuid) or self.find(uuid) is not None
 
-    def is_gone(self, uuid: str) -> bool:
-        """Returns whether this is a node or part that is shown only because something names it."""
-        return uuid not in self.providers and not self.reported.has(uuid)
+    def held_of_gone(self, consumer: str, uuid: str) -> Mapping[str, int]:
+        """Returns what a consumer holds of a node or part that is gone: it may keep that, or a part of it."""
+        held = self.consumers.get(consumer)
+        if held is None or uuid in self.providers or self.reported.has(uuid):
+            return {}
+        return held.allocations.get(uuid, {})
 
     def _name_of_gone(self, uuid: str) -> str | None:
         for consumer in self._consumers_of.get(uuid, ()):
