@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from moorage.controllers.topology.core.answers import TopologyAnswers
 from moorage.fit import Assigned, FitCache, Unassigned, assign
 from moorage.fleet import Fleet, normalize_node
 from moorage.ledger.room import free_of
+from moorage.model.candidates import Ask
 from moorage.model.part_reports import CounterSetReport, DeviceReport, DeviceTaint, ProviderReport, Typed
 from moorage.model.part_requests import PartGroup, PropertyCondition
 from moorage.model.reports import NodeReport
-from moorage.model.shapes import Shape
+from moorage.model.shapes import Shape, ShapedApp
 from moorage.model.slots import resource_of_part
 from moorage.parts.inside import layout_of, part_id
 from moorage_testkit.fleets import fleet_of, two_zones
@@ -128,6 +130,17 @@ def test_a_card_and_its_slices_are_not_given_together() -> None:
     assert (free_of(fleet, 0, resource_of_part(f"{DRIVER}/n/gpu-0", CLASS)) or 0) < 0
     fleet.take_parts(0, {f"{DRIVER}/n/gpu-0": {CLASS: 1}} | parts, -1)
     assert fits(fleet, wanting("40Gi"))
+
+
+def test_why_a_card_is_exhausted_is_told_with_numbers() -> None:
+    fleet = fleet_of({"lab/a": [gpu_node()]})
+    fleet.take_parts(0, {f"{DRIVER}/n/gpu-0-c": {CLASS: 1}})
+    app = ShapedApp(name="web", shapes=[wanting("40Gi")])
+    ask = Ask(group="p/a/v1/g", revision=1, budget_ms=500, epoch="1.1", tenant="p", apps=[app], explain=True)
+    (reason,) = TopologyAnswers(fleet).answer(ask).apps["web"].reasons
+    assert (reason.code, reason.group, reason.need) == ("PartShort", "_G", "MEMORY")
+    assert (reason.needed, reason.free) == ("40Gi", "20Gi")
+    assert f"nearest is lab/a {DRIVER}/n/counters:gpu-0 with" in reason.message
 
 
 def test_several_cards_serve_what_one_cannot() -> None:

@@ -24,6 +24,8 @@ SAMPLES = 5
 _COUNTED = 8
 #: Clusters that are tested for what excludes them.
 _TESTED = 64
+#: Parts that are looked at for what they take of others.
+_LOOKED_AT = 256
 _Rows = NDArray[np.int64]
 #: Not among what zones give.
 _NEVER_OF_ZONES = ("pods",)
@@ -192,11 +194,51 @@ class PartExplanations:
         if self._left.any() and len(shape.groups) == 1 and not shape.relations:
             suffix = shape.groups[0].suffix
             what = f"group {suffix}" if suffix else "what is asked without a group"
-            message = f"parts that could be {what} of {shape.object} are free, but not what they take of others"
-            yield self._reason("PartShort", self._left, message, group=suffix), self._left
+            yield self._sources_short(what, suffix), self._left
         elif self._left.any():
             message = f"parts serve each group of {shape.object} by itself, but no node has parts for all of them"
             yield self._reason("RelationFails", self._left, message), self._left
+
+    def _sources_short(self, what: str, suffix: str) -> Reason:
+        """Explains clusters where parts are free, but not the counters or parts of which they take."""
+        message = f"parts that could be {what} of {self._shape.object} are free, but not what they take of others"
+        nearest = self._nearest_source(pod_request(self._shape).groups[suffix])
+        if nearest is None:
+            return self._reason("PartShort", self._left, message, group=suffix)
+        return self._numbers("PartShort", self._left, message, nearest, group=suffix)
+
+    def _nearest_source(self, group: Group) -> _Nearest | None:
+        """Returns what the part that comes nearest to the group lacks most of others, of the first parts that are free."""
+        fleet, parts = self._fleet, self._fleet.parts
+        could = self._left[self._cluster] & self._meets(group, spread=False)
+        for resource, amount in group.resources.items():
+            could &= self._free(resource) >= amount
+        best: tuple[float, _Nearest] | None = None
+        for row in self._rows[could][:_LOOKED_AT].tolist():
+            first, layout = fleet.inside(int(parts.node[row]))
+            part = layout.parts[row - first]
+            takes = [
+                (amount * take.amount, first + take.part, take.resource)
+                for resource, amount in group.resources.items()
+                for take in part.consumes.get(resource, ())
+                if take.part and amount * take.amount > 0
+            ]
+            if not takes:
+                continue
+            frees = [self._free_at(source, name) for _, source, name in takes]
+            share, number = min(
+                (free / needed, i) for i, (free, (needed, _, _)) in enumerate(zip(frees, takes, strict=True))
+            )
+            if best is None or share > best[0]:
+                needed, source, name = takes[number]
+                cluster = fleet.names[int(fleet.cluster[int(parts.node[row])])]
+                best = share, _Nearest(f"{cluster} {fleet.part_id(source)}", name, needed, frees[number])
+        return None if best is None else best[1]
+
+    def _free_at(self, row: int, resource: str) -> int:
+        entries = self._fleet.parts.classes[resource]
+        at = int(np.flatnonzero(entries.row[: entries.n] == row)[0])
+        return max(0, int(entries.capacity[at] - entries.used[at] - entries.claimed[at]))
 
     def _too_many(self) -> Iterator[tuple[Reason, Mask]]:
         """Explains clusters whose parts serve some of the pods."""
