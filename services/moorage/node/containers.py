@@ -28,8 +28,8 @@ class Adjustment(NamedTuple):
 class Gate(Protocol):
     """Decides over pods and containers, for every way in which the agent is attached."""
 
-    async def admit(self, told: PodSpec) -> None:
-        """Admits a pod that the runtime is about to run. Raises `moorage.node.cri_proxy.Refused`."""
+    async def admit(self, told: PodSpec, container: str = "") -> None:
+        """Admits a pod that the runtime is about to run, or this container of it. Raises `moorage.node.cri_proxy.Refused`."""
 
     def adjustment(self, uid: str, container: str) -> Adjustment: ...
 

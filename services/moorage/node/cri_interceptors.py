@@ -43,18 +43,17 @@ class CriInterceptors:
         self._index.add_sandbox(_read(cri.RunPodSandboxResponse, answer).pod_sandbox_id, config.metadata.uid)
         return answer
 
-    async def _admit(self, config: cri.PodSandboxConfig) -> None:
+    async def _admit(self, config: cri.PodSandboxConfig, container: str = "") -> None:
         pod = config.metadata
-        await self._gate.admit(
-            told_by_runtime(pod.uid, pod.namespace, pod.name, dict(config.labels), dict(config.annotations))
-        )
+        told = told_by_runtime(pod.uid, pod.namespace, pod.name, dict(config.labels), dict(config.annotations))
+        await self._gate.admit(told, container)
 
     async def create(self, request: bytes, forward: Forward) -> bytes:
         message = _read(cri.CreateContainerRequest, request)
         uid, name = message.sandbox_config.metadata.uid, message.config.metadata.name
         self._index.add_sandbox(message.pod_sandbox_id, uid)
         # The sandbox may be older than the agent, or the agent's state may be: then the pod is admitted here.
-        await self._admit(message.sandbox_config)
+        await self._admit(message.sandbox_config, name)
         asked = self.edit(message, uid, name)
         answer = await forward(message.SerializeToString())
         pod = message.sandbox_config.metadata

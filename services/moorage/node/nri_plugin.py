@@ -120,7 +120,7 @@ class NriPlugin:
     async def _create(self, request: nri.ContainerRequest) -> nri.CreateContainerResponse:
         pod, container = request.pod, request.container
         told = told_by_runtime(pod.uid, pod.namespace, pod.name, dict(pod.labels), dict(pod.annotations))
-        await self._gate.admit(told)
+        await self._gate.admit(told, container.name)
         adjustment = self._gate.adjustment(pod.uid, container.name)
         await self._gate.pre_start(pod.uid, container.name)
         record = _record(pod, container, CREATED)

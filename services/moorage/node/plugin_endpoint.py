@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from moorage.qos.messages import (
@@ -15,6 +16,7 @@ from moorage.qos.messages import (
     HintsAnswer,
     PluginOptions,
     PodAllocations,
+    Refusal,
     ResourceAllocation,
     ResourceRequest,
     TopologyAwareResource,
@@ -23,6 +25,8 @@ from moorage.qos.messages import (
 from . import plugin_messages as messages
 from .api import resourceplugin_pb2 as wire
 
+#: The metadata of an error in which a built-in plugin tells why it refuses, in full.
+REFUSAL = "moorage-refusal-bin"
 DEADLINE, PRE_START_DEADLINE = 10.0, 30.0
 SERVICE = "/resourceplugin.v1alpha1.ResourcePlugin/"
 T = TypeVar("T")
@@ -43,9 +47,11 @@ _OUTCOMES = {
 class PluginFailed(Exception):
     """A call that gave no usable answer. `outcome`: late, away, junk, or refused with the plugin's own words."""
 
-    def __init__(self, outcome: str, message: str) -> None:
+    def __init__(
+        self, outcome: str, message: str, refusal: Refusal | None = None, *, unimplemented: bool = False
+    ) -> None:
         super().__init__(message)
-        self.outcome = outcome
+        self.outcome, self.refusal, self.unimplemented = outcome, refusal, unimplemented
 
 
 class PluginEndpoint:
@@ -135,7 +141,10 @@ class PluginEndpoint:
             words = error.details() or error.code().name
             if outcome == "late":
                 words = f"no answer within {time.monotonic() - started:.0f} s"
-            raise self._failed(method, outcome, words) from error
+            failed = self._failed(method, outcome, words)
+            failed.refusal = _refusal_of(error)
+            failed.unimplemented = error.code() == grpc.StatusCode.UNIMPLEMENTED
+            raise failed from error
         except (DecodeError, ValueError) as error:
             raise self._failed(method, "junk", str(error)) from error
         self._count(self.resource, method, "ok")
@@ -148,6 +157,16 @@ class PluginEndpoint:
         if outcome != "refused":
             words = self.last_failure = f"plugin {self.resource}: {method}: {outcome}: {words}"
         return PluginFailed(outcome, words)
+
+
+def _refusal_of(error: grpc.aio.AioRpcError) -> Refusal | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == REFUSAL and isinstance(value, bytes):
+            try:
+                return msgspec.json.decode(value, type=Refusal)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return None
+    return None
 
 
 def _container_resources(answer: wire.GetTopologyAwareResourcesResponse) -> Mapping[str, TopologyAwareResource]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 
 from moorage.qos.messages import AllocationRefused, ResourcePlugin
 
@@ -15,6 +16,7 @@ from . import grpc_unix
 from . import plugin_messages as messages
 from .api import pluginregistration_pb2 as registration
 from .api import resourceplugin_pb2 as wire
+from .plugin_endpoint import REFUSAL
 from .state_file import StateFile
 
 TYPE, VERSION = "ResourcePlugin", "v1alpha1"
@@ -45,7 +47,8 @@ class PluginServer:
         """Writes the state if it has changed. Raises OSError if it cannot."""
         content = self.plugin.encode()
         if content != self._written:
-            self._state.write(content)
+            # Not synced: after a loss of power no container is left, and the checkpoint restores what a crash may lose.
+            self._state.write(content, sync=False)
             self._written = content
 
     async def start(self, path: Path) -> None:
@@ -185,7 +188,8 @@ def _answer(method: Callable[[bytes], bytes]) -> Callable[[bytes, Any], Any]:
         try:
             return method(request)
         except AllocationRefused as refused:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+            detail = ((REFUSAL, msgspec.json.encode(refused.refusal)),)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused), detail)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:1024])
         except OSError as error:

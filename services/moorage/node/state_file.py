@@ -24,8 +24,8 @@ class StateFile:
         except FileNotFoundError:
             return None
 
-    def write(self, content: bytes) -> None:
-        """Replaces the content. When this returns, it is on disk."""
+    def write(self, content: bytes, *, sync: bool = True) -> None:
+        """Replaces the content. When this returns it is on disk, unless `sync` is False: then a loss of power may undo it."""
         fresh = self.path.with_name(f"{self.path.name}.new")
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -33,12 +33,15 @@ class StateFile:
                 file.write(content)
                 file.flush()
                 reached("node.state.written")
-                os.fsync(fd)
+                if sync:
+                    os.fsync(fd)
             fresh.replace(self.path)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
         reached("node.state.renamed")
+        if not sync:
+            return
         directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)

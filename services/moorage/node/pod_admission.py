@@ -1,0 +1,345 @@
+"""Admits pods: performs the calls that admission asks for over the plugins' sockets, and writes the checkpoint before it answers.
+
+Admissions run side by side, so that a slow plugin delays its own pods only. One that was refused while another one changed what
+is free is tried again at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from moorage.bus.failpoints import reached
+from moorage.qos import admission
+from moorage.qos.admission import Admitted, Call, Calls, Failed, PluginInfo, PodRecord, Result
+from moorage.qos.builtin import BUILT_IN
+from moorage.qos.messages import ContainerSpec, ContainerType, PodSpec, Refusal, ResourceAllocation
+from moorage.qos.node_policy import NodePolicy
+from moorage.qos.topology_hints import Distances
+
+from .containers import COPY, Adjustment, ContainerIndex
+from .core.checkpoint import encode_copy
+from .core.properties import container_annotations, environment, oci_properties
+from .cri_proxy import Refused
+from .metrics import Metrics
+from .plugin_endpoint import PluginFailed
+from .plugin_registry import PluginRegistry
+from .pod_source import KnownPod, PodSource
+
+log = structlog.get_logger("node")
+
+#: Seconds that a pod's manifest is waited for.
+WAIT_FOR_SPEC = 2.0
+#: How often an admission is tried that was refused while another one changed what is free.
+_TRIES = 3
+_MAX_OUTCOMES = 1000
+
+
+class Outcome(NamedTuple):
+    """What `moorage node why` shows of a pod."""
+
+    pod: str
+    uid: str
+    refusals: tuple[Refusal, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> str:
+        return self.refusals[0].code if self.refusals else ""
+
+
+class PodAdmission:
+    """The gate through which all pods pass. `write` writes the checkpoint, `settle` makes room before a pod starts, `released` is
+    called after a pod's resources were taken back."""
+
+    def __init__(
+        self,
+        node: str,
+        policy: Callable[[], NodePolicy],
+        zones: int,
+        distances: Distances | None,
+        registry: PluginRegistry,
+        source: PodSource,
+        index: ContainerIndex,
+        metrics: Metrics,
+        write: Callable[[], None],
+        settle: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._node, self._policy, self._zones, self._distances = node, policy, zones, distances
+        self._registry, self._source, self._index, self._metrics = registry, source, index, metrics
+        self._write, self._settle = write, settle
+        self.enabled = True
+        self.recovered = asyncio.Event()
+        self.records: dict[str, PodRecord] = {}
+        #: Pods that some plugins have not been told to forget yet: uid → those plugins.
+        self.removing: dict[str, set[str]] = {}
+        self.outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
+        #: Notified when something was given back.
+        self.room = asyncio.Condition()
+        self._changes = 0
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # --- the gate
+
+    async def admit(self, told: PodSpec, container: str = "") -> None:
+        if not self.enabled:
+            return
+        await self.recovered.wait()
+        key = told.claim or told.uid
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                await self._admit(told, container)
+        finally:
+            if not lock.locked() and self._locks.get(key) is lock:
+                del self._locks[key]
+
+    async def _admit(self, told: PodSpec, container: str) -> None:
+        known = self._source.get(told.uid)
+        if self._stands(told, known, container):
+            return
+        started = time.monotonic()
+        if known is None:
+            known = await self._source.wait(told.uid, WAIT_FOR_SPEC)
+        pod = known.spec if known is not None else told
+        before = self.records.get(pod.uid)
+        if container and all(c.name != container for c in pod.containers):
+            kind = ContainerType.EPHEMERAL if pod.requests_known else ContainerType.MAIN
+            others = before.pod.containers if before is not None and not pod.requests_known else pod.containers
+            extra = ContainerSpec(name=container, type=kind, index=len(others))
+            pod = msgspec.structs.replace(pod, containers=(*others, extra))
+        found = await self._decide(pod)
+        if isinstance(found, Admitted):
+            found = self._keep(found)
+        outcome = self._note(pod, found)
+        self._metrics.observe_admission(
+            "refused" if outcome.refusals else "admitted", outcome.code, time.monotonic() - started
+        )
+        if outcome.refusals:
+            raise Refused(str(outcome.refusals[0]))
+        await self._settle()
+
+    def _stands(self, told: PodSpec, known: KnownPod | None, container: str) -> bool:
+        """Returns whether the pod is admitted already, with all that it asks for now."""
+        record = self.records.get(told.uid)
+        if record is None:
+            return False
+        if container and container not in record.containers:
+            return False
+        if known is None:
+            return True
+        asked = {c.name: c.requests for c in record.pod.containers}
+        return all(asked.get(c.name) == c.requests for c in known.spec.containers)
+
+    async def _decide(self, pod: PodSpec) -> Admitted | admission.Refused:
+        for attempt in range(_TRIES):
+            changes = self._changes
+            found = await self._perform(admission.admit(pod, self.node(), self.records))
+            if isinstance(found, Admitted) or changes == self._changes or attempt == _TRIES - 1:
+                break
+        return found
+
+    def node(self) -> admission.Node:
+        plugins = {}
+        for name in self._registry.names():
+            endpoint = self._registry.get(name)
+            plugins[name] = PluginInfo(
+                resource=name,
+                running=endpoint is not None,
+                with_topology_alignment=endpoint is None or endpoint.options.with_topology_alignment,
+                built_in=name in BUILT_IN,
+                everyone=name == "cpu",
+            )
+        return admission.Node(self._node, self._policy(), plugins, self._zones, self._distances)
+
+    async def _perform(self, calls: Calls) -> Admitted | admission.Refused:
+        results: Sequence[Result] | None = None
+        while True:
+            try:
+                batch = next(calls) if results is None else calls.send(results)
+            except StopIteration as done:
+                outcome: Admitted | admission.Refused = done.value
+                return outcome
+            results = await asyncio.gather(*map(self._call, batch))
+
+    async def _call(self, call: Call) -> Result:
+        endpoint = self._registry.get(call.plugin)
+        if endpoint is None:
+            return Failed(f"the plugin {call.plugin} is not running")
+        try:
+            if call.method in ("hints", "pod_hints"):
+                return await endpoint.hints(call.request)
+            if call.method == "remove":
+                await endpoint.remove_pod(call.request.pod_uid)
+                return None
+            return await endpoint.allocate(call.request)
+        except PluginFailed as failed:
+            if call.method == "remove":
+                self.removing.setdefault(call.request.pod_uid, set()).add(call.plugin)
+            return Failed(str(failed), failed.refusal, failed.unimplemented)
+
+    def _keep(self, found: Admitted) -> Admitted | admission.Refused:
+        """Writes the checkpoint with the pod. If that fails, the pod is refused and has nothing."""
+        uid = found.record.pod.uid
+        before = self.records.get(uid)
+        reached("node.allocated")
+        self.records[uid] = found.record
+        self._changes += 1
+        try:
+            self._write()
+        except OSError as error:
+            if before is None:
+                del self.records[uid]
+                self._forget(uid)
+            else:
+                self.records[uid] = before
+            message = f"the checkpoint cannot be written: {error.strerror or error}"
+            return admission.Refused((Refusal(code="UnexpectedAdmissionError", message=message),))
+        reached("node.admitted")
+        return found
+
+    def _note(self, pod: PodSpec, found: Admitted | admission.Refused) -> Outcome:
+        refusals = () if isinstance(found, Admitted) else found.refusals
+        warnings = found.warnings if isinstance(found, Admitted) else ()
+        outcome = Outcome(f"{pod.namespace}/{pod.name}", pod.uid, refusals, warnings)
+        before = self.outcomes.pop(pod.uid, None)
+        self.outcomes[pod.uid] = outcome
+        while len(self.outcomes) > _MAX_OUTCOMES:
+            self.outcomes.popitem(last=False)
+        if outcome != before:
+            for warning in warnings:
+                log.warning("a pod is admitted with less", pod=outcome.pod, warning=warning)
+            if refusals:
+                log.warning("a pod is refused", pod=outcome.pod, reason=str(refusals[0]))
+            self.on_outcome(outcome)
+        return outcome
+
+    def adjustment(self, uid: str, container: str) -> Adjustment:
+        given = self._given(uid, container)
+        if not self.enabled or given is None:
+            return Adjustment()
+        annotations = {COPY: encode_copy(given), **container_annotations(given)}
+        return Adjustment(oci_properties(given), environment(given), annotations)
+
+    def _given(self, uid: str, container: str) -> ResourceAllocation | None:
+        record = self.records.get(uid)
+        return record.containers.get(container) if record is not None else None
+
+    def owned(self, uid: str, container: str) -> frozenset[str]:
+        given = self._given(uid, container) if self.enabled else None
+        return frozenset(oci_properties(given)) if given is not None else frozenset()
+
+    async def pre_start(self, uid: str, container: str) -> None:
+        record = self.records.get(uid)
+        if not self.enabled or record is None:
+            return
+        wanted = [
+            endpoint
+            for name in record.containers.get(container, {})
+            if (endpoint := self._registry.get(name)) is not None and endpoint.options.pre_start_required
+        ]
+        pod = record.pod
+        try:
+            await asyncio.gather(*(e.pre_start(uid, pod.namespace, pod.name, container) for e in wanted))
+        except PluginFailed as failed:
+            raise Refused(f"UnexpectedAdmissionError: {failed}") from failed
+
+    def sandbox_stopped(self, uid: str) -> None:
+        known = self._source.get(uid)
+        if known is not None and (known.ended or known.deleting):
+            self.release(uid)
+
+    def sandbox_removed(self, uid: str) -> None:
+        known = self._source.get(uid)
+        if known is None or known.ended or known.deleting:
+            self.release(uid)
+
+    # --- taking back
+
+    def pod_changed(self, uid: str) -> None:
+        """Hears that a manifest is new, changed or gone."""
+        if uid not in self.records:
+            return
+        known = self._source.get(uid)
+        if self._source.is_gone(uid) or (known is not None and known.ended):
+            self.release(uid)
+        elif known is not None and not known.deleting and not self._stands(known.spec, known, ""):
+            self._spawn(self._resize(known.spec))
+
+    async def _resize(self, pod: PodSpec) -> None:
+        """Allocates anew for a pod that asks for more or less. Refused, it keeps what it has."""
+        try:
+            await self.admit(pod)
+        except Refused as refused:
+            log.warning("a running pod cannot be resized", pod=f"{pod.namespace}/{pod.name}", reason=str(refused))
+
+    def release(self, uid: str) -> None:
+        """Takes back what a pod has, in the checkpoint at once, and from all plugins until each has agreed."""
+        if self.records.pop(uid, None) is None:
+            return
+        self._changes += 1
+        try:
+            self._write()
+        except OSError as error:
+            log.error("the checkpoint cannot be written", error=str(error))
+        self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        self.removing[uid] = set(self._registry.names())
+        self._spawn(self._forget_now(uid))
+
+    async def _forget_now(self, uid: str) -> None:
+        await self.remove_pending([uid])
+        await self._settle()
+        async with self.room:
+            self.room.notify_all()
+
+    async def remove_pending(self, uids: Sequence[str] | None = None) -> None:
+        """Tells plugins to forget pods that are gone; those that fail are told again later."""
+        for uid in list(self.removing) if uids is None else uids:
+            if uid in self.records:  # it came back meanwhile
+                self.removing.pop(uid, None)
+                continue
+            for name in list(self.removing.get(uid, ())):
+                endpoint = self._registry.get(name)
+                if endpoint is None:
+                    if not self._registry.is_known(name):
+                        self.removing[uid].discard(name)
+                    continue
+                try:
+                    await endpoint.remove_pod(uid)
+                except PluginFailed as failed:
+                    log.warning("a plugin does not forget a pod", plugin=name, error=str(failed))
+                    continue
+                self.removing.get(uid, set()).discard(name)
+            if not self.removing.get(uid):
+                self.removing.pop(uid, None)
+
+    def collect(self) -> None:
+        """Releases pods that are certainly gone: after all manifests are known, and never before."""
+        for uid in list(self.records):
+            known = self._source.get(uid)
+            if (known is not None and known.ended) or (self._source.is_gone(uid) and not self._index.is_live(uid)):
+                self.release(uid)
+
+    def take_over(self, records: Mapping[str, PodRecord]) -> None:
+        """Replaces what pods have by what their plugins say now."""
+        self.records.update(records)
+        self._changes += 1
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def idle(self) -> None:
+        """Waits until nothing is being taken back."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,160 @@
+"""Learns after a start what runs on the node, and makes records of it that the checkpoint does not have. Nothing that runs is
+changed without need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import msgspec
+import structlog
+
+from moorage.qos.messages import ContainerSpec, PodAllocations, PodSpec
+
+from .containers import ASKED, COPY, ContainerRecord
+from .core import checkpoint
+from .cri_proxy import Refused
+from .pod_objects import told_by_runtime
+from .runtime import EXITED
+
+if TYPE_CHECKING:
+    from .agent import NodeAgent
+
+log = structlog.get_logger("node")
+
+#: Seconds between tries to read what the runtime runs, while it is away.
+_RETRY = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Recovery:
+    def __init__(self, agent: NodeAgent) -> None:
+        self._agent = agent
+        #: What the kubelet had asked for, by the checkpoint.
+        self.asked: Mapping[str, checkpoint.Asked] = {}
+        self._copies: PodAllocations = {}
+        self._told: dict[str, PodSpec] = {}
+
+    async def run(self) -> None:
+        """Learns what the runtime runs, before anything new is admitted. Lists and status pass meanwhile."""
+        if self._agent.settings.attach == "nri":
+            self._agent.spawn(self._agent.nri.run())
+            await self._agent.nri.attached.wait()
+        else:
+            await self._read_runtime()
+        if self._agent.settings.enabled:
+            self._rebuild()
+        self._agent.admission.recovered.set()
+        if not self._agent.settings.enabled:
+            return
+        if self._agent.runner is not None:
+            self._agent.spawn(self._agent.runner.run())
+        await self._wait_for_plugins()
+        await self._adopt_running()
+        await self._agent.settle()
+
+    async def _read_runtime(self) -> None:
+        for attempt in range(1 << 30):
+            try:
+                sandboxes = {s.id: s for s in await self._agent.runtime.sandboxes()}
+                containers = await self._agent.runtime.containers()
+                break
+            except grpc.aio.AioRpcError as error:
+                if attempt == 0:
+                    log.warning("waiting for the runtime", error=error.details())
+                await asyncio.sleep(_RETRY[min(attempt, len(_RETRY) - 1)])
+        for sandbox in sandboxes.values():
+            self._agent.index.add_sandbox(sandbox.id, sandbox.metadata.uid)
+        for container in sorted(containers, key=lambda c: c.created_at):
+            found = sandboxes.get(container.pod_sandbox_id)
+            if found is None or container.state == EXITED:
+                continue
+            name, pod = container.metadata.name, found.metadata
+            asked = _read_asked(container.annotations.get(ASKED, "")) or self.asked.get(pod.uid, {}).get(name, {})
+            self._agent.index.put(
+                ContainerRecord(
+                    id=container.id,
+                    uid=pod.uid,
+                    name=name,
+                    sandbox=container.pod_sandbox_id,
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    state=container.state,
+                    asked=asked,
+                )
+            )
+            if copy := container.annotations.get(COPY):
+                self._copies.setdefault(pod.uid, {})[name] = checkpoint.decode_copy(copy)
+            self._told[pod.uid] = told_by_runtime(
+                pod.uid, pod.namespace, pod.name, dict(found.labels), dict(found.annotations)
+            )
+
+    def _rebuild(self) -> None:
+        """Makes records of running pods that the checkpoint does not have, from plugins and annotations."""
+        pods = {uid: pod for uid, pod in self._pods_running().items() if uid not in self._agent.admission.records}
+        if not pods:
+            return
+        answers = {name: server.plugin.resources_allocation() for name, server in self._agent.servers.items()}
+        found = checkpoint.rebuild(pods, answers, self._copies, {})
+        self._agent.admission.records.update(found)
+        for server in self._agent.servers.values():
+            allocations = {uid: record.containers for uid, record in found.items()}
+            for problem in server.plugin.adopt(pods, allocations):
+                self._agent.add_problem(problem)
+            server.save()
+        self._agent.try_write()
+
+    def _pods_running(self) -> dict[str, PodSpec]:
+        found: dict[str, PodSpec] = {}
+        for record in self._agent.index.live():
+            known = self._agent.source.get(record.uid)
+            pod = known.spec if known is not None else found.get(record.uid) or self._told.get(record.uid)
+            if pod is None:
+                pod = PodSpec(uid=record.uid, namespace=record.namespace, name=record.pod, requests_known=False)
+            if all(c.name != record.name for c in pod.containers):
+                pod = _with_container(pod, record.name)
+            found[record.uid] = pod
+        return found
+
+    async def _wait_for_plugins(self) -> None:
+        """Waits a moment for the built-in plugins to be found."""
+        for _ in range(100):
+            if all(self._agent.registry.get(n) or server.rejected for n, server in self._agent.servers.items()):
+                return
+            await asyncio.sleep(0.01)
+
+    async def _adopt_running(self) -> None:
+        """Admits what ran before the agent did. A pod that cannot have what it asks for is told, and runs on as it is."""
+        for record in list(self._agent.index.live()):
+            told = self._told.get(record.uid) or PodSpec(
+                uid=record.uid, namespace=record.namespace, name=record.pod, requests_known=False
+            )
+            try:
+                await self._agent.admission.admit(told, record.name)
+            except Refused as refused:
+                log.warning("a running pod does not have what it asks for", pod=record.pod, reason=str(refused))
+
+    def synchronized(self) -> Mapping[str, Mapping[str, str]]:
+        """Returns what containers should have that started while the agent was not attached by NRI."""
+        self._agent.spawn(self._after_synchronize())
+        return {}
+
+    async def _after_synchronize(self) -> None:
+        await self._agent.admission.recovered.wait()
+        if self._agent.settings.enabled:
+            await self._wait_for_plugins()
+            await self._adopt_running()
+            await self._agent.adjuster.put_right()
+
+
+def _with_container(pod: PodSpec, name: str) -> PodSpec:
+    extra = ContainerSpec(name=name, index=len(pod.containers))
+    return msgspec.structs.replace(pod, containers=(*pod.containers, extra))
+
+
+def _read_asked(text: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, str])
+    except msgspec.DecodeError:
+        return {}
