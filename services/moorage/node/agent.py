@@ -289,7 +289,7 @@ class NodeAgent:
 
     @staticmethod
     def _pool_state(cpu: CpuPlugin | None) -> object:
-        return cpu and (cpu.exclusive, {name: pool.cpus for name, pool in cpu.pools.items()})
+        return cpu and (cpu.exclusive, {name: pool.cpus for name, pool in cpu.pools().items()})
 
     def pool_of(self, uid: str, container: str) -> str:
         """Returns the pool that a container runs in; "" if it has CPUs of its own or no record."""
@@ -309,7 +309,7 @@ class NodeAgent:
     def _measure(self) -> None:
         if (cpu := self.cpu) is None:
             return
-        self.metrics.pools = {name: pool.cpus.bit_count() for name, pool in cpu.pools.items()}
+        self.metrics.pools = {name: pool.cpus.bit_count() for name, pool in cpu.pools().items()}
         zones = self.machine.cpus.numas.items()
         self.metrics.exclusive = {zone: (cpu.exclusive & cpus).bit_count() for zone, cpus in zones}
 
@@ -342,7 +342,7 @@ class NodeAgent:
         server, cpu = self.servers.get("cpu"), self.cpu
         if server is None or cpu is None:
             raise AllocationRefused(Refusal(code="PluginMissing", message="the CPU plugin does not run in this agent"))
-        before = {name: pool.cpus for name, pool in cpu.configured_pools().items() if name in wanted}
+        before = {name: pool.cpus for name, pool in cpu.whole_pools().items() if name in wanted}
         cpu.set_pools(wanted)
         await self.refresh(["cpu"])
         found = await self.adjuster.adjust(all_or_nothing=True)

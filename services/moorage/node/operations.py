@@ -98,7 +98,7 @@ class AgentOperations:
                 "min": pool.least,
                 "containers": sorted(holders.get(name, ())),
             }
-            for name, pool in cpu.pools.items()
+            for name, pool in cpu.pools().items()
         ]
 
     async def zones(self) -> list[Answer]:
@@ -248,8 +248,7 @@ class AgentOperations:
             if not plugin["registered"]:
                 action = "start the plugin; its pods are refused until it is back"
                 found.append({"what": f"plugin {plugin['name']}: {plugin['message']}", "action": action})
-        for problem in self._problems():
-            found.append({"what": problem, "action": "see the agent's log"})
+        found += [{"what": problem, "action": "see the agent's log"} for problem in self._problems()]
         if agent.api is not None and not agent.source.listed.is_set():
             action = "check --kubeconfig and the rights of its user: get, list and watch pods"
             found.append({"what": "the pods of the node are not known yet", "action": action})

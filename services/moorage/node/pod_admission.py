@@ -29,7 +29,8 @@ from .cri_proxy import Refused
 from .metrics import Metrics
 from .plugin_endpoint import PluginFailed
 from .plugin_registry import PluginRegistry
-from .pod_source import KnownPod, PodSource
+from .pod_objects import KnownPod
+from .pod_source import PodSource
 
 log = structlog.get_logger("node")
 

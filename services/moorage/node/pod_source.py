@@ -16,21 +16,14 @@ from moorage.kube.objects import Key
 from moorage.kube.reflector import Reflector
 from moorage.model.problems import Refused
 from moorage.parsing.yaml_json import parse_documents
-from moorage.qos.messages import PodSpec
 
 from .inotify import DirectoryWatch, visible
-from .pod_objects import PodObject, decode_pod, read_pod
+from .pod_objects import KnownPod, decode_pod, known_pod
 
 log = structlog.get_logger("node")
 
 #: The largest manifest file that is read, and seconds after which changes of the directory are read.
 MAX_MANIFEST, SETTLE = 1 << 20, 0.02
-
-
-class KnownPod(NamedTuple):
-    spec: PodSpec
-    ended: bool
-    deleting: bool
 
 
 class PodSource:
@@ -86,15 +79,6 @@ class PodSource:
             self._changed(uid)
 
 
-def known_pod(pod: PodObject) -> KnownPod:
-    """Reads a pod. One whose amounts are no quantities has a problem, and is refused if it asks for something special."""
-    deleting = pod.metadata.deletion_timestamp is not None
-    try:
-        return KnownPod(read_pod(pod), pod.ended, deleting)
-    except ValueError as error:
-        return KnownPod(PodSpec(uid=pod.uid, name=pod.metadata.name, problem=str(error)), pod.ended, deleting)
-
-
 async def watch_api(api: Api, node: str, source: PodSource) -> None:
     """Follows the pods that are bound to the node, for ever."""
     uids: dict[Key, str] = {}
@@ -106,14 +90,11 @@ async def watch_api(api: Api, node: str, source: PodSource) -> None:
     def drop(key: Key, _uid: str) -> None:
         source.drop(uids.pop(key, ""))
 
-    def decode(raw: bytes | msgspec.Raw) -> KnownPod:
-        return known_pod(decode_pod(raw))
-
     def listed() -> None:
         if reflector.listed:
             source.listed.set()
 
-    reflector = Reflector(api, "/api/v1/pods", decode, put, drop, fields=f"spec.nodeName={node}", synced=listed)
+    reflector = Reflector(api, "/api/v1/pods", decode_pod, put, drop, fields=f"spec.nodeName={node}", synced=listed)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(reflector.run())
 
@@ -199,4 +180,4 @@ def read_manifest(data: Any) -> Manifest:
         digest = hashlib.sha256(msgspec.json.encode(data, order="deterministic")).hexdigest()
         metadata = {**metadata, "uid": f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"}
     data = {**data, "metadata": {"namespace": "default", **metadata}}
-    return Manifest(known_pod(msgspec.convert(data, PodObject)), data)
+    return Manifest(known_pod(data), data)

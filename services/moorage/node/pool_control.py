@@ -46,16 +46,14 @@ class PoolControl:
     async def _decide(self, controller: PoolController, now: float) -> None:
         cpu = self._agent.cpu
         assert cpu is not None
-        pools = cpu.pools
+        pools = cpu.pools()
         wanted = controller.decide(now, pools, await self._loads(pools, now))
         if not wanted:
             return
-        exclusive = cpu.exclusive
+        whole, exclusive = cpu.whole_pools(), cpu.exclusive
         try:
-            # The configured sets keep the CPUs that containers have for themselves: they come back when these end.
-            await self._agent.set_pools(
-                {name: cpus | (cpu.configured(name) & exclusive) for name, cpus in wanted.items()}
-            )
+            # A pool keeps its claim to CPUs that containers have for themselves: they come back when these end.
+            await self._agent.set_pools({name: cpus | (whole[name].cpus & exclusive) for name, cpus in wanted.items()})
         except AllocationRefused as refused:
             log.warning("a pool cannot be changed", reason=str(refused))
             return

@@ -92,6 +92,10 @@ class CpuPlugin:
         """Returns the pools without exclusive CPUs."""
         return {name: pool._replace(cpus=pool.cpus & ~self._exclusive) for name, pool in self._pools.items()}
 
+    def whole_pools(self) -> dict[str, Pool]:
+        """Returns the pools as they are when no container has CPUs for itself."""
+        return dict(self._pools)
+
     def free(self) -> int:
         """The CPUs that containers can be given for themselves."""
         return self.machine.cpus.all & ~self.policy.reserved_cpus & ~self._exclusive

@@ -76,7 +76,7 @@ def decode(data: bytes) -> Checkpoint:
     )
 
 
-_encode_copy = msgspec.json.Encoder(order="deterministic").encode
+_encode_copy = msgspec.json.Encoder().encode
 _decode_copy = msgspec.json.Decoder(dict[str, ResourceAllocationInfo]).decode
 
 

@@ -1,0 +1,82 @@
+"""The node agent as a process: `moorage node run`, or one built-in plugin by `moorage node plugin NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from moorage.model.problems import Refused
+from moorage.qos.builtin import builtin_plugin
+
+from .agent import NodeAgent, RootTaken
+from .grpc_unix import SocketRefused
+from .plugin_server import PluginServer
+from .policy_file import PolicyFile
+from .settings import Settings
+from .state_file import StateFile
+from .sysfs import SysfsUnreadable, read_machine
+
+#: Errors that tell the operator what to change.
+CANNOT_RUN = (RootTaken, SocketRefused, SysfsUnreadable, Refused, PermissionError)
+
+
+async def run_agent(settings: Settings) -> None:
+    """Runs an agent until it is cancelled. Prints `ready` and the runtime address for the kubelet."""
+    agent = NodeAgent(settings)
+    try:
+        await agent.start()
+        address = f" unix://{settings.cri_socket}" if settings.attach == "cri" else ""
+        sys.stdout.write(f"ready{address}\n")
+        sys.stdout.flush()
+        gc.collect()
+        gc.freeze()
+        await agent.run()
+    finally:
+        await agent.stop()
+
+
+async def run_plugin(name: str, root: Path, config: Path | None, sysfs: Path) -> None:
+    """Runs one built-in plugin in this process, for an agent that was started without it."""
+    machine = read_machine(sysfs)
+    policy = PolicyFile(config, machine)
+    policy.load()
+    plugin = builtin_plugin(name, policy.policy, machine)
+    server = PluginServer(plugin, StateFile(root / f"{name}_plugin_state"))
+    if problem := server.load():
+        sys.stderr.write(f"{problem}\n")
+    await server.start(root / "plugins_registry" / f"{name}.sock")
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+
+    def changed() -> None:
+        plugin.set_policy(policy.policy)
+        server.save()
+
+    try:
+        await asyncio.gather(policy.follow(changed), asyncio.Event().wait())
+    finally:
+        await server.stop()
+
+
+def serve(work: Coroutine[Any, Any, None]) -> int:
+    """Runs until the work ends or a signal cancels it; returns 0 after a signal."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            # What gRPC still holds must not delay the end.
+            loop.call_later(3.0, os._exit, 0)
+
+    asyncio.run(main())
+    return 0
