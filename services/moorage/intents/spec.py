@@ -17,6 +17,7 @@ SPEC = WorkerSpec(
     ),
     publishes=(
         Subject(subjects.INTENT_EVENTS, "Event", "documents and life cycle"),
+        Subject(subjects.CLASS_EVENTS, "Event", "resource classes, their status, and what belongs to them"),
         subjects.GROUPS_DECIDE,
         subjects.GROUPS_STORED,
         subjects.GROUPS_WITHDRAW,
@@ -28,6 +29,7 @@ SPEC = WorkerSpec(
         Bucket(stores.REVISIONS, purged=True, backup=Backup.GROUPS),
         Bucket(stores.DOCUMENTS),
         Bucket(stores.RESOURCES, atomic=True),
+        Bucket(stores.CLASSES),
         Bucket(stores.CONTROLLERS),
     ),
     reads=(stores.STATUS, stores.EVENTS),

@@ -33,8 +33,9 @@ from moorage.parsing import yaml_json
 from moorage.parsing.redaction import REDACTED, restore
 from moorage.telemetry import MetricValue
 
-from .core import validate
+from .core import fleet_documents, validate
 from .core.validate import Accepted
+from .fleet_objects import FleetObjects, is_fleet_kind
 from .registry import ControllerRegistry
 from .standalone_intents import StandaloneIntents
 from .store import Done, GroupStore
@@ -63,6 +64,7 @@ class _Delete(Message, kw_only=True, forbid_unknown_fields=True):
     project: str = "default"
     if_match: int | None = None
     again: bool = False
+    cluster: str = ""  # of a resource class
 
 
 class _Act(Message, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +88,7 @@ class Worker:
         self._builtin_controllers = mesh.builtin_controllers
         self._store = GroupStore(bus)
         self._standalone = StandaloneIntents(bus, self._store)
+        self._fleet_objects = FleetObjects(bus)
         self._lifecycle = Lifecycle(bus, self._store)
         self._registry = ControllerRegistry(bus, self._lifecycle.resources.copy.priority)
 
@@ -94,6 +97,7 @@ class Worker:
             Controller(name=spec.name, policy="required", actions=spec.actions) for spec in self._builtin_controllers
         )
         await self._store.start()
+        await self._fleet_objects.start()
         self._bus.spawn(self._standalone.repair())
         await self._lifecycle.start()
         served: tuple[tuple[str, Handler, str], ...] = (
@@ -171,6 +175,8 @@ class Worker:
         cause, data = _split_envelope(data)
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch must be a number: the revision of the group in its bucket"))
+        if is_fleet_kind(data.get("kind")):
+            return await self._fleet_objects.apply(fleet_documents.accept(data), cause, if_match, again=again)
         data = await self._with_secrets(incoming, data)
         accepted = validate.accept(data, self._registry.kinds)
         if isinstance(accepted, Accepted):
@@ -184,6 +190,8 @@ class Worker:
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
         data = yaml_json.parse_document(incoming.data)
         _, data = _split_envelope(data)
+        if is_fleet_kind(data.get("kind")):
+            return await self._fleet_objects.check(fleet_documents.accept(data))
         data = await self._with_secrets(incoming, data)
         accepted = validate.accept(data, self._registry.kinds)
         if isinstance(accepted, Accepted):
@@ -208,6 +216,15 @@ class Worker:
 
     async def _delete(self, incoming: Incoming) -> dict[str, Any]:
         request = _deletes.decode(incoming.data)
+        if is_fleet_kind(request.kind):
+            try:
+                return await self._fleet_objects.delete(
+                    request.kind, request.name, request.cluster, request.cause, request.if_match
+                )
+            except Refused as refusal:
+                if not request.again or refusal.problem.status != 404:
+                    raise
+                return {"name": request.name, "group": "", "revision": 0, "outcome": "deleted"}
         if request.kind in (validate.APPLICATION, "Group"):
             done = await self._store.delete_group(_group(request.name, request.project), request.cause)
         else:

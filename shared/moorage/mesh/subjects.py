@@ -53,6 +53,7 @@ INTENT_EVENTS = "moorage.events.intents.>"
 FLEET_EVENTS = "moorage.events.fleet.>"
 DECISION_EVENTS = "moorage.events.decisions.>"
 AUDIT_EVENTS = "moorage.events.audit.>"
+CLASS_EVENTS = "moorage.events.classes.>"
 PLACEMENT_EVENTS = "moorage.events.placement.>"
 EVENTS = "moorage.events.>"
 
@@ -115,6 +116,11 @@ def audit_event(outcome: str, who: str) -> str:
 def placement_event(kind: str, change: str, uuid: str) -> str:
     """`kind` is provider or allocation; `uuid` that of the provider or consumer."""
     return f"moorage.events.placement.{kind}.{change}.{token(uuid)}"
+
+
+def class_event(change: str, name: str) -> str:
+    """`change` is created, changed or deleted."""
+    return f"moorage.events.classes.{change}.{token(name)}"
 
 
 def rejected(subject: str) -> str:

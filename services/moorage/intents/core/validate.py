@@ -18,6 +18,7 @@ from moorage.model.documents import (
 )
 from moorage.model.names import GroupName
 from moorage.model.problems import Refused, Violation, invalid
+from moorage.model.resource_classes import FLEET_KINDS
 
 from . import lenient_decode, validation_rules
 from .diagnostics import MAX_ERRORS, Diagnostics
@@ -63,7 +64,7 @@ def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
         return application(data)
     if isinstance(kind, str) and (kind in BUILTIN or kind in kinds):
         return intent(data, kinds)
-    known = ", ".join([APPLICATION, *BUILTIN, *sorted(kinds)])
+    known = ", ".join([APPLICATION, *BUILTIN, *FLEET_KINDS, *sorted(kinds)])
     if kind == "Fleet":
         message = "a Fleet is for the simulator; apply it with: moorage fleet apply FILE"
     elif isinstance(kind, str) and kind:

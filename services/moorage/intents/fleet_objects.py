@@ -1,0 +1,107 @@
+"""Stores resource classes and what belongs to them: objects of the whole fleet, each under a key of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.bus import Bus, Conflict, Entry, new_id, now_text, subjects
+from moorage.mesh import stores
+from moorage.model.problems import Refused, changed_since, conflict, not_found
+from moorage.model.resource_classes import CLASS_GRANT, FLEET_KINDS, FleetObject, StoredMetadata, fleet_object_key
+
+from .core import fleet_documents
+from .core.fleet_documents import AcceptedObject
+
+_decode = msgspec.json.Decoder(FleetObject).decode
+_encode = msgspec.json.Encoder(order="deterministic").encode
+#: The key that says that the first grant was made; it may be deleted.
+_STARTED = "started"
+FIRST_GRANT = "everyone"
+
+
+class FleetObjects:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._bucket = bus.bucket(stores.CLASSES)
+
+    async def start(self) -> None:
+        """Makes the grant of all classes to all projects, once for ever."""
+        if await self._bucket.get(_STARTED) is not None:
+            return
+        spec = {"projects": ["*"], "classes": ["*"], "algorithms": ["*"]}
+        meta = StoredMetadata(name=FIRST_GRANT, uid=new_id(), creation_timestamp=now_text())
+        grant = FleetObject(kind=CLASS_GRANT.kind, metadata=meta, spec=spec)
+        for key, value in ((grant.key, _encode(grant)), (_STARTED, b"1")):
+            try:
+                await self._bucket.create(key, value)
+            except Conflict:
+                pass  # another store makes it, too
+
+    async def apply(
+        self, found: AcceptedObject, cause: str, if_match: int | None = None, *, again: bool = False
+    ) -> dict[str, Any]:
+        """`again`: the request was sent before and may have been carried out."""
+        given, uid = found.object, new_id()
+
+        async def changed(entry: Entry | None) -> bytes:
+            before = None if entry is None else _decode(entry.value)
+            value = _encode(fleet_documents.merged(before, given, uid, now_text()))
+            is_same = entry is not None and entry.value == value
+            if not (is_same and again):
+                _matches(if_match, entry)
+            return value
+
+        try:
+            before, after = await self._bucket.modify(given.key, changed)
+        except Conflict:
+            raise Refused(conflict(f"{given.kind}/{given.metadata.name} keeps changing; try again")) from None
+        assert after is not None
+        outcome = "created" if before is None else "unchanged" if before is after else "updated"
+        if outcome != "unchanged":
+            await self._tell("created" if before is None else "changed", given, cause)
+        return self._reply(found, outcome, after.revision)
+
+    async def check(self, found: AcceptedObject) -> dict[str, Any]:
+        """Returns the result of applying the object, and stores nothing."""
+        entry = await self._bucket.get(found.object.key)
+        before = None if entry is None else _decode(entry.value)
+        after = fleet_documents.merged(before, found.object, "", "")
+        outcome = "created" if entry is None else "unchanged" if entry.value == _encode(after) else "updated"
+        return self._reply(found, outcome, entry.revision if entry is not None else 0)
+
+    async def delete(
+        self, kind: str, name: str, cluster: str, cause: str, if_match: int | None = None
+    ) -> dict[str, Any]:
+        key = fleet_object_key(kind, name, cluster)
+        entry = await self._bucket.get(key)
+        if entry is None:
+            raise Refused(not_found(f"{kind} {name}" + (f" of cluster {cluster}" if cluster else "")))
+        _matches(if_match, entry)
+        try:
+            await self._bucket.delete(key, entry.revision)
+        except Conflict:
+            raise Refused(conflict(f"{kind} {name} changed meanwhile; try again")) from None
+        await self._tell("deleted", _decode(entry.value), cause)
+        return {"name": name, "group": "", "revision": entry.revision, "outcome": "deleted"}
+
+    async def _tell(self, change: str, found: FleetObject, cause: str) -> None:
+        meta = found.metadata
+        data = {"kind": found.kind, "name": meta.name, "cluster": meta.cluster, "uid": meta.uid}
+        await self._bus.emit(subjects.class_event(change, meta.name), data, cause=cause)
+
+    @staticmethod
+    def _reply(found: AcceptedObject, outcome: str, revision: int) -> dict[str, Any]:
+        reply = {"name": found.object.metadata.name, "group": "", "revision": revision, "outcome": outcome}
+        return {**reply, "warnings": list(found.warnings)} if found.warnings else reply
+
+
+def is_fleet_kind(kind: object) -> bool:
+    return isinstance(kind, str) and kind in FLEET_KINDS
+
+
+def _matches(expected: int | None, entry: Entry | None) -> None:
+    found = None if entry is None else entry.revision
+    if expected is not None and (found is None or expected not in (0, found)):
+        raise Refused(changed_since(expected, found))
