@@ -94,6 +94,9 @@ def test_devices_are_parts_with_the_ids_and_properties_of_their_driver() -> None
     assert fleet.part_id(int(fleet.parts.parent[rows[0]])) == "n/numa-1", "an attribute tells the zone"
     assert fleet.parts.healthy[rows].tolist() == [True, False]
     assert dict(fleet.parts.properties.sets[fleet.parts.property_set[rows[0]]]) == {
+        "Kind": DRIVER,
+        "Driver": DRIVER,
+        "numa": 1,
         "model": "x",
         f"{DRIVER}/model": "x",
         "fw": Typed(version="1.2.0"),

@@ -17,5 +17,5 @@ SPEC = WorkerSpec(
     publishes=(Subject(subjects.FLEET_EVENTS, "Event", "clusters come, change and go"),),
     owns=(Bucket(stores.CLUSTERS),),
     writes=(stores.LEASES,),
-    reads=(stores.EVENTS, stores.PROVIDERS),
+    reads=(stores.EVENTS, stores.PROVIDERS, stores.CLASSES),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,14 @@ import structlog
 
 from moorage.bus import Bus, Conflict, Entry, Incoming, Lease, NoAnswer, Settings, new_id, subjects
 from moorage.bus.failpoints import reached
+from moorage.classes import DeviceSources, with_built_in
 from moorage.fleet import FleetStore
 from moorage.mesh import stores
 from moorage.model.base import Model
-from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name
+from moorage.model.names import cluster_from_tokens, cluster_tokens, is_name, untoken
 from moorage.model.problems import Problem, Refused, Violation, invalid, not_found, still_reports, wrong_state
 from moorage.model.reports import Report, ReportReply
+from moorage.model.resource_classes import DEVICE_SOURCE, DeviceSourceSpec
 from moorage.parts.inside import AddedNames
 from moorage.telemetry import ACTIVE, MetricValue
 
@@ -99,6 +101,18 @@ async def main(settings: Settings) -> None:
         await bus.close()
 
 
+class _StoredSource(msgspec.Struct):
+    spec: DeviceSourceSpec
+
+
+_source = msgspec.json.Decoder(_StoredSource)
+
+
+def _by_name(stored: Mapping[str, DeviceSourceSpec]) -> DeviceSources:
+    """Returns the sources of which the specs are given by key."""
+    return with_built_in({untoken(key.rpartition(".")[2]): spec for key, spec in stored.items()})
+
+
 class InventoryWorker:
     def __init__(self, bus: Bus, store: FleetStore, lease: Lease) -> None:
         self.bus, self.lease = bus, lease
@@ -162,12 +176,30 @@ class InventoryWorker:
             records[name] = await self.kv.update(cluster_tokens(name), msgspec.json.encode(record), revision), record
             core.register(name, record, now)
         await self.bus.bucket(stores.PROVIDERS).mirror(partial(self._addition_changed, core), f"{stores.ADDED_PREFIX}>")
+        await self._follow_sources(core)
         await self.cluster_events.begin(core, records, recorded_events)
         self.state = core
         self.redis.begin(core, now, inherited=inherited)
         log.info("inventory is active", generation=self.redis.generation, clusters=core.present, inherited=inherited)
         await self.bus.serve("moorage.reports.*.*.*", self.on_report, limit=8192)
         await self.bus.serve(subjects.CLUSTERS_SET, self.on_set)
+
+    async def _follow_sources(self, core: FleetState) -> None:
+        """Maps devices as the stored sources of devices say, from the start and whenever these change."""
+        stored: dict[str, DeviceSourceSpec] = {}
+        is_complete = False
+
+        def learn(key: str, value: bytes | None, _revision: int) -> None:
+            stored.pop(key, None)
+            if value is not None:
+                stored[key] = _source.decode(value).spec
+            if is_complete:
+                core.set_sources(_by_name(stored))
+
+        await self.bus.bucket(stores.CLASSES).mirror(learn, f"{DEVICE_SOURCE.kind}.>")
+        is_complete = True
+        if stored:
+            core.set_sources(_by_name(stored))
 
     def _addition_changed(self, core: FleetState, key: str, value: bytes | None, _revision: int) -> None:
         """Takes over what a client of the Placement interface added to a node or part. What it removed is an empty record."""

@@ -4,16 +4,21 @@
 many classes, `moorage.parts.PropertyTable` for one class and the devices of a fleet.
 """
 
+from .catalog import ALGORITHM, ClassCatalog, KnownClass
 from .class_index import ClassIndex, KeyConditions
 from .class_rules import OPERATORS, class_problems, class_warnings
 from .conditions import DIAGNOSTICS, Properties, holds, meets
+from .device_sources import BUILT_IN_ONLY, BUILT_IN_SOURCES, DeviceSources, read_value, with_built_in
 from .grants import Grants
 from .selector import BUILT_IN, CLUSTER, DRIVER, KIND, NAME, NODE, NOTHING, NUMA, VENDOR, Selector, compile_class
 from .source_rules import grant_problems, quota_problems, source_problems
 from .typed_values import identity, text_of
 
 __all__ = [
+    "ALGORITHM",
     "BUILT_IN",
+    "BUILT_IN_ONLY",
+    "BUILT_IN_SOURCES",
     "CLUSTER",
     "DIAGNOSTICS",
     "DRIVER",
@@ -24,9 +29,12 @@ __all__ = [
     "NUMA",
     "OPERATORS",
     "VENDOR",
+    "ClassCatalog",
     "ClassIndex",
+    "DeviceSources",
     "Grants",
     "KeyConditions",
+    "KnownClass",
     "Properties",
     "Selector",
     "class_problems",
@@ -37,6 +45,8 @@ __all__ = [
     "identity",
     "meets",
     "quota_problems",
+    "read_value",
     "source_problems",
     "text_of",
+    "with_built_in",
 ]

@@ -8,7 +8,16 @@ from .delta import CORDONED, GONE, STALE, Epoch, FleetDelta, Malformed, NamedPod
 from .excerpt import Excerpt, ExcerptFleet, FleetCopy, copy_of
 from .fleet import BOUNDLESS, Fleet
 from .follower import FleetFollower
-from .normalize import HOSTNAME, NodeRow, exclusive_cores, name_problem, normalize_node, with_additions, with_parts_of
+from .normalize import (
+    HOSTNAME,
+    NodeRow,
+    exclusive_cores,
+    name_problem,
+    normalize_node,
+    with_additions,
+    with_devices,
+    with_parts_of,
+)
 from .parts import FleetParts, PartClass
 from .redis_store import FAILURES, FleetStore, GenerationChanged, StoreSuperseded, still_wanted
 from .writer import FleetFlush, FleetWriter
@@ -45,5 +54,6 @@ __all__ = [
     "normalize_node",
     "still_wanted",
     "with_additions",
+    "with_devices",
     "with_parts_of",
 ]

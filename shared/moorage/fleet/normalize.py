@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from moorage.classes import DeviceSources
 from moorage.model.reports import CpuManager, NodeReport, Taint
 from moorage.model.shapes import EXCLUSIVE
 from moorage.model.slots import PartAmounts
@@ -100,6 +101,22 @@ def with_additions(row: NodeRow, added: Mapping[str, AddedNames]) -> NodeRow:
     if inside.added == added:
         return row
     return row._replace(inside=parts_inside.encode(msgspec.structs.replace(inside, added=dict(added))))
+
+
+def with_devices(row: NodeRow, sources: DeviceSources) -> NodeRow:
+    """Returns the row with the kinds and properties of its devices, and with devices of the extended resources and huge pages of
+    its node. What these are used for is told by the node's own amounts."""
+    before = parts_inside.decode(row.inside)
+    labels = {**row.labels, HOSTNAME: row.name} if row.flags & HOST else row.labels
+    devices = sources.map(before.devices, row.allocatable, labels)
+    if devices == before.devices:
+        return row
+    inside = msgspec.structs.replace(before, devices=devices)
+    amounts = {name: row.allocatable[name] for name in parts_inside.classes_in(inside) if name in row.allocatable}
+    inside = msgspec.structs.replace(inside, node=dict(sorted(amounts.items())))
+    known = dict(zip(layout_of(row.inside).entry_at, row.in_use, strict=True)) if row.inside else {}
+    layout = layout_of(parts_inside.encode(inside))
+    return row._replace(inside=layout.source, in_use=tuple(known.get(entry, 0) for entry in layout.entry_at))
 
 
 def with_inside(row: NodeRow, inside: Inside, in_use: Mapping[str, Mapping[str, str]]) -> tuple[NodeRow, str]:

@@ -141,7 +141,9 @@ class _Layouts:
         self.any_aligns = False  # the kubelet of a node does
         self._layouts = _Columns("first", "size", "first_entry", "entries", "aligns")
         self._layouts.append([(0, 0, 0, 0, 0)])
-        self.part = _Columns("parent", "leave", "kind", "traits", "aggregates", "properties", "healthy")
+        self.part = _Columns(
+            "parent", "leave", "kind", "traits", "aggregates", "properties", "healthy", "unit", "unit_size"
+        )
         self.entry = _Columns("part", "resource", "capacity", "min_unit", "max_unit", "step_size", "of_node")
 
     @property
@@ -187,6 +189,8 @@ class _Layouts:
                     parts.aggregates.number(found.aggregates),
                     parts.properties.number(found.properties),
                     found.healthy,
+                    parts.class_number(found.unit[0]) if found.unit[0] else -1,
+                    found.unit[1],
                 )
                 for found, end in zip(layout.parts, leave, strict=True)
             ]
@@ -214,7 +218,19 @@ class _Block(NamedTuple):
 class FleetParts:
     """The parts of all nodes. Arrays are replaced when they grow, so read them from here each time."""
 
-    COLUMNS = ("node", "root", "leave", "parent", "kind", "trait_set", "aggregate_set", "property_set", "healthy")
+    COLUMNS = (
+        "node",
+        "root",
+        "leave",
+        "parent",
+        "kind",
+        "trait_set",
+        "aggregate_set",
+        "property_set",
+        "healthy",
+        "unit",
+        "unit_size",
+    )
 
     def __init__(self) -> None:
         self.traits = SetTable[str]()
@@ -232,6 +248,9 @@ class FleetParts:
         self.aggregate_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.property_set: NDArray[np.int32] = np.empty(0, np.int32)
         self.healthy: NDArray[np.bool_] = np.empty(0, np.bool_)
+        #: Of devices: the number of the class that counts them, and how much of it is one. -1: no device, or one that is divided.
+        self.unit: NDArray[np.int32] = np.empty(0, np.int32)
+        self.unit_size: Rows = np.empty(0, np.int64)
         self.layouts = _Layouts()
         self._kind_numbers: dict[str, int] = {}
         self._class_numbers: dict[str, int] = {}
@@ -337,6 +356,8 @@ class FleetParts:
             self.aggregate_set[here] = table.part["aggregates"][source]
             self.property_set[here] = table.part["properties"][source]
             self.healthy[here] = table.part["healthy"][source]
+            self.unit[here] = table.part["unit"][source]
+            self.unit_size[here] = table.part["unit_size"][source]
         entry, part_rows = self._entries(layouts, firsts)
         resource = table.entry["resource"][entry]
         for number in np.unique(resource).tolist():

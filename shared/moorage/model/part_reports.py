@@ -84,15 +84,25 @@ class CapacityPolicy(Value, kw_only=True, frozen=True):
 
 
 class DeviceReport(Value, kw_only=True, frozen=True):
-    """A device that a DRA driver or a node agent offers. `shared`: other nodes can use it, or the counters that it takes of,
-    too. `divisible`: several pods may have it at once, each an amount of its capacity, according to `policies`. `consumes`:
-    what it takes of sets of counters of its pool, by set and counter. `binding_conditions`: what must become true before a
-    pod that has it is bound."""
+    """A device that a DRA driver or a node agent offers, or one without a driver: the part is NODE/ZONE/NAME. `kind`: if it is
+    empty the driver. `properties`: those besides attributes and capacities. `quantity`: how many equal ones they are.
+    `resource`: the extended resource or huge pages of the node that counts them; one is `unit` of it. `shared`: other nodes
+    can use it, or the counters that it takes of, too. `divisible`: several pods may have it at once, each an amount of its
+    capacity, according to `policies`. `consumes`: what it takes of sets of counters of its pool, by set and counter.
+    `binding_conditions`: what must become true before a pod that has it is bound."""
 
     id: str = ""
     driver: str = ""
     pool: str = ""
     name: str = ""
+    kind: str = ""
+    vendor: str = ""
+    properties: dict[str, PropertyValue] = {}
+    healthy: bool = True
+    zone: str = ""
+    quantity: int = 1
+    resource: str = ""
+    unit: int = 1
     attributes: dict[str, PropertyValue] = {}
     capacity: dict[str, str] = {}
     taints: list[DeviceTaint] = []

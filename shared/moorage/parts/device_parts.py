@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from moorage.classes import BUILT_IN, DRIVER, KIND, NUMA, VENDOR
 from moorage.model.part_reports import CounterSetReport, DeviceReport, PropertyValue, Typed
 from moorage.parsing import CAPACITY_MAX, parse_nanos
 
@@ -26,7 +27,8 @@ _UNITS = (10**9, 10**6, 1)
 
 
 class DevicePart(NamedTuple):
-    """`takes`: by class, the parts, classes and amounts there that one unit takes of."""
+    """`takes`: by class, the parts, classes and amounts there that one unit takes of. `unit`: the class that counts devices, and
+    how much of it is one; no class for those that are divided, and for what is no device."""
 
     path: str
     parent: str
@@ -36,6 +38,7 @@ class DevicePart(NamedTuple):
     healthy: bool = True
     takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     device: int = -1  # its place among the devices
+    unit: tuple[str, int] = ("", 1)
 
 
 class BadDevice(NamedTuple):
@@ -64,7 +67,7 @@ def own_devices(node: str, devices: Iterable[DeviceReport]) -> list[DeviceReport
     return [
         msgspec.structs.replace(device, id="", pool="" if device.pool == node else device.pool)
         for device in devices
-        if device.driver and device.pool and device.name and not device.shared
+        if device.name and not device.shared and bool(device.driver) == bool(device.pool)
     ]
 
 
@@ -171,7 +174,7 @@ class _Maker:
 
     def device_parts(self) -> Iterator[DevicePart | BadDevice]:
         for place, (device, consumed) in enumerate(zip(self._devices, self._consumed, strict=True)):
-            path = _path(device.driver, device.pool, device.name)
+            path = _path_of(device)
             if not _is_name(device):
                 yield BadDevice(path, "this is no name of a device")
                 continue
@@ -193,16 +196,19 @@ class _Maker:
             yield DevicePart(
                 path,
                 parent,
-                device.driver,
+                device.kind or device.driver,
                 offered,
                 _properties(device),
-                not any(taint.effect in _KEEPS_AWAY for taint in device.taints),
-                {class_of(device.driver): takes} if takes else {},
+                device.healthy and not any(taint.effect in _KEEPS_AWAY for taint in device.taints),
+                {next(iter(offered)) if not device.divisible else class_of(device.driver): takes} if takes else {},
                 place,
+                ("", 1) if device.divisible else (next(iter(offered)), device.unit),
             )
 
     def _zone(self, device: DeviceReport) -> str:
         """Returns the zone that the device is of, as far as it is known; else it is the node's."""
+        if device.zone:
+            return device.zone if device.zone in self._zones else ""
         for name, value in device.attributes.items():
             if name.rpartition("/")[2] in _ZONE_OF and isinstance(value, int) and not isinstance(value, bool):
                 zone = f"numa-{value}"
@@ -210,8 +216,17 @@ class _Maker:
         return ""
 
 
+def _path_of(device: DeviceReport) -> str:
+    """Returns the path; that of a device without a driver follows its node's name."""
+    if device.driver:
+        return _path(device.driver, device.pool, device.name)
+    return f"{device.zone}/{device.name}" if device.zone else device.name
+
+
 def _is_name(device: DeviceReport) -> bool:
     """Returns whether driver, pool and name can be told from the id."""
+    if not device.driver:
+        return not device.name.startswith(("/", MARK))
     segments = device.pool.split("/") if device.pool else ()  # empty: the node's own
     return "/" not in device.driver + device.name and all(segments)
 
@@ -222,7 +237,10 @@ def _path(driver: str, pool: str, name: str) -> str:
 
 def _offered(device: DeviceReport, consumed: Collection[object]) -> dict[str, int]:
     if not device.divisible:
-        return {class_of(device.driver): 1}
+        name = device.resource or class_of(device.driver or device.kind)
+        if not 0 <= device.quantity <= CAPACITY_MAX // max(device.unit, 1) or device.unit < 1:
+            raise ValueError(f"{device.quantity} is no number of devices")
+        return {name: device.quantity * device.unit}
     names = [*device.capacity, device.driver] if consumed else list(device.capacity)
     _check_classes(names)
     found = {name: _amount(name, text) // _UNITS[0] for name, text in device.capacity.items()}
@@ -248,7 +266,8 @@ def _amount(name: str, text: str) -> int:
 
 
 def _properties(device: DeviceReport) -> dict[str, PropertyValue]:
-    """Returns attributes and capacities, each under its short and its qualified name."""
+    """Returns attributes and capacities, each under its short and its qualified name, further properties, and the built-in
+    ones but those that tell devices of one kind apart."""
     found: dict[str, PropertyValue] = {}
     given: dict[str, PropertyValue] = {name: Typed(quantity=text) for name, text in device.capacity.items()}
     given |= device.attributes
@@ -257,5 +276,27 @@ def _properties(device: DeviceReport) -> dict[str, PropertyValue]:
     for name, value in given.items():
         if "/" not in name:
             found[name] = value  # the driver's own one
-        found[name if "/" in name else f"{device.driver}/{name}"] = value
+        if device.driver or "/" in name:
+            found[name if "/" in name else f"{device.driver}/{name}"] = value
+    found |= device.properties
+    for name in BUILT_IN:
+        found.pop(name, None)
+    found[KIND] = device.kind or device.driver
+    if device.vendor:
+        found[VENDOR] = device.vendor
+    if device.driver:
+        found[DRIVER] = device.driver
+    if (numa := _numa(device)) is not None:
+        found[NUMA] = numa
     return found
+
+
+def _numa(device: DeviceReport) -> int | None:
+    """Returns the number of the device's zone."""
+    prefix, _, number = device.zone.rpartition("-")
+    if prefix and number.isdecimal() and len(number) < 10:
+        return int(number)
+    for name, value in device.attributes.items():
+        if name.rpartition("/")[2] in _ZONE_OF and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None

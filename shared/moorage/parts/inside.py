@@ -81,6 +81,7 @@ class InnerPart(NamedTuple):
     added_traits: frozenset[str] = frozenset()  # those of its traits and aggregates that are not reported
     added_aggregates: frozenset[str] = frozenset()
     device: int = -1  # its place among the devices of its node; -1: it is none
+    unit: tuple[str, int] = ("", 1)  # of a device: the class that counts devices, and how much of it is one
 
 
 class Entry(NamedTuple):
@@ -194,6 +195,7 @@ def classes_in(inside: Inside) -> set[str]:
         found.add("cpu")
     if any(zone.memory for zone in inside.zones):
         found.add("memory")
+    found.update(device.resource for device in inside.devices if device.resource)
     return {name for name in found if not is_class(name)}
 
 
@@ -220,6 +222,7 @@ class _Found(NamedTuple):
     inventories: dict[str, Inventory]
     takes: Mapping[str, Sequence[tuple[str, str, int]]] = {}
     device: int = -1
+    unit: tuple[str, int] = ("", 1)
 
 
 class _Builder:
@@ -260,6 +263,7 @@ class _Builder:
                 found.inventories,
                 {name: takes for name in found.inventories if (takes := tuple(self._sources(found, name, at)))},
                 device=found.device,
+                unit=found.unit,
             )
 
     def _zone(self, zone: ZoneReport) -> None:
@@ -292,7 +296,11 @@ class _Builder:
             elif len(part.path) > _MAX_ID or "\0" in part.path:
                 self._drop(part.path, "this is no id of a part")
             else:
-                inventories = {n: Inventory(amount, max_unit=CAPACITY_MAX) for n, amount in part.inventories.items()}
+                least = part.unit[1]  # of huge pages; else one
+                inventories = {
+                    name: Inventory(amount, min_unit=least, max_unit=CAPACITY_MAX, step_size=least)
+                    for name, amount in part.inventories.items()
+                }
                 properties = frozenset(part.properties.items())
                 self._found[part.path] = _Found(
                     part.parent,
@@ -304,6 +312,7 @@ class _Builder:
                     inventories,
                     part.takes,
                     part.device,
+                    part.unit,
                 )
 
     def _tie_to_none(self) -> None:

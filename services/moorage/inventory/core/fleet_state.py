@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.classes import BUILT_IN_ONLY, DeviceSources
 from moorage.fleet import (
     CORDONED,
     STALE,
@@ -20,6 +21,7 @@ from moorage.fleet import (
     name_problem,
     normalize_node,
     with_additions,
+    with_devices,
 )
 from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
 from moorage.model.slots import PartAmounts, PodParts, pod_parts
@@ -126,6 +128,7 @@ class FleetState:
         self._awaited: set[str] = set()
         self.refused_pods: Counter[str] = Counter()  # by the kubelet's reason
         self.present = 0  # clusters that are not gone
+        self._sources = BUILT_IN_ONLY
         # By cluster, node and path in it: what clients of the Placement interface added.
         self._additions: dict[str, dict[str, dict[str, AddedNames]]] = {}
 
@@ -259,9 +262,19 @@ class FleetState:
         self.writer.put(known.record.id, cluster, [row])
         return [FleetEvent("parts", cluster, inside)] if inside else []
 
-    def _with_additions(self, cluster: ClusterReports, rows: Iterable[NodeRow]) -> list[NodeRow]:
+    def set_sources(self, sources: DeviceSources) -> None:
+        """Maps devices by other sources from now on. All clusters report in full for that."""
+        self._sources = sources
+        for cluster in self.clusters.values():
+            for session in (cluster.owner, *cluster.overlays.sources.values()):
+                if session is not None:
+                    session.mark_incomplete()
+
+    def _completed(self, cluster: ClusterReports, reported: Iterable[NodeRow]) -> list[NodeRow]:
+        """Returns the rows with their devices, and with what clients of the Placement interface added."""
+        rows = [with_devices(row, self._sources) for row in reported]
         added = self._additions.get(cluster.name)
-        return [with_additions(row, added.get(row.name, {})) for row in rows] if added else list(rows)
+        return [with_additions(row, added.get(row.name, {})) for row in rows] if added else rows
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -441,7 +454,7 @@ class FleetState:
             elif not problem:
                 cluster.problems.pop(node.name, None)
             rows.append(cluster.overlays.overlay(row))
-        return self._with_additions(cluster, rows), problems
+        return self._completed(cluster, rows), problems
 
     def _apply_node_fields(self, cluster: ClusterReports, source: str, report: Report) -> ReportOutcome:
         """Applies what a node's agent reports of it. A node that the cluster's agent has not named yet gets it when it is."""
@@ -455,7 +468,7 @@ class FleetState:
         if told and cluster.problems.get(source) != told:
             outcome.problems.append(told)
         cluster.problems[source] = told
-        rows = [] if change.row is None else self._with_additions(cluster, [change.row])
+        rows = [] if change.row is None else self._completed(cluster, [change.row])
         inside = part_changes(self.writer.fleet, cluster.record.id, rows, ())
         pods = {uid for uid in change.pods if uid in cluster.pods}
         if cluster.overlays.counted(node) != counted:
