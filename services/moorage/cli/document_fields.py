@@ -28,6 +28,67 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "placement": "The clusters that qualify. Default: every cluster.",
         "consumers": "Needs of the app's pods in addition to those in its manifests.",
     },
+    "ResourceClass": {
+        "metadata": "Name, and the cluster if the class is for one cluster only.",
+        "spec": "What it selects. It cannot be changed; delete the class and create it anew.",
+    },
+    "FleetMetadata": {
+        "name": "1 to 128 letters, digits, '-', '_' and '.', with a letter or digit at both ends.",
+        "cluster": "Cluster, PROVIDER/NAME, on which a resource class wins over the fleet's of its name. Default: the whole fleet.",
+        "labels": "Labels with the syntax of Kubernetes, to select objects in lists.",
+        "annotations": "Free for your use, at most 256 KiB; moorage.dev/algorithm names the algorithm that chooses devices of a class.",
+        "uid": "Identity of the stored object; what is given is ignored.",
+        "creationTimestamp": "When it was created; what is given is ignored.",
+    },
+    "ResourceClassSpec": {
+        "resourceSelector": "Terms of which one must select a device. None, or an empty list, selects nothing.",
+    },
+    "PropertySelectorTerm": {
+        "matchExpressions": "Requirements that a device must meet all. None, or an empty list, selects nothing.",
+    },
+    "PropertyRequirement": {
+        "key": "Property of a device. Built in: Kind, Name, Vendor, Driver, Node, Cluster, numa.",
+        "operator": "How the property is compared with the values; case matters.",
+        "values": "Texts that are read as the property's type: 30G, 40Gbps, 3.10. In and NotIn take one or more, Exists and DoesNotExist none, the others one.",
+    },
+    "DeviceSource": {
+        "metadata": "Name; that of a built-in source takes its place.",
+        "spec": "Which devices it maps, and to what.",
+    },
+    "DeviceSourceSpec": {
+        "match": "The devices: those of a driver, or those that a resource counts.",
+        "kind": "Their kind. Default: the driver or the resource.",
+        "vendor": "Their vendor.",
+        "properties": "Further properties, by name.",
+    },
+    "SourceMatch": {
+        "driver": "DRA driver; '*' in it stands for any text.",
+        "resource": "Extended resource, or hugepages-*, of nodes; '*' in it stands for any text.",
+    },
+    "PropertySource": {
+        "attribute": "Attribute of the device, with or without its domain.",
+        "capacity": "Capacity of the device, with or without its domain.",
+        "label": "Label of the node.",
+        "name": "The text that '*' in match.resource stands for.",
+        "value": "This value.",
+        "units": "Units of the number that is read: Mi, G, Gbps.",
+        "type": "Type of the value. Default: what it reads as.",
+    },
+    "DeviceQuota": {"metadata": "Name.", "spec": "Projects, and how many devices each of them may hold."},
+    "DeviceQuotaSpec": {
+        "projects": "Projects, each with a quota of its own; '*' in a name stands for any text.",
+        "devices": "How many devices at most.",
+    },
+    "QuotaItem": {
+        "class": "Class that selects the devices, through whatever class or claim they are held; '*': all devices.",
+        "count": "How many of them the project may hold.",
+    },
+    "ClassGrant": {"metadata": "Name.", "spec": "Which projects may use which classes."},
+    "ClassGrantSpec": {
+        "projects": "Projects; '*' in a name stands for any text.",
+        "classes": "Classes; '*' in a name stands for any text. A class that is named is only for projects to which it is granted.",
+        "algorithms": "Algorithms that needs of these projects may name; '*' in a name stands for any text.",
+    },
     "Placement": {
         "allOf": "Terms that must all match a cluster.",
         "anyOf": "Terms of which one must match a cluster.",
@@ -220,6 +281,12 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
 
 #: Class of the model → field → values that are accepted, where the type does not list them.
 VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+    "PropertyRequirement": {"operator": ("In", "NotIn", "Exists", "DoesNotExist", "Eq", "Gt", "GtEq", "Lt", "LtEq")},
+    "PropertySource": {"type": ("quantity", "bandwidth", "version", "int", "bool", "string")},
+    "ResourceClass": {"kind": ("ResourceClass",), "apiVersion": ("moorage.dev/v1alpha1",)},
+    "DeviceSource": {"kind": ("DeviceSource",), "apiVersion": ("moorage.dev/v1alpha1",)},
+    "DeviceQuota": {"kind": ("DeviceQuota",), "apiVersion": ("moorage.dev/v1alpha1",)},
+    "ClassGrant": {"kind": ("ClassGrant",), "apiVersion": ("moorage.dev/v1alpha1",)},
     "Topology": {"groupPolicy": ("isolate", "none"), "zone": ("required", "preferred")},
     "Need": {"units": ("cores", "m", "B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "…")},
     "TaintDocument": {"effect": ("NoSchedule", "PreferNoSchedule", "NoExecute")},

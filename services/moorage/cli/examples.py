@@ -17,6 +17,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "moorage get nodes --cluster lab/edge-1 --sort-by .free.cpu",
         "moorage get application shop -o yaml",
         "moorage get groups -w",
+        "moorage get resourceclasses -w",
+        "moorage get parts --class nvidia.high.mem",
         "moorage get decisions --all --group shop",
         "moorage get clusters -l region=eu -o jsonpath='{.items[*].id}'",
         "moorage get nodes -o custom-columns=NODE:.name,CPU:.free.cpu --no-headers",
@@ -39,6 +41,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "moorage explain application",
         "moorage explain application.spec.apps.consumers.needs",
         "moorage explain fleet --recursive",
+        "moorage explain class nvidia.high.mem    # which devices it selects",
+        "moorage explain class -f class.yaml --cluster lab/edge-1",
     ),
     "events": (
         "moorage events -f",

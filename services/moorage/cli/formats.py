@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .jsonpath import Path
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
+#: Of one resource class: the DeviceClass that selects the same devices.
+DEVICE_CLASS = "deviceclass"
 WITH_ARGUMENT = ("jsonpath", "custom-columns")
 NONE = "<none>"
 
@@ -19,7 +21,7 @@ NONE = "<none>"
 def check_format(text: str) -> str:
     """Returns the format, or raises ValueError that says which there are."""
     name, equals, argument = text.partition("=")
-    if text in FORMATS or (name in WITH_ARGUMENT and equals and argument):
+    if text in (*FORMATS, DEVICE_CLASS) or (name in WITH_ARGUMENT and equals and argument):
         return text
     if name in WITH_ARGUMENT:
         example = "jsonpath='{.items[*].id}'" if name == "jsonpath" else "custom-columns=NAME:.id,CPU:.free.cpu"

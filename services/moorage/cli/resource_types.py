@@ -28,6 +28,12 @@ class ResourceType:
     qualified_name: Callable[[Row], str]
     subject: str  # events that may change it
     intent_kind: str = ""
+    fleet_kind: str = ""  # of documents that belong to the whole fleet
+    collection: str = ""  # its list in REST; empty: its name
+
+    @property
+    def list_path(self) -> str:
+        return path(self.collection or self.name)
 
     def columns_for(self, items: Sequence[Row]) -> Columns:
         """Returns the columns; clusters and nodes have one for each resource."""
@@ -237,6 +243,105 @@ KINDS: tuple[ResourceType, ...] = (
         "moorage.events.intents.>",
     ),
 )
+
+
+def _class_name(row: Row) -> str:
+    meta = row["metadata"]
+    return f"{meta['name']} ({meta['cluster']})" if meta.get("cluster") else str(meta["name"])
+
+
+def _age(row: Row) -> str:
+    return age(row["metadata"].get("creationTimestamp"))
+
+
+def _listed(*names: str) -> Callable[[Row], object]:
+    """Returns the text of a list in the spec."""
+
+    def text(row: Row) -> object:
+        found = row["spec"]
+        for name in names:
+            found = found.get(name) or ()
+        return ",".join(map(str, found))
+
+    return text
+
+
+def _of_fleet(kind: str, collection: str, aliases: tuple[str, ...], columns: Columns) -> ResourceType:
+    """Returns the type of documents that belong to the whole fleet."""
+    single = kind.lower()
+    plural = f"{single}es" if single.endswith("s") else f"{single}s"
+
+    def name_of(row: Row) -> str:
+        meta = row["metadata"]
+        return f"{single}/{meta['cluster'] + '/' if meta.get('cluster') else ''}{meta['name']}"
+
+    return ResourceType(
+        plural,
+        (single, *aliases),
+        columns,
+        lambda name, project: path(collection, name),
+        name_of,
+        "moorage.events.>" if kind == "ResourceClass" else "moorage.events.classes.>",
+        fleet_kind=kind,
+        collection=collection,
+    )
+
+
+FLEET_TYPES = (
+    _of_fleet(
+        "ResourceClass",
+        "resource-classes",
+        ("rcls",),
+        (
+            Column("NAME", _class_name, is_name=True),
+            Column("ALLOCATABLE", lambda r: r["status"]["allocatable"], least=11),
+            Column("REQUESTED", lambda r: r["status"]["requested"], least=9),
+            Column("FREE", lambda r: r["status"]["free"], least=6),
+            Column("CLUSTERS", lambda r: len(r["status"]["clusters"])),
+            Column("AGE", _age, least=5),
+        ),
+    ),
+    _of_fleet(
+        "DeviceSource",
+        "device-sources",
+        (),
+        (
+            Column("NAME", _meta("name"), is_name=True),
+            Column("MATCH", lambda r: r["spec"]["match"].get("driver") or r["spec"]["match"].get("resource")),
+            Column("KIND", lambda r: r["spec"].get("kind")),
+            Column("VENDOR", lambda r: r["spec"].get("vendor")),
+            Column("PROPERTIES", _listed("properties")),
+            Column("BUILT IN", lambda r: yes_no(r.get("builtIn"))),
+        ),
+    ),
+    _of_fleet(
+        "DeviceQuota",
+        "device-quotas",
+        (),
+        (
+            Column("NAME", _meta("name"), is_name=True),
+            Column("PROJECTS", _listed("projects")),
+            Column(
+                "DEVICES",
+                lambda r: ",".join(f"{item['class']}={item['count']}" for item in r["spec"].get("devices", [])),
+            ),
+            Column("AGE", _age, least=5),
+        ),
+    ),
+    _of_fleet(
+        "ClassGrant",
+        "class-grants",
+        (),
+        (
+            Column("NAME", _meta("name"), is_name=True),
+            Column("PROJECTS", _listed("projects")),
+            Column("CLASSES", _listed("classes")),
+            Column("ALGORITHMS", _listed("algorithms")),
+            Column("AGE", _age, least=5),
+        ),
+    ),
+)
+KINDS += FLEET_TYPES
 
 
 def _past_clusters(row: Row) -> str:

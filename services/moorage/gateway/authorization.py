@@ -56,4 +56,4 @@ def may_see_event(who: Caller, subject: str) -> bool:
         return who.sees(untoken(tokens[4]))
     if tokens[2] == "placement":
         return who.may("admin") or (who.may("editor") and not who.projects)
-    return tokens[2] == "fleet" or who.may("admin")
+    return tokens[2] in ("fleet", "classes") or who.may("admin")

@@ -20,10 +20,12 @@ from moorage.model.problems import (
     with_defaults,
 )
 from moorage.model.reasons import Warn
+from moorage.model.resource_classes import FLEET_KINDS, fleet_object_key
 
 from .audit import add_target, mark_dry_run, request_id
 from .authorization import caller_of, require
 from .bus_client import call, fetch
+from .classes import explained_document
 from .core.explain import nothing_to_place, simulated
 from .document_bodies import read_documents
 from .etags import bad_if_match, if_match
@@ -87,6 +89,9 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
             message = "dryRun is not supported for a Fleet"
             raise Refused(invalid([Violation(path="kind", code="NoDryRun", message=message)]))
         return {"accepted": True, "name": "fleet", "outcome": "updated", **await apply_fleet(gateway.bus, document)}
+    if dry and document.get("kind") in FLEET_KINDS:
+        checked = await call(gateway.bus, subjects.INTENTS_CHECK, document, again=document)
+        return {**checked, "dryRun": True, **explained_document(request, document)}
     if dry:
         checked, why = await _simulate(gateway.bus, document)
         checked.pop("record", None)
@@ -96,6 +101,11 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
         document["ifMatch"] = expected
     again = {**document, "again": True}
     reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10, again=again)
+    if document.get("kind") in FLEET_KINDS:
+        meta = document["metadata"]
+        key = fleet_object_key(str(document["kind"]), str(meta["name"]), str(meta.get("cluster") or ""))
+        await gateway.view.wait_for_fleet_object(key)
+        return reply
     await gateway.view.wait_for_group(_group_of_document(document))
     if document.get("kind") != "Application":
         meta = document["metadata"]
@@ -106,7 +116,7 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
 
 def _check_no_envelope(document: dict[str, Any]) -> None:
     """Refuses the fields that the gateway itself adds to a document on its way to the intent store."""
-    if reserved := document.keys() & {"ifMatch", "again", *ENVELOPE}:
+    if reserved := document.keys() & {"ifMatch", "again", "unsaved", *ENVELOPE}:
         message = "unknown field"
         raise Refused(invalid([Violation(path=f, code="UnknownField", message=message) for f in sorted(reserved)]))
 
@@ -118,9 +128,12 @@ def _check_allowed(request: web.Request, document: dict[str, Any], role: Role) -
     kind = str(document.get("kind"))
     meta, spec = (part if isinstance(part := document.get(name), dict) else {} for name in ("metadata", "spec"))
     project = str(meta.get("project") or "default")
-    add_target(request, f"{kind} {project}/{meta.get('name')}")
-    if kind == "Fleet":
+    add_target(request, f"{kind} {meta.get('name')}" if kind in FLEET_KINDS else f"{kind} {project}/{meta.get('name')}")
+    if kind == "Fleet" or (kind in FLEET_KINDS and role != "viewer"):
         require(who, "admin")
+        return
+    if kind in FLEET_KINDS:
+        require(who, role)
         return
     require(who, role, project)
     if "/" in (group := str(spec.get("group", ""))):
@@ -144,8 +157,18 @@ async def simulate(request: web.Request) -> web.StreamResponse:
     for document in documents:
         _check_allowed(request, document, "viewer")
         _check_no_envelope(document)
-    found = [(await _simulate(gateway_of(request).bus, document))[1] for document in documents]
+    found = [await _simulated(request, document) for document in documents]
     return json_response(found[0] if len(found) == 1 else {"items": found})
+
+
+async def _simulated(request: web.Request, document: dict[str, Any]) -> Why | dict[str, Any]:
+    """Returns where a document would be placed; of a resource class, what it would select."""
+    bus = gateway_of(request).bus
+    if document.get("kind") not in FLEET_KINDS:
+        return (await _simulate(bus, document))[1]
+    ask = {**document, "unsaved": True}
+    checked = await call(bus, subjects.INTENTS_CHECK, ask, again=ask)
+    return {**checked, "dryRun": True, **explained_document(request, document)}
 
 
 class _Checked(msgspec.Struct):

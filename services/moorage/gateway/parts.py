@@ -6,12 +6,16 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 from aiohttp import web
 
-from moorage.fleet import Fleet
+from moorage.classes import KIND, VENDOR, ClassCatalog, ClassIndex
+from moorage.fleet import Fleet, device_properties, selected_rows
+from moorage.model.part_reports import DeviceTaint, PropertyValue
 from moorage.model.problems import Refused, not_found
 from moorage.model.slots import part_and_class
 from moorage.parsing import CAPACITY_MAX, format_amount
+from moorage.parts.device_parts import path_in_layout
 from moorage.parts.forest import Inventory
 from moorage.parts.inside import Layout, part_id, path_of, provider_uuid
 
@@ -47,14 +51,55 @@ async def list_parts(request: web.Request) -> web.StreamResponse:
     if cluster and not known_cluster(fleet, cluster):
         raise Refused(not_found(f"cluster {cluster}"))
     cids = [fleet.ids[cluster]] if cluster else fleet.parts.clusters
+    selected = _selected(request, cids)
     places: dict[str, tuple[_Node, int]] = {}
     for cid in cids:
         for node in _nodes(fleet, cid, request.query.get("node", "")):
             for i, part in enumerate(node.layout.parts[1:], 1):
+                if selected is not None and node.first + i not in selected:
+                    continue
                 places[f"{fleet.names[cid]}/{part_id(node.name, part.path)}"] = node, i
     page, token = page_of(request, sorted(places))
     holders = {cid: _holders(request, fleet.names[cid]) for cid in {places[key][0].cid for key in page}}
-    return list_response([_item(fleet, *places[key], holders[places[key][0].cid]) for key in page], token)
+    classes = ClassesOfParts(gateway_of(request).view.catalog)
+    return list_response([_item(fleet, *places[key], holders[places[key][0].cid], classes) for key in page], token)
+
+
+def _selected(request: web.Request, cids: Iterable[int]) -> set[int] | None:
+    """Returns the rows of parts that the class in the query selects, looked up as each cluster sees it; None without one."""
+    name = request.query.get("class", "")
+    if not name:
+        return None
+    view = gateway_of(request).view
+    fleet, rows = view.fleet, set[int]()
+    known = {cid: view.catalog.class_in(name, fleet.names[cid]) for cid in cids}
+    if not any(known.values()) and view.catalog.stored_class(name) is None:
+        raise Refused(not_found(f"ResourceClass {name}"))
+    for cid, found in known.items():
+        if found is not None:
+            here = fleet.parts.rows_of(cid)
+            of_cluster = np.arange(here.start, here.stop)
+            rows.update(of_cluster[selected_rows(fleet, of_cluster, found.selector)].tolist())
+    return rows
+
+
+class ClassesOfParts:
+    """Tells by which classes parts are selected, as their clusters see these."""
+
+    def __init__(self, catalog: ClassCatalog) -> None:
+        self._catalog = catalog
+        self._classes = {(one.name, one.cluster): one for one in catalog.classes}
+        self._index = ClassIndex({str(at): one.selector for at, one in enumerate(self._classes.values())})
+
+    def of(self, cluster: str, properties: Mapping[str, PropertyValue]) -> list[str]:
+        if KIND not in properties or not self._classes:
+            return []
+        found = self._index.selecting(properties)
+        return [
+            one.name
+            for at, one in enumerate(self._classes.values())
+            if found[at] and self._catalog.class_in(one.name, cluster) is one
+        ]
 
 
 async def get_part(request: web.Request) -> web.StreamResponse:
@@ -66,11 +111,15 @@ async def get_part(request: web.Request) -> web.StreamResponse:
         for node in itertools.chain(named, all_nodes):  # ids of devices do not begin with their node
             at = node.layout.at.get(path_of(node.name, ident, node.layout), 0)
             if at:
-                return json_response(_item(fleet, node, at, _holders(request, cluster)))
+                classes = ClassesOfParts(gateway_of(request).view.catalog)
+                return json_response(_item(fleet, node, at, _holders(request, cluster), classes))
     raise Refused(not_found(f"part {ident} of cluster {cluster}"))
 
 
-def _item(fleet: Fleet, node: _Node, at: int, holders: dict[str, list[HolderItem]]) -> PartItem:
+def _item(
+    fleet: Fleet, node: _Node, at: int, holders: dict[str, list[HolderItem]], classes: ClassesOfParts
+) -> PartItem:
+    properties = device_properties(fleet, node.first + at)
     part, cluster = node.layout.parts[at], fleet.names[node.cid]
     ident = part_id(node.name, part.path)
     used: dict[str, str] = {}
@@ -78,7 +127,10 @@ def _item(fleet: Fleet, node: _Node, at: int, holders: dict[str, list[HolderItem
         columns = fleet.parts.classes[name]
         position = columns.position(node.cid, node.first + at)
         if position is not None:
-            used[name] = format_amount(name, int(columns.used[position] + columns.claimed[position]))
+            amount = int(columns.used[position] + columns.claimed[position])
+            if part.unit[0] == name and columns.of_node[position]:
+                amount = max(amount, _used_of_node(fleet, node, name))
+            used[name] = format_amount(name, amount)
     return PartItem(
         id=ident,
         cluster=cluster,
@@ -87,13 +139,30 @@ def _item(fleet: Fleet, node: _Node, at: int, holders: dict[str, list[HolderItem
         kind=part.kind,
         traits=sorted(part.traits),
         aggregates=sorted(part.aggregates),
-        properties=dict(sorted(part.properties)),
+        properties=dict(sorted(part.properties, key=lambda one: one[0])),
         health="Healthy" if part.healthy else "Unhealthy",
         inventories={name: _inventory(name, found) for name, found in sorted(part.inventories.items())},
         used=used,
         holders=holders.get(ident, []),
         provider=provider_uuid(cluster, ident),
+        vendor=str(properties.get(VENDOR, "")),
+        taints=_taints(node, part.path),
+        classes=classes.of(cluster, properties),
     )
+
+
+def _used_of_node(fleet: Fleet, node: _Node, name: str) -> int:
+    """Returns what pods and claims take of a resource of the node, of which a part counts the devices."""
+    row = int(fleet.parts.node[node.first])
+    allocatable, free = fleet.allocatable(name), fleet.free(name)
+    return 0 if allocatable is None or free is None else int(allocatable[row] - free[row])
+
+
+def _taints(node: _Node, path: str) -> list[DeviceTaint]:
+    for device in node.layout.inside.devices:
+        if device.taints and path_in_layout(device) == path:
+            return device.taints
+    return []
 
 
 def _inventory(name: str, found: Inventory) -> PartInventory:

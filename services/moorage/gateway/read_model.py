@@ -13,8 +13,9 @@ import msgspec
 import structlog
 
 from moorage.bus import MAX_PAYLOAD, Bus, NoAnswer, Settings, subjects
+from moorage.classes import ClassCatalog
 from moorage.collections import LruDict
-from moorage.fleet import Fleet, FleetFollower
+from moorage.fleet import ClassStatus, Fleet, FleetFollower
 from moorage.ledger import Capacity, Changes, Ledger, LedgerFollower, open_ledger
 from moorage.ledger.room import gone_parts
 from moorage.mesh import stores
@@ -68,6 +69,8 @@ class ReadModel:
         self.bus = bus
         self.fleet = Fleet()
         self.follower = FleetFollower(settings.redis_url, self.fleet)
+        self.catalog = ClassCatalog()
+        self.class_status = ClassStatus(self.fleet, self.catalog)
         self.controllers: dict[str, Controller] = {}
         self.documents: dict[str, dict[str, Any]] = {}  # by KIND.project.name tokens
         self.document_revisions: dict[str, int] = {}  # by the same keys
@@ -91,6 +94,7 @@ class ReadModel:
         await bus.subscribe("moorage.events.decisions.>", self._on_decision_event, max_bytes=MAX_PAYLOAD)
         await bus.bucket(stores.CONTROLLERS).mirror(self._on_controller)
         await bus.bucket(stores.DOCUMENTS).mirror(self._on_document)
+        await bus.bucket(stores.CLASSES).mirror(self._on_fleet_object)
         await bus.bucket(stores.RESOURCES).mirror(self._on_resource)
         await bus.bucket(stores.STATUS).mirror(self._on_status)
         await bus.bucket(stores.GROUPS).mirror(self._on_group)
@@ -155,6 +159,10 @@ class ReadModel:
         else:
             self.documents[key] = _document(value)
             self.document_revisions[key] = revision
+        self._notify()
+
+    def _on_fleet_object(self, key: str, value: bytes | None, revision: int) -> None:
+        self.catalog.put(key, value, revision)
         self._notify()
 
     def _on_resource(self, key: str, value: bytes | None, revision: int) -> None:
@@ -313,6 +321,16 @@ class ReadModel:
                 while entry is not None and self.document_revisions.get(key, 0) < entry.revision:
                     await self._changed.wait()
                 while entry is None and key in self.document_revisions:
+                    await self._changed.wait()
+
+    async def wait_for_fleet_object(self, key: str, within: float = 1.0) -> None:
+        """Waits like `wait_for_group` for a resource class or what belongs to it."""
+        with contextlib.suppress(NoAnswer, TimeoutError):
+            entry = await self.bus.bucket(stores.CLASSES).get(key)
+            async with asyncio.timeout(within):
+                while entry is not None and self.catalog.revisions.get(key, 0) < entry.revision:
+                    await self._changed.wait()
+                while entry is None and key in self.catalog.objects:
                     await self._changed.wait()
 
     def _is_mirrored(self, group: str, revision: int | None) -> bool:

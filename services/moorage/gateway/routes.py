@@ -13,6 +13,7 @@ from moorage.model.records import Replay
 from . import (
     api_docs,
     candidates,
+    classes,
     cloudevents,
     clusters,
     commands,
@@ -26,7 +27,7 @@ from . import (
     placement,
     token_routes,
 )
-from .core import schemas
+from .core import class_schemas, schemas
 from .core.schemas import Page
 from .route import JSON, SSE, TEXT, YAML, Query, Route
 from .tokens import TokenRequest
@@ -76,7 +77,7 @@ DOCUMENTS = (
         query=(Query("dryRun", "Validate and place without storing anything.", bool),),
         refusals=(403, 404, 409, 503),
         role="viewer",
-        role_detail="A viewer may only use dry runs, and a Fleet requires the role admin.",
+        role_detail="A viewer may only use dry runs; a Fleet, and resource classes and what belongs to them, require the role admin.",
         tag="documents",
         etag="request",
     ),
@@ -118,13 +119,32 @@ FLEET = (
     Route("DELETE", "/v1/clusters/{provider}/{name}", fleet_commands.delete_cluster, "Delete a lost cluster; 409 while it reports or has active claims.", None, 204, query=(Query("abandonClaims", "Delete the cluster despite active claims. Its groups are placed again; pods that may still run there are not removed.", bool),), refusals=(400, 409, 503), tag="fleet"),
     Route("GET", "/v1/nodes", clusters.list_nodes, "List nodes.", Page[schemas.NodeItem], query=(*_SELECTED, Query("cluster", "Only nodes of this cluster, PROVIDER/NAME.", str, "lab/edge-1")), refusals=(404,), tag="fleet"),
     Route("GET", "/v1/nodes/{provider}/{cluster}/{name}", clusters.get_node, "Get a node.", schemas.NodeItem, tag="fleet"),
-    Route("GET", "/v1/parts", parts.list_parts, "List parts of nodes, with their use and holders.", Page[schemas.PartItem], query=(*_PAGED, Query("cluster", "Only parts of this cluster, PROVIDER/NAME.", str, "lab/edge-1"), Query("node", "Only parts of nodes of this name.", str, "n-0")), refusals=(404,), tag="fleet"),
+    Route("GET", "/v1/parts", parts.list_parts, "List parts of nodes, with their use and holders.", Page[schemas.PartItem], query=(*_PAGED, Query("cluster", "Only parts of this cluster, PROVIDER/NAME.", str, "lab/edge-1"), Query("node", "Only parts of nodes of this name.", str, "n-0"), Query("class", "Only parts that this resource class selects, as a need for it would.", str, "nvidia.high.mem")), refusals=(404,), tag="fleet"),
     Route("GET", "/v1/parts/{provider}/{cluster}/{id}", parts.get_part, "Get a part of a node; in its id `/` is written %2F.", schemas.PartItem, tag="fleet"),
     Route("GET", "/v1/placement/explain", placement.explain, "Explain a query for allocation candidates of the Placement interface, in its newest version: how many there are, or why there are none. Its parameters are those of the query, such as `resources_A` and `same_subtree`.", CandidatesExplained, refusals=(400, 503), tag="fleet"),
     Route("GET", "/v1/sim/clusters", fleet_commands.list_sim_clusters, "List simulated clusters.", dict[str, Any], query=(_PAGED[1],), refusals=(503,), tag="fleet"),
     Route("PUT", "/v1/sim/clusters", fleet_commands.put_fleet, "Replace the simulated fleet.", dict[str, Any], body=dict[str, Any], consumes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),
     Route("POST", "/v1/sim/clusters", fleet_commands.put_fleet, "Replace the simulated fleet.", dict[str, Any], body=dict[str, Any], consumes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),
     Route("POST", "/v1/sim/clusters/{provider}/{name}/fault", fleet_commands.inject_fault, "Inject a fault into a simulated cluster.", dict[str, Any], body=schemas.Misbehaviour, refusals=(503,), tag="fleet"),
+)  # fmt: skip
+
+_OF_CLUSTER = Query(
+    "cluster", "The class that wins over the fleet's on this cluster, PROVIDER/NAME.", str, "lab/edge-1"
+)
+CLASSES = (
+    Route("GET", "/v1/resource-classes", classes.list_objects, "List resource classes with their status.", Page[class_schemas.ResourceClassItem], query=(*_SELECTED, _OF_CLUSTER), tag="classes"),
+    Route("GET", "/v1/resource-classes/{name}", classes.get_object, "Get a resource class with its status.", class_schemas.ResourceClassItem, query=(_OF_CLUSTER,), tag="classes", etag="response"),
+    Route("DELETE", "/v1/resource-classes/{name}", classes.delete_object, "Delete a resource class. Devices that are held through it stay held.", None, 204, query=(_OF_CLUSTER,), refusals=(503,), role="admin", tag="classes", etag="request"),
+    Route("POST", "/v1/resource-classes/explain", classes.explain, "Explain which devices a class selects: how many meet each requirement, and which one comes nearest. The class need not be stored.", class_schemas.ClassExplained, body=class_schemas.ExplainClass, refusals=(404, 503), role="viewer", tag="classes"),
+    *(
+        route
+        for plural, words in (("device-sources", "sources of devices"), ("device-quotas", "quotas of devices"), ("class-grants", "grants of classes"))
+        for route in (
+            Route("GET", f"/v1/{plural}", classes.list_objects, f"List {words}.", Page[class_schemas.FleetObjectItem], query=_SELECTED, tag="classes"),
+            Route("GET", f"/v1/{plural}/{{name}}", classes.get_object, f"Get one of the {words}.", class_schemas.FleetObjectItem, tag="classes", etag="response"),
+            Route("DELETE", f"/v1/{plural}/{{name}}", classes.delete_object, f"Delete one of the {words}.", None, 204, refusals=(503,), role="admin", tag="classes", etag="request"),
+        )
+    ),
 )  # fmt: skip
 
 DECISIONS = (
@@ -166,4 +186,4 @@ MESH = (
     Route("DELETE", "/v1/tokens/{name}", token_routes.revoke_token, "Revoke a token immediately.", None, 204, refusals=(503,), role="admin", tag="access"),
 )  # fmt: skip
 
-V1: tuple[Route, ...] = (*OPEN, *DOCUMENTS, *GROUPS, *FLEET, *DECISIONS, *MESH)
+V1: tuple[Route, ...] = (*OPEN, *DOCUMENTS, *GROUPS, *FLEET, *CLASSES, *DECISIONS, *MESH)

@@ -63,9 +63,9 @@ class FleetObjects:
             await self._tell("created" if before is None else "changed", given, cause)
         return self._reply(found, outcome, after.revision)
 
-    async def check(self, found: AcceptedObject) -> dict[str, Any]:
-        """Returns the result of applying the object, and stores nothing."""
-        entry = await self._bucket.get(found.object.key)
+    async def check(self, found: AcceptedObject, *, unsaved: bool = False) -> dict[str, Any]:
+        """Returns the result of applying the object, and stores nothing. `unsaved`: it does not matter what is stored."""
+        entry = None if unsaved else await self._bucket.get(found.object.key)
         before = None if entry is None else _decode(entry.value)
         after = fleet_documents.merged(before, found.object, "", "")
         outcome = "created" if entry is None else "unchanged" if entry.value == _encode(after) else "updated"

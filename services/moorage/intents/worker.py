@@ -189,9 +189,10 @@ class Worker:
 
     async def _check(self, incoming: Incoming) -> dict[str, Any]:
         data = yaml_json.parse_document(incoming.data)
+        unsaved = data.pop("unsaved", False) is True  # it is to be explained, not to take the place of a stored one
         _, data = _split_envelope(data)
         if is_fleet_kind(data.get("kind")):
-            return await self._fleet_objects.check(fleet_documents.accept(data))
+            return await self._fleet_objects.check(fleet_documents.accept(data), unsaved=unsaved)
         data = await self._with_secrets(incoming, data)
         accepted = validate.accept(data, self._registry.kinds)
         if isinstance(accepted, Accepted):

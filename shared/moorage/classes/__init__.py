@@ -8,14 +8,29 @@ from .catalog import ALGORITHM, ClassCatalog, KnownClass
 from .class_index import ClassIndex, KeyConditions
 from .class_rules import OPERATORS, class_problems, class_warnings
 from .conditions import DIAGNOSTICS, Properties, holds, meets
+from .device_class import DeviceClass, device_class
 from .device_sources import BUILT_IN_ONLY, BUILT_IN_SOURCES, DeviceSources, read_value, with_built_in
 from .grants import Grants
-from .selector import BUILT_IN, CLUSTER, DRIVER, KIND, NAME, NODE, NOTHING, NUMA, VENDOR, Selector, compile_class
+from .selector import (
+    ALL_DEVICES,
+    BUILT_IN,
+    CLUSTER,
+    DRIVER,
+    KIND,
+    NAME,
+    NODE,
+    NOTHING,
+    NUMA,
+    VENDOR,
+    Selector,
+    compile_class,
+)
 from .source_rules import grant_problems, quota_problems, source_problems
 from .typed_values import identity, text_of
 
 __all__ = [
     "ALGORITHM",
+    "ALL_DEVICES",
     "BUILT_IN",
     "BUILT_IN_ONLY",
     "BUILT_IN_SOURCES",
@@ -31,6 +46,7 @@ __all__ = [
     "VENDOR",
     "ClassCatalog",
     "ClassIndex",
+    "DeviceClass",
     "DeviceSources",
     "Grants",
     "KeyConditions",
@@ -40,6 +56,7 @@ __all__ = [
     "class_problems",
     "class_warnings",
     "compile_class",
+    "device_class",
     "grant_problems",
     "holds",
     "identity",

@@ -70,8 +70,11 @@ class Selector(NamedTuple):
             if all(holds(here[one.key] or None, one) for one in alternative if one.key in here)
         ]
         if not all(kept):  # it selects every device of the node
-            return Selector(((_IS_DEVICE,),))
+            return ALL_DEVICES
         return Selector(tuple(kept))
+
+
+ALL_DEVICES = Selector(((_IS_DEVICE,),))
 
 
 def compile_class(spec: ResourceClassSpec | None) -> Selector:

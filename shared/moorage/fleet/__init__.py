@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .change import FleetChange
+from .class_status import ClassStatus, DeviceCount, device_properties, format_units, selected_rows
 from .cluster_labels import Clusters
 from .delta import CORDONED, GONE, STALE, Epoch, FleetDelta, Malformed, NamedPods
 from .excerpt import Excerpt, ExcerptFleet, FleetCopy, copy_of
@@ -29,7 +30,9 @@ __all__ = [
     "GONE",
     "HOSTNAME",
     "STALE",
+    "ClassStatus",
     "Clusters",
+    "DeviceCount",
     "Epoch",
     "Excerpt",
     "ExcerptFleet",
@@ -49,9 +52,12 @@ __all__ = [
     "PartClass",
     "StoreSuperseded",
     "copy_of",
+    "device_properties",
     "exclusive_cores",
+    "format_units",
     "name_problem",
     "normalize_node",
+    "selected_rows",
     "still_wanted",
     "with_additions",
     "with_devices",

@@ -223,6 +223,12 @@ def _path_of(device: DeviceReport) -> str:
     return f"{device.zone}/{device.name}" if device.zone else device.name
 
 
+def path_in_layout(device: DeviceReport) -> str:
+    """Returns the path of the device's part among those of its node."""
+    path = _path_of(device)
+    return path if path.startswith(MARK) else f"/{path}"
+
+
 def _is_name(device: DeviceReport) -> bool:
     """Returns whether driver, pool and name can be told from the id."""
     if not device.driver:

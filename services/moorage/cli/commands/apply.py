@@ -19,6 +19,7 @@ from ..output import Format, StateDir, Yes, show
 from ..placement_text import PLACED, why_text
 from ..suggestions import for_failure
 from ..terminal import counted, note, out
+from .explain_class import class_lines
 from .wait import get_group, wait_for_phase
 
 Files = Annotated[
@@ -129,10 +130,13 @@ def _line(document: Document, answer: dict[str, Any], dry_run: bool) -> str:
     if is_anchored(document.body):
         return f"{answer['name']} {answer['outcome']}"
     outcome = answer.get("outcome", "accepted") + (" (dry run)" if dry_run else "")
-    lines = [f"{document.kind.lower()}/{answer['name']} {outcome}, revision {answer['revision']}"]
+    revision = f", revision {answer['revision']}" if answer.get("group") else ""
+    lines = [f"{document.kind.lower()}/{answer['name']} {outcome}{revision}"]
     lines += [f"  warning {w['code']}: {w['message']}" for w in answer.get("warnings", [])]
     if dry_run and "why" in answer:
         lines.append(why_text(answer["why"]))
+    if dry_run and "explain" in answer:
+        lines += class_lines(answer["explain"])
     return "\n".join(lines)
 
 
@@ -147,7 +151,16 @@ def simulate(*, filename: Files, output: Format = "table", state: StateDir = Non
     if output in ("json", "yaml"):
         show(found[0] if len(found) == 1 else {"items": found}, output)
     elif output == "name":
-        out("\n".join(why["group"] for why in found))
+        out("\n".join(answer.get("group") or answer["name"] for answer in found))
     else:
-        out("\n\n".join(why_text(why) for why in found))
-    return DONE if all(why["phase"] in PLACED for why in found) else FAILED
+        out("\n\n".join(_simulated_text(answer) for answer in found))
+    return DONE if all(answer.get("phase") in PLACED for answer in found if "phase" in answer) else FAILED
+
+
+def _simulated_text(answer: dict[str, Any]) -> str:
+    """Returns where a document would be placed; of a resource class, what it would select."""
+    if "phase" in answer:
+        return why_text(answer)
+    lines = [f"{answer['name']} {answer['outcome']} (dry run)"]
+    lines += [f"  warning {w['code']}: {w['message']}" for w in answer.get("warnings", [])]
+    return "\n".join(lines + (class_lines(answer["explain"]) if "explain" in answer else []))

@@ -15,11 +15,13 @@ from ..exit_codes import DONE, TIMEOUT, USAGE, Failure
 from ..gateway_client import Client, Refusal, path
 from ..names import cluster_parts, full_name
 from ..output import Project, StateDir
-from ..resource_types import ResourceType
+from ..resource_types import FLEET_TYPES, ResourceType
 from ..suggestions import for_failure, resolve_for
 from ..terminal import note, out
-from .completion import KindName, ObjectName
+from .completion import Cluster, KindName, ObjectName
 from .wait import get_group, subject_of
+
+_COLLECTIONS = {found.fleet_kind: found.collection for found in FLEET_TYPES}
 
 
 def delete(
@@ -32,6 +34,7 @@ def delete(
     wait: bool = True,
     timeout: str = "120s",
     abandon_claims: Annotated[bool, Parameter(negative="")] = False,
+    cluster: Annotated[Cluster, Parameter(help="Delete the resource class of this cluster.")] = "",
     project: Project = "",
     state: StateDir = None,
 ) -> int:
@@ -54,12 +57,12 @@ def delete(
         cluster are not removed.
     """
     within = seconds(timeout)
-    targets: list[tuple[str, str, str] | Document] = []  # kind, project, name
+    targets: list[tuple[str, str, str] | Document] = []  # kind, project or cluster, name
     if filename:
         if kind:
             raise Failure("give either -f FILE or KIND NAME, not both", USAGE)
         documents = read_all(filename, values=read_values(values))
-        targets = [d if is_anchored(d.body) else (d.kind, d.project, d.name) for d in reversed(documents)]
+        targets = [d if is_anchored(d.body) else (d.kind, _owner(d), d.name) for d in reversed(documents)]
     else:
         if not kind:
             raise Failure("give -f FILE or KIND NAME", USAGE)
@@ -68,7 +71,9 @@ def delete(
         resource_type = resolve_for("delete", kind, name, state)
         if not name:
             raise Failure(f"{kind}: a name is required", USAGE)
-        targets = [_target(resource_type, name, project)]
+        targets = [(resource_type.fleet_kind, cluster, name)]
+        if not resource_type.fleet_kind:
+            targets = [_target(resource_type, name, project)]
     client = Client.find(state)
     code = DONE
     for target in targets:
@@ -82,6 +87,14 @@ def delete(
             note(f"moorage: {refusal}{for_failure(refusal)}")
             code = code or refusal.code
     return code
+
+
+def _owner(document: Document) -> str:
+    """Returns the project of a document, or the cluster of one that belongs to the fleet."""
+    meta = document.body.get("metadata")
+    if document.kind in _COLLECTIONS:
+        return str(meta.get("cluster") or "") if isinstance(meta, dict) else ""
+    return document.project
 
 
 def _target(found: ResourceType, name: str, project: str) -> tuple[str, str, str]:
@@ -109,6 +122,10 @@ def _delete(client: Client, kind: str, project: str, name: str, wait: bool, with
         query = {"abandonClaims": "true"} if abandon else None
         client.call("DELETE", path("clusters", project, name), query=query, timeout=60)
         out(f"cluster/{project}/{name} deleted")
+        return DONE
+    if kind in _COLLECTIONS:
+        client.call("DELETE", path(_COLLECTIONS[kind], name), query={"cluster": project} if project else None)
+        out(f"{kind.lower()}/{name} deleted")
         return DONE
     if kind != "Application":
         client.call("DELETE", path("intents", kind, project, name))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from ..exit_codes import DONE
 from ..gateway_client import Client, group_path
@@ -13,11 +15,19 @@ from ..resource_types import part_usage
 from ..suggestions import resolve_for
 from ..table import table
 from ..terminal import as_yaml, out
-from .completion import KindName, ObjectName
+from .completion import Cluster, KindName, ObjectName
 from .why import summary
 
 
-def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "", state: StateDir = None) -> int:
+def describe(
+    kind: KindName,
+    name: ObjectName = "",
+    /,
+    *,
+    cluster: Annotated[Cluster, Parameter(help="The resource class of this cluster.")] = "",
+    project: Project = "",
+    state: StateDir = None,
+) -> int:
     """Show the details of one resource: fields, placement and last events."""
     if "/" in kind and not name:
         kind, _, name = kind.partition("/")
@@ -27,7 +37,8 @@ def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "",
         from ..exit_codes import USAGE, Failure
 
         raise Failure(f"{kind}: a name is required", USAGE)
-    item: dict[str, Any] = client.get(found.item_path(name, project))
+    of_cluster = {"cluster": cluster} if cluster else {}
+    item: dict[str, Any] = client.get(found.item_path(name, project), **of_cluster)
     if found.name == "clusters":
         _cluster(client, item)
     elif found.name in ("groups", "applications"):
@@ -35,6 +46,11 @@ def describe(kind: KindName, name: ObjectName = "", /, *, project: Project = "",
         _group(client, group, item if found.name == "groups" else item["status"])
     elif found.name == "nodes":
         _node(client, item)
+    elif found.fleet_kind == "ResourceClass":
+        from .explain_class import explain_class
+
+        out(as_yaml({key: value for key, value in item.items() if key != "status"}))
+        return explain_class(client, {"class": name, "cluster": cluster}, "table")
     else:
         out(as_yaml(item))
     return DONE

@@ -17,7 +17,7 @@ from ..output import Format, StateDir, show
 from ..suggestions import did_you_mean
 from ..table import terminal_width
 from ..terminal import out
-from .completion import document_paths
+from .completion import Cluster, document_paths
 
 _NAMES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", Any: "any"}
 _WIDTH = 100
@@ -28,17 +28,31 @@ def explain(
     path: Annotated[
         str, Parameter(completer=document_paths, help="Kind, or a field of it: application.spec.apps.consumers.")
     ],
+    name: Annotated[str, Parameter(help="After `class`: the resource class to explain.")] = "",
     /,
     *,
+    filename: Annotated[
+        str,
+        Parameter(name=["--filename", "-f"], help="After `class`: the document of a class that need not be stored."),
+    ] = "",
+    cluster: Annotated[Cluster, Parameter(help="After `class`: only devices of this cluster.")] = "",
     recursive: Annotated[bool, Parameter(negative="", help="List the fields at all depths.")] = False,
     output: Format = "table",
     state: StateDir = None,
 ) -> int:
     """Describe the fields of documents: type, default, meaning and values.
 
-    Kinds are Application, HpaIntent, TopologyIntent, PlacementIntent, AffinityIntent and Fleet. Of a kind that a controller
-    registered, the JSON Schema is shown; only that needs a running mesh.
+    Kinds are Application, HpaIntent, TopologyIntent, PlacementIntent, AffinityIntent, ResourceClass, DeviceSource, DeviceQuota,
+    ClassGrant and Fleet. Of a kind that a controller registered, the JSON Schema is shown; only that needs a running mesh.
+
+    `moorage explain class NAME` and `moorage explain class -f FILE` explain which devices of the fleet a resource class selects.
     """
+    if path == "class" and (name or filename):
+        from .explain_class import explain_named
+
+        return explain_named(name, filename, cluster, output, state)
+    if name or filename or cluster:
+        raise Failure("a name, -f and --cluster are for `moorage explain class` only", USAGE)
     kind, *names = [re.sub(r"\[[^\]]*\]", "", part) for part in path.strip(".").split(".")]
     known = _kind_of(kind)
     if known is None:
@@ -59,6 +73,7 @@ def explain(
 def documents() -> dict[str, tuple[_Struct, _Struct | None]]:
     """Returns the kinds of documents: the model, and that of `spec` where the model itself leaves it open."""
     from moorage.model import documents as model
+    from moorage.model.resource_classes import FLEET_KINDS
     from moorage.sim.core.fleet_documents import FleetDocument
 
     return {
@@ -67,6 +82,7 @@ def documents() -> dict[str, tuple[_Struct, _Struct | None]]:
         "TopologyIntent": (model.IntentDocument, model.TopologyIntentSpec),
         "PlacementIntent": (model.IntentDocument, model.PlacementIntentSpec),
         "AffinityIntent": (model.IntentDocument, model.AffinityIntentSpec),
+        **{kind: (found.document, None) for kind, found in FLEET_KINDS.items()},
         "Fleet": (FleetDocument, None),
     }
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..exit_codes import DONE, USAGE, Failure
-from ..formats import sorted_by, template
+from ..formats import DEVICE_CLASS, sorted_by, template
 from ..gateway_client import Client, Refusal, path
 from ..output import DEFAULT, Listing, Project, Row, Rows, StateDir, Watch, show_list, show_one
 from ..resource_types import PAST_DECISIONS, ResourceType
 from ..suggestions import resolve_for
-from ..terminal import as_json, as_yaml, out
+from ..terminal import as_json, as_yaml, note, out
 from .completion import Cluster, Group, KindName, ObjectName
 
 #: Events come in bursts; waiting this long allows one request for the whole burst.
@@ -29,7 +29,10 @@ def get(
     watch: Watch = False,
     selector: Annotated[str, Parameter(name=["--selector", "-l"])] = "",
     group: Annotated[Group, Parameter(help="Only decisions of this group.")] = "",
-    cluster: Annotated[Cluster, Parameter(help="Only nodes or parts of this cluster.")] = "",
+    cluster: Annotated[
+        Cluster, Parameter(help="Only nodes or parts of this cluster; the resource class of this cluster.")
+    ] = "",
+    class_: Annotated[str, Parameter(name="--class", help="Only parts that this resource class selects.")] = "",
     node: Annotated[str, Parameter(help="Only parts of nodes of this name.")] = "",
     all_: Annotated[
         bool, Parameter(name="--all", negative="", help="Also past decisions, with how they ended.")
@@ -63,6 +66,8 @@ def get(
         query["cluster"] = cluster
     if node:
         query["node"] = node
+    if class_:
+        query["class"] = class_
     if all_:
         if found.name != "decisions":
             raise Failure(f"--all is for decisions only; {found.name} are listed completely", USAGE)
@@ -70,6 +75,8 @@ def get(
         found = PAST_DECISIONS
     if found.intent_kind:
         query["kind"] = found.intent_kind
+    if listing.output == DEVICE_CLASS:
+        return _device_class(client, found, name, cluster)
     return (
         _watch(client, found, name, project, query, listing)
         if watch
@@ -79,8 +86,27 @@ def get(
 
 def _items(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str]) -> list[Row]:
     if name:
-        return [client.get(kind.item_path(name, project))]
-    return client.items(path(kind.name), **query)
+        of_cluster = {"cluster": query["cluster"]} if kind.fleet_kind and "cluster" in query else {}
+        return [client.get(kind.item_path(name, project), **of_cluster)]
+    return client.items(kind.list_path, **query)
+
+
+def _device_class(client: Client, kind: ResourceType, name: str, cluster: str) -> int:
+    """Prints the DeviceClass that selects the same devices as a resource class, and on stderr what that cannot say."""
+    if kind.fleet_kind != "ResourceClass" or not name:
+        raise Failure(f"-o {DEVICE_CLASS} is for one resource class: moorage get resourceclass NAME", USAGE)
+    import msgspec
+
+    from moorage.classes import compile_class, device_class
+    from moorage.model.resource_classes import DeviceSourceSpec, ResourceClassSpec
+
+    item = client.get(kind.item_path(name, ""), **({"cluster": cluster} if cluster else {}))
+    sources = [msgspec.convert(one["spec"], DeviceSourceSpec) for one in client.items(path("device-sources"))]
+    found = device_class(name, compile_class(msgspec.convert(item["spec"], ResourceClassSpec)), sources)
+    for text in found.unsaid:
+        note(f"moorage: not said by the DeviceClass: {text}")
+    out(as_yaml(found.manifest))
+    return DONE
 
 
 def _once(client: Client, kind: ResourceType, name: str, project: str, query: dict[str, str], listing: Listing) -> int:

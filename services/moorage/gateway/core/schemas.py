@@ -15,10 +15,11 @@ from moorage.model.claims import IntentRef, OptionalGrant
 from moorage.model.controllers import Policy
 from moorage.model.documents import Application, IntentDocument
 from moorage.model.groups import Phase, State
-from moorage.model.part_reports import PropertyValue, ProviderReport, TopologyManager, ZoneReport
+from moorage.model.part_reports import DeviceTaint, PropertyValue, ProviderReport, TopologyManager, ZoneReport
 from moorage.model.problems import Problem
 from moorage.model.reasons import Warn
 from moorage.model.reports import Taint
+from moorage.model.resource_classes import ClassGrant, DeviceQuota, DeviceSource, ResourceClass
 from moorage.model.slots import DeviceGrant
 
 T = TypeVar("T")
@@ -138,6 +139,9 @@ class PartItem(Model, kw_only=True):
     holders: list[HolderItem]
     provider: str
     properties: dict[str, PropertyValue] = {}
+    vendor: str = ""
+    taints: list[DeviceTaint] = []
+    classes: list[str] = []  # that select it
 
 
 class SlotItem(Model, kw_only=True):
@@ -395,4 +399,4 @@ class Me(Model, kw_only=True):
     projects: list[str]
 
 
-DocumentBody = Application | IntentDocument
+DocumentBody = Application | ResourceClass | DeviceSource | DeviceQuota | ClassGrant | IntentDocument

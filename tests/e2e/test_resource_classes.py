@@ -1,0 +1,319 @@
+"""Resource classes against a running mesh: as people write them, with their status, over the command line, REST and NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from moorage.bus import Bus, subjects
+from moorage_testkit.mesh import Mesh
+
+HIGH_MEM = """
+kind: ResourceClass
+metadata:
+  name: nvidia.high.mem
+spec:
+  resourceSelector:
+    - matchExpressions:
+        - key: "Kind"
+          operator: "In"
+          values:
+            - "nvidia-gpu"
+        - key: "memory"
+          operator: "GtEq"
+          values:
+            - "30G"
+"""
+HUGE_PAGES = """
+kind: ResourceClass
+metadata:
+  name: hugepages-1gig
+spec:
+  resourceSelector:
+    - matchExpressions:
+        - key: "Kind"
+          operator: "In"
+          values:
+            - "huge-pages"
+        - key: "size"
+          operator: "GtEq"
+          values:
+            - "1G"
+"""
+FAST_NIC = """
+kind: ResourceClass
+metadata:
+  name: fast.nic
+spec:
+  resourceSelector:
+    - matchExpressions:
+        - key: "Kind"
+          operator: "In"
+          values:
+            - "nic"
+        - key: "speed"
+          operator: "GtEq"
+          values:
+            - "40GBPS"
+"""
+GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpu.memory"
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "stranger"},
+    "spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": {GPU: "1"}}}]},
+}
+
+
+def node(name: str, gpus: int = 0, memory: str = "", pages: str = "0") -> dict[str, Any]:
+    labels = {MEMORY: memory} if memory else {}
+    allocatable = {"cpu": "8", "memory": "32Gi", "hugepages-1Gi": pages} | ({GPU: str(gpus)} if gpus else {})
+    return {"name": name, "labels": labels, "allocatable": allocatable}
+
+
+def fleet(*pods: dict[str, Any], large: int = 4) -> str:
+    a = {
+        "name": "a",
+        "provider": "lab",
+        "nodes": [node("large", large, "81920"), node("small", 2, "16384")],
+        "pods": list(pods),
+    }
+    b = {"name": "b", "provider": "lab", "nodes": [node("large", 1, "40960"), node("pages", pages="4Gi")]}
+    return json.dumps({"kind": "Fleet", "apiVersion": "moorage.dev/v1alpha1", "clusters": [a, b]})
+
+
+def cli(mesh: Mesh, *arguments: str, data: str = "", code: int = 0) -> str:
+    done = mesh.run(*arguments, data=data.encode())
+    assert done.returncode == code, (done.stdout + done.stderr).decode()
+    return (done.stdout if code == 0 else done.stderr).decode()
+
+
+def until(condition: Callable[[], bool], within: float) -> None:
+    """Waits for what follows from an acknowledged change: reports of agents, and what is made of them."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"not within {within:g} s"
+        time.sleep(0.05)
+
+
+def refusal(mesh: Mesh, path: str, body: Any = None, token: str = "") -> tuple[int, dict[str, Any]]:
+    """Returns status and problem of a request that is refused."""
+    given = mesh.endpoint["token"]
+    mesh.endpoint["token"] = token or given
+    try:
+        mesh.http(path, body)
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+    finally:
+        mesh.endpoint["token"] = given
+    raise AssertionError(f"{path} is not refused")
+
+
+def apply(mesh: Mesh, document: str, code: int = 0) -> str:
+    return cli(mesh, "apply", "-f", "-", data=document, code=code)
+
+
+def status(mesh: Mesh, name: str) -> tuple[str, str, str]:
+    found = mesh.http(f"/v1/resource-classes/{name}")["status"]
+    return found["allocatable"], found["requested"], found["free"]
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    file = tmp_path_factory.mktemp("fleet") / "fleet.json"
+    file.write_text(fleet())
+    with Mesh("--fleet", str(file)) as found:
+        for document in (HIGH_MEM, HUGE_PAGES, FAST_NIC):
+            apply(found, document)
+        yield found
+
+
+def test_classes_of_the_proposal_have_their_status(mesh: Mesh) -> None:
+    assert status(mesh, "nvidia.high.mem") == ("5", "0", "5")
+    assert status(mesh, "hugepages-1gig") == ("4", "0", "4")
+    assert status(mesh, "fast.nic") == ("0", "0", "0")
+    found = mesh.http("/v1/resource-classes/nvidia.high.mem")
+    assert found["status"]["clusters"] == {
+        "lab/a": {"allocatable": "4", "requested": "0", "free": "4"},
+        "lab/b": {"allocatable": "1", "requested": "0", "free": "1"},
+    }
+    assert found["metadata"]["uid"] and found["spec"]["resourceSelector"][0]["matchExpressions"][1]["values"] == ["30G"]
+    rows = cli(mesh, "get", "rcls").splitlines()
+    assert [row.split()[:4] for row in rows[1:]] == [
+        ["fast.nic", "0", "0", "0"],
+        ["hugepages-1gig", "4", "0", "4"],
+        ["nvidia.high.mem", "5", "0", "5"],
+    ]
+
+
+def test_the_unit_of_the_proposal_is_warned_of(mesh: Mesh) -> None:
+    assert "AmbiguousUnit" in cli(mesh, "apply", "-f", "-", "--dry-run", data=FAST_NIC)
+    assert "resourceclass/fast.nic unchanged" in apply(mesh, FAST_NIC)
+
+
+def test_status_follows_strangers_pods_and_nodes(mesh: Mesh) -> None:
+    holding = {**POD, "spec": {**POD["spec"], "nodeName": "large"}}  # type: ignore[dict-item]
+    try:
+        cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(holding))
+        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "1", "4"), within=20)
+        cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=8))
+        until(lambda: status(mesh, "nvidia.high.mem") == ("9", "0", "9"), within=20)
+    finally:
+        cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=20)
+
+
+def test_a_spec_cannot_be_changed(mesh: Mesh) -> None:
+    changed = HIGH_MEM.replace("30G", "31G")
+    assert "cannot be changed" in apply(mesh, changed, code=4)
+    code, problem = refusal(mesh, "/v1/apply", _as_json(changed))
+    assert (code, problem["code"]) == (409, "Immutable")
+    labelled = HIGH_MEM.replace("  name: nvidia.high.mem", "  name: nvidia.high.mem\n  labels: {team: a}")
+    uid = mesh.http("/v1/resource-classes/nvidia.high.mem")["metadata"]["uid"]
+    assert "updated" in apply(mesh, labelled)
+    found = mesh.http("/v1/resource-classes/nvidia.high.mem")["metadata"]
+    assert (found["uid"], found["labels"]) == (uid, {"team": "a"})
+    assert "nvidia.high.mem" in cli(mesh, "get", "resourceclasses", "-l", "team=a", "-o", "name")
+
+
+def _as_json(text: str) -> dict[str, Any]:
+    import yaml
+
+    return dict(yaml.safe_load(text))
+
+
+def test_a_class_of_a_cluster_wins_over_the_fleets(mesh: Mesh) -> None:
+    own = HIGH_MEM.replace("  name: nvidia.high.mem", "  name: nvidia.high.mem\n  cluster: lab/a").replace("30G", "10G")
+    apply(mesh, own)
+    try:
+        assert status(mesh, "nvidia.high.mem") == ("1", "0", "1"), "on lab/a the name means another class"
+        there = mesh.http("/v1/resource-classes/nvidia.high.mem?cluster=lab/a")["status"]
+        assert there["allocatable"] == "6" and there["clusters"].keys() == {"lab/a"}
+        parts = [item["id"] for item in mesh.http("/v1/parts?class=nvidia.high.mem")["items"]]
+        assert parts == ["large/nvidia.com/gpu", "small/nvidia.com/gpu", "large/nvidia.com/gpu"]
+    finally:
+        cli(mesh, "delete", "resourceclass", "nvidia.high.mem", "--cluster", "lab/a")
+    assert status(mesh, "nvidia.high.mem") == ("5", "0", "5")
+
+
+def test_parts_tell_by_which_classes_they_are_selected(mesh: Mesh) -> None:
+    items = mesh.http("/v1/parts?class=nvidia.high.mem")["items"]
+    assert [(item["cluster"], item["id"], item["classes"]) for item in items] == [
+        ("lab/a", "large/nvidia.com/gpu", ["nvidia.high.mem"]),
+        ("lab/b", "large/nvidia.com/gpu", ["nvidia.high.mem"]),
+    ]
+    assert (items[0]["kind"], items[0]["vendor"]) == ("nvidia-gpu", "nvidia")
+    assert items[0]["properties"]["memory"] == {"quantity": "81920Mi"}
+    assert items[0]["inventories"] == {GPU: {"total": "4"}}
+    assert "large/nvidia.com/gpu" in cli(mesh, "get", "parts", "--class", "nvidia.high.mem")
+
+
+def test_explanations_count_each_requirement(mesh: Mesh) -> None:
+    found = json.loads(cli(mesh, "explain", "class", "nvidia.high.mem", "-o", "json"))
+    assert (found["devices"], found["selected"], found["healthy"], found["free"]) == (4, 2, 2, "5")
+    assert [(one["key"], one["matching"], one["remaining"]) for one in found["terms"][0]["requirements"]] == [
+        ("Kind", 3, 3),
+        ("memory", 2, 2),
+    ]
+    unsaved = HIGH_MEM.replace("30G", "90G")
+    text = cli(mesh, "explain", "class", "-f", "-", "--cluster", "lab/b", data=unsaved)
+    assert "nearest: lab/b/large/nvidia.com/gpu: memory is 40960Mi" in text
+    assert "nearest: lab/a/large/nvidia.com/gpu" in cli(mesh, "simulate", "-f", "-", data=unsaved)
+    assert cli(mesh, "explain", "class", "none.such", code=3)
+    assert "resourceSelector" in cli(mesh, "describe", "resourceclass", "nvidia.high.mem")
+
+
+def test_the_device_class_that_selects_the_same(mesh: Mesh) -> None:
+    done = mesh.run("get", "resourceclass", "nvidia.high.mem", "-o", "deviceclass")
+    assert 'quantity("30G")' in done.stdout.decode() and "gpu.nvidia.com" in done.stdout.decode()
+    pages = mesh.run("get", "resourceclass", "hugepages-1gig", "-o", "deviceclass")
+    assert "no DRA driver is known" in pages.stderr.decode()
+
+
+def test_violations_are_alike_over_the_command_line_rest_and_nats(mesh: Mesh) -> None:
+    wrong = (
+        FAST_NIC.replace('"GtEq"', '"gteq"').replace('"In"', '"Eq"\n          valuez: []').replace("fast.nic", "bad")
+    )
+    wrong = wrong.replace('- "nic"', '- "nic"\n            - "nix"')
+    expected = {
+        ("spec.resourceSelector[0].matchExpressions[0].valuez", "UnknownField"),
+        ("spec.resourceSelector[0].matchExpressions[0].values", "BadArity"),
+        ("spec.resourceSelector[0].matchExpressions[1].operator", "BadOperator"),
+    }
+    code, refused = refusal(mesh, "/v1/apply", _as_json(wrong))
+    assert code == 400 and {(error["path"], error["code"]) for error in refused["errors"]} == expected
+    text = apply(mesh, wrong, code=1)
+    assert all(path in text for path, _ in expected)
+    assert asyncio.run(_errors_over_nats(mesh, _as_json(wrong))) == expected
+    assert refusal(mesh, "/v1/resource-classes/bad")[0] == 404
+
+
+async def _errors_over_nats(mesh: Mesh, document: dict[str, Any]) -> set[tuple[str, str]]:
+    bus = await Bus.connect(mesh.settings, worker="test")
+    try:
+        reply = json.loads(await bus.request(subjects.INTENTS_APPLY, json.dumps(document).encode(), timeout=10))
+    finally:
+        await bus.close()
+    return {(error["path"], error["code"]) for error in reply["problem"]["errors"]}
+
+
+def test_sources_quotas_and_grants(mesh: Mesh) -> None:
+    source = """
+kind: DeviceSource
+metadata: {name: nvidia}
+spec:
+  match: {resource: nvidia.com/gpu}
+  kind: card
+  properties: {size: {label: nvidia.com/gpu.memory, units: Mi}}
+"""
+    names = cli(mesh, "get", "devicesources", "-o", "name").split()
+    assert "devicesource/nvidia" in names and "devicesource/hugepages" in names
+    apply(mesh, source)
+    try:
+        until(lambda: status(mesh, "nvidia.high.mem") == ("0", "0", "0"), within=20)
+        cards = [item["kind"] for item in mesh.http("/v1/parts?cluster=lab/a")["items"]]
+        assert cards == ["card", "card"]
+    finally:
+        cli(mesh, "delete", "devicesource", "nvidia")
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=20)
+    apply(
+        mesh,
+        "{kind: DeviceQuota, metadata: {name: q}, spec: {projects: [a], devices: [{class: nvidia.high.mem, count: 8}, {class: '*', count: 32}]}}",
+    )
+    assert "nvidia.high.mem=8,*=32" in cli(mesh, "get", "devicequotas")
+    apply(
+        mesh,
+        "{kind: ClassGrant, metadata: {name: g}, spec: {projects: [a], classes: ['nvidia.*'], algorithms: [best-fit]}}",
+    )
+    assert cli(mesh, "get", "classgrants", "-o", "name").split() == ["classgrant/everyone", "classgrant/g"]
+    cli(mesh, "delete", "classgrant", "g")
+    cli(mesh, "delete", "devicequota", "q")
+
+
+def test_only_administrators_write_these_kinds(mesh: Mesh) -> None:
+    made = json.loads(cli(mesh, "token", "create", "an-editor", "--role", "editor", "-o", "json"))
+    code, problem = refusal(mesh, "/v1/apply", _as_json(HIGH_MEM), made["token"])
+    assert (code, problem["code"]) == (403, "Forbidden")
+    given, mesh.endpoint["token"] = mesh.endpoint["token"], made["token"]
+    try:
+        assert mesh.http("/v1/resource-classes/fast.nic")["metadata"]["name"] == "fast.nic"
+    finally:
+        mesh.endpoint["token"] = given
+
+
+def test_events_tell_of_classes(mesh: Mesh) -> None:
+    apply(mesh, FAST_NIC.replace("fast.nic", "short.lived"))
+    cli(mesh, "delete", "rcls", "short.lived")
+
+    def told() -> set[str]:
+        items = mesh.http("/v1/events?follow=false&subject=moorage.events.classes.>&limit=500")["items"]
+        return {item["subject"] for item in items}
+
+    name = "short=2Elived"
+    until(lambda: {f"moorage.events.classes.{one}.{name}" for one in ("created", "deleted")} <= told(), within=10)
