@@ -101,7 +101,7 @@ def test_every_operation_names_all_roles_that_may_call_it() -> None:
         "Requires the role admin",
     }
     apply = DOCUMENT["paths"]["/v1/apply"]["post"]["description"]
-    assert apply.endswith("A viewer may only use dry runs, and a Fleet requires the role admin.")
+    assert apply.endswith("a Fleet, and resource classes and what belongs to them, require the role admin.")
 
 
 def test_the_document_is_valid_openapi() -> None:
@@ -134,6 +134,8 @@ def test_reads_match_the_description(described: Mesh, label: str) -> None:
         names["provider"], names["name"], _ = _node(rest)
     elif "/v1/controllers/" in label:
         names["name"] = "hpa"
+    elif (kind := re.search("/v1/(resource-classes|device-sources|device-quotas|class-grants)/", label)) is not None:
+        names["name"] = _fleet_object(rest, kind[1])
     known = {name: names.get(name, "nothing") for name in re.findall(r"\{(\w+)\}", label)}
     query = {"follow": "false"} if "/events" in label else {"resources": "VCPU:1"} if "/placement" in label else {}
     case = operation.Case(path_parameters=known, query=query)
@@ -141,6 +143,17 @@ def test_reads_match_the_description(described: Mesh, label: str) -> None:
     case.validate_response(response, checks=CHECKS)
     if label.startswith("GET /v1/") and not re.search(r"/(intents|tokens|story|parts)/\{", label):
         assert response.status_code == 200, response.text
+
+
+def _fleet_object(rest: HttpClient, plural: str) -> str:
+    """Returns the name of an object of the fleet, which is made where there is none from the start."""
+    specs = {"resource-classes": ("ResourceClass", {}), "device-quotas": ("DeviceQuota", {"devices": [{"class": "*", "count": 9}]})}
+    if plural in specs:
+        kind, spec = specs[plural]
+        spec = spec | ({"projects": ["nobody"]} if spec else {})
+        assert rest("POST", "/v1/apply", {"kind": kind, "metadata": {"name": "read"}, "spec": spec}).status == 200
+        return "read"
+    return "everyone" if plural == "class-grants" else "nvidia"
 
 
 def _node(rest: HttpClient) -> tuple[str, str, str]:

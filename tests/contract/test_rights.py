@@ -43,6 +43,7 @@ OWNERS = {
     "moorage-revisions": {"intents"},
     "moorage-documents": {"intents"},
     "moorage-resources": {"intents"},
+    "moorage-classes": {"intents"},
     "moorage-controllers": {"intents"},
     "moorage-clusters": {"inventory"},
     "moorage-leases": {"inventory", "merger", "patcher", "placement"},

@@ -46,7 +46,7 @@ def completed(line: str, state: Path) -> list[str]:
         ("moorage why --pro", ["--project"]),
         ("moorage get groups -o ", ["json", "name", "table", "wide", "yaml"]),
         ("moorage token create x --role ", ["admin", "editor", "viewer"]),
-        ("moorage get cl", ["cluster", "clusters"]),
+        ("moorage get clu", ["cluster", "clusters"]),
         ("moorage delete hp", ["hpaintent"]),
         ("moorage get application ap", ["app1"]),
         ("moorage describe cluster telco/", ["telco/core-1", "telco/pop-1", "telco/pop-2"]),

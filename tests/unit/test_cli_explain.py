@@ -12,6 +12,8 @@ from moorage.cli.commands.explain import Described, documents, paths_below, type
 from moorage.cli.document_fields import DESCRIPTIONS, VALUES
 from moorage.cli.main import run
 from moorage.model import documents as model
+from moorage.model import resource_classes as classes
+from moorage.model.base import Model
 from moorage.sim.core import fleet_documents as fleets
 from moorage.sim.core import inside_documents as inside
 
@@ -38,12 +40,13 @@ def test_every_field_of_every_document_is_described() -> None:
 def test_nothing_is_described_that_does_not_exist() -> None:
     structs = {
         one.__name__: {field.encode_name for field in msgspec.structs.fields(one)}
-        for module in (model, fleets, inside)
+        for module in (model, classes, fleets, inside)
         for one in vars(module).values()
         if isinstance(one, type)
         and one.__module__ == module.__name__
         and one is not model.Strict
         and issubclass(one, msgspec.Struct)
+        and not issubclass(one, Model)
     }
     assert DESCRIPTIONS.keys() == structs.keys()
     for name, fields in DESCRIPTIONS.items():
