@@ -147,10 +147,12 @@ def test_reads_match_the_description(described: Mesh, label: str) -> None:
 
 def _fleet_object(rest: HttpClient, plural: str) -> str:
     """Returns the name of an object of the fleet, which is made where there is none from the start."""
-    specs = {"resource-classes": ("ResourceClass", {}), "device-quotas": ("DeviceQuota", {"devices": [{"class": "*", "count": 9}]})}
+    specs: dict[str, tuple[str, dict[str, Any]]] = {
+        "resource-classes": ("ResourceClass", {}),
+        "device-quotas": ("DeviceQuota", {"projects": ["nobody"], "devices": [{"class": "*", "count": 9}]}),
+    }
     if plural in specs:
         kind, spec = specs[plural]
-        spec = spec | ({"projects": ["nobody"]} if spec else {})
         assert rest("POST", "/v1/apply", {"kind": kind, "metadata": {"name": "read"}, "spec": spec}).status == 200
         return "read"
     return "everyone" if plural == "class-grants" else "nvidia"

@@ -29,7 +29,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "consumers": "Needs of the app's pods in addition to those in its manifests.",
     },
     "ResourceClass": {
-        "apiVersion": "Version of the document\'s schema; may be absent.",
+        "apiVersion": "Version of the document's schema; may be absent.",
         "kind": "Kind of the document.",
         "metadata": "Name, and the cluster if the class is for one cluster only.",
         "spec": "What it selects. It cannot be changed; delete the class and create it anew.",
@@ -54,7 +54,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "values": "Texts that are read as the property's type: 30G, 40Gbps, 3.10. In and NotIn take one or more, Exists and DoesNotExist none, the others one.",
     },
     "DeviceSource": {
-        "apiVersion": "Version of the document\'s schema; may be absent.",
+        "apiVersion": "Version of the document's schema; may be absent.",
         "kind": "Kind of the document.",
         "metadata": "Name; that of a built-in source takes its place.",
         "spec": "Which devices it maps, and to what.",
@@ -79,9 +79,11 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "type": "Type of the value. Default: what it reads as.",
     },
     "DeviceQuota": {
-        "apiVersion": "Version of the document\'s schema; may be absent.",
+        "apiVersion": "Version of the document's schema; may be absent.",
         "kind": "Kind of the document.",
-        "metadata": "Name.", "spec": "Projects, and how many devices each of them may hold."},
+        "metadata": "Name.",
+        "spec": "Projects, and how many devices each of them may hold.",
+    },
     "DeviceQuotaSpec": {
         "projects": "Projects, each with a quota of its own; '*' in a name stands for any text.",
         "devices": "How many devices at most.",
@@ -91,9 +93,11 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "count": "How many of them the project may hold.",
     },
     "ClassGrant": {
-        "apiVersion": "Version of the document\'s schema; may be absent.",
+        "apiVersion": "Version of the document's schema; may be absent.",
         "kind": "Kind of the document.",
-        "metadata": "Name.", "spec": "Which projects may use which classes."},
+        "metadata": "Name.",
+        "spec": "Which projects may use which classes.",
+    },
     "ClassGrantSpec": {
         "projects": "Projects; '*' in a name stands for any text.",
         "classes": "Classes; '*' in a name stands for any text. A class that is named is only for projects to which it is granted.",
