@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from moorage.fit import Unassigned, assign
 from moorage.fit.cluster_fit import compute_fit, rows_of_clusters
+from moorage.ledger.room import unshared_of
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
+from moorage.model.slots import resource_of_part
 from moorage.parsing import format_amount, readable_amount
 from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
@@ -225,20 +227,17 @@ class PartExplanations:
             ]
             if not takes:
                 continue
-            frees = [self._free_at(source, name) for _, source, name in takes]
+            node = int(parts.node[row])
+            names = [resource_of_part(fleet.part_id(source), name) for _, source, name in takes]
+            frees = [max(0, unshared_of(fleet, node, name) or 0) for name in names]
             share, number = min(
                 (free / needed, i) for i, (free, (needed, _, _)) in enumerate(zip(frees, takes, strict=True))
             )
             if best is None or share > best[0]:
                 needed, source, name = takes[number]
-                cluster = fleet.names[int(fleet.cluster[int(parts.node[row])])]
+                cluster = fleet.names[int(fleet.cluster[node])]
                 best = share, _Nearest(f"{cluster} {fleet.part_id(source)}", name, needed, frees[number])
         return None if best is None else best[1]
-
-    def _free_at(self, row: int, resource: str) -> int:
-        entries = self._fleet.parts.classes[resource]
-        at = int(np.flatnonzero(entries.row[: entries.n] == row)[0])
-        return max(0, int(entries.capacity[at] - entries.used[at] - entries.claimed[at]))
 
     def _too_many(self) -> Iterator[tuple[Reason, Mask]]:
         """Explains clusters whose parts serve some of the pods."""
