@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from moorage.fit import Unassigned, assign
 from moorage.fit.cluster_fit import compute_fit, rows_of_clusters
-from moorage.ledger.room import unshared_of
+from moorage.fit.inner_rows import nodes_by_layout
 from moorage.model.part_names import HW_NUMA_ROOT, is_class
-from moorage.model.slots import resource_of_part
 from moorage.parsing import format_amount, readable_amount
 from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
@@ -228,8 +227,9 @@ class PartExplanations:
             if not takes:
                 continue
             node = int(parts.node[row])
-            names = [resource_of_part(fleet.part_id(source), name) for _, source, name in takes]
-            frees = [max(0, unshared_of(fleet, node, name) or 0) for name in names]
+            ((_, _, free),) = nodes_by_layout(fleet, np.array([node], np.intp))
+            entries = [layout.entry_at[layout.parts[source - first].path, name] for _, source, name in takes]
+            frees = [max(0, int(free[0, entry])) for entry in entries]
             share, number = min(
                 (free / needed, i) for i, (free, (needed, _, _)) in enumerate(zip(frees, takes, strict=True))
             )
