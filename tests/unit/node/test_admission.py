@@ -95,7 +95,7 @@ def test_a_refused_pod_starts_as_soon_as_it_fits() -> None:
     node.given(pod("b", "reranker", 38, GB))
     assert node.cpu.resources_allocation()["uid-shared"]["container0"]["cpu"].allocation_result == "0-1,40-41"
     waiting = pod("c", "storage-service", 10, GB)
-    assert codes(node.admit(waiting)) == ["TopologyAffinityError"]
+    assert codes(node.admit(waiting)) == ["TopologyAffinityError"] * 2  # neither CPUs nor memory
     node.remove("uid-b")
     assert node.given(waiting)["CpusetCpus"] == "42-51"
 
