@@ -238,6 +238,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "zones": "NUMA zones, with what is in each.",
         "devices": "Typed devices as they are reported.",
         "providers": "Parts with resources of their own, such as cards and their functions.",
+        "nodePolicy": "The spec of a NodePolicy: a node agent admits the pods of this node by their roles. Needs zones.",
         "topologyManager": "How the kubelet aligns pods with zones. Without it, pods run in any zone.",
         "machines": "Machine slots as they are reported.",
     },

@@ -59,6 +59,8 @@ CODES: dict[str, str] = {
     "RemovalUnconfirmed": "The cluster has not confirmed the removal; until then its claims count.",
     "Displaced": "Other pods took the room of pods that are still to start. What did not run yet is placed again.",
     "NodeRefused": "The kubelet of a node did not admit a pod. No pod of the object goes there until the node changes.",
+    "RoleUnknown": "No node of these clusters knows the role of a pod, or its annotations contradict each other.",
+    "RoleForbidden": "The nodes of these clusters keep the role of a pod for other namespaces.",
     "ApplyFailed": "The cluster refused an object.",
     "NoClusters": "No cluster of the fleet reports.",
     "Overtaken": "Other groups took the capacity each time it was found, until time was up; it is retried at once.",

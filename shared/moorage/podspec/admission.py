@@ -7,13 +7,19 @@ from collections.abc import Callable
 #: Seconds until a pod is sent to a node again that refused one of its claim, doubled each time, and the longest pause. What the
 #: mesh decides after a refusal comes sooner.
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
-#: Reasons of failed pods with which a kubelet refuses what the scheduler bound to its node; `OutOfcpu` and the like too.
+#: Reasons of failed pods with which a kubelet or a node agent refuses what the scheduler bound to its node; `OutOfcpu` and the like too.
 _REFUSED = frozenset(
     {
+        "ClaimUnmet",
         "NodeAffinity",
+        "PluginMissing",
         "PodOSNotSupported",
         "PodOSSelectorNodeLabelDoesNotMatch",
+        "PoolMinimum",
+        "RoleForbidden",
+        "RoleUnknown",
         "SMTAlignmentError",
+        "SpecMissing",
         "TopologyAffinityError",
         "UnexpectedAdmissionError",
     }

@@ -72,6 +72,7 @@ class PodRecord(Model, kw_only=True):
     containers: dict[str, ResourceAllocation] = {}
     seat: int = -1  # of its claim on this node
     zones: int = 0  # that its claim names; 0: any
+    whole: bool = False  # it was given to the pod as a whole, and stands at each container
 
 
 class Admitted(NamedTuple):
@@ -232,7 +233,7 @@ class _Admission:
         return self._allocated(calls, results, container.name)
 
     def _plugins_for(self, container: ContainerSpec | None) -> list[PluginInfo]:
-        requests = self.pod.requests if container is None else container.requests
+        requests = pod_total(self.pod) if container is None else container.requests
         wanted = {_plugin_of(name) for name, amount in requests.items() if amount > 0}
         wanted |= set(_implicit(self.role))
         wanted |= {name for name, plugin in self.node.plugins.items() if plugin.everyone}
@@ -270,7 +271,7 @@ class _Admission:
         self, plugin: PluginInfo, container: ContainerSpec | None, hint: Hint | None = None
     ) -> ResourceRequest:
         pod = self.pod
-        requests = pod.requests if container is None else container.requests
+        requests = pod_total(pod) if container is None else container.requests
         limits: Mapping[str, float] = {} if container is None else container.limits
         return ResourceRequest(
             pod_uid=pod.uid,
@@ -444,7 +445,7 @@ class _Admission:
         plugins = self._plugins_for(None)
         if self.before is not None and all(self._kept(c, plugins) is not None for c in self.pod.containers):
             self.reused = True
-            record.containers = dict(self.before.containers)
+            record.containers, record.whole = dict(self.before.containers), self.before.whole
             return
         self._check_running(plugins, "")
         plugins = [plugin for plugin in plugins if plugin.running]
@@ -465,6 +466,7 @@ class _Admission:
         self.asked |= {call.plugin for call in calls}
         results = (yield calls) if calls else []
         allocation = self._allocated(calls, results, "")
+        record.whole = True
         for container in self.pod.containers:
             record.containers[container.name] = dict(allocation)
 
@@ -473,6 +475,22 @@ def in_order(containers: Iterable[ContainerSpec]) -> list[ContainerSpec]:
     """Returns the order of admission: the main container, those beside it, then init containers, which run on what these have."""
     rank = {ContainerType.MAIN: 0, ContainerType.SIDECAR: 1, ContainerType.INIT: 2, ContainerType.EPHEMERAL: 3}
     return sorted(containers, key=lambda container: (rank[container.type], container.index))
+
+
+def pod_total(pod: PodSpec) -> dict[str, float]:
+    """Adds up what a pod requests: what runs together, or an init container with the sidecars before it, whichever is more."""
+    running: dict[str, float] = {}
+    beside: dict[str, float] = {}
+    peak: dict[str, float] = dict(pod.requests)
+    for container in pod.containers:
+        for name, amount in container.requests.items():
+            if container.type == ContainerType.INIT:
+                peak[name] = max(peak.get(name, 0.0), beside.get(name, 0.0) + amount)
+                continue
+            running[name] = running.get(name, 0.0) + amount
+            if container.restarts:
+                beside[name] = beside.get(name, 0.0) + amount
+    return {name: round(max(running.get(name, 0.0), peak.get(name, 0.0)), 3) for name in {**running, **peak}}
 
 
 def check_conflicts(record: PodRecord) -> None:

@@ -67,7 +67,7 @@ def pod_spec(manifest: Mapping[str, Any], *, by_config_hash: bool = False) -> Po
         labels=labels,
         annotations=annotations,
         containers=containers,
-        requests=_pod_requests(containers, spec),
+        requests=_of_pod(spec),
         claim=labels.get(CLAIM_LABEL, ""),
         host_network=bool(spec.get("hostNetwork")),
         problem=problem,
@@ -121,21 +121,7 @@ def _qos_class(manifest: Mapping[str, Any], containers: tuple[ContainerSpec, ...
     return "Guaranteed" if guaranteed else "Burstable"
 
 
-def _pod_requests(containers: tuple[ContainerSpec, ...], spec: Mapping[str, Any]) -> dict[str, float]:
-    """Adds up a pod: what runs together, or an init container with the sidecars before it, whichever is more."""
-    running: dict[str, float] = {}
-    beside: dict[str, float] = {}
-    peak: dict[str, float] = {}
-    for container in containers:
-        for name, amount in container.requests.items():
-            if container.type == ContainerType.INIT:
-                peak[name] = max(peak.get(name, 0.0), beside.get(name, 0.0) + amount)
-            else:
-                running[name] = running.get(name, 0.0) + amount
-                if container.restarts:
-                    beside[name] = beside.get(name, 0.0) + amount
-    total = {name: max(running.get(name, 0.0), peak.get(name, 0.0)) for name in {**running, **peak}}
+def _of_pod(spec: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what the pod requests as a whole, beside its containers."""
     whole = spec.get("resources") or {}
-    for name, amount in {**_amounts(whole.get("limits")), **_amounts(whole.get("requests"))}.items():
-        total[name] = max(amount, total.get(name, 0.0))
-    return total
+    return {**_amounts(whole.get("limits")), **_amounts(whole.get("requests"))}

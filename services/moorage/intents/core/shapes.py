@@ -12,6 +12,7 @@ import msgspec
 
 from moorage.model.documents import Need, ObjectRef
 from moorage.model.part_names import is_part_class
+from moorage.model.part_requests import PartGroup
 from moorage.model.shapes import EXCLUSIVE, PODS, NeedRef, OptionalNeed, Requirement, Shape
 from moorage.podspec import (
     GATE,
@@ -27,6 +28,7 @@ from moorage.podspec import (
 )
 from moorage.podspec.device_shares import is_class_resource
 from moorage.podspec.needs import NeedAmounts, asks_class, is_mandatory, label_text, need_amounts
+from moorage.qos.pods import MAIN_CONTAINER, chosen_role
 
 from .consumer_matching import SourcedConsumer
 from .device_needs import need_name
@@ -36,6 +38,7 @@ from .machine_needs import MachineNeed
 from .manifest_rules import AppObjects
 from .part_groups import alignment, part_amounts, part_needs
 from .pod_templates import PodTemplate, rollout_of
+from .role_parts import role_group
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -166,6 +169,9 @@ def _shape(
         for group in parts.groups
         if group.devices and not group.optional and all(group.suffix != need.name for need in needs)
     ]
+    role = _role_of(pods, list(mandatory.values()), diagnostics)
+    if role is not None:
+        parts = parts._replace(groups=[*parts.groups, role])
     aligned = alignment(list(mandatory.values()))
     inside = (parts, aligned) if any(parts) or aligned.containers else ()
     return Shape(
@@ -189,6 +195,15 @@ def _shape(
         relations=parts.relations,
         machine=machine.machine,
     )
+
+
+def _role_of(pods: PodTemplate, containers: Sequence[ContainerResources], diagnostics: Diagnostics) -> PartGroup | None:
+    metadata = pods.template.get("metadata") or {}
+    annotations = metadata.get("annotations") or {}
+    role, _, problem = chosen_role(metadata.get("labels") or {}, annotations)
+    if problem:
+        diagnostics.warn("RoleUnknown", f"{pods.object}: {problem}; every node refuses such a pod")
+    return role_group(role, pods.namespace, annotations.get(MAIN_CONTAINER, ""), containers)
 
 
 def _hash(value: Any) -> str:

@@ -30,6 +30,7 @@ class _PodPart(Model, kw_only=True):
     claim: str = ""
     seat: int = -1
     zones: int = 0
+    whole: bool = False
     asked: Asked = {}
 
 
@@ -50,6 +51,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
                     claim=record.pod.claim,
                     seat=record.seat,
                     zones=record.zones,
+                    whole=record.whole,
                     asked=checkpoint.asked.get(uid, {}),
                 )
                 for uid, record in checkpoint.records.items()
@@ -68,7 +70,13 @@ def decode(data: bytes) -> Checkpoint:
         raise BadState(f"the checkpoint is not of the expected form: {error}") from None
     return Checkpoint(
         records={
-            uid: PodRecord(pod=part.pod, containers=found.entries.get(uid, {}), seat=part.seat, zones=part.zones)
+            uid: PodRecord(
+                pod=part.pod,
+                containers=found.entries.get(uid, {}),
+                seat=part.seat,
+                zones=part.zones,
+                whole=part.whole,
+            )
             for uid, part in found.pods.items()
         },
         asked={uid: part.asked for uid, part in found.pods.items() if part.asked},

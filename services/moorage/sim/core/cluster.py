@@ -11,13 +11,12 @@ from moorage.model.reports import PodReport
 from moorage.model.shapes import PODS
 from moorage.model.status import Confirm, ObjectStatus
 from moorage.parsing import format_amount
-from moorage.parts.kubelet import TOPOLOGY_AFFINITY_ERROR, TOPOLOGY_AFFINITY_MESSAGE
 from moorage.podspec import object_key
 from moorage.selectors import tolerated
 
 from .claim_gates import ClaimGates
 from .cluster_spec import ClusterSpec, NodeKind, encode, initial_usage
-from .node_zones import NodeZones, ZoneUse
+from .node_zones import ReportedZones, Zones
 from .pod_needs import PodNeed, pinned, read_pod
 from .scheduler import SchedulerNode, choose, passes_filters
 from .workloads import SimulatedPod, Workload, next_steps
@@ -56,7 +55,7 @@ class SimulatedCluster:
         self.hold_until = 0.0
         self.serial = 0
         self.timers: list[tuple[float, str, Any]] = []
-        self.late_zones: list[tuple[SchedulerNode, ZoneUse]] = []  # to be reported after the delay
+        self.late_zones: list[tuple[SchedulerNode, ReportedZones]] = []  # to be reported after the delay
         if spec.pods:
             self._materialize()
 
@@ -87,7 +86,7 @@ class SimulatedCluster:
             if node is None or (manifest.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 continue
             uid = f"{self.spec.id}/given-{number}"
-            if node.zones is not None and not node.zones.admit(uid, need.containers):
+            if node.zones is not None and not node.zones.admit(uid, need, manifest["metadata"]["name"]):
                 continue
             node.take(need)
             if need.claim:
@@ -111,12 +110,13 @@ class SimulatedCluster:
                     ident, name, node.used, node.pods, node.cores, node.ports, self._zone_fields(node.zones)
                 )
 
-    def _zone_fields(self, zones: NodeZones | None) -> bytes:
+    def _zone_fields(self, zones: Zones | None) -> bytes:
         """Encodes what is reported to be in use of a node's zones, and the listed pods that it includes."""
         if zones is None:
             return b""
         listed = [uid for uid in zones.report.counted if (pod := self.pods.get(uid)) is not None and pod.need.claim]
-        return zones.report.fields(listed)
+        report: ReportedZones = zones.report
+        return report.fields(listed)
 
     def original_rows(self) -> Iterator[bytes]:
         """Encodes all nodes as they were before any pod ran here."""
@@ -135,8 +135,8 @@ class SimulatedCluster:
                 name=pod.name,
                 node=pod.node.name if pod.node is not None else pod.refused,
                 phase="Failed" if pod.refused else "Running" if pod.ready else "Pending",
-                reason=TOPOLOGY_AFFINITY_ERROR if pod.refused else "",
-                message=TOPOLOGY_AFFINITY_MESSAGE if pod.refused else "",
+                reason=pod.refusal[0] if pod.refused else "",
+                message=pod.refusal[1] if pod.refused else "",
                 labels=pod.need.labels,
                 requests={k: format_amount(k, v) for k, v in pod.need.requests.items() if k != PODS},
                 claim=pod.need.claim,
@@ -282,10 +282,11 @@ class SimulatedCluster:
         """Lets the node's kubelet give zones to a pod that was bound to it. It rejects a pod a moment later."""
         if node.zones is None:
             return True
-        admitted = node.zones.admit(pod.uid, pod.need.containers)
+        admitted = node.zones.admit(pod.uid, pod.need, pod.name)
         if admitted:
             self._zones_changed(node)
         else:
+            pod.refusal = node.zones.refusal
             self.timers.append((now + REJECT_DELAY, "reject", pod))
         return admitted
 
@@ -298,7 +299,7 @@ class SimulatedCluster:
             node.zones.report = node.zones.now()
             self.dirty_nodes.add(node.name)
 
-    def report_zones(self, node: SchedulerNode, report: ZoneUse) -> None:
+    def report_zones(self, node: SchedulerNode, report: ReportedZones) -> None:
         """Reports what was in use of a node's zones a while ago."""
         if node.zones is not None and self.nodes is not None and self.nodes.get(node.name) is node:
             node.zones.report = report
@@ -315,7 +316,7 @@ class SimulatedCluster:
         self._mark_changed(pod)
         work = self._workload_of(pod)
         if work is not None and pod.owner is not None:
-            again = work.rejections.note(work.kind, pod.name, node.name, now)
+            again = work.rejections.note(work.kind, pod, node.name, now)
             if again is not None:
                 self.timers.append((again, "retry", pod.owner))
             if work.kind == "StatefulSet":  # the next pod has the same name

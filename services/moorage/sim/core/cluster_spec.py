@@ -14,7 +14,8 @@ from moorage.model.shapes import PODS
 from moorage.parsing import format_amount, parse_amount
 from moorage.podspec import HostPort
 
-from .node_zones import NodeTopology, NodeZones
+from .node_zones import NodeTopology, NodeZones, Zones
+from .policy_zones import PolicyTopology, PolicyZones
 
 HOSTNAME = "kubernetes.io/hostname"
 _NOT_READY = "node.kubernetes.io/not-ready"
@@ -37,7 +38,7 @@ class NodeKind:
         policy: str = "",
         exclusive: int = 0,
         extras: Mapping[str, Any] | None = None,
-        topology: NodeTopology | None = None,
+        topology: NodeTopology | PolicyTopology | None = None,
         used: Mapping[str, int] | None = None,
     ) -> None:
         self.labels = labels or {}
@@ -77,7 +78,14 @@ class NodeKind:
     @cached_property
     def initial_zones(self) -> bytes:
         """Returns the fields of a row about the zones of a node where no pod ran."""
-        return b"" if self.topology is None else NodeZones(self.topology).report.fields()
+        zones = self.zones_of("")
+        return b"" if zones is None else zones.report.fields()
+
+    def zones_of(self, node: str) -> Zones | None:
+        """Returns the zones of a node of this kind on which nothing runs; None if it has none."""
+        if isinstance(self.topology, PolicyTopology):
+            return PolicyZones(self.topology, node)
+        return None if self.topology is None else NodeZones(self.topology)
 
     @cached_property
     def _json(self) -> tuple[bytes, bytes]:

@@ -18,7 +18,10 @@ from moorage.parsing import canonical_quantity, parse_amount
 
 from .cluster_spec import ClusterSpec, NodeKind, NodeRun
 from .inside_documents import ProviderDocument, TopologyManagerDocument, ZoneDocument, check_inside, inside_of
+from .node_zones import NodeTopology
 from .pod_needs import read_pod
+from .policy_documents import check_policy_document, policy_topology
+from .policy_zones import PolicyTopology
 
 MAX_CLUSTERS = 200_000
 MAX_NODES = 20_000  # of one cluster
@@ -48,6 +51,7 @@ class NodeDocument(Strict, kw_only=True):
     devices: list[dict[str, Any]] = []
     providers: list[ProviderDocument] = []
     topology_manager: TopologyManagerDocument | None = None
+    node_policy: dict[str, Any] | None = None
     machines: list[dict[str, Any]] = []
 
 
@@ -218,6 +222,8 @@ class _FleetRules:
                 self._report(f"{path}.cpuManager.exclusive", "OutOfRange", "must not be negative")
         if node.zones or node.providers or node.topology_manager is not None:
             self.errors += check_inside(node.zones, node.providers, node.topology_manager, amounts, path)
+        if node.node_policy is not None:
+            self.errors += check_policy_document(node.zones, node.node_policy, f"{path}.nodePolicy")
 
     def _pod(self, pod: dict[str, Any], path: str, nodes: set[str]) -> None:
         try:
@@ -258,7 +264,13 @@ def decode(data: Any) -> FleetDocument:
 def _kind(node: NodeDocument) -> NodeKind:
     manager = node.cpu_manager
     inside = inside_of(node.zones, node.providers, node.topology_manager)
-    topology = inside.topology(static_cpu=manager is None or manager.policy == "static")
+    topology: NodeTopology | PolicyTopology | None = inside.topology(
+        static_cpu=manager is None or manager.policy == "static"
+    )
+    fields = inside.fields
+    if node.node_policy is not None:  # its agent reports the zones
+        topology = policy_topology(node.zones, node.node_policy)
+        fields.pop("zones", None)
     used = {} if topology is not None else {"inUse": inside.texts} if inside.used else {}
     return NodeKind(
         allocatable={name: canonical_quantity(quantity_text(value)) for name, value in node.allocatable.items()},
@@ -266,10 +278,10 @@ def _kind(node: NodeDocument) -> NodeKind:
         taints=tuple(Taint(key=t.key, value=t.value, effect=t.effect) for t in node.taints),
         ready=node.ready,
         unschedulable=node.unschedulable,
-        policy=manager.policy if manager is not None else "",
+        policy=manager.policy if manager is not None and node.node_policy is None else "",
         exclusive=manager.exclusive if manager is not None else 0,
         extras={
-            **inside.fields,
+            **fields,
             **used,
             "devices": node.devices,
             "machines": node.machines,

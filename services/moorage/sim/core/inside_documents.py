@@ -346,7 +346,7 @@ def _sum_errors(
             if part.path[1:] in at and not is_class(name):
                 takes = part.consumes.get(name)
                 nearest = takes[0].part if takes else 0
-                together[nearest, name] = together.get((nearest, name), 0) + inventory.total
+                together[nearest, name] = together.get((nearest, name), 0) + inventory.total - inventory.reserved
     for (above, name), total in together.items():
         have = parts[above].inventories[name].total if above else node.get(name, 0)
         if total > have:

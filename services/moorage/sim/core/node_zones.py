@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from moorage.parsing import format_amount
 from moorage.parts.kubelet import (
+    TOPOLOGY_AFFINITY_ERROR,
+    TOPOLOGY_AFFINITY_MESSAGE,
     Alignment,
     Amounts,
     Kubelet,
@@ -18,6 +20,8 @@ from moorage.parts.kubelet import (
     aligned_steps,
 )
 from moorage.podspec import ContainerResources, is_guaranteed
+
+from .pod_needs import PodNeed
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -55,6 +59,29 @@ class ZoneUse(NamedTuple):
         return found + (b',"counted":%b' % _encode(sorted(listed)) if listed else b"")
 
 
+class ReportedZones(Protocol):
+    """What is reported of a node's zones, and the pods that this includes."""
+
+    @property
+    def counted(self) -> tuple[str, ...]: ...
+    def fields(self, listed: Sequence[str] = ()) -> bytes: ...
+
+
+class Zones(Protocol):
+    """The zones of one node, for which something on the node admits pods. `report` is what is known outside, which may be
+    older; `refusal` the reason and the message of the pod that was refused last."""
+
+    report: Any
+
+    @property
+    def topology(self) -> object: ...
+    @property
+    def refusal(self) -> tuple[str, str]: ...
+    def admit(self, uid: str, need: PodNeed, name: str = "") -> bool: ...
+    def leave(self, uid: str) -> None: ...
+    def now(self) -> ReportedZones: ...
+
+
 class NodeZones:
     """The zones of one node. `report` is what is known outside, which may be older than `kubelet`."""
 
@@ -73,9 +100,14 @@ class NodeZones:
         self._asked: dict[int, tuple[tuple[ContainerResources, ...], Alignment]] = {}
         self.report = self.now()
 
-    def admit(self, uid: str, containers: tuple[ContainerResources, ...]) -> bool:
+    @property
+    def refusal(self) -> tuple[str, str]:
+        """The reason and the message with which a pod fails that is rejected."""
+        return TOPOLOGY_AFFINITY_ERROR, TOPOLOGY_AFFINITY_MESSAGE
+
+    def admit(self, uid: str, need: PodNeed, name: str = "") -> bool:
         """Gives a pod what its kubelet gives it of the zones; False: the pod is rejected."""
-        taken = self.kubelet.admit(self._alignment(containers))
+        taken = self.kubelet.admit(self._alignment(need.containers))
         if taken is None:
             return False
         self._taken[uid] = taken

@@ -45,6 +45,7 @@ class PodNeed(NamedTuple):
     constraints: PodConstraints = PodConstraints()
     containers: tuple[ContainerResources, ...] = ()
     gates: tuple[str, ...] = ()
+    annotations: dict[str, str] = {}
 
     @property
     def claim(self) -> str:
@@ -187,6 +188,7 @@ def read_template(
             read_constraints(spec, labels, namespace),
             tuple(containers),
             tuple(str(gate["name"]) for gate in spec.get("schedulingGates") or ()),
+            {str(k): str(value) for k, value in (metadata.get("annotations") or {}).items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the pod cannot be read: {error}") from error

@@ -15,7 +15,7 @@ from moorage.podspec import HostPort
 from moorage.selectors import requirement_matches, tolerated
 
 from .cluster_spec import HOSTNAME, NodeKind
-from .node_zones import NodeZones
+from .node_zones import Zones
 from .pod_constraints import PodFilters
 from .pod_needs import PodNeed
 
@@ -36,7 +36,7 @@ class SchedulerNode:
         self.ports: Counter[HostPort] = Counter()
         self._running: dict[int, tuple[PodNeed, int]] = {}
         self.scored = (used.get("cpu", 0), used.get("memory", 0))
-        self.zones = NodeZones(kind.topology) if kind.topology is not None else None
+        self.zones: Zones | None = kind.zones_of(name)
 
     def take(self, need: PodNeed, sign: int = 1) -> None:
         """Adds a pod; with sign -1, removes one."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.status import ObjectStatus
-from moorage.parts.kubelet import TOPOLOGY_AFFINITY_ERROR, TOPOLOGY_AFFINITY_MESSAGE
 from moorage.podspec import REPLICATED, object_key, template
 
 from .pod_needs import PodNeed, read_template
@@ -33,7 +32,7 @@ class SimulatedPod:
     """A pod of a workload, or one that the fleet document gives. `refused`: the node whose kubelet did not admit it; `pin`: the one to
     which it was pinned when its gate was opened."""
 
-    __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "pin", "ready", "refused", "serial", "template", "uid")  # fmt: skip
+    __slots__ = ("deleted", "key", "name", "need", "node", "number", "owner", "pin", "ready", "refusal", "refused", "serial", "template", "uid")  # fmt: skip
 
     def __init__(self, uid: str, name: str, key: str, need: PodNeed, template: str, number: int) -> None:
         self.uid = uid
@@ -47,6 +46,7 @@ class SimulatedPod:
         self.ready = False
         self.deleted = False
         self.refused = ""
+        self.refusal = ("", "")  # the reason and the message with which it failed
         self.pin = ""
         self.serial = 0  # the order in which the cluster's pods were created
 
@@ -74,16 +74,16 @@ def _share(value: Any, of: int, up: bool) -> int:
 class Rejections:
     """Delays pods in place of those that kubelets rejected, as the controllers of Kubernetes do: those of replica sets and
     stateful sets come at once, those of daemon sets and jobs later each time, bare pods never. `last`: the pod that was
-    rejected last."""
+    rejected last, and why."""
 
     def __init__(self) -> None:
         self.last = ""
         self._count: dict[str, int] = {}
         self._until: dict[str, float] = {}
 
-    def note(self, kind: str, pod: str, node: str, now: float) -> float | None:
+    def note(self, kind: str, rejected: SimulatedPod, node: str, now: float) -> float | None:
         """Notes a rejected pod. Returns when the next one may come, if it has to wait."""
-        self.last = pod
+        self.last = f"pod {rejected.name}: {': '.join(rejected.refusal)}"
         place = node if kind == "DaemonSet" else ""
         if kind == "Pod":
             self._until[place] = float("inf")
@@ -208,7 +208,7 @@ class Workload:
             gated = all(pod.need.gates for pod in self.pods if pod.node is None)
             message = "SchedulingGated: no slot has room yet" if gated else "Unschedulable: no node fits"
         if not done and self.rejections.last:
-            message = f"pod {self.rejections.last}: {TOPOLOGY_AFFINITY_ERROR}: {TOPOLOGY_AFFINITY_MESSAGE}"
+            message = self.rejections.last
         return ObjectStatus(
             object=self.key,
             state="Ready" if done else "Progressing",

@@ -1,0 +1,42 @@
+"""Says by which classes and traits of zones the mesh knows what roles may go where, for node agents that report them and for pod
+templates that ask for them."""
+
+from __future__ import annotations
+
+import re
+
+from moorage.model.part_names import CUSTOM
+
+from .node_policy import ALIASES, BUILT_IN_ROLES, RoleSpec
+
+#: A class of zones. A pod of a role that shares its zone with no other takes all of it, other bound pods one unit, so that roles
+#: that do not share are apart also before the node's agent has seen their pods.
+ROLE_LOCK = "ROLE_LOCK"
+LOCK_TOTAL = 1 << 20
+_OTHERS = re.compile("[^A-Z0-9_]", re.ASCII)
+
+
+def role_trait(role: str, namespace: str = "") -> str:
+    """Returns the trait of zones that are open to a role; with a namespace, to its pods there only."""
+    found = f"ROLE_{_word(ALIASES.get(role, role))}"
+    return f"{found}_IN_{_word(namespace)}" if namespace else found
+
+
+def _word(text: str) -> str:
+    return _OTHERS.sub("_", text.upper())[:100]
+
+
+def reported(name: str) -> str:
+    """Returns the name of a class or trait as reports have it."""
+    return CUSTOM + name
+
+
+def lock_amount(name: str, role: RoleSpec) -> int:
+    """Returns how much of the lock of its zone a pod takes."""
+    shares = ALIASES.get(name, name) in {ALIASES.get(other, other) for other in role.shares_numa_with}
+    return 1 if shares else LOCK_TOTAL
+
+
+def known_role(name: str) -> RoleSpec | None:
+    """Returns a role that all nodes have; what others mean is known to nodes only."""
+    return BUILT_IN_ROLES.get(ALIASES.get(name, name))
