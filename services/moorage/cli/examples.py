@@ -81,6 +81,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "cluster join": (
         "moorage cluster join --context edge-1",
         "moorage cluster join lab/edge-1 --kubeconfig edge-1.kubeconfig",
+        "moorage cluster join lab/edge-1 --context edge-1 --machines",
     ),
     "cluster leave": ("moorage cluster leave lab/edge-1",),
     "cluster cordon": ("moorage cluster cordon lab/edge-1",),
@@ -134,6 +135,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "down": ("moorage down",),
     "run": ("moorage run only_eu.py                   # your own controller", "moorage run merger"),
     "agent": ("moorage agent --name lab/edge-1 --context edge-1",),
+    "machines": ("moorage machines --kubeconfig edge-1.kubeconfig --listen 192.0.2.7:8443",),
     "backup": ("moorage backup mesh.backup",),
     "restore": ("moorage restore mesh.backup",),
     "bus": ("moorage bus config ./nats lab/edge-1", "moorage bus provision"),

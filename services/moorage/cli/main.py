@@ -51,6 +51,7 @@ _COMMANDS = {
         "down": ("up.command:down", "Stop the mesh on this machine."),
         "run": ("commands.run:run", "Run one worker, or a file with your own controllers."),
         "agent": ("commands.agent:agent", "Run the agent of one cluster."),
+        "machines": ("commands.machines:machines", "Hold the slots of the Machines of one cluster."),
         "node": ("commands.node:app", "Run the agent of a node, and show what it gives to containers."),
         "backup": ("commands.backup:backup", "Back up a mesh to a file."),
         "restore": ("commands.backup:restore", "Restore a backup."),

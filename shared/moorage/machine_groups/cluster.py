@@ -109,6 +109,7 @@ class ClusterMachines:
         self._dirty_groups: set[str] = set()
         self._dirty_nodes: set[str] = set()
         self._machines_changed = False
+        self._look_for_orphans = True
 
     # --- what is there
 
@@ -338,10 +339,36 @@ class ClusterMachines:
             if group is not None:
                 effects += self._plan_group(group, now, times)
         effects += self._report_invalid(now)
+        effects += self._orphans()
         for effect in effects:
             if effect.verb != "event":
                 self._busy.add(effect.key)
         return effects, min(times, default=None)
+
+    def _orphans(self) -> list[Effect]:
+        """Removes objects of Machines that are gone: the server's garbage collector may not know the kind yet."""
+        if not self._look_for_orphans or self.other_controller:
+            return []
+        self._look_for_orphans = False
+        known = {machine["metadata"].get("uid") for machine in self.machines.values()}
+        effects = []
+        for key, obj in self._objects.items():
+            owners = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("kind") == "Machine"]
+            is_left = owners and not any(owner.get("uid") in known for owner in owners)
+            if is_left and key not in self._busy and "deletionTimestamp" not in obj["metadata"]:
+                body = {"propagationPolicy": "Background", "preconditions": {"uid": obj["metadata"]["uid"]}}
+                effects.append(Effect("delete", *key, body, key[0]))
+        return effects
+
+    def start_term(self) -> None:
+        """Forgets requests under way: a process that begins to act sent none that will be answered."""
+        self._busy.clear()
+        for group in self._groups.values():
+            group.handover.opening.clear()
+            group.handover.pinning.clear()
+            group.handover.removing.clear()
+        self._dirty_groups |= self._groups.keys()
+        self._dirty_nodes |= self.nodes.keys()
 
     def wake(self, now: float) -> None:
         """Looks at all groups again: a time has come that a plan named."""
@@ -406,6 +433,7 @@ class ClusterMachines:
     def _read_machines(self) -> None:
         """Reads all Machines again: which are valid depends on those that were there before."""
         self._machines_changed = False
+        self._look_for_orphans = True
         self.invalid.clear()
         accepted: dict[str, Machine] = {}
         uids: dict[str, str] = {}

@@ -33,6 +33,7 @@ def join(
     image: str = "",
     replicas: int = 2,
     deploy: Annotated[bool, Parameter(negative="--no-deploy")] = True,
+    machines: Annotated[bool, Parameter(negative="")] = False,
     state: StateDir = None,
 ) -> int:
     """Join a cluster to the fleet.
@@ -59,6 +60,9 @@ def join(
         Number of agents; one is active, the others are standbys.
     deploy
         Create the deployment; with --no-deploy, run `moorage agent` yourself.
+    machines
+        Let the cluster have Machines, too: their definitions, rights and hooks, and a deployment that holds their slots
+        (with --no-deploy, run `moorage machines` yourself).
     """
     from moorage.agent.install import join as create
     from moorage.agent.install import read_labels
@@ -89,6 +93,10 @@ def join(
             if deploy:
                 objects.append(deployment(image or IMAGE, replicas))
             await create(api, objects, note)
+            if machines:
+                from moorage.machines.install import install
+
+                await install(api, image or IMAGE, replicas, note, deploy=deploy)
         finally:
             await api.close()
 
@@ -128,12 +136,13 @@ def leave(
     provider
         Provider of the cluster (default: kube).
     force
-        Remove the cluster even if groups still run on it.
+        Remove the cluster even if groups still run on it, or it has Machines or guests. Guests that wait are started.
     """
     from moorage.agent.install import dismantle, say_goodbye, undo
     from moorage.agent.install_manifests import deployment, rights
     from moorage.bus import Settings
     from moorage.kube import connect
+    from moorage.machines.install import uninstall
 
     from ..up.agent_users import ask
 
@@ -142,6 +151,12 @@ def leave(
     client = Client.find(state)
     endpoint = where.read_endpoint() or {}
     known = _known(client, cluster)
+    machines = perform(_machines_of(kubeconfig, context))
+    if machines and not force:
+        raise Failure(
+            f"{cluster} still has {', '.join(machines[:5])}; delete them first, or use --force, which takes their slots away",
+            CONFLICT,
+        )
     groups: list[str] = []
     if known is not None:
         groups = sorted({claim["group"] for claim in known["claims"]})
@@ -155,6 +170,8 @@ def leave(
     async def work() -> None:
         api = await connect(kubeconfig, context)
         try:
+            if machines is not None:
+                await uninstall(api, note)
             session = await undo(api, note, _LEAVE_SECONDS)
             await dismantle(api, [*rights(), deployment()], note)
         finally:
@@ -172,6 +189,18 @@ def leave(
             client.call("POST", group_path(group, "redecide"))
     out(f"{cluster} left")
     return DONE
+
+
+async def _machines_of(kubeconfig: Path | None, context: str | None) -> list[str] | None:
+    """Returns the Machines and guests of a cluster; None if it does not have such kinds."""
+    from moorage.kube import connect
+    from moorage.machines.install import in_use, is_installed
+
+    api = await connect(kubeconfig, context)
+    try:
+        return await in_use(api) if await is_installed(api) else None
+    finally:
+        await api.close()
 
 
 def _known(client: Client, cluster: str) -> dict[str, Any] | None:

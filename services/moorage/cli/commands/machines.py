@@ -1,0 +1,70 @@
+"""`moorage machines`: holds the slots of one cluster's Machines in the foreground, in a pod or on a laptop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ..exit_codes import USAGE, Failure
+from ..process_title import set_title
+from ..terminal import note
+from .agent import check_kubeconfig
+
+
+def machines(
+    *,
+    kubeconfig: Path | None = None,
+    context: str | None = None,
+    name: str = "",
+    listen: str = "127.0.0.1:0",
+    image: str = "",
+) -> int:
+    """Hold the slots of the Machines of one cluster until Ctrl-C.
+
+    `moorage cluster join --machines` has to be run once before. In a pod, the API server reaches the hooks at their Service;
+    elsewhere at the address where they listen. Prints `ready URL` as soon as hooks are answered.
+
+    Parameters
+    ----------
+    kubeconfig
+        Kubeconfig file (default: the service account in a pod, else $KUBECONFIG, then ~/.kube/config).
+    context
+        Context of the kubeconfig (default: the current one).
+    name
+        Name of the cluster in the fleet, PROVIDER/NAME (default: none is shown).
+    listen
+        Address of the hooks, HOST:PORT; port 0 takes a free one. The API server has to reach it.
+    image
+        Image of reservations; its `sleep` runs.
+    """
+    from moorage.machine_groups.objects import IMAGE
+    from moorage.machines.worker import main
+    from moorage.telemetry import configure
+
+    from ..workers import serve
+
+    if kubeconfig is not None:
+        check_kubeconfig(kubeconfig)
+    if not listen.rpartition(":")[2].isdigit():
+        raise Failure(f"--listen {listen!r} is not HOST:PORT", USAGE)
+    process_health = configure("machines")
+    set_title(f"machines {name}".strip())
+    in_pod = kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ
+    if not in_pod:
+        note("holding the slots of Machines; press Ctrl-C to stop")
+
+    def ready(url: str) -> None:
+        sys.stdout.write(f"ready {url}\n")
+        sys.stdout.flush()
+
+    coro = main(
+        kubeconfig=kubeconfig,
+        context=context,
+        listen=listen,
+        url="" if in_pod else None,
+        image=image or IMAGE,
+        process_health=process_health,
+        ready=ready,
+    )
+    return serve(coro, process_health)

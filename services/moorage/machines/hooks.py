@@ -1,0 +1,154 @@
+"""Answers the API server's questions about Pods and Machines. An answer rests on what reflectors know, and on a list if they know less
+than the request needs: a guest may come right after its Machine."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from moorage.machine_groups import read
+from moorage.machine_groups.cluster import ClusterMachines
+from moorage.machine_groups.injection import (
+    Denied,
+    MachineGroup,
+    exceeded,
+    guest_change,
+    inject,
+    machine_type_of,
+)
+from moorage.machine_groups.names import MACHINE_GROUP
+
+from .hook_configurations import CHECK, INJECT, MACHINES
+
+log = structlog.get_logger("machines")
+MAX_BYTES = 8 << 20
+_OUTCOMES = ("allowed", "denied", "failed")
+
+
+class _Request(msgspec.Struct, kw_only=True, rename="camel"):
+    uid: str
+    operation: str = ""
+    namespace: str = ""
+    name: str = ""
+    sub_resource: str = ""
+    user_info: dict[str, Any] = {}
+    object: dict[str, Any] | None = None
+    old_object: dict[str, Any] | None = None
+
+
+class _Review(msgspec.Struct, kw_only=True, rename="camel"):
+    api_version: str
+    kind: str
+    request: _Request
+
+
+_review = msgspec.json.Decoder(_Review).decode
+_encode = msgspec.json.Encoder().encode
+
+#: Returns the Machines as the API server has them now.
+ListGroups = Callable[[], Awaitable[Mapping[str, MachineGroup]]]
+Answer = tuple[Denied | None, list[dict[str, Any]], list[str]]
+
+
+class Hooks:
+    """`user`: the name with which this process changes guests."""
+
+    def __init__(self, state: ClusterMachines, user: str, list_groups: ListGroups) -> None:
+        self._state, self._user, self._list = state, user, list_groups
+        self.seconds = dict.fromkeys(_OUTCOMES, 0.0)
+        self.answers = dict.fromkeys(_OUTCOMES, 0)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BYTES)
+        app.add_routes(
+            [
+                web.post(INJECT, lambda request: self._serve(request, self.inject)),
+                web.post(CHECK, lambda request: self._serve(request, self.check)),
+                web.post(MACHINES, lambda request: self._serve(request, self.check_machine)),
+            ]
+        )
+        return app
+
+    async def _serve(self, http: web.Request, answer: Callable[[_Request], Awaitable[Answer]]) -> web.Response:
+        began = time.perf_counter()
+        try:
+            review = _review(await http.read())
+        except (msgspec.DecodeError, RecursionError) as error:
+            self._count("failed", began)
+            return web.Response(status=400, text=f"not an AdmissionReview: {error}")
+        denied, patch, warnings = await answer(review.request)
+        response: dict[str, Any] = {"uid": review.request.uid, "allowed": denied is None}
+        if denied is not None:
+            message = f"{denied.code}: {denied.message}"
+            response["status"] = {"code": 403, "reason": "Forbidden", "message": message}
+        elif patch:
+            response |= {"patchType": "JSONPatch", "patch": b64encode(_encode(patch)).decode()}
+        if warnings:
+            response["warnings"] = [text[:256] for text in warnings[:10]]
+        body = _encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
+        self._count("denied" if denied is not None else "allowed", began)
+        return web.Response(body=body, content_type="application/json")
+
+    def _count(self, outcome: str, began: float) -> None:
+        self.answers[outcome] += 1
+        self.seconds[outcome] += time.perf_counter() - began
+
+    async def _groups(self, pod: Mapping[str, Any]) -> Mapping[str, MachineGroup]:
+        """Returns the Machines; those of the API server if the one that a Pod asks for is not known."""
+        groups = self._state.groups()
+        labels = (pod.get("metadata") or {}).get("labels") or {}
+        name, wanted = labels.get(MACHINE_GROUP, ""), machine_type_of(labels)
+        known = [g for n, g in groups.items() if (not name or n == name) and wanted in g.sizes]
+        return groups if known else await self._list()
+
+    async def inject(self, request: _Request) -> Answer:
+        pod = request.object or {}
+        found = inject(pod, request.namespace, await self._groups(pod))
+        if isinstance(found, Denied):
+            return found, [], []
+        return None, found.patch if found is not None else [], []
+
+    async def check(self, request: _Request) -> Answer:
+        pod = request.object or {}
+        if request.operation == "UPDATE":
+            return await self._check_update(request, pod)
+        found = inject(pod, request.namespace, await self._groups(pod))
+        if isinstance(found, Denied):
+            return found, [], []
+        if found is not None and found.patch:
+            paths = ", ".join(operation["path"] for operation in found.patch[:5])
+            return Denied("NotAllowed", f"another hook changed what a guest needs: {paths}"), [], []
+        return None, [], []
+
+    async def _check_update(self, request: _Request, pod: Mapping[str, Any]) -> Answer:
+        before = request.old_object or {}
+        by_us = request.user_info.get("username") == self._user
+        denied = guest_change(before, pod, by_controller=by_us)
+        if denied is None and request.sub_resource == "resize":
+            labels = (before.get("metadata") or {}).get("labels") or {}
+            group = (await self._groups(before)).get(labels.get(MACHINE_GROUP, ""))
+            size = group.sizes.get(machine_type_of(labels)) if group is not None else None
+            if size is not None:
+                slot = f"{labels.get(MACHINE_GROUP)}/{machine_type_of(labels)}"
+                denied = exceeded(pod.get("spec") or {}, size, slot)
+        return denied, [], []
+
+    async def check_machine(self, request: _Request) -> Answer:
+        machine = request.object or {}
+        if (machine.get("metadata") or {}).get("deletionTimestamp"):
+            return None, [], []  # finalizers are being removed
+        around = self._state.surroundings(request.name, request.old_object)
+        if request.operation == "UPDATE" and (request.old_object or {}).get("spec") == machine.get("spec"):
+            around = around._replace(nodes=None)
+        found = read(machine, around)
+        warnings = [warning.message for warning in found.warnings]
+        if found.machine is None:
+            text = "; ".join(f"{v.path}: {v.message} [{v.code}]" for v in found.violations)
+            return Denied("Invalid", text), [], warnings
+        return None, [], warnings

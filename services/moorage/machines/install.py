@@ -1,0 +1,146 @@
+"""Installs `machines` in a cluster and removes it again, with an administrator's rights. After it has left, the cluster is as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from moorage.kube import Api, ApiDiscovery, ApiError, apply
+from moorage.machine_groups.cluster import node_view
+from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, SLOT_GATE
+from moorage.machine_groups.node_marks import node_patch
+from moorage.machine_groups.pods import gates_of, is_over, was_let_in
+
+from .crds import definitions
+from .hook_configurations import NAME, paths
+from .install_manifests import LEASE, deployment, hooks, rights, service
+
+Object = dict[str, Any]
+Say = Callable[[str], None]
+MANAGER = "moorage-join"
+_MERGE = "application/merge-patch+json"
+_ROOT = f"/apis/{GROUP_VERSION}"
+
+
+async def install(api: Api, image: str, replicas: int, say: Say, *, deploy: bool = True) -> None:
+    """Creates or updates everything. Safe to repeat."""
+    kinds = ApiDiscovery(api)
+    objects = [*definitions(), *rights()]
+    objects += [service(), deployment(image, replicas)] if deploy else []
+    for obj in objects:
+        kind = await kinds.find(obj["apiVersion"], obj["kind"])
+        if kind is None:
+            raise ApiError(404, "NoKind", f"the cluster has no kind {obj['kind']} in {obj['apiVersion']}")
+        _, created = await apply(api, kind, obj, force=True, manager=MANAGER)
+        say(f"{obj['kind']} {obj['metadata']['name']} {'created' if created else 'exists'}")
+    # Where the hooks are, and whom to trust, is written by the worker.
+    for obj in hooks():
+        path = paths()[obj["kind"]]
+        if await api.get(f"{path}/{NAME}") is None:
+            await api.call("POST", path, body=msgspec.json.encode(obj))
+            say(f"{obj['kind']} {NAME} created")
+
+
+async def is_installed(api: Api) -> bool:
+    """Returns whether anything of it is in the cluster."""
+    if await api.get(_ROOT) is not None:
+        return True
+    return any([await api.get(f"{path}/{NAME}") is not None for path in paths().values()])
+
+
+async def in_use(api: Api) -> list[str]:
+    """Returns the Machines and guests of a cluster, as `Machine NAME` and `guest NAMESPACE/NAME`."""
+    found = [f"Machine {machine['metadata']['name']}" for machine in await _items(api, f"{_ROOT}/machines")]
+    guests = [pod["metadata"] for pod in await _guests(api)]
+    return found + [f"guest {meta['namespace']}/{meta['name']}" for meta in guests]
+
+
+async def uninstall(api: Api, say: Say) -> None:
+    """Removes everything, in an order in which nothing that stays has to wait for what is gone: hooks first."""
+    for kind, path in paths().items():
+        await _delete(api, f"{path}/{NAME}")
+        say(f"{kind} {NAME} removed")
+    await _delete(api, f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{NAME}")
+    for pod in await _guests(api):
+        await _open(api, pod)
+    for plural, root in (("statefulsets", "/apis/apps/v1"), ("services", "/api/v1")):
+        for obj in await _items(api, f"{root}/namespaces/{NAMESPACE}/{plural}", MACHINE_TYPE):
+            await _delete(api, f"{root}/namespaces/{NAMESPACE}/{plural}/{obj['metadata']['name']}")
+    for node in await _items(api, "/api/v1/nodes"):
+        await _clean(api, node, say)
+    for plural in ("machines", "machinenodepools"):
+        for obj in await _items(api, f"{_ROOT}/{plural}"):
+            path = f"{_ROOT}/{plural}/{quote(obj['metadata']['name'])}"
+            if obj["metadata"].get("finalizers"):
+                await _patch(api, path, {"metadata": {"finalizers": None}})
+            await _delete(api, path)
+            say(f"{obj.get('kind', plural)} {obj['metadata']['name']} removed")
+    for obj in definitions():
+        await _delete(api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{obj['metadata']['name']}")
+    await _delete(api, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE}")
+    kinds = ApiDiscovery(api)
+    for obj in reversed([*rights(), service()]):
+        if obj["kind"] == "Namespace":
+            continue  # the agent's, too
+        found = await kinds.find(obj["apiVersion"], obj["kind"])
+        if found is not None:
+            await _delete(api, found.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
+            say(f"{obj['kind']} {obj['metadata']['name']} removed")
+
+
+async def _guests(api: Api) -> list[Object]:
+    return [pod for pod in await _items(api, "/api/v1/pods", MACHINE_TYPE) if was_let_in(pod) and not is_over(pod)]
+
+
+async def _open(api: Api, pod: Object) -> None:
+    """Takes the gate off a guest that waits: nobody would do it any more."""
+    gates = gates_of(pod)
+    if SLOT_GATE in gates:
+        rest = [{"name": gate} for gate in gates if gate != SLOT_GATE]
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{quote(meta['namespace'])}/pods/{quote(meta['name'])}"
+        body = {"metadata": {"uid": meta["uid"]}, "spec": {"schedulingGates": rest or None}}
+        await _patch(api, path, body)
+
+
+async def _clean(api: Api, node: Object, say: Say) -> None:
+    name = node["metadata"]["name"]
+    for _ in range(5):  # its kubelet writes it, too
+        patch = node_patch(node_view(node), None)
+        if patch is None:
+            return
+        try:
+            await api.call(
+                "PATCH", f"/api/v1/nodes/{quote(name)}", body=msgspec.json.encode(patch), content_type=_MERGE
+            )
+            say(f"Node {name} cleaned")
+            return
+        except ApiError as error:
+            if error.code != 409:
+                raise
+        node = await api.get(f"/api/v1/nodes/{quote(name)}") or node
+
+
+async def _items(api: Api, path: str, labels: str = "") -> list[Object]:
+    found = await api.get(path, query={"labelSelector": labels} if labels else None)
+    items: list[Object] = (found or {}).get("items") or []
+    return items
+
+
+async def _patch(api: Api, path: str, body: Object) -> None:
+    try:
+        await api.call("PATCH", path, body=msgspec.json.encode(body), content_type=_MERGE)
+    except ApiError as error:
+        if error.code != 404:
+            raise
+
+
+async def _delete(api: Api, path: str) -> None:
+    try:
+        await api.call("DELETE", path, body=b'{"propagationPolicy":"Background"}')
+    except ApiError as error:
+        if error.code not in (404, 409):
+            raise

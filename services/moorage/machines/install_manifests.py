@@ -1,0 +1,166 @@
+"""What `cluster join --machines` creates in a cluster: definitions, rights, hooks and the Deployment. `ops/machines` is made of the same
+objects (`python -m moorage.machines.install_manifests ops/machines`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from moorage.machine_groups.names import NAMESPACE
+
+from .crds import GROUP, definitions
+from .hook_configurations import NAME, mutating, validating
+
+Object = dict[str, Any]
+LEASE = "moorage-machines"
+#: Has the certificate of the hooks.
+SECRET = "moorage-machines-tls"
+#: Port of the hooks in the Pod.
+PORT, METRICS = 8443, 9464
+IMAGE = "moorage"
+_LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "moorage"}
+_RBAC = "rbac.authorization.k8s.io"
+_READ = ["get", "list", "watch"]
+_HOOKS = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"]
+
+RULES: list[Object] = [
+    {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": [*_READ, "patch"]},
+    {"apiGroups": [""], "resources": ["namespaces"], "verbs": _READ},
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": [GROUP], "resources": ["machines", "machinenodepools"], "verbs": [*_READ, "create", "patch", "delete"]},
+    {"apiGroups": [GROUP], "resources": ["machines/status", "machinenodepools/status"], "verbs": ["patch"]},
+    {"apiGroups": ["admissionregistration.k8s.io"], "resources": _HOOKS, "resourceNames": [NAME], "verbs": ["get", "patch"]},
+]  # fmt: skip
+
+#: In its own namespace only.
+OWN_RULES: list[Object] = [
+    {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": [*_READ, "create", "patch", "delete"]},
+    {"apiGroups": [""], "resources": ["services"], "verbs": [*_READ, "create", "patch", "delete"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]},
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+    {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [LEASE],
+        "verbs": ["get", "update"],
+    },
+    {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [SECRET], "verbs": ["get", "update"]},
+]
+
+#: In the namespace of the program that acted on Machines before: whether it is still there.
+FOREIGN_NAMESPACE, FOREIGN = "imperator-system", "imperator-controller"
+FOREIGN_RULES: list[Object] = [
+    {"apiGroups": ["apps"], "resources": ["deployments"], "resourceNames": [FOREIGN], "verbs": ["get"]},
+]
+
+
+def _object(api: str, kind: str, name: str, *, namespaced: bool = False, **rest: Any) -> Object:
+    metadata: Object = {"name": name, "labels": dict(_LABELS)}
+    if namespaced:
+        metadata["namespace"] = NAMESPACE
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **rest}
+
+
+def _binding(kind: str, role: str, *, namespaced: bool) -> Object:
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
+    reference = {"apiGroup": _RBAC, "kind": role, "name": NAME}
+    return _object(f"{_RBAC}/v1", kind, NAME, namespaced=namespaced, roleRef=reference, subjects=[subject])
+
+
+def rights() -> list[Object]:
+    rules = [*RULES, *FOREIGN_RULES]
+    return [
+        _object("v1", "Namespace", NAMESPACE),
+        _object("v1", "ServiceAccount", NAME, namespaced=True),
+        _object(f"{_RBAC}/v1", "ClusterRole", NAME, rules=rules),
+        _binding("ClusterRoleBinding", "ClusterRole", namespaced=False),
+        _object(f"{_RBAC}/v1", "Role", NAME, namespaced=True, rules=OWN_RULES),
+        _binding("RoleBinding", "Role", namespaced=True),
+        _object("v1", "Secret", SECRET, namespaced=True, type="Opaque"),
+    ]
+
+
+def service() -> Object:
+    ports = [{"name": "hooks", "port": 443, "targetPort": "hooks"}]
+    spec = {"selector": {"app.kubernetes.io/name": NAME}, "ports": ports}
+    return _object("v1", "Service", NAME, namespaced=True, spec=spec)
+
+
+def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
+    """All replicas answer hooks; one of them acts."""
+    container = {
+        "name": "machines",
+        "image": image,
+        "args": ["machines", "--listen", f"0.0.0.0:{PORT}"],
+        "env": [{"name": "MOORAGE_METRICS", "value": f"0.0.0.0:{METRICS}"}],
+        "ports": [{"name": "hooks", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS}],
+        "livenessProbe": {"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 5},
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    spec = {
+        "serviceAccountName": NAME,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 100,
+                        "podAffinityTerm": {
+                            "topologyKey": "kubernetes.io/hostname",
+                            "labelSelector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+                        },
+                    }
+                ]
+            }
+        },
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory"}}],
+    }
+    template = {"metadata": {"labels": dict(_LABELS)}, "spec": spec}
+    selector = {"matchLabels": {"app.kubernetes.io/name": NAME}}
+    body = {"replicas": replicas, "selector": selector, "template": template}
+    return _object("apps/v1", "Deployment", NAME, namespaced=True, spec=body)
+
+
+def hooks() -> list[Object]:
+    return [mutating(), validating()]
+
+
+def files() -> dict[str, str]:
+    """Returns the files of `ops/machines`, by name."""
+    import yaml
+
+    def dumped(*objects: Object) -> str:
+        return yaml.safe_dump_all(objects, sort_keys=False, width=120)
+
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["definitions.yaml", "rights.yaml", "deployment.yaml", "hooks.yaml"],
+    }
+    return {
+        "definitions.yaml": dumped(*definitions()),
+        "rights.yaml": dumped(*rights()),
+        "deployment.yaml": dumped(service(), deployment()),
+        "hooks.yaml": dumped(*hooks()),
+        "kustomization.yaml": dumped(kustomization),
+    }
+
+
+def write(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files().items():
+        (directory / name).write_text(text)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

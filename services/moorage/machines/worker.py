@@ -1,0 +1,386 @@
+"""The worker as a process: all answer hooks; the holder of the lease acts. All that a leader does in a term is one group of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from base64 import b64decode
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
+from moorage.kube.objects import Key
+from moorage.machine_groups.cluster import ClusterMachines, Effect
+from moorage.machine_groups.injection import MachineGroup
+from moorage.machine_groups.names import (
+    ENABLED,
+    GROUP_VERSION,
+    MACHINE_GROUP,
+    MACHINE_TYPE,
+    NAMESPACE,
+    NAMESPACE_LABELS,
+)
+from moorage.machine_groups.objects import IMAGE, difference
+from moorage.telemetry import ACTIVE, MetricValue, ProcessHealth
+from moorage.web import listener_of
+
+from . import certificates, hook_configurations
+from .hooks import Hooks
+from .install_manifests import FOREIGN, FOREIGN_NAMESPACE, LEASE, SECRET
+from .requests import Requests, collection
+
+log = structlog.get_logger("machines")
+#: Seconds that changes are gathered before the next plan.
+GATHER = 0.01
+#: Seconds between looks at the certificate, and at whether another controller acts on Machines.
+CERTIFICATE_INTERVAL, FOREIGN_INTERVAL = 5.0, 10.0
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+async def main(
+    *,
+    kubeconfig: str | Path | None = None,
+    context: str | None = None,
+    listen: str = "127.0.0.1:0",
+    url: str | None = None,
+    image: str = IMAGE,
+    process_health: ProcessHealth | None = None,
+    ready: Callable[[str], None] = lambda _url: None,
+) -> None:
+    """Runs until cancelled. `url`: where the API server reaches the hooks; None: where they listen; "": at the Service."""
+    api = await connect(kubeconfig, context)
+    try:
+        await MachinesWorker(api, listen, url, image, ready, process_health).run()
+    finally:
+        await api.close()
+
+
+class MachinesWorker:
+    def __init__(
+        self,
+        api: Api,
+        listen: str,
+        url: str | None,
+        image: str,
+        ready: Callable[[str], None],
+        process_health: ProcessHealth | None,
+    ) -> None:
+        self.api, self._image, self._ready = api, image, ready
+        self._socket = listener_of(listen)
+        host, port = self._socket.getsockname()[:2]
+        own = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        self._url = own if url is None else url
+        self._identity = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        self._state = ClusterMachines(image)
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._keys: certificates.Keys | None = None
+        self._served: certificates.Pair | None = None
+        self._changed = asyncio.Event()
+        self._requests: Requests | None = None
+        self._hooks: Hooks | None = None
+        self._leading = False
+        self._announced = asyncio.Event()
+        if process_health is not None:
+            process_health.connected = lambda: True
+            process_health.health = self._health
+            process_health.add_values(self._metrics)
+
+    def _health(self) -> dict[str, Any]:
+        missing = [] if self._hooks is not None else ["the API server"]
+        return {"ok": not missing, "missing": missing, "role": "active" if self._leading else "standby"}
+
+    def _metrics(self) -> Iterable[MetricValue]:
+        yield MetricValue(*ACTIVE, float(self._leading))
+        if self._requests is not None:
+            about = "Requests that changed something, by purpose"
+            yield MetricValue("moorage_machines_writes_total", about, dict(self._requests.writes), "kind")
+        if self._hooks is not None:
+            about = "Answers to the API server"
+            yield MetricValue("moorage_machines_admissions_total", about, self._hooks.answers, "outcome")
+            about = "Seconds that answers to the API server took together"
+            yield MetricValue("moorage_machines_admission_seconds_total", about, self._hooks.seconds, "outcome")
+
+    @property
+    def _names(self) -> list[str]:
+        """Returns the names under which the API server reaches the hooks."""
+        if self._url:
+            return [urlsplit(self._url).hostname or "localhost"]
+        service = f"{hook_configurations.NAME}.{NAMESPACE}.svc"
+        return [service, f"{service}.cluster.local"]
+
+    async def run(self) -> None:
+        user = await self._user()
+        await self._read_keys()
+        runner = web.AppRunner(
+            (hooks := Hooks(self._state, user, self._list_groups)).application(), access_log=None, handle_signals=False
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reflectors = self._reflectors()
+                for reflector in reflectors:
+                    tasks.create_task(reflector.run())
+                for reflector in reflectors:
+                    await reflector.synced.wait()
+                self._state.groups()
+                pods = self._pod_reflector()
+                tasks.create_task(pods.run())
+                await pods.synced.wait()
+                await runner.setup()
+                await web.SockSite(runner, self._socket, ssl_context=self._tls).start()
+                self._hooks = hooks
+                tasks.create_task(self._watch_keys())
+                tasks.create_task(self._announce_ready())
+                elector = LeaderElector(self.api, NAMESPACE, LEASE, self._identity)
+                tasks.create_task(elector.run(self._lead))
+        finally:
+            await runner.cleanup()
+            self._socket.close()
+
+    async def _announce_ready(self) -> None:
+        """Says where the hooks are, once the configurations name this process or another one that acts."""
+        await self._announced.wait()
+        self._ready(self._url or f"https://{self._names[0]}")
+
+    async def _user(self) -> str:
+        """Returns the name that the API server has for this process."""
+        body = b'{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}'
+        while True:
+            try:
+                _, data = await self.api.call("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=body)
+                return str(_decode(data)["status"]["userInfo"]["username"])
+            except Unreachable as error:
+                log.warning("the API server cannot be reached", error=str(error))
+                await asyncio.sleep(1)
+
+    # --- what is there
+
+    def _reflectors(self) -> list[Reflector[dict[str, Any]]]:
+        state = self._state
+
+        def put_namespace(key: Key, obj: dict[str, Any]) -> None:
+            labels = obj["metadata"].get("labels") or {}
+            state.set_namespace(key.name, any(labels.get(name) == ENABLED for name in NAMESPACE_LABELS))
+
+        def reflect(path: str, put: Callable[[dict[str, Any]], None], drop: Callable[[Key], None], labels: str = "") -> Reflector[dict[str, Any]]:  # fmt: skip
+            def changed_put(_key: Key, obj: dict[str, Any]) -> None:
+                put(obj)
+                self._changed.set()
+
+            def changed_drop(key: Key, _uid: str) -> None:
+                drop(key)
+                self._changed.set()
+
+            return Reflector(self.api, path, _decode, changed_put, changed_drop, labels=labels)
+
+        def objects(kind: str, namespace: str, labels: str = "") -> Reflector[dict[str, Any]]:
+            return reflect(
+                collection(kind, namespace),
+                lambda obj: state.put_object(obj, kind),
+                lambda key: state.drop_object(kind, key.namespace, key.name),
+                labels,
+            )
+
+        return [
+            reflect(collection("Node"), state.put_node, lambda key: state.drop_node(key.name)),
+            reflect(collection("Machine"), state.put_machine, lambda key: state.drop_machine(key.name)),
+            Reflector(
+                self.api,
+                "/api/v1/namespaces",
+                _decode,
+                put_namespace,
+                lambda key, _uid: state.set_namespace(key.name, False),
+            ),
+            objects("MachineNodePool", ""),
+            objects("StatefulSet", NAMESPACE),
+            objects("Service", NAMESPACE),
+        ]
+
+    def _pod_reflector(self) -> Reflector[dict[str, Any]]:
+        """Guests and reservations. It begins when the Machines are known, to which they belong."""
+
+        def put(_key: Key, pod: dict[str, Any]) -> None:
+            self._state.put_pod(pod)
+            self._changed.set()
+
+        def drop(key: Key, uid: str) -> None:
+            self._state.drop_pod(key.namespace, key.name, uid)
+            self._changed.set()
+
+        return Reflector(self.api, "/api/v1/pods", _decode, put, drop, labels=MACHINE_TYPE)
+
+    async def _list_groups(self) -> dict[str, MachineGroup]:
+        """Reads the Machines from the API server."""
+        try:
+            found = await self.api.get(f"/apis/{GROUP_VERSION}/machines") or {}
+        except (ApiError, Unreachable) as error:
+            log.warning("Machines cannot be listed", error=str(error))
+            return self._state.groups()
+        for machine in found.get("items") or ():
+            self._state.put_machine(machine)
+        self._changed.set()
+        return self._state.groups()
+
+    # --- certificates
+
+    async def _read_keys(self) -> None:
+        """Reads the Secret, or makes one."""
+        while True:
+            try:
+                await self._step_keys(make=True)
+                return
+            except ApiError as error:
+                if error.code != 409:
+                    raise
+            except Unreachable as error:
+                log.warning("the API server cannot be reached", error=str(error))
+            await asyncio.sleep(0.5)
+
+    async def _step_keys(self, *, make: bool = False) -> None:
+        """Reads the certificate, does the next step of its rotation if this process acts, and serves it."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{SECRET}"
+        secret = await self.api.get(path)
+        if secret is None:
+            raise ApiError(404, "NotFound", f"Secret {SECRET} does not exist; run `moorage cluster join --machines`")
+        now, lifetime = time.time(), certificates.days() * 86400
+        keys = certificates.from_secret(secret.get("data") or {})
+        wanted = keys
+        if keys is None:
+            wanted = certificates.Keys(certificates.issue(self._names, now, lifetime)) if make else None
+        elif self._leading:
+            wanted = certificates.advance(keys, self._names, now, lifetime)
+        if wanted is not None and wanted != keys:
+            body = {**secret, "data": certificates.to_secret(wanted)}
+            await self.api.call("PUT", path, body=msgspec.json.encode(body))
+        if wanted is not None:
+            self._keys = wanted
+            if self._served != wanted.current:
+                certificates.load(self._tls, wanted.current)
+                self._served = wanted.current
+
+    async def _watch_keys(self) -> None:
+        while True:
+            try:
+                await self._step_keys()
+                if self._leading:
+                    await self._write_hooks()
+                else:
+                    await self._note_hooks()
+            except (ApiError, Unreachable) as error:
+                log.debug("the certificate is not renewed yet", error=str(error))
+            lifetime = certificates.days() * 86400
+            await asyncio.sleep(min(CERTIFICATE_INTERVAL, max(0.5, lifetime / 100)))
+
+    async def _write_hooks(self) -> None:
+        """Lets the API server ask this process, and trust its certificates."""
+        assert self._keys is not None
+        for configuration in (hook_configurations.mutating(self._url), hook_configurations.validating(self._url)):
+            wanted = hook_configurations.with_bundle(configuration, self._keys.bundle)
+            path = f"{hook_configurations.paths()[configuration['kind']]}/{hook_configurations.NAME}"
+            found = await self.api.get(path)
+            if found is None:
+                continue  # this cluster does not want hooks, or is being left
+            if difference(wanted["webhooks"], found.get("webhooks") or []) is None and not _other_place(wanted, found):
+                continue
+            version = found["metadata"]["resourceVersion"]
+            patch = {"metadata": {"resourceVersion": version}, "webhooks": wanted["webhooks"]}
+            await self.api.call(
+                "PATCH", path, body=msgspec.json.encode(patch), content_type="application/merge-patch+json"
+            )
+        self._announced.set()
+
+    async def _note_hooks(self) -> None:
+        """Notes that another process wrote the configurations with a CA that this one serves."""
+        path = f"{hook_configurations.paths()['MutatingWebhookConfiguration']}/{hook_configurations.NAME}"
+        found = await self.api.get(path)
+        for hook in (found or {}).get("webhooks") or ():
+            bundle = b64decode(hook["clientConfig"].get("caBundle") or "")
+            if self._served is not None and self._served.ca in bundle:
+                self._announced.set()
+
+    # --- acting
+
+    async def _lead(self, term: LeaderTerm) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+
+                def spawn(coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+                    return tasks.create_task(coro)
+
+                self._requests = Requests(self.api, term, self._identity, self._done, spawn)
+                self._leading = True
+                self._state.start_term()
+                await self._look_for_foreign()
+                await self._write_hooks()
+                spawn(self._watch_foreign())
+                await self._act()
+        finally:
+            self._leading = False
+
+    async def _act(self) -> None:
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        self._changed.set()
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(GATHER)
+            self._changed.clear()
+            now = time.time()
+            if self._state.relist_pods:
+                await self._relist_pods()
+            effects, later = self._state.plan(now)
+            assert self._requests is not None
+            self._requests.send(effects)
+            if timer is not None:
+                timer.cancel()
+            if later is not None:
+                timer = loop.call_later(max(0.0, later - time.time()) + 0.001, self._wake)
+
+    def _wake(self) -> None:
+        self._state.wake(time.time())
+        self._changed.set()
+
+    def _done(self, effect: Effect, answer: dict[str, Any] | None, failed: bool) -> None:
+        self._state.done(effect, answer, time.time(), failed=failed)
+        self._changed.set()
+
+    async def _relist_pods(self) -> None:
+        """Puts Pods again whose Machine came after them."""
+        try:
+            found = await self.api.get("/api/v1/pods", query={"labelSelector": MACHINE_GROUP})
+        except (ApiError, Unreachable) as error:
+            log.warning("Pods cannot be listed", error=str(error))
+            self._changed.set()
+            return
+        self._state.forget_versions_of_pods()
+        for pod in (found or {}).get("items") or ():
+            self._state.put_pod(pod)
+
+    async def _look_for_foreign(self) -> None:
+        path = f"/apis/apps/v1/namespaces/{FOREIGN_NAMESPACE}/deployments/{FOREIGN}"
+        try:
+            found = await self.api.get(path)
+        except (ApiError, Unreachable) as error:
+            log.warning("cannot tell whether another controller acts on Machines", error=str(error))
+            return
+        self._state.set_other_controller(f"Deployment {FOREIGN_NAMESPACE}/{FOREIGN}" if found is not None else "")
+        self._changed.set()
+
+    async def _watch_foreign(self) -> None:
+        while True:
+            await asyncio.sleep(FOREIGN_INTERVAL)
+            await self._look_for_foreign()
+
+
+def _other_place(wanted: dict[str, Any], found: dict[str, Any]) -> bool:
+    """Returns whether hooks are configured at another place: at a URL or at a Service."""
+    pairs = zip(wanted["webhooks"], found.get("webhooks") or [], strict=False)
+    return any(("url" in w["clientConfig"]) != ("url" in f["clientConfig"]) for w, f in pairs)

@@ -1,0 +1,432 @@
+"""Machines on a real API server with its scheduler and controllers: reservations, guests and Nodes. Everything runs as the service
+account with the rights that joining gives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from moorage.machine_groups.names import (
+    GROUP_VERSION,
+    MACHINE_GROUP,
+    MACHINE_TYPE,
+    NAMESPACE,
+    NODE_POOL,
+    POD_ROLE,
+    SLOT_GATE,
+)
+from moorage.machines.install import install
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
+from moorage_testkit.machines import machine
+
+from .conftest import settled
+
+NODES = ["m0", "m1", "m2"]
+GUEST = {MACHINE_TYPE: "a"}
+TEAM = "team"
+SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MachineCluster]:
+    with ControlPlane("machines") as plane:
+        for name in NODES:
+            plane.node(name, allocatable={"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "4"})
+        found = MachineCluster(plane)
+        asyncio.run(found.install(lambda api: install(api, "moorage", 2, lambda _text: None, deploy=False)))
+        found.namespace(TEAM)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def process(cluster: MachineCluster) -> Iterator[MachinesProcess]:
+    """Runs `moorage machines` as the service account, and waits until its hooks answer."""
+    process = MachinesProcess(cluster)
+    try:
+        until(lambda: process.is_ready() and hooks_answer(cluster), 40)
+        yield process
+    finally:
+        process.remove()
+
+
+@pytest_asyncio.fixture
+async def ready(cluster: MachineCluster, process: MachinesProcess) -> AsyncIterator[None]:
+    """Removes all Machines and Pods after a test."""
+    yield
+    await asyncio.to_thread(clean, cluster)
+
+
+def until(check: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.1)
+
+
+def hooks_answer(cluster: MachineCluster) -> bool:
+    """Returns whether a guest of an unknown Machine is refused by our hook, and not because it cannot be reached."""
+    try:
+        cluster.pod(TEAM, "probe", {MACHINE_TYPE: "none"}, query="?dryRun=All")
+    except Refused as refused:
+        return "MachineUnknown" in refused.message
+    return False
+
+
+def clean(cluster: MachineCluster) -> None:
+    for kind in ("apps/v1", "batch/v1"):
+        plurals = ("deployments", "statefulsets", "daemonsets") if kind == "apps/v1" else ("jobs",)
+        for plural in plurals:
+            for obj in cluster.call("GET", f"/apis/{kind}/namespaces/{TEAM}/{plural}")["items"]:
+                cluster.delete(f"/apis/{kind}/namespaces/{TEAM}/{plural}/{obj['metadata']['name']}")
+    for _ in range(100):
+        for found in cluster.call("GET", f"/apis/{GROUP_VERSION}/machines")["items"]:
+            cluster.delete(f"/apis/{GROUP_VERSION}/machines/{found['metadata']['name']}")
+        pods = cluster.pods(TEAM) + cluster.pods(NAMESPACE)
+        for pod in pods:
+            with contextlib.suppress(Refused):
+                cluster.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
+        marked = [n for n in cluster.call("GET", "/api/v1/nodes")["items"] if NODE_POOL in n["metadata"]["labels"]]
+        if not pods and not marked:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the cluster is not clean")
+
+
+def offline(slots: int, available: int | None = None, **spec: Any) -> dict[str, Any]:
+    size = {"cpu": "2", "memory": "1Gi", **spec}
+    return {"spec": size, "available": slots if available is None else available, "offlineSlots": slots}
+
+
+def the_machine(slots: int = 3, nodes: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    return machine("g", {"a": offline(slots, **more)}, {name: ["a"] for name in nodes or NODES}, taint=True)
+
+
+async def usage(
+    cluster: MachineCluster, maximum: int, reserved: int, used: int, waiting: int, seconds: float = 25
+) -> None:
+    wanted = (maximum, reserved, used, waiting)
+
+    def check() -> bool:
+        return cluster.usage("g").get("a") == wanted
+
+    try:
+        await settled(check, seconds)
+    except AssertionError:
+        pods = [
+            (
+                p["metadata"]["name"],
+                p["spec"].get("nodeName"),
+                p["spec"].get("schedulingGates"),
+                p["status"].get("phase"),
+            )
+            for p in cluster.pods(NAMESPACE) + cluster.pods(TEAM)
+        ]
+        raise AssertionError(f"usage is {cluster.usage('g')}, not {wanted}: {pods}") from None
+
+
+async def test_slots_are_held_and_given_to_guests(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine())
+    await usage(cluster, 3, 3, 0, 0)
+    assert cluster.conditions("g") == {"Ready": "True", "CapacityShort": "False", "NodesHealthy": "True"}
+    for i in range(2):
+        cluster.pod(TEAM, f"guest-{i}", GUEST)
+    await usage(cluster, 3, 1, 2, 0)
+    for pod in cluster.pods(TEAM):
+        assert pod["metadata"]["labels"][MACHINE_GROUP] == "g" and pod["metadata"]["labels"][POD_ROLE] == "guest"
+        assert pod["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "1Gi"}
+    for i in range(2, 5):
+        cluster.pod(TEAM, f"guest-{i}", GUEST)
+    await usage(cluster, 3, 0, 3, 2)
+    waiting = [p for p in cluster.pods(TEAM) if p["spec"].get("schedulingGates")]
+    cluster.delete_pod(TEAM, waiting[0]["metadata"]["name"])
+    cluster.delete_pod(TEAM, "guest-0")
+    await usage(cluster, 3, 0, 3, 0)
+    for pod in cluster.pods(TEAM):
+        cluster.delete_pod(TEAM, pod["metadata"]["name"])
+    await usage(cluster, 3, 3, 0, 0)
+    # What users change is put back.
+    cluster.patch(f"{SETS}/a-g", {"spec": {"replicas": 7}, "metadata": {"labels": {MACHINE_TYPE: "x"}}})
+    await settled(
+        lambda: (s := cluster.call("GET", f"{SETS}/a-g"))["spec"]["replicas"] == 3 and s["metadata"]["labels"][MACHINE_TYPE] == "a"
+    )  # fmt: skip
+    await usage(cluster, 3, 3, 0, 0)
+
+
+async def test_the_objects_of_a_machine(cluster: MachineCluster, ready: None) -> None:
+    document = the_machine(2)
+    document["spec"]["nodePool"][2]["mode"] = "maintenance"
+    cluster.machine(document)
+    await usage(cluster, 2, 2, 0, 0)
+    found = cluster.call("GET", f"{SETS}/a-g")
+    assert found["spec"]["serviceName"] == "a-g" and found["spec"]["podManagementPolicy"] == "Parallel"
+    service = cluster.call("GET", f"/api/v1/namespaces/{NAMESPACE}/services/a-g")
+    assert service["spec"]["clusterIP"] == "None"
+    pool = cluster.call("GET", f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool")
+    assert pool["spec"]["machineTypeStock"] == [{"name": "a"}] and pool["spec"]["machineGroup"] == "g"
+    assert {n["name"]: n["condition"] for n in pool["status"]["nodePool"]} == {
+        "m0": "Ready",
+        "m1": "Ready",
+        "m2": "Maintenance",
+    }
+    node = cluster.call("GET", "/api/v1/nodes/m0")
+    assert node["metadata"]["labels"][NODE_POOL] == "ready"
+    assert node["metadata"]["labels"]["imperator.tenzen-y.io/a"] == "g"
+    assert node["metadata"]["annotations"][MACHINE_GROUP] == "g"
+    taints = {t["key"]: t["value"] for t in node["spec"]["taints"]}
+    assert taints == {"imperator.tenzen-y.io/a": "g", NODE_POOL: "ready"}
+    # An edit of what is derived is put back.
+    cluster.patch(f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool", {"spec": {"machineTypeStock": []}})
+    await settled(
+        lambda: cluster.call("GET", f"/apis/{GROUP_VERSION}/machinenodepools/g-node-pool")["spec"]["machineTypeStock"]
+    )
+    # Deleting it cleans the Nodes and waits for no guest.
+    cluster.pod(TEAM, "guest", GUEST)
+    await usage(cluster, 2, 1, 1, 0)
+    cluster.delete(f"/apis/{GROUP_VERSION}/machines/g")
+    await settled(lambda: "taints" not in cluster.call("GET", "/api/v1/nodes/m0")["spec"], 20, "Nodes are cleaned")
+    assert NODE_POOL not in cluster.call("GET", "/api/v1/nodes/m0")["metadata"]["labels"]
+    assert len(cluster.bound(TEAM)) == 1
+    await settled(lambda: cluster.find(f"{SETS}/a-g") is None, 20, "its objects go")
+
+
+async def test_replicas_flap(cluster: MachineCluster, ready: None) -> None:
+    """Where two of three fit, the number of replicas never changes; it flipped 121 times in 20 s."""
+    cluster.machine(the_machine(3, ["m0"], cpu="3"))
+    await usage(cluster, 3, 2, 0, 0)
+    assert cluster.conditions("g")["CapacityShort"] == "True"
+    version = cluster.call("GET", f"{SETS}/a-g")["metadata"]["generation"]
+    await asyncio.sleep(5)
+    assert cluster.call("GET", f"{SETS}/a-g")["metadata"]["generation"] == version
+    assert cluster.usage("g")["a"] == (3, 2, 0, 0)
+
+
+async def test_an_impossible_guest_burns_a_slot(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    cluster.pod(TEAM, "never", GUEST, nodeSelector={"disk": "none"})
+    await usage(cluster, 1, 1, 0, 1)
+    cluster.pod(TEAM, "later", GUEST)
+    await usage(cluster, 1, 0, 1, 1)
+
+
+async def test_parallel_guests_all_pass_on_the_last_slot(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    await asyncio.gather(*(asyncio.to_thread(cluster.pod, TEAM, f"g{i}", GUEST) for i in range(12)))
+    for waiting in reversed(range(12)):
+        await usage(cluster, 1, 0, 1, waiting)
+        (name,) = [p["metadata"]["name"] for p in cluster.pods(TEAM) if p["spec"].get("nodeName")]
+        cluster.delete_pod(TEAM, name)
+    await usage(cluster, 1, 1, 0, 0)
+
+
+async def test_own_affinity_terms_let_guests_escape(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(1, ["m0"]))
+    await usage(cluster, 1, 1, 0, 0)
+    terms: list[dict[str, Any]] = [
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]},
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m1"]}]},
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    cluster.pod(TEAM, "sly", GUEST, affinity={"nodeAffinity": required})
+    await usage(cluster, 1, 0, 1, 0)
+    assert cluster.bound(TEAM) == ["m0"]
+
+
+@pytest.mark.parametrize("affinity", [{"podAffinity": {}}, {"nodeAffinity": {}}, {}])
+async def test_crash_on_affinity_without_node_affinity(
+    cluster: MachineCluster, ready: None, affinity: dict[str, Any]
+) -> None:
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    cluster.pod(TEAM, "odd", GUEST, affinity=affinity)
+    await usage(cluster, 1, 0, 1, 0)
+
+
+async def test_guest_updates_denied_and_jobs_never_finish(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(2))
+    await usage(cluster, 2, 2, 0, 0)
+    template = {
+        "metadata": {"labels": GUEST},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "x"}]},
+    }
+    job = {"metadata": {"name": "work"}, "spec": {"completions": 4, "parallelism": 4, "template": template}}
+    cluster.call("POST", f"/apis/batch/v1/namespaces/{TEAM}/jobs", job)
+
+    def succeeded() -> bool:
+        status = cluster.call("GET", f"/apis/batch/v1/namespaces/{TEAM}/jobs/work").get("status") or {}
+        return bool(status.get("succeeded") == 4 and any(c["type"] == "Complete" for c in status.get("conditions", ())))
+
+    await settled(succeeded, 40, "the Job completes")
+    await usage(cluster, 2, 2, 0, 0)
+
+
+async def test_a_wrong_container_name_becomes_index_0(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    with pytest.raises(Refused, match="there is no container 'nope'"):
+        cluster.pod(TEAM, "wrong", {**GUEST, "imperator.tenzen-y.io/injecting-container": "nope"})
+
+
+async def test_one_lost_node_stops_the_others(cluster: MachineCluster, ready: None) -> None:
+    document = the_machine(2, ["m0", "m1"])
+    cluster.machine(document)
+    await usage(cluster, 2, 2, 0, 0)
+    with pytest.raises(Refused, match="UnknownNode"):
+        cluster.patch(
+            f"/apis/{GROUP_VERSION}/machines/g",
+            {"spec": {"nodePool": [*document["spec"]["nodePool"], {"name": "gone", "mode": "ready", "machineType": [{"name": "a"}]}]}},
+        )  # fmt: skip
+    cluster.plane.node("m9", allocatable={"cpu": "8"})
+    pool = [{"name": "m9", "mode": "ready", "machineType": [{"name": "a"}]}, *document["spec"]["nodePool"]]
+    cluster.patch(f"/apis/{GROUP_VERSION}/machines/g", {"spec": {"nodePool": pool}})
+    await settled(lambda: NODE_POOL in cluster.call("GET", "/api/v1/nodes/m9")["metadata"]["labels"], 20)
+    cluster.delete("/api/v1/nodes/m9")
+    await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "False", 20, "the lost Node is told")
+    cluster.patch("/api/v1/nodes/m1", {"metadata": {"labels": {NODE_POOL: None}}})
+    await settled(lambda: NODE_POOL in cluster.call("GET", "/api/v1/nodes/m1")["metadata"]["labels"], 20)
+
+
+async def test_a_cordoned_node_is_not_ready_at_once(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(2, ["m0", "m1"]))
+    await usage(cluster, 2, 2, 0, 0)
+    cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": True}})
+    try:
+        await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "False", 10)
+        node = cluster.call("GET", "/api/v1/nodes/m0")
+        assert NODE_POOL not in node["metadata"]["labels"]
+        assert {"key": NODE_POOL, "value": "not-ready", "effect": "NoSchedule"} in node["spec"]["taints"]
+    finally:
+        cluster.patch("/api/v1/nodes/m0", {"spec": {"unschedulable": None}})
+    await settled(lambda: cluster.conditions("g")["NodesHealthy"] == "True", 10)
+    await usage(cluster, 2, 2, 0, 0)
+
+
+async def test_removed_types_are_kept(cluster: MachineCluster, ready: None) -> None:
+    types = {"a": offline(1), "b": offline(1)}
+    cluster.machine(machine("g", types, {"m0": ["a", "b"], "m1": ["a"]}))
+    await settled(lambda: cluster.usage("g").get("b") == (1, 1, 0, 0), 20)
+    cluster.pod(TEAM, "guest", {MACHINE_TYPE: "b"})
+    await settled(lambda: cluster.usage("g").get("b") == (1, 0, 1, 0), 20)
+    kept = machine("g", {"a": offline(1)}, {"m0": ["a"], "m1": ["a"]})["spec"]
+    cluster.patch(f"/apis/{GROUP_VERSION}/machines/g", {"spec": kept})
+    await settled(lambda: cluster.find(f"{SETS}/b-g") is None, 20, "its objects go")
+    # Its row stays while it is used.
+    await settled(lambda: cluster.usage("g").get("b") == (0, 0, 1, 0), 20)
+    cluster.delete_pod(TEAM, "guest")
+    await settled(lambda: "b" not in cluster.usage("g"), 20)
+
+
+async def test_dry_runs_and_refused_pods_leak_nothing(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(1))
+    await usage(cluster, 1, 1, 0, 0)
+    for i in range(3):
+        made = cluster.pod(TEAM, f"dry-{i}", GUEST, query="?dryRun=All")
+        assert {"name": SLOT_GATE} in made["spec"]["schedulingGates"]
+    with pytest.raises(Refused):
+        cluster.pod(TEAM, "bad", GUEST, restartPolicy="Sometimes")
+    await asyncio.sleep(1)
+    assert cluster.usage("g")["a"] == (1, 1, 0, 0)
+
+
+async def test_only_machines_open_gates_and_labels_stay(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(0))
+    await settled(lambda: cluster.usage("g").get("a") == (0, 0, 0, 0), 20)
+    cluster.pod(TEAM, "guest", GUEST)
+    path = f"/api/v1/namespaces/{TEAM}/pods/guest"
+    with pytest.raises(Refused, match="scheduling gate"):
+        cluster.patch(path, {"spec": {"schedulingGates": None}})
+    for key in (MACHINE_TYPE, MACHINE_GROUP, POD_ROLE):
+        with pytest.raises(Refused, match="cannot be changed"):
+            cluster.patch(path, {"metadata": {"labels": {key: "x"}}})
+    cluster.patch(path, {"metadata": {"labels": {"app": "x"}}})
+
+
+async def test_foreign_gates_sidecars_and_generated_names(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(2))
+    await usage(cluster, 2, 2, 0, 0)
+    cluster.pod(TEAM, "gated", GUEST, schedulingGates=[{"name": "example.com/quota"}])
+    containers = [
+        {"name": "main", "image": "x"},
+        {"name": "side", "image": "x", "resources": {"requests": {"cpu": "500m"}}},
+    ]
+    body = {
+        "metadata": {"generateName": "many-", "labels": GUEST},
+        "spec": {"containers": containers, "terminationGracePeriodSeconds": 0},
+    }
+    made = cluster.call("POST", f"/api/v1/namespaces/{TEAM}/pods", body)
+    assert made["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "1500m"
+    await usage(cluster, 2, 1, 1, 1)
+    cluster.patch(f"/api/v1/namespaces/{TEAM}/pods/gated", {"spec": {"schedulingGates": [{"name": SLOT_GATE}]}})
+    await usage(cluster, 2, 0, 2, 0)
+
+
+async def test_guests_of_stateful_sets_and_daemon_sets(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(3, cpu="5"))  # one on each Node
+    await usage(cluster, 3, 3, 0, 0)
+    labels = {**GUEST, "app": "db"}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "c", "image": "x"}], "terminationGracePeriodSeconds": 0},
+    }
+    spec = {"selector": {"matchLabels": {"app": "db"}}, "serviceName": "db", "replicas": 2, "template": template}
+    cluster.call("POST", f"/apis/apps/v1/namespaces/{TEAM}/statefulsets", {"metadata": {"name": "db"}, "spec": spec})
+    await usage(cluster, 3, 1, 2, 0)
+    cluster.delete(f"/apis/apps/v1/namespaces/{TEAM}/statefulsets/db")
+    await settled(lambda: len(cluster.bound(TEAM)) <= 2, 20)
+    for pod in cluster.pods(TEAM):
+        cluster.delete_pod(TEAM, pod["metadata"]["name"])
+    await usage(cluster, 3, 3, 0, 0)
+    pod_spec = {"containers": [{"name": "c", "image": "x"}], "terminationGracePeriodSeconds": 0}
+    template = {"metadata": {"labels": labels}, "spec": pod_spec | {"tolerations": [{"operator": "Exists"}]}}
+    daemons = {"selector": {"matchLabels": {"app": "db"}}, "template": template}
+    cluster.call("POST", f"/apis/apps/v1/namespaces/{TEAM}/daemonsets", {"metadata": {"name": "ds"}, "spec": daemons})
+    await settled(lambda: cluster.bound(TEAM) == NODES, 40, "one guest on each Node")
+    await usage(cluster, 3, 0, 3, 0)
+
+
+async def test_the_next_leader_goes_on(cluster: MachineCluster, ready: None, process: MachinesProcess) -> None:
+    second = MachinesProcess(cluster)
+    try:
+        await settled(second.is_ready, 30, "both are ready")
+        cluster.machine(the_machine(2))
+        await usage(cluster, 2, 2, 0, 0)
+        cluster.pod(TEAM, "one", GUEST)
+        await usage(cluster, 2, 1, 1, 0)
+        process.stop(signal.SIGKILL)
+        # The hooks are at a URL, which the next one has to write.
+        await settled(lambda: hooks_answer(cluster), 20, "the other one answers")
+        cluster.pod(TEAM, "two", GUEST)
+        await usage(cluster, 2, 0, 2, 0, 15)
+    finally:
+        process.start()
+        await settled(process.is_ready, 30, "it is ready again")
+        second.remove()
+        await settled(lambda: hooks_answer(cluster), 30, "it answers again")
+
+
+async def test_nothing_is_written_at_rest(cluster: MachineCluster, ready: None) -> None:
+    cluster.machine(the_machine(2))
+    await usage(cluster, 2, 2, 0, 0)
+    for i in range(4):
+        cluster.pod(TEAM, f"g{i}", GUEST)
+    await usage(cluster, 2, 0, 2, 2)
+    await asyncio.sleep(2)
+
+    def versions() -> dict[str, str]:
+        paths = ["/api/v1/nodes", f"/apis/{GROUP_VERSION}/machines", f"/apis/{GROUP_VERSION}/machinenodepools", SETS]
+        paths += [f"/api/v1/namespaces/{n}/pods" for n in (TEAM, NAMESPACE)]
+        items = [obj for path in paths for obj in cluster.call("GET", path)["items"]]
+        return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in items}
+
+    before = await asyncio.to_thread(versions)
+    await asyncio.sleep(4)
+    assert await asyncio.to_thread(versions) == before
