@@ -71,15 +71,20 @@ class Asked:
                 [shape.optional[i] for i in self.granted],
             )
         )
-        self._requests: dict[frozenset[str] | None, Request] = {}
+        #: Claims whose devices the pods have together.
+        self.shared = frozenset(group.shared for group in shape.groups if group.shared)
+        self._requests: dict[tuple[frozenset[str] | None, bool], Request] = {}
         self._alignments: dict[tuple[TopologyManager, frozenset[str]], Alignment] = {}
 
-    def request(self, zone_classes: frozenset[str], *, in_zone: bool = False) -> Request:
-        """Returns the request to a node whose zones offer these classes."""
-        key = zone_classes if self.one_zone or in_zone else None
+    def request(self, zone_classes: frozenset[str], *, in_zone: bool = False, shared: bool = True) -> Request:
+        """Returns the request to a node whose zones offer these classes. `shared`: with the devices that pods have together."""
+        key = zone_classes if self.one_zone or in_zone else None, shared or not self.shared
         found = self._requests.get(key)
         if found is None:
-            found = pod_request(self.shape, self.granted, key)
+            shape = self.shape
+            if not key[1]:
+                shape = msgspec.structs.replace(shape, groups=[group for group in shape.groups if not group.shared])
+            found = pod_request(shape, self.granted, key[0])
             # Which nodes a group names is tested before.
             groups = {suffix: group._replace(in_tree=None) for suffix, group in found.groups.items()}
             found = self._requests[key] = found._replace(groups=groups)
@@ -318,18 +323,29 @@ class NodeState:
         """Returns parts for what is asked explicitly."""
         for in_zone in (True, False) if any(asked.prefers_zone for asked, _ in pods) else (False,):
             budget = Budget(STEPS)
-            zones = self.tree.zone_classes
-            requests = [(asked.request(zones, in_zone=in_zone and asked.prefers_zone), count) for asked, count in pods]
-            found = assign_on_node(self._with_node([request for request, _ in requests]), requests, budget)
+            requests = list(self._requests(pods, in_zone=in_zone))
+            asking = [(request, count) for _, request, count in requests]
+            found = assign_on_node(self._with_node([request for request, _ in asking]), asking, budget)
             if found is not None:
-                # What the node itself gives is among its resources.
-                return [
-                    [one._replace(amounts={p: a for p, a in one.amounts.items() if p}) for one in kind]
-                    for kind in found
-                ]
+                shares: list[list[PodShare]] = [[] for _ in pods]
+                for (kind, _, _), given in zip(requests, found, strict=True):
+                    # What the node itself gives is among its resources.
+                    shares[kind] += [one._replace(amounts={p: a for p, a in one.amounts.items() if p}) for one in given]
+                return shares
             if budget.spent and not in_zone:
                 raise BudgetExceeded
         return None
+
+    def _requests(self, pods: Sequence[tuple[Asked, int]], *, in_zone: bool) -> Iterator[tuple[int, Request, int]]:
+        """Yields kinds of pods with their requests. Devices that pods have together are asked for by the first of them."""
+        zones, shared = self.tree.zone_classes, set[str]()
+        for kind, (asked, count) in enumerate(pods):
+            aligned = in_zone and asked.prefers_zone
+            first = 1 if count and asked.shared - shared else 0
+            if first and asked.shared:
+                yield kind, asked.request(zones, in_zone=aligned), 1
+                shared |= asked.shared
+            yield kind, asked.request(zones, in_zone=aligned, shared=not asked.shared), count - first
 
     def _with_node(self, requests: Iterable[Request]) -> NodeTree:
         """Returns the tree where the node offers the Kubernetes resources that none of its parts does. How much it has of

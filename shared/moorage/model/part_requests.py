@@ -75,6 +75,7 @@ class PartGroup(Value, kw_only=True, frozen=True):
     in_tree: str = ""  # a part, usually the node, whose tree it must be
     count: int = 1  # so many such parts; each gives `resources`
     devices: tuple[DeviceAsk, ...] = ()
+    shared: str = ""  # a claim whose devices all pods that name it have together
     optional: bool = (
         False  # asked for only where an optional need of the group is granted, else left out of all relations
     )

@@ -95,10 +95,13 @@ def read_claim(spec: Mapping[str, Any]) -> ClaimSpec:
     return msgspec.convert(spec, ClaimSpec)
 
 
-def claim_needs(name: str, spec: ClaimSpec) -> ClaimNeeds:
-    """Returns what a claim asks for, as groups named NAME/REQUEST and relations between them."""
+def claim_needs(name: str, spec: ClaimSpec, shared: str = "") -> ClaimNeeds:
+    """Returns what a claim asks for, as groups named NAME/REQUEST and relations between them. `shared`: names a claim that pods
+    have together."""
     requests = spec.devices.requests or []
-    groups = [PartGroup(suffix=f"{name}/{request.name}", devices=tuple(_asks(request))) for request in requests]
+    groups = [
+        PartGroup(suffix=f"{name}/{request.name}", devices=tuple(_asks(request)), shared=shared) for request in requests
+    ]
     relations: list[Relation] = []
     for constraint in spec.devices.constraints or ():
         attribute = constraint.match_attribute or constraint.distinct_attribute or ""

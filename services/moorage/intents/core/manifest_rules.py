@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from moorage.podspec.device_claims import ClaimSpec
+
 from . import pod_templates
+from .device_claims import ClaimKey, read_device_objects
 from .diagnostics import Diagnostics
 from .field_rules import check_count
 from .pod_templates import PodTemplate
@@ -17,15 +20,17 @@ _FROM_FILE = {"file", "chart"}
 
 
 class AppObjects(NamedTuple):
-    """The manifests of an app, with the items of lists, and the pods of those that have some."""
+    """The manifests of an app, with the items of lists, the pods of those that have some, and what its claims to devices and
+    their templates ask for."""
 
     manifests: list[dict[str, Any]]
     pods: list[PodTemplate]
+    device_claims: dict[ClaimKey, ClaimSpec]
 
 
 def read_objects(manifests: list[dict[str, Any]] | dict[str, Any], path: str, diagnostics: Diagnostics) -> AppObjects:
     """Reads one object, a list, or several of both."""
-    objects = AppObjects([], [])
+    objects = AppObjects([], [], {})
     seen: set[tuple[Any, ...]] = set()
     for at, manifest in _items(manifests, path):
         if not _is_object(manifest, at, diagnostics):
@@ -42,6 +47,9 @@ def read_objects(manifests: list[dict[str, Any]] | dict[str, Any], path: str, di
             )
         seen.add(key)
         objects.manifests.append(manifest)
+        if (claim := read_device_objects(manifest, at, diagnostics)) is not None:
+            namespace = str(manifest["metadata"].get("namespace") or "default")
+            objects.device_claims[ClaimKey(manifest["kind"], namespace, name)] = claim
         if has_pods and (pods := pod_templates.read(manifest, at, diagnostics)) is not None:
             objects.pods.append(pods)
             if pods.count > MAX_PODS:

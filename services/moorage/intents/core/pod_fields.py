@@ -95,6 +95,12 @@ class TopologySpread(_Fields):
     match_label_keys: list[str] | None = None
 
 
+class PodClaimFields(_Fields):
+    name: str
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodSpecFields(_Fields):
     containers: list[ContainerFields]
     init_containers: list[ContainerFields] | None = None
@@ -106,6 +112,7 @@ class PodSpecFields(_Fields):
     affinity: AffinityFields | None = None
     tolerations: list[TolerationFields] | None = None
     topology_spread_constraints: list[TopologySpread] | None = None
+    resource_claims: list[PodClaimFields] | None = None
 
 
 class PodTemplateFields(_Fields):

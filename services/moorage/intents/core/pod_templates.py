@@ -54,6 +54,14 @@ class PodSchedulingRules(NamedTuple):
     spread: tuple[TopologySpread, ...] = ()
 
 
+class PodClaim(NamedTuple):
+    """A claim to devices by the pod's name for it: a ResourceClaim, or a template that each pod gets a claim of."""
+
+    name: str
+    claim: str = ""
+    template: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PodTemplate:
     """The pods of one object. `terms` are ORed lists of ANDed requirements; empty = every node. `requests` and `limits`
@@ -75,6 +83,7 @@ class PodTemplate:
     namespace: str = "default"
     labels: dict[str, str] = field(default_factory=dict)
     rules: PodSchedulingRules = PodSchedulingRules()  # noqa: RUF009
+    device_claims: tuple[PodClaim, ...] = ()
 
     @property
     def object(self) -> str:
@@ -132,6 +141,10 @@ def read(manifest: dict[str, Any], path: str, diagnostics: Diagnostics) -> PodTe
         namespace=str(manifest["metadata"].get("namespace") or "default"),
         labels=_pod_labels(template),
         rules=_rules(spec, at, diagnostics),
+        device_claims=tuple(
+            PodClaim(claim.name, claim.resource_claim_name or "", claim.resource_claim_template_name or "")
+            for claim in spec.resource_claims or ()
+        ),
     )
 
 

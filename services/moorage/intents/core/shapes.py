@@ -26,17 +26,19 @@ from moorage.podspec import (
     port_amounts,
     whole_cores,
 )
+from moorage.podspec.device_claims import ClaimSpec
 from moorage.podspec.device_shares import is_class_resource
 from moorage.podspec.needs import NeedAmounts, asks_class, is_mandatory, label_text, need_amounts
 from moorage.qos.pods import MAIN_CONTAINER, chosen_role
 
 from .consumer_matching import SourcedConsumer
+from .device_claims import ClaimKey, pod_claims, together
 from .device_needs import need_name
 from .diagnostics import Diagnostics
 from .group_rules import PodRules
 from .machine_needs import MachineNeed
 from .manifest_rules import AppObjects
-from .part_groups import alignment, part_amounts, part_needs
+from .part_groups import PartNeeds, alignment, part_amounts, part_needs
 from .pod_templates import PodTemplate, rollout_of
 from .role_parts import role_group
 
@@ -86,7 +88,8 @@ def app_shapes(
     shapes = []
     for pods in objects.pods:
         ref = ObjectRef(api_version=pods.api_version, kind=pods.kind, name=pods.name)
-        shape = _shape(pods, of_object.get(ref, ()), rules.get(pods.object, PodRules([], [])), diagnostics)
+        asked = of_object.get(ref, ())
+        shape = _shape(pods, asked, rules.get(pods.object, PodRules([], [])), objects.device_claims, diagnostics)
         if shape is not None:
             shapes.append(_gated(shape) if pinned and has_gate(pods.kind) else shape)
     return shapes
@@ -118,7 +121,11 @@ def _gated(shape: Shape) -> Shape:
 
 
 def _shape(
-    pods: PodTemplate, consumers: Sequence[SourcedConsumer], rules: PodRules, diagnostics: Diagnostics
+    pods: PodTemplate,
+    consumers: Sequence[SourcedConsumer],
+    rules: PodRules,
+    device_claims: Mapping[ClaimKey, ClaimSpec],
+    diagnostics: Diagnostics,
 ) -> Shape | None:
     count = _count(pods, consumers, diagnostics)
     if count == 0:
@@ -164,6 +171,9 @@ def _shape(
     per_node = pods.kind == "DaemonSet"
     surge, unavailable = rollout_of(pods, count)
     parts = part_needs(consumers, pods.containers, pod_requests(map(_with_classes, pods.containers)))
+    devices, shared = pod_claims(pods, device_claims, diagnostics)
+    parts = PartNeeds([*parts.groups, *devices.groups], [*parts.relations, *devices.relations])
+    rules = together(rules, shared)
     needs += [
         NeedRef(consumer="", name=group.suffix, group=group.suffix)
         for group in parts.groups
