@@ -20,6 +20,7 @@ from moorage.telemetry import HANDLED, Handled, tracing
 
 from .app_records import AppRecord, AppRecordContent
 from .context import ClusterContext
+from .core.device_pins import is_pin
 from .core.owned_objects import Ref, is_listed, objects_of
 from .managed_app import ManagedApp, Overtaken
 from .object_health import EVENTS_INTERVAL, check_health
@@ -57,6 +58,11 @@ class AppReconciler:
     @property
     def record(self) -> AppRecord:
         return self._app.record
+
+    @property
+    def has_pins(self) -> bool:
+        """Returns whether claims of the app are pinned to devices."""
+        return any(is_pin(managed.obj) for managed in self._app.objects.values())
 
     def set_desired(self, desired: DesiredApp) -> None:
         if self._app.desired is None or desired.version > self._app.desired.version:

@@ -27,7 +27,7 @@ _READ_WRITE = ["get", "list", "watch", "create", "patch", "delete"]
 #: Secrets are never listed, because the agent must not read those of others.
 RULES: list[Object] = [
     {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": _READ},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": _READ},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices", "devicetaintrules"], "verbs": _READ},
     {"apiGroups": ["topology.node.k8s.io"], "resources": ["noderesourcetopologies"], "verbs": _READ},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "get"]},
     {"apiGroups": [""], "resources": ["secrets"], "verbs": _WRITE},
@@ -43,7 +43,7 @@ RULES: list[Object] = [
     {"apiGroups": ["networking.k8s.io"], "resources": ["ingresses", "networkpolicies"], "verbs": _READ_WRITE},
     {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": _READ_WRITE},
     {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": _READ_WRITE},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": _READ_WRITE},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates", "deviceclasses"], "verbs": _READ_WRITE},
 ]  # fmt: skip
 
 #: In its own namespace only: its lease and its records.

@@ -11,6 +11,7 @@ import structlog
 from moorage.kube import AlreadyExists, ApiError, ApiResource, apply, create, delete, release
 
 from .context import ClusterContext
+from .core.device_pins import UnknownClass, completed, is_pin
 from .core.drift import AppliedState, RepairBackoff, digest, resource_version
 from .core.owned_objects import Live, Manifest, Owner, Ref, body_of, owned_body, owner_of
 
@@ -39,6 +40,7 @@ class ManagedObject:
         self.refused = ""  # the API server's message, if the last apply failed
         self.live: Live | None = None  # as it was read last
         self.applied: AppliedState | None = None
+        self.sent: Manifest | None = None  # a class that pins a request, as it was sent last
         self.repairs = RepairBackoff()
         self._compared_at = 0.0
         self.warned_at = 0.0  # when its events were read last; 0: not since it was ready
@@ -113,7 +115,19 @@ class ObjectWriter:
             return (await apply(self._cluster.api, kind, body, force=True))[0]
 
     def _body(self, kind: ApiResource, managed: ManagedObject) -> Manifest:
-        return owned_body(kind, managed.ref, managed.obj, self._owner, self._cluster.records.ownership.id)
+        obj = managed.obj
+        if is_pin(obj):
+            obj = managed.sent = self._completed(obj)
+        return owned_body(kind, managed.ref, obj, self._owner, self._cluster.records.ownership.id)
+
+    def _completed(self, obj: Manifest) -> Manifest:
+        state = self._cluster.state
+        if not state.devices_known:
+            raise ApiError(503, "Unavailable", "the devices of the cluster are not known yet")
+        try:
+            return completed(obj, state.device_classes, state.devices)
+        except UnknownClass as error:
+            raise ApiError(422, "ClassNotFound", str(error)) from error
 
     def _learn_own(self, managed: ManagedObject, kind: ApiResource, live: Live) -> None:
         managed.shared = False
@@ -138,6 +152,8 @@ class ObjectWriter:
         applied = managed.applied
         if applied is None:
             return False
+        if is_pin(managed.obj) and self._is_outdated(managed):
+            return True
         kind = await self._cluster.kind(managed.ref)
         if not managed.shared:
             live = self._cluster.watches.get(kind, managed.ref.namespace, managed.ref.name)
@@ -147,6 +163,13 @@ class ObjectWriter:
                 return await self._differs_on_server(managed, applied, kind)
         due = managed.compare_now(self._cluster.compare_interval())
         return due and await self._differs_on_server(managed, applied, kind)
+
+    def _is_outdated(self, managed: ManagedObject) -> bool:
+        """Returns whether devices have other attributes than when the class that names them was sent."""
+        try:
+            return self._completed(managed.obj) != managed.sent
+        except ApiError as error:
+            return error.code != 503
 
     async def is_unwatched(self, managed: ManagedObject) -> bool:
         """Returns whether the object must be compared now and then, because no watch reports its changes."""

@@ -167,10 +167,25 @@ class Agent:
 
         state = ClusterState()
         gates = ClaimGates(self.api, term, state, lambda: nodes.listed and pods.listed, spawn)
-        reflectors = self._reflectors(state, gates, await _device_version(self.api))
+        apps: dict[str, AppReconciler] = {}
+
+        def devices_changed() -> None:
+            for app in apps.values():
+                if app.has_pins:
+                    app.wake.set()
+
+        reflectors = self._reflectors(state, gates, await _device_version(self.api), devices_changed)
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
+
+        async def learn_devices() -> None:
+            for reflector in reflectors:
+                await reflector.synced.wait()
+            state.devices_known = True
+            devices_changed()
+
+        spawn(learn_devices())
         loop = asyncio.get_running_loop()
 
         def age() -> float | None:
@@ -183,7 +198,6 @@ class Agent:
         )
         term.annotations[SESSION] = reporting.session
         state.on_change = reporting.changed.set
-        apps: dict[str, AppReconciler] = {}
         records = AppRecords(self.api, self.namespace, term)
         watches = ObjectWatches(
             self.api, spawn, lambda label: desired.wake(label), lambda kind, live: unrecorded.learn_object(kind, live)
@@ -202,7 +216,9 @@ class Agent:
         spawn(desired.run_requests())
         spawn(desired.run_confirms())
 
-    def _reflectors(self, state: ClusterState, gates: ClaimGates, device_version: str) -> list[Reflector[Any]]:
+    def _reflectors(
+        self, state: ClusterState, gates: ClaimGates, device_version: str, devices_changed: Callable[[], None]
+    ) -> list[Reflector[Any]]:
         api, devices = self.api, f"{DEVICES}/{device_version}"
 
         def put_node(key: Key, node: kube_types.Node) -> None:
@@ -217,16 +233,39 @@ class Agent:
             state.drop_pod(key, uid)
             gates.drop_pod(key, uid)
 
+        def put_slice(key: Key, found: kube_types.Slice) -> None:
+            state.put_slice(key, found)
+            devices_changed()
+
+        def drop_slice(key: Key, uid: str) -> None:
+            state.drop_slice(key, uid)
+            devices_changed()
+
+        def put_class(key: Key, found: kube_types.DeviceClass) -> None:
+            state.put_device_class(key, found)
+            devices_changed()
+
+        def drop_class(key: Key, uid: str) -> None:
+            state.drop_device_class(key, uid)
+            devices_changed()
+
         return [
             Reflector(api, "/api/v1/nodes", kube_types.node, put_node, state.drop_node),
             Reflector(api, "/api/v1/pods", kube_types.pod, put_pod, drop_pod),
-            Reflector(api, f"{devices}/resourceslices", kube_types.slice_, state.put_slice, state.drop_slice),
+            Reflector(api, f"{devices}/resourceslices", kube_types.slice_, put_slice, drop_slice),
             Reflector(
                 api,
                 f"{devices}/resourceclaims",
                 kube_types.device_claim,
                 state.put_device_claim,
                 state.drop_device_claim,
+            ),
+            Reflector(
+                api,
+                f"{devices}/deviceclasses",
+                kube_types.device_class,
+                put_class,
+                drop_class,
             ),
             Reflector(api, TOPOLOGIES, kube_types.topology, state.put_topology, state.drop_topology),
         ]

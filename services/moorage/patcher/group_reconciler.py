@@ -16,6 +16,7 @@ from moorage.telemetry import HANDLED, Handled, tracing
 from .action_fanout import ActionFanout
 from .agent_api import AgentApi
 from .core.desired_state import confined_pods, held_pods, nodes_of, parts_of, ready_pods
+from .core.device_pins import pins_by_claim
 from .core.group_status import conclude, runs
 from .events import OWN_PHASES, PhaseEvents
 from .group_queue import GroupQueue
@@ -114,6 +115,7 @@ class GroupReconciler:
         else:
             outdated = desired.decision != ident or bool(desired.reasons) or desired.version < self._era
             outdated = outdated or (decision is not None and nodes_of(decision, desired) != desired.nodes)
+            outdated = outdated or (decision is not None and pins_by_claim(decision) != desired.devices)
             outdated = outdated or self._held_runs(desired)
         if outdated:
             await self._update_desired(group, decision, desired)
@@ -139,8 +141,8 @@ class GroupReconciler:
             record = await self._rollout(decision, version, decided_at, before)
             known = None
             if before is not None and before.version >= self._era:
-                known = before.decision, before.reasons, before.nodes, before.held, before.parts
-            if known == (record.decision, record.reasons, record.nodes, record.held, record.parts):
+                known = before.decision, before.reasons, before.nodes, before.held, before.parts, before.devices
+            if known == (record.decision, record.reasons, record.nodes, record.held, record.parts, record.devices):
                 return
         reached("patcher.asked")
         await self._stored.put_desired(record)
@@ -185,6 +187,7 @@ class GroupReconciler:
             confined=pods,
             held=held,
             parts=parts_of(decision, before),
+            devices=pins_by_claim(decision),
             reasons=contributed.reasons,
             warnings=contributed.warnings,
             traceparent=traceparent,

@@ -114,7 +114,8 @@ class DesiredRecord(Model, kw_only=True):
     `nodes`: the nodes that each claim's pods prefer. They are kept while the claim is the same, so that neither a later
     decision nor a reassignment changes a pod template. `confined`: the pods of each claim of a Deployment that is confined to
     its nodes; `held`: those with fewer pods for now, until these run under a changed template. `parts`: the annotation of each
-    claim's pods, which is kept like the nodes."""
+    claim's pods, which is kept like the nodes. `devices`: a hash of the devices to which a claim's ResourceClaims are pinned;
+    other devices are another version, whose pod templates are the same."""
 
     group: str
     revision: int
@@ -127,6 +128,7 @@ class DesiredRecord(Model, kw_only=True):
     confined: dict[str, int] = {}
     held: dict[str, int] = {}
     parts: dict[str, str] = {}
+    devices: dict[str, str] = {}
     reasons: list[Reason] = []
     warnings: list[Warn] = []
     traceparent: str = ""

@@ -46,8 +46,20 @@ class Slot(Model, kw_only=True):
 
 
 def names_parts(slots: Iterable[Slot]) -> bool:
-    """Returns whether slots name something inside their nodes, which is valid only there."""
-    return any(slot.parts or slot.devices for slot in slots)
+    """Returns whether slots name something inside their nodes, which is valid only there. Devices of ResourceClaims do not count:
+    claims are pinned to them, which keeps pods off other nodes."""
+    return any(own_parts(slot) or any(not is_of_claim(grant.need) for grant in slot.devices) for slot in slots)
+
+
+def own_parts(slot: Slot) -> PartAmounts:
+    """Returns what a pod takes of parts but by ResourceClaims."""
+    claimed = {grant.part for grant in slot.devices if is_of_claim(grant.need)}
+    return {part: amounts for part, amounts in slot.parts.items() if part not in claimed} if claimed else slot.parts
+
+
+def is_of_claim(need: str) -> bool:
+    """Returns whether a need is a request of a ResourceClaim: CLAIM/REQUEST or CLAIM/REQUEST/ALTERNATIVE."""
+    return "/" in need
 
 
 #: Stands for a part where open pods are counted: what `starting` has.

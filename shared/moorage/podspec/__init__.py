@@ -4,7 +4,18 @@ changed in place, because thousands of clusters may share one object."""
 from __future__ import annotations
 
 from .admission import Refusals, is_refusal
-from .claim_gate import CLAIM, GATE, PARTS, Assignment, ClaimedPod, assign, has_gate
+from .claim_gate import (
+    CLAIM,
+    CLASS_OF_PIN,
+    GATE,
+    PARTS,
+    PIN_PREFIX,
+    PINNED_DEVICES,
+    Assignment,
+    ClaimedPod,
+    assign,
+    has_gate,
+)
 from .host_ports import (
     HostPort,
     host_port,
@@ -31,9 +42,12 @@ from .workloads import REPLICATED, WORKLOADS, containers, find, named, object_ke
 
 __all__ = [
     "CLAIM",
+    "CLASS_OF_PIN",
     "DAEMON_SET_TOLERATIONS",
     "GATE",
     "PARTS",
+    "PINNED_DEVICES",
+    "PIN_PREFIX",
     "REPLICATED",
     "WORKLOADS",
     "Assignment",

@@ -19,6 +19,11 @@ CLAIM = "moorage.dev/claim"
 GATE = "moorage.dev/claim"
 #: The annotation with what the pods of a claim take of parts, by node.
 PARTS = "moorage.dev/parts"
+#: Begins the names of DeviceClasses and templates that pin claims to devices.
+PIN_PREFIX = "moorage-"
+#: Annotations of a DeviceClass that pins a request: the class that was asked for, and the ids of the devices, as a JSON list.
+CLASS_OF_PIN = "moorage.dev/device-class"
+PINNED_DEVICES = "moorage.dev/pinned-devices"
 _GATED_KINDS = ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController", "Job", "CronJob")
 
 

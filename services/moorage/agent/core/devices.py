@@ -102,6 +102,14 @@ class Devices:
             for node in named:
                 self._mark(str(node))
 
+    def of_driver(self, driver: str) -> Iterator[tuple[str, DeviceBody]]:
+        """Yields all devices of a driver in the cluster, also those of pools that do not count, by their ids."""
+        for pool, slices in self._pools.items():
+            if pool.driver == driver:
+                for spec in slices.values():
+                    for device in spec.devices or ():
+                        yield f"{driver}/{pool.name}/{device.name}", device.body
+
     def mark_pool(self, pool: DevicePool) -> None:
         """Marks the nodes that reach devices of a pool."""
         self._changed(*self._pools.get(pool, {}).values())

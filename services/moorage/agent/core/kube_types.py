@@ -192,6 +192,7 @@ class DeviceSelector(_Kube, kw_only=True, frozen=True):
 
 class DeviceClassSpec(_Kube, kw_only=True, frozen=True):
     selectors: list[DeviceSelector] | None = None
+    config: list[Any] | None = None
     extended_resource_name: str | None = None
 
 

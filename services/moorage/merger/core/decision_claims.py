@@ -12,7 +12,7 @@ from moorage.model.groups import Revision
 from moorage.model.machine_slots import reservation_claim
 from moorage.model.reasons import Warn
 from moorage.model.shapes import ShapedApp
-from moorage.model.slots import names_parts
+from moorage.model.slots import names_parts, own_parts
 from moorage.podspec import has_gate
 
 from .assigner import AssignedShape, Assigner
@@ -144,7 +144,7 @@ def _is_pinned(app: ShapedApp, assigned: AssignedShape, ledger: Ledger) -> bool:
     active = ledger.claims.get(assigned.claim)
     if app.steering == "pinned" or (active is not None and active.claim.pinned):
         return True
-    return len({slot.node for slot in assigned.slots if slot.parts or slot.devices}) > 1
+    return len({slot.node for slot in assigned.slots if own_parts(slot)}) > 1
 
 
 def _required_nodes(app: ShapedApp, assigned: AssignedShape, group: str, ledger: Ledger) -> dict[str, str]:

@@ -11,7 +11,7 @@ import msgspec
 from moorage.collections import LruDict
 from moorage.model.claims import Claim
 from moorage.model.desired_state import Contribution
-from moorage.model.slots import names_parts
+from moorage.model.slots import names_parts, own_parts
 from moorage.podspec import (
     CLAIM,
     GATE,
@@ -27,6 +27,8 @@ from moorage.podspec import (
     with_values,
 )
 from moorage.podspec.slot_views import readable_parts
+
+from .device_pins import DevicePins
 
 DECISION_ANNOTATION = "moorage.dev/decision"
 HOSTNAME = "kubernetes.io/hostname"
@@ -71,11 +73,20 @@ class FinalObjects:
         self._contributed = LruDict[tuple[int, ...], _Contributed](_KEPT_SETS)
 
     def on_cluster(self, cluster: str, claims: Iterable[Claim]) -> list[Manifest]:
+        claims = list(claims)
         contributed, by_object = self._contributed_on(cluster), {claim.object: claim for claim in claims}
-        return [self._with_claim(manifest, by_object) or manifest for manifest in contributed.manifests]
+        manifests = [self._with_claim(manifest, by_object) or manifest for manifest in contributed.manifests]
+        pins = DevicePins(contributed.manifests, claims)
+        if not pins.there_are:
+            return manifests
+        pinned = pins.pin(manifests)
+        return [*pinned.manifests, *pinned.added]
 
     def encoded_on_cluster(self, cluster: str, claims: Iterable[Claim]) -> list[msgspec.Raw]:
+        claims = list(claims)
         contributed, by_object = self._contributed_on(cluster), {claim.object: claim for claim in claims}
+        if DevicePins(contributed.manifests, claims).there_are:
+            return [msgspec.Raw(_encode(manifest)) for manifest in self.on_cluster(cluster, claims)]
         encoded = []
         for index, manifest in enumerate(contributed.manifests):
             claimed = self._with_claim(manifest, by_object)
@@ -184,8 +195,8 @@ def parts_annotation(claim: Claim) -> str:
     """Returns what the claim's pods take of parts, by node, as the annotation of its pods; "" if they take none."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for slot in claim.slots:
-        if slot.parts and slot.node:
-            runs.setdefault(slot.node, []).append({"count": slot.count, "parts": readable_parts(slot.parts)})
+        if slot.node and (parts := own_parts(slot)):
+            runs.setdefault(slot.node, []).append({"count": slot.count, "parts": readable_parts(parts)})
     text = _annotation(runs).decode() if runs else ""
     return text if len(text) <= MAX_ANNOTATION else ""
 
