@@ -1,0 +1,258 @@
+"""Claims of apps are counted in shapes, and pinned to the devices of their slots by DeviceClasses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.agent.core import kube_types
+from moorage.agent.core.cluster_state import ClusterState
+from moorage.agent.core.device_pins import UnknownClass, completed, is_pin, selector_of
+from moorage.cel import CelDevice, compile_selector
+from moorage.intents.core.diagnostics import Diagnostics
+from moorage.intents.core.manifest_rules import read_objects
+from moorage.intents.core.shapes import app_shapes
+from moorage.kube.objects import Key
+from moorage.model.claims import Claim, IntentRef
+from moorage.model.part_requests import AttributeRelation
+from moorage.model.shapes import Shape
+from moorage.model.slots import DeviceGrant, Slot, names_parts, own_parts
+from moorage.patcher.core.device_pins import DevicePins, devices_of
+from moorage.patcher.core.final_objects import FinalObjects
+from moorage.podspec import CLASS_OF_PIN, PINNED_DEVICES
+
+API = "resource.k8s.io/v1"
+DRIVER = "gpu.example.com"
+
+
+def template(name: str, *requests: dict[str, Any], **devices: Any) -> dict[str, Any]:
+    spec = {"spec": {"devices": {"requests": list(requests), **devices}}}
+    return {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": spec}
+
+
+def exactly(name: str, device_class: str = "gpu", **more: Any) -> dict[str, Any]:
+    return {"name": name, "exactly": {"deviceClassName": device_class, **more}}
+
+
+def deployment(name: str, *claims: dict[str, str], replicas: int = 1) -> dict[str, Any]:
+    pod = {"containers": [{"name": "c", "image": "i"}], "resourceClaims": list(claims)}
+    spec = {"replicas": replicas, "selector": {}, "template": {"metadata": {"labels": {"a": name}}, "spec": pod}}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
+def shapes(*manifests: dict[str, Any]) -> tuple[list[Shape], Diagnostics]:
+    diagnostics = Diagnostics()
+    objects = read_objects(list(manifests), "spec.apps[0].manifests", diagnostics)
+    return app_shapes(objects, [], {}, diagnostics), diagnostics
+
+
+def test_claims_of_templates_become_groups_of_each_pod() -> None:
+    constraints = [{"matchAttribute": "d.io/numa"}]
+    made = template("two", exactly("a", count=2), exactly("b", "nic"), constraints=constraints)
+    found, diagnostics = shapes(made, deployment("web", {"name": "x", "resourceClaimTemplateName": "two"}))
+    assert not diagnostics.errors and not diagnostics.warnings
+    (shape,) = found
+    assert [(g.suffix, g.devices[0].device_class, g.devices[0].count) for g in shape.groups] == [
+        ("x/a", "gpu", 2),
+        ("x/b", "nic", 1),
+    ]
+    (relation,) = shape.relations
+    assert relation == AttributeRelation(groups=("x/a", "x/b"), attribute="d.io/numa")
+
+
+def test_a_claim_by_name_is_of_all_pods_together_on_one_node() -> None:
+    claim = {
+        "apiVersion": API,
+        "kind": "ResourceClaim",
+        "metadata": {"name": "one"},
+        "spec": {"devices": {"requests": [exactly("a")]}},
+    }
+    entry = {"name": "x", "resourceClaimName": "one"}
+    found, _ = shapes(claim, deployment("web", entry, replicas=3), deployment("other", entry))
+    for shape in found:
+        assert shape.groups[0].shared == "claim:default/one"
+        assert [(rule.kind, rule.pods) for rule in shape.rules] == [("near", "claim:default/one")]
+        assert shape.marks == ["claim:default/one"]
+
+
+def test_what_is_wrong_is_told_with_its_path() -> None:
+    bad = template("two", exactly("a", selectors=[{"cel": {"expression": "device.nothing"}}]))
+    _, diagnostics = shapes(bad, deployment("web", {"name": "x", "resourceClaimTemplateName": "nowhere"}))
+    (error,) = diagnostics.errors
+    at = "spec.apps[0].manifests[0].spec.spec.devices.requests[0].exactly.selectors[0].cel.expression"
+    assert (error.code, error.path) == ("SelectorError", at)
+    assert "undeclared reference to 'device.nothing'" in error.message
+    assert [warning.code for warning in diagnostics.warnings] == ["ClaimNotFound"]
+    broken = {
+        "apiVersion": API,
+        "kind": "DeviceClass",
+        "metadata": {"name": "c"},
+        "spec": {"selectors": [{"cel": {"expression": "1"}}]},
+    }
+    _, diagnostics = shapes(broken)
+    assert diagnostics.errors[0].path == "spec.apps[0].manifests[0].spec.selectors[0].cel.expression"
+
+
+def claim(obj: str, *grants: tuple[str, str, str], ident: str = "c1") -> Claim:
+    """`grants`: node, device and need."""
+    slots = [
+        Slot(
+            node=node,
+            parts={f"{DRIVER}/{node}/{device}": {"GPU_EXAMPLE_COM": 1}},
+            devices=[DeviceGrant(part=f"{DRIVER}/{node}/{device}", need=need, name="GPU_EXAMPLE_COM", amount=1)],
+        )
+        for node, device, need in grants
+    ]
+    intent = IntentRef(kind="HpaIntent", name="i", revision=1)
+    return Claim(id=ident, decision="d", intent=intent, tenant="t", slots=slots, object=obj, cluster="p/c", app="web")
+
+
+def test_devices_of_claims_confine_no_pods() -> None:
+    one = claim("Deployment/web", ("n0", "gpu-1", "x/a"))
+    assert not names_parts(one.slots) and own_parts(one.slots[0]) == {}
+    with_zone = msgspec.structs.replace(one.slots[0], parts={**one.slots[0].parts, "n0/numa-0": {"cpu": 1}})
+    assert names_parts([with_zone]) and own_parts(with_zone) == {"n0/numa-0": {"cpu": 1}}
+
+
+def test_pods_get_a_template_that_asks_for_the_devices_of_their_slots() -> None:
+    manifests = [template("two", exactly("a")), deployment("web", {"name": "x", "resourceClaimTemplateName": "two"})]
+    pinned = claim("Deployment/web", ("n0", "gpu-1", "x/a"), ("n1", "gpu-3", "x/a"))
+    final = FinalObjects(manifests, [], {}, "d")
+    objects = final.on_cluster("p/c", [pinned])
+    assert [msgspec.json.decode(raw) for raw in final.encoded_on_cluster("p/c", [pinned])] == objects
+    by_name = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    web = by_name["Deployment", "web"]["spec"]["template"]["spec"]
+    assert web["resourceClaims"] == [{"name": "x", "resourceClaimTemplateName": "moorage-c1-x"}]
+    made = by_name["ResourceClaimTemplate", "moorage-c1-x"]["spec"]["spec"]["devices"]["requests"]
+    assert made == [{"name": "a", "exactly": {"deviceClassName": "moorage-c1-a"}}]
+    annotations = by_name["DeviceClass", "moorage-c1-a"]["metadata"]["annotations"]
+    assert annotations == {
+        CLASS_OF_PIN: "gpu",
+        PINNED_DEVICES: '["gpu.example.com/n0/gpu-1","gpu.example.com/n1/gpu-3"]',
+    }
+    assert by_name["ResourceClaimTemplate", "two"]["spec"] == manifests[0]["spec"]
+    # A move changes the class and nothing else.
+    moved = final.on_cluster("p/c", [claim("Deployment/web", ("n0", "gpu-2", "x/a"), ("n1", "gpu-3", "x/a"))])
+    assert [o for o in moved if o["kind"] != "DeviceClass"] == [o for o in objects if o["kind"] != "DeviceClass"]
+    assert moved != objects
+
+
+def test_of_alternatives_those_stay_that_slots_have() -> None:
+    request = {"name": "a", "firstAvailable": [{"name": n, "deviceClassName": f"class-{n}"} for n in ("big", "small")]}
+    constraints = [{"requests": ["a/big"], "matchAttribute": "d.io/x"}, {"requests": ["a"], "matchAttribute": "d.io/x"}]
+    manifests = [
+        template("two", request, constraints=constraints),
+        deployment("web", {"name": "x", "resourceClaimTemplateName": "two"}),
+    ]
+    pinned = claim("Deployment/web", ("n0", "gpu-1", "x/a/small"))
+    objects = FinalObjects(manifests, [], {}, "d").on_cluster("p/c", [pinned])
+    made = next(o for o in objects if o["metadata"]["name"] == "moorage-c1-x")["spec"]["spec"]["devices"]
+    assert made["requests"] == [
+        {"name": "a", "firstAvailable": [{"name": "small", "deviceClassName": "moorage-c1-a-small"}]}
+    ]
+    assert made["constraints"] == [{"requests": ["a"], "matchAttribute": "d.io/x"}]
+
+
+def test_a_claim_by_name_is_pinned_to_the_devices_of_all_that_name_it() -> None:
+    by_name = {
+        "apiVersion": API,
+        "kind": "ResourceClaim",
+        "metadata": {"name": "one"},
+        "spec": {"devices": {"requests": [exactly("a")]}},
+    }
+    entry = {"name": "x", "resourceClaimName": "one"}
+    manifests = [by_name, deployment("web", entry), deployment("other", {**entry, "name": "y"})]
+    claims = [claim("Deployment/web", ("n0", "gpu-1", "x/a")), claim("Deployment/other", ident="c2")]
+    objects = FinalObjects(manifests, [], {}, "d").on_cluster("p/c", claims)
+    (made,) = [o for o in objects if is_pin(o)]
+    found = next(o for o in objects if o["kind"] == "ResourceClaim")["spec"]["devices"]["requests"]
+    assert found == [{"name": "a", "exactly": {"deviceClassName": made["metadata"]["name"]}}]
+    assert not DevicePins(manifests, [claims[1]]).there_are and devices_of(claims[1]) == {}
+
+
+# --- the agent
+
+
+def state_of(*devices: dict[str, Any]) -> ClusterState:
+    state = ClusterState()
+    pool = {"name": "n0", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "pool": pool, "nodeName": "n0", "devices": list(devices)}
+    state.put_slice(Key("", "s"), kube_types.slice_(msgspec.json.encode({"metadata": {"name": "s"}, "spec": spec})))
+    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    config = [{"opaque": {"driver": DRIVER, "parameters": {"a": 1}}}]
+    found = {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector], "config": config}}
+    state.put_device_class(Key("", "gpu"), kube_types.device_class(msgspec.json.encode(found)))
+    return state
+
+
+def device(name: str, **attributes: Any) -> dict[str, Any]:
+    kinds: dict[type, str] = {str: "string", int: "int", bool: "bool"}
+    return {"name": name, "attributes": {k: {kinds[type(v)]: v} for k, v in attributes.items()}}
+
+
+def selected(expression: str, *devices: dict[str, Any]) -> list[str]:
+    program = compile_selector(expression)
+    found = []
+    for one in devices:
+        values = {name: next(iter(value.values())) for name, value in one["attributes"].items()}
+        if program.matches(CelDevice.of(DRIVER, values, {}, False)):
+            found.append(one["name"])
+    return found
+
+
+def ids(*names: str) -> list[str]:
+    return [f"{DRIVER}/n0/{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [device(f"g{i}", model="a", uuid=f"GPU-{i}") for i in range(4)],
+        [device(f"g{i}", model="a", minor=i, even=bool(i % 2)) for i in range(4)],
+        [
+            device("g0", model="a", uuid="GPU-0"),
+            device("g1", model="b"),
+            device("g2"),
+            device("g3", model="c", uuid='"'),
+        ],
+        [device(f"g{i}", **{"other.example.com/serial": f"s{i}", "model": "a"}) for i in range(4)],
+    ],
+)
+def test_devices_are_named_by_what_tells_them_apart(devices: list[dict[str, Any]]) -> None:
+    state = state_of(*devices)
+    for wanted in (["g0"], ["g1", "g3"], ["g0", "g1", "g2", "g3"]):
+        if wanted != ["g0", "g1", "g2", "g3"] and not all(d["attributes"] for d in devices if d["name"] in wanted):
+            continue
+        assert selected(selector_of(ids(*wanted), state.devices), *devices) == wanted
+
+
+def test_equal_devices_are_named_together_and_those_that_are_gone_not_at_all() -> None:
+    devices = [device("g0", model="a"), device("g1", model="a"), device("g2", model="b", extra=1)]
+    state = state_of(*devices)
+    assert selected(selector_of(ids("g0"), state.devices), *devices) == ["g0", "g1"]
+    assert selected(selector_of(ids("gone"), state.devices), *devices) == []
+
+
+def test_a_class_keeps_selectors_and_configuration_of_the_one_that_was_asked_for() -> None:
+    state = state_of(device("g0", uuid="GPU-0"))
+    metadata = {
+        "name": "moorage-c1-a",
+        "annotations": {CLASS_OF_PIN: "gpu", PINNED_DEVICES: msgspec.json.encode(ids("g0")).decode()},
+    }
+    pin = {"apiVersion": API, "kind": "DeviceClass", "metadata": metadata, "spec": {}}
+    spec = completed(pin, state.device_classes, state.devices)["spec"]
+    assert [selector["cel"]["expression"] for selector in spec["selectors"]] == [
+        f'device.driver == "{DRIVER}"',
+        (
+            f'(device.driver == "{DRIVER}" && has(device.attributes["{DRIVER}"].uuid)'
+            f' && device.attributes["{DRIVER}"].uuid in ["GPU-0"])'
+        ),
+    ]
+    assert spec["config"] == [{"opaque": {"driver": DRIVER, "parameters": {"a": 1}}}]
+    state.drop_device_class(Key("", "gpu"), "")
+    with pytest.raises(UnknownClass, match="there is no DeviceClass 'gpu'"):
+        completed(pin, state.device_classes, state.devices)
+    state.put_device_class(Key("", "moorage-c1-a"), kube_types.device_class(msgspec.json.encode(pin)))
+    assert state.device_classes.reports() == []
