@@ -1,0 +1,225 @@
+"""Claims pinned to devices on a real control plane: kube-scheduler allocates the devices that were chosen, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import urllib.error
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from moorage.agent.install_manifests import OWN_RULES, RULES
+from moorage.model.claims import Claim, IntentRef
+from moorage.model.slots import DeviceGrant, Slot
+from moorage.patcher.core.final_objects import FinalObjects
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.polling import until
+
+from .conftest import Mesh, Start, settled
+from .test_agent import CLUSTER, clean, deployment  # noqa: F401 - a fixture
+
+GROUP = "/apis/resource.k8s.io/v1"
+NAMESPACED = f"{GROUP}/namespaces/default"
+DRIVER = "pin.example.com"
+NODE = "edge-1-n0"
+SLICE = "pinned-slice"
+
+
+@pytest.fixture(autouse=True)
+def devices(plane: ControlPlane) -> Iterator[None]:
+    plane.call("POST", f"{GROUP}/resourceslices", slice_of(*range(4)))
+    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    plane.call("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": "pinnable"}, "spec": {"selectors": [selector]}})
+    yield
+    for path in ("/apis/apps/v1/namespaces/default/deployments", "/api/v1/namespaces/default/pods"):
+        plane.call("DELETE", path)
+    for path in (f"{NAMESPACED}/resourceclaims", f"{NAMESPACED}/resourceclaimtemplates", f"{GROUP}/deviceclasses"):
+        plane.call("DELETE", path)
+    with contextlib.suppress(urllib.error.HTTPError):
+        plane.call("DELETE", f"{GROUP}/resourceslices/{SLICE}")
+
+
+def slice_of(
+    *numbers: int, generation: int = 1, taints: Sequence[int] = (), effect: str = "NoExecute"
+) -> dict[str, Any]:
+    made = [
+        {"name": f"gpu-{i}", "attributes": {"uuid": {"string": f"GPU-{i}"}, "model": {"string": "a"}}}
+        | ({"taints": [{"key": "broken", "effect": effect}]} if i in taints else {})
+        for i in numbers
+    ]
+    pool = {"name": NODE, "generation": generation, "resourceSliceCount": 1}
+    return {"metadata": {"name": SLICE}, "spec": {"driver": DRIVER, "pool": pool, "nodeName": NODE, "devices": made}}
+
+
+def replace_slice(plane: ControlPlane, found: dict[str, Any]) -> None:
+    live = plane.get(f"{GROUP}/resourceslices/{SLICE}")
+    plane.call("PUT", f"{GROUP}/resourceslices/{SLICE}", {**live, "spec": found["spec"]})
+
+
+def claim(app: str, *numbers: int) -> Claim:
+    """The claim of a Deployment, one slot for each of these devices."""
+    slots = [
+        Slot(
+            node=NODE,
+            parts={f"{DRIVER}/{NODE}/gpu-{i}": {"PIN_EXAMPLE_COM": 1}},
+            devices=[DeviceGrant(part=f"{DRIVER}/{NODE}/gpu-{i}", need="gpu/one", name="PIN_EXAMPLE_COM", amount=1)],
+        )
+        for i in numbers
+    ]
+    intent = IntentRef(kind="HpaIntent", name="i", revision=1)
+    return Claim(
+        id=f"id{app}", decision="d", intent=intent, tenant="t", slots=slots, object=f"Deployment/{app}", app=app
+    )
+
+
+def objects(app: str, *numbers: int) -> list[dict[str, Any]]:
+    """The final objects of an app whose pods have these devices, as the patcher makes them."""
+    request = {"name": "one", "exactly": {"deviceClassName": "pinnable"}}
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": f"{app}-gpu"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+    entry = {"name": "gpu", "resourceClaimTemplateName": f"{app}-gpu"}
+    web = deployment(app, replicas=len(numbers), cpu="100m", resourceClaims=[entry])
+    web["spec"]["template"]["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
+    nodes = {f"id{app}": [NODE]}
+    return FinalObjects([template, web], [], nodes, "d").on_cluster(CLUSTER, [claim(app, *numbers)])
+
+
+def pods(plane: ControlPlane, app: str) -> dict[str, str]:
+    """Returns the pods of an app that are bound and live, each with the device of its claim."""
+    items = plane.get(f"/api/v1/namespaces/default/pods?labelSelector=app={app}")["items"]
+    claims = {c["metadata"]["name"]: c for c in plane.get(f"{NAMESPACED}/resourceclaims")["items"]}
+    found = {}
+    for pod in items:
+        if "deletionTimestamp" in pod["metadata"] or not pod["spec"].get("nodeName"):
+            continue
+        names = [s.get("resourceClaimName") for s in pod["status"].get("resourceClaimStatuses") or ()]
+        results = [
+            result["device"]
+            for name in names
+            for result in claims.get(name, {})
+            .get("status", {})
+            .get("allocation", {})
+            .get("devices", {})
+            .get("results", ())
+        ]
+        found[pod["metadata"]["uid"]] = ",".join(results)
+    return found
+
+
+async def test_pods_get_the_devices_that_were_chosen_and_a_move_restarts_none(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    kubeconfig = plane.service_account("pinning-devices", [*RULES, *OWN_RULES])
+    first = agents(plane, kubeconfig=kubeconfig)
+    await mesh.want(CLUSTER, "web", 5, *objects("web", 2))
+    await settled(lambda: list(pods(plane, "web").values()) == ["gpu-2"], 60, "the third device, not the first")
+    await until(lambda: mesh.nodes[NODE].device_classes != [], 20, "classes are reported")
+    assert [found.name for found in mesh.nodes[NODE].device_classes] == ["pinnable"]
+    (before,) = pods(plane, "web")
+    # More pods start with devices of their own, and restart none.
+    await mesh.want(CLUSTER, "web", 6, *objects("web", 2, 3))
+    await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-2", "gpu-3"], 60, "a second pod")
+    assert before in pods(plane, "web")
+    # A restarted agent and the same decision again change nothing.
+    first.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await first
+    agents(plane, kubeconfig=kubeconfig)
+    await mesh.want(CLUSTER, "web", 7, *objects("web", 2, 3))
+    await until(lambda: mesh.confirmation("web", 7) is not None, 40, "applied")
+    running = pods(plane, "web")
+    assert before in running and len(running) == 2
+    versions = plane.get(f"{GROUP}/deviceclasses/moorage-idweb-one")["metadata"]["generation"]
+    # A failed device is replaced in the class. Kubernetes evicts its pod, and the new one gets the other device.
+    lost = next(uid for uid, device in running.items() if device == "gpu-3")
+    await mesh.want(CLUSTER, "web", 8, *objects("web", 2, 1))
+    await settled(
+        lambda: plane.get(f"{GROUP}/deviceclasses/moorage-idweb-one")["metadata"]["generation"] > versions, 40, "moved"
+    )
+    assert pods(plane, "web") == running
+    replace_slice(plane, slice_of(0, 1, 2, 3, generation=2, taints=[3]))
+    await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-1", "gpu-2"], 60, "the pod has the other device")
+    assert before in pods(plane, "web") and lost not in pods(plane, "web")
+    template = plane.get(f"{NAMESPACED}/resourceclaimtemplates/moorage-idweb-gpu")["metadata"]
+    assert template.get("generation", 1) == 1
+    await mesh.want(CLUSTER, "web", 9, remove=True)
+    await until(lambda: (c := mesh.confirmation("web", 9)) is not None and c.removed, 40, "it is gone")
+    left = [c["metadata"]["name"] for c in plane.get(f"{GROUP}/deviceclasses")["items"]]
+    assert left == ["pinnable"]
+
+
+async def test_two_deployments_race_for_one_device(plane: ControlPlane, mesh: Mesh, agents: Start) -> None:
+    """Both are pinned to it, as after a stale decision. One waits, and takes no other."""
+    agents(plane)
+    await mesh.want(CLUSTER, "one", 5, *objects("one", 1))
+    await mesh.want(CLUSTER, "two", 5, *objects("two", 1))
+
+    def devices() -> list[str]:
+        return sorted([*pods(plane, "one").values(), *pods(plane, "two").values()])
+
+    await settled(lambda: devices() == ["gpu-1"], 60, "one has it")
+    await asyncio.sleep(2)
+    assert devices() == ["gpu-1"]
+    # The next decision gives it another one.
+    waits = "one" if not pods(plane, "one") else "two"
+    await mesh.want(CLUSTER, waits, 6, *objects(waits, 0))
+    await settled(lambda: devices() == ["gpu-0", "gpu-1"], 60, "each has its own")
+
+
+async def test_a_strangers_claim_on_a_chosen_device_is_not_touched(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    agents(plane)
+    request = {"name": "r", "exactly": {"deviceClassName": "pinnable"}}
+    spec = {"devices": {"requests": [request]}}
+    plane.call("POST", f"{NAMESPACED}/resourceclaims", {"metadata": {"name": "stranger"}, "spec": spec})
+    container = {"name": "c", "image": "registry.example/c:1", "resources": {"claims": [{"name": "x"}]}}
+    pod = {"containers": [container], "resourceClaims": [{"name": "x", "resourceClaimName": "stranger"}]}
+    plane.call("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "stranger"}, "spec": pod})
+
+    def stranger() -> dict[str, Any]:
+        found: dict[str, Any] = plane.get(f"{NAMESPACED}/resourceclaims/stranger")
+        return found
+
+    await settled(lambda: "allocation" in stranger().get("status", {}), 60, "the stranger has a device")
+    before = stranger()
+    taken = before["status"]["allocation"]["devices"]["results"][0]["device"]
+    await until(lambda: mesh.nodes.get(NODE) is not None and bool(mesh.nodes[NODE].in_use), 40, "it is reported")
+    assert mesh.nodes[NODE].in_use == {f"{DRIVER}/{NODE}/{taken}": {"PIN_EXAMPLE_COM": "1"}}
+    await mesh.want(CLUSTER, "web", 5, *objects("web", int(taken[-1])))
+    await until(lambda: "Deployment/web" in mesh.states("web", 5), 40, "it is applied")
+    await asyncio.sleep(1)
+    assert pods(plane, "web") == {}
+    await mesh.want(CLUSTER, "web", 6, *objects("web", 3))
+    await settled(lambda: list(pods(plane, "web").values()) == ["gpu-3"], 60, "it gets another one")
+    after = stranger()
+    assert (after["spec"], after["status"]) == (before["spec"], before["status"])
+
+
+async def test_slices_and_classes_that_change_complete_the_pins_again(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    """The class is unknown first, and the device has another uuid later."""
+    plane.call("DELETE", f"{GROUP}/deviceclasses/pinnable")
+    agents(plane)
+    await mesh.want(CLUSTER, "web", 5, *objects("web", 1))
+    refused = "DeviceClass/moorage-idweb-one"
+    await until(lambda: mesh.states("web", 5).get(refused) == "Failed", 60, "there is no such class")
+    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    plane.call("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": "pinnable"}, "spec": {"selectors": [selector]}})
+    await settled(lambda: list(pods(plane, "web").values()) == ["gpu-1"], 60, "it runs")
+    changed = slice_of(0, 1, 2, 3, generation=2)
+    changed["spec"]["devices"][1]["attributes"]["uuid"] = {"string": "GPU-new"}
+    replace_slice(plane, changed)
+
+    def pin() -> str:
+        found = plane.get(f"{GROUP}/deviceclasses/moorage-idweb-one")
+        return str(found["spec"]["selectors"][1]["cel"]["expression"])
+
+    await settled(lambda: "GPU-new" in pin(), 40, "the pin names what tells the device apart now")
