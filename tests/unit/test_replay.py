@@ -190,9 +190,7 @@ class World:
         self.capacity.folded(changes, [proposal])
         if ident in changes.refused:
             return
-        answers: dict[str, bytes] = {}
-        data = taken.encode(RELEASE, answers)
-        self.batches[ident] = encode_batch({ident: data}, answers)
+        self.batches[ident] = encode_batch({ident: taken.encode(RELEASE)}, taken.answers())
         if rng.random() < 0.5:
             self.run(proposal)
 
@@ -394,9 +392,8 @@ def test_a_packing_that_a_solver_found_is_taken_from_the_record_and_one_that_it_
     tried = TriedChoices()
     proposal = propose(record, results, fleet, ledger, NameOrder(), "d", solutions, tried)
     assert isinstance(proposal, Decision)
-    answers: dict[str, bytes] = {}
     taken = Recording.take(proposal, record, results, tried, fleet, ledger, solutions)
-    batch = encode_batch({"d": taken.encode(RELEASE, answers)}, answers)
+    batch = encode_batch({"d": taken.encode(RELEASE)}, taken.answers())
     assert again(batch, "d").same
 
     def stopped(record: DecisionRecord, _: Excerpt) -> None:

@@ -132,7 +132,8 @@ class Recorder:
                 await self._wait_for_time()
                 self._recordings -= 1
                 self._memory -= recording.size
-                records[past.id] = self._encode(recording, answers)
+                records[past.id] = self._encode(recording)
+                answers.update(recording.answers())
                 size = sum(map(len, answers.values())) + sum(map(len, records.values()))
         if records:
             data = await asyncio.to_thread(encode_batch, records, answers)
@@ -157,10 +158,10 @@ class Recorder:
         while self._is_deciding() and not self._allowance.has_any(time.monotonic()):  # noqa: ASYNC110 - time cannot signal
             await asyncio.sleep(_LOOK_AGAIN)
 
-    def _encode(self, recording: Recording, answers: dict[str, bytes]) -> bytes:
+    def _encode(self, recording: Recording) -> bytes:
         takes_time = self._is_deciding()
         began = time.thread_time()  # on a busy machine it waits, which is not its fault
-        record = recording.encode(self._release, answers)
+        record = recording.encode(self._release)
         if takes_time:
             self.spent(time.thread_time() - began)
         return record

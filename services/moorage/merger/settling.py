@@ -150,22 +150,17 @@ class Settling:
         # The next change of these rows lets this merger look again.
         if decider.ledger.settled_from_newer_rows(cluster, str(decider.fleet.epoch)):
             return
-        documents: dict[str, Revision] = {}
-        progress: dict[str, Progress] = {}
-        draft = self._draft(cluster, documents, progress)
+        draft = self._draft(cluster, {}, {})
         if draft is None or (cluster not in self._forced and not is_unsettled(draft)):
             return
         self._forced.discard(cluster)
-        groups = groups_to_settle(draft)
-        if unread := [group for group in groups if not self._recall(group, documents)]:
-            await asyncio.gather(*(self._read(group, documents) for group in unread))
-            found = self._compute(cluster, documents, progress)
-        else:
-            found = settle(draft)
+        documents = await self._documents_of(groups_to_settle(draft))
+        progress: Mapping[str, Progress] = {}
+        found = self._compute(cluster, documents, progress)
         known = decider.ledger.displaced_on(cluster).keys()
         if found.displaced.keys() - known:
             groups = {decider.ledger.claims[ident].group for ident in decider.ledger.by_cluster.get(cluster, ())}
-            await asyncio.gather(*(self._read_progress(group, progress) for group in groups - known))
+            progress = await self._progress_of(groups - known)
             found = self._compute(cluster, documents, progress)
         if found.entry is None:
             return
@@ -216,23 +211,15 @@ class Settling:
 
         return guard
 
-    def _recall(self, group: str, documents: dict[str, Revision]) -> bool:
-        """Adds the document that the group's decision was made from, if it is remembered. Returns whether nothing is left to
-        be read."""
-        standing = self._decider.ledger.standing.get(group)
-        if standing is None:
-            return True
-        document = self._documents.get((group, standing.revision))
-        if document is not None:
-            documents[group] = document
-        return document is not None
-
-    async def _read(self, group: str, documents: dict[str, Revision]) -> None:
-        """Reads the document that the group's decision was made from."""
-        standing = self._decider.ledger.standing.get(group)
-        document = await self._document(group, standing.revision) if standing is not None else None
-        if document is not None:
-            documents[group] = document
+    async def _documents_of(self, groups: Iterable[str]) -> dict[str, Revision]:
+        """Returns the documents that the groups' decisions were made from, by group, as far as they are there."""
+        standing = self._decider.ledger.standing
+        wanted = {group: standing[group].revision for group in groups if group in standing}
+        found = {key: self._documents.get(key) for key in wanted.items()}
+        unread = [key for key, document in found.items() if document is None]
+        if unread:
+            found.update(zip(unread, await asyncio.gather(*(self._document(*key) for key in unread)), strict=True))
+        return {group: document for (group, _), document in found.items() if document is not None}
 
     async def _document(self, group: str, revision: int) -> Revision | None:
         key = (group, revision)
@@ -248,15 +235,21 @@ class Settling:
                 return record.resolved
         return None
 
-    async def _read_progress(self, group: str, progress: dict[str, Progress]) -> None:
+    async def _progress_of(self, groups: Iterable[str]) -> dict[str, Progress]:
+        """Returns how far the groups' decisions came, by group, for those that have one."""
+        wanted = [group for group in groups if group in self._decider.ledger.standing]
+        found = await asyncio.gather(*(self._progress(group) for group in wanted))
+        return {group: progress for group, progress in zip(wanted, found, strict=True) if progress is not None}
+
+    async def _progress(self, group: str) -> Progress | None:
         ledger = self._decider.ledger
         standing, previous = ledger.standing.get(group), ledger.previous.get(group)
         if standing is None:
-            return
+            return None
         stored = await self._bus.bucket(stores.STATUS).get(group_tokens(group))
         status = _status(stored.value) if stored is not None else None
         ran = status is not None and (status.reached or status.ran)
-        progress[group] = Progress(
+        return Progress(
             reached=status is not None and status.reached and status.decision == standing.id,
             ran=ran,
             restorable=previous is not None and await self._document(group, previous[-1].revision) is not None,

@@ -95,20 +95,12 @@ def merge(
 ) -> PlacementProblem:
     """Merges answers for apps with these replicas; `base` are the clusters that are usable at all, `known` those that
     exist."""
-    known = base if known is None else known
-    total = sum(answer.weight for answer in answers) or 1.0
-    problem = PlacementProblem(replicas=list(replicas), masks=[], scores=[], groups=[])
+    merging = _Merging(replicas, base, base if known is None else known, answers)
     for app in range(len(replicas)):
-        app_answers = [(a, a.answer.apps[app]) for a in answers if app in a.answer.apps]
-        mask = base.copy()
-        for _, answer in app_answers:
-            if answer.allowed is not None:
-                mask &= answer.allowed
-        problem.masks.append(mask)
-        _merge_scores(problem, app, app_answers, total)
-        _merge_counts(problem, app, app_answers, known)
+        merging.add_app(app)
     for source in answers:
-        _merge_pairs(problem, source, total)
+        merging.add_pairs(source)
+    problem = merging.problem
     problem.conflicts = {
         (a, b): where
         for (a, b), where in problem.conflicts.items()
@@ -120,62 +112,83 @@ def merge(
 _AppAnswers = list[tuple[WeightedAnswer, DecodedAppAnswer]]
 
 
-def _merge_scores(problem: PlacementProblem, app: int, answers: _AppAnswers, total: float) -> None:
-    """Appends the weighted mean of the app's scores; a controller without scores counts as 0."""
-    scores: Scores | None = None
-    for source, answer in answers:
-        if answer.scores is not None and source.weight > 0:
-            weighted = answer.scores * (source.weight / total)
-            scores = weighted if scores is None else scores + weighted
-            problem.scored[app] = problem.scored.get(app, 0.0) + source.weight / total
-    problem.scores.append(scores)
+class _Merging:
+    """A problem to which one app after the other is added, then what each controller says of pairs."""
 
+    def __init__(self, replicas: Sequence[int], base: Mask, known: Mask, answers: Sequence[WeightedAnswer]) -> None:
+        self.problem = PlacementProblem(replicas=list(replicas), masks=[], scores=[], groups=[])
+        self._base, self._known, self._answers = base, known, answers
+        self._total = sum(answer.weight for answer in answers) or 1.0
 
-def _merge_counts(problem: PlacementProblem, app: int, answers: _AppAnswers, known: Mask) -> None:
-    """Appends the app's counted groups, and sets its replicas to the count that all sources agree on."""
-    mask, replicas = problem.masks[app], problem.replicas[app]
-    counts: dict[str, int] = {}
-    groups: list[list[CountedGroup]] = []
-    for source, answer in answers:
-        if not answer.groups:
-            continue
-        counted: list[CountedGroup] = []
-        for group in answer.groups:
-            allowed = group.mask & mask
-            count = group.wanted
-            if count == 0:
-                selected, by_app = group.mask & known, problem.left_out if group.partial else problem.every
-                vain = selected & ~allowed if group.partial else selected
-                by_app[app] = by_app[app] | vain if app in by_app else vain
-                count = max(1, int(np.count_nonzero(allowed if group.partial else selected)))
-            counted.append(CountedGroup(count, allowed))
-        counts[source.name] = sum(group.wanted for group in counted)
-        # A single group binds by its number alone: its clusters are in the mask already.
-        if len(counted) > 1:
-            groups.append(counted)
-        elif answer.groups[0].partial:
-            problem.partial.add(app)
-    if counts and replicas:  # 0 replicas: as many as are selected
-        counts[APPLICATION] = replicas
-    if len(set(counts.values())) > 1:
-        problem.count_mismatches.append(CountMismatch(app, counts))
-    problem.replicas[app] = next(iter(counts.values()), replicas)
-    if groups or len(counts) > 1:
-        problem.partial.discard(app)
-    problem.groups.append(groups)
+    def add_app(self, app: int) -> None:
+        answers = [(a, a.answer.apps[app]) for a in self._answers if app in a.answer.apps]
+        mask = self._base.copy()
+        for _, answer in answers:
+            if answer.allowed is not None:
+                mask &= answer.allowed
+        self.problem.masks.append(mask)
+        self.problem.scores.append(self._scores(app, answers))
+        self.problem.groups.append(self._groups(app, answers))
 
+    def _scores(self, app: int, answers: _AppAnswers) -> Scores | None:
+        """Returns the weighted mean of the app's scores; a controller without scores counts as 0."""
+        problem = self.problem
+        scores: Scores | None = None
+        for source, answer in answers:
+            if answer.scores is not None and source.weight > 0:
+                share = source.weight / self._total
+                scores = answer.scores * share if scores is None else scores + answer.scores * share
+                problem.scored[app] = problem.scored.get(app, 0.0) + share
+        return scores
 
-def _merge_pairs(problem: PlacementProblem, source: WeightedAnswer, total: float) -> None:
-    """Adds one controller's conflicts and rules."""
-    for pair, where in source.answer.conflicts.items():
-        problem.conflicts[pair] = problem.conflicts[pair] | where if pair in problem.conflicts else where
-    for rule in source.answer.rules:
-        if rule.mandatory:
-            (problem.apart if rule.apart else problem.together).add(rule.apps)
-        else:
-            smaller = max(1, min(problem.replicas[rule.apps[0]], problem.replicas[rule.apps[1]]))
-            share = source.weight / total / smaller
-            problem.bonus[rule.apps] = problem.bonus.get(rule.apps, 0.0) + (-share if rule.apart else share)
+    def _groups(self, app: int, answers: _AppAnswers) -> list[list[CountedGroup]]:
+        """Returns the app's counted groups, and sets its replicas to the count that all sources agree on."""
+        problem = self.problem
+        replicas = problem.replicas[app]
+        counts: dict[str, int] = {}
+        groups: list[list[CountedGroup]] = []
+        for source, answer in answers:
+            if not answer.groups:
+                continue
+            counted = [self._counted(app, group) for group in answer.groups]
+            counts[source.name] = sum(group.wanted for group in counted)
+            # A single group binds by its number alone: its clusters are in the mask already.
+            if len(counted) > 1:
+                groups.append(counted)
+            elif answer.groups[0].partial:
+                problem.partial.add(app)
+        if counts and replicas:  # 0 replicas: as many as are selected
+            counts[APPLICATION] = replicas
+        if len(set(counts.values())) > 1:
+            problem.count_mismatches.append(CountMismatch(app, counts))
+        problem.replicas[app] = next(iter(counts.values()), replicas)
+        if groups or len(counts) > 1:
+            problem.partial.discard(app)
+        return groups
+
+    def _counted(self, app: int, group: CountedGroup) -> CountedGroup:
+        """Returns the group with the clusters that the app may use, and a number for one that means every cluster."""
+        problem = self.problem
+        allowed = group.mask & problem.masks[app]
+        if group.wanted:
+            return CountedGroup(group.wanted, allowed)
+        selected, by_app = group.mask & self._known, problem.left_out if group.partial else problem.every
+        vain = selected & ~allowed if group.partial else selected
+        by_app[app] = by_app[app] | vain if app in by_app else vain
+        return CountedGroup(max(1, int(np.count_nonzero(allowed if group.partial else selected))), allowed)
+
+    def add_pairs(self, source: WeightedAnswer) -> None:
+        """Adds one controller's conflicts and rules."""
+        problem = self.problem
+        for pair, where in source.answer.conflicts.items():
+            problem.conflicts[pair] = problem.conflicts[pair] | where if pair in problem.conflicts else where
+        for rule in source.answer.rules:
+            if rule.mandatory:
+                (problem.apart if rule.apart else problem.together).add(rule.apps)
+            else:
+                smaller = max(1, min(problem.replicas[rule.apps[0]], problem.replicas[rule.apps[1]]))
+                share = source.weight / self._total / smaller
+                problem.bonus[rule.apps] = problem.bonus.get(rule.apps, 0.0) + (-share if rule.apart else share)
 
 
 def disjoint_sets(problem: PlacementProblem) -> list[Mask]:

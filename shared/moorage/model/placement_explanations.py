@@ -6,7 +6,7 @@ from .base import Model
 from .reasons import Reason
 
 
-class CandidateGroup(Model, kw_only=True):
+class GroupExplained(Model, kw_only=True):
     """The providers that are left after each condition of a group; of the group without a suffix, for each class."""
 
     group: str
@@ -22,5 +22,5 @@ class CandidatesExplained(Model, kw_only=True):
     """The number of allocation candidates of a query; if there are none, why."""
 
     candidates: int
-    groups: list[CandidateGroup]
+    groups: list[GroupExplained]
     reasons: list[Reason]

@@ -80,8 +80,14 @@ class Recording:
         columns = 2 * len(self.fleet.sums) + sum(len(choice.basis.values) for choice in self.tried.choices)
         return 8192 + (2 + 8 * columns) * len(self.fleet.known) + 64 * len(self.fleet.flags) + answers
 
-    def encode(self, release: str, answers: dict[str, bytes]) -> bytes:
-        """Returns the record encoded. Its answers are added to `answers` by their hashes."""
+    def answers(self) -> dict[str, bytes]:
+        """Returns the controllers' answers by their hashes. Records of one batch share them."""
+        replies = (self.replies.replies[controller.name].data for controller in self.replies.controllers)
+        stale = (self.replies.stale.get(controller.name) for controller in self.replies.controllers)
+        return {digest(data): data for data in (*replies, *stale) if data}
+
+    def encode(self, release: str) -> bytes:
+        """Returns the record encoded. It names its answers by their hashes."""
         # Intents are left out: no step after the controllers reads them.
         revision = msgspec.structs.replace(self.revision, intents=[])
         asked = self.replies
@@ -103,7 +109,7 @@ class Recording:
             revision=revision,
             fleet=msgspec.Raw(_encode(fleet)),
             controllers=[_without_kinds(controller) for controller in asked.controllers],
-            replies={c.name: self._reply(c.name, answers) for c in asked.controllers},
+            replies={c.name: self._reply(c.name) for c in asked.controllers},
             tried=tried,
             own=b"" if self.own is None else self.own.encode(),
             packings=list(_packings(self.solutions)),
@@ -111,17 +117,15 @@ class Recording:
         )
         return _encode(record)
 
-    def _reply(self, name: str, answers: dict[str, bytes]) -> RecordedReply:
-        asked = self.replies
-        reply = asked.replies[name]
-        recorded = RecordedReply(outcome=reply.outcome, took_ms=reply.took_ms, error=reply.error)
-        if reply.data:
-            answers[ident := digest(reply.data)] = reply.data
-            recorded.answer = ident
-        if (stale := asked.stale.get(name)) is not None:
-            answers[ident := digest(stale)] = stale
-            recorded.stale = ident
-        return recorded
+    def _reply(self, name: str) -> RecordedReply:
+        reply, stale = self.replies.replies[name], self.replies.stale.get(name)
+        return RecordedReply(
+            outcome=reply.outcome,
+            took_ms=reply.took_ms,
+            error=reply.error,
+            answer=digest(reply.data) if reply.data else "",
+            stale=digest(stale) if stale else "",
+        )
 
 
 def _resources(revision: Revision, held: list[Slot]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moorage.model.placement_explanations import CandidateGroup, CandidatesExplained
+from moorage.model.placement_explanations import CandidatesExplained, GroupExplained
 from moorage.model.reasons import Reason
 from moorage.parts import NAMELESS, Budget, Candidate, Group, Request, candidates_in_steps
 from moorage.parts.forest import UNLIMITED
@@ -65,11 +65,11 @@ class _Explanation:
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
-    def counts(self, suffix: str, group: Group) -> Iterator[CandidateGroup]:
+    def counts(self, suffix: str, group: Group) -> Iterator[GroupExplained]:
         for resources in _parts(suffix, group):
             rows = [len(left) for _, left in self._narrowed(suffix, group, resources)]
             offering, traits, aggregates, tree, room = rows
-            yield CandidateGroup(
+            yield GroupExplained(
                 group=suffix,
                 resources=dict(resources),
                 providers=offering,
