@@ -15,6 +15,7 @@ from moorage.ledger import Committed, keep_capacity, open_ledger
 from moorage.machine_groups import read
 from moorage.model.claims import Claim, Decision, IntentRef, Release, Slot, Withdrawal
 from moorage.model.machine_slots import reservation_claim, slot_resource
+from moorage.model.machine_views import MachinesAsk, MachinesShown
 from moorage.model.machines import GuestReport, Machine, MachineReport, MachinesSync, MachinesSynced, PoolNodeReport
 from moorage.slots.service import SlotService
 from moorage_testkit.committers import CommitterHarness
@@ -204,6 +205,39 @@ async def test_a_worker_that_lost_its_lease_changes_nothing_and_the_next_one_goe
     await cluster.begin(large(2), guest("a", state="granted"), guest("b"), guest("c"))
     assert cluster.grants == {"a": "n-0", "b": "n-0"}
     await second.bus.close()
+
+
+async def test_machines_slots_and_guests_are_shown(slots: Slots, nats: NatsServer, bus: Bus) -> None:
+    async def shown(kind: str) -> MachinesShown:
+        data = await bus.request(subjects.MACHINES_LIST, MachinesAsk(id="a", kind=kind), timeout=10)  # type: ignore[arg-type]
+        return msgspec.json.decode(data, type=MachinesShown)
+
+    cluster = Cluster(bus)
+    await cluster.begin(large(9), guest("a"), guest("b", nodes=["n-9"]))
+    merger = await CommitterHarness(nats, clusters).open()
+    await merger.follower.wait(slots.follower.ledger.seq)
+    await merger.commit(app("one", "n-1"))
+    await slots.follower.wait(merger.follower.ledger.seq)
+    (machine,) = (await shown("machines")).machines
+    assert (machine.metadata["name"], machine.origin) == (f"{CLUSTER}/g", CLUSTER)
+    usage = machine.status.available_machines[0].usage
+    assert (usage.maximum, usage.used, usage.waiting) == (9, 0, 2)
+    assert [c.status for c in machine.status.conditions] == ["False", "True", "True"]
+    assert read(
+        {
+            "apiVersion": "imperator.tenzen-y.io/v1alpha1",
+            "kind": "Machine",
+            "metadata": {"name": "g", "labels": machine.metadata["labels"]},
+            "spec": machine.spec,
+        }
+    ).machine == large(9)
+    found = [(s.node, s.state, s.holder) for s in (await shown("slots")).slots]
+    assert found.count(("n-0", "reserved", "")) == 3 and ("n-0", "granted", "lab/a") in found
+    assert ("n-1", "granted", group("one")) in found and found[-1] == ("", "short", "")
+    assert len(found) == 9
+    guests = {g.name: (g.state, g.node, g.reason) for g in (await shown("guests")).guests}
+    assert guests == {"a": ("waiting", "n-0", ""), "b": ("waiting", "", "SlotShort")}
+    await merger.bus.close()
 
 
 async def test_slots_leave_a_node_in_maintenance_and_those_in_use_stay(slots: Slots, bus: Bus) -> None:

@@ -130,6 +130,30 @@ def part_usage(part: Mapping[str, Any]) -> str:
     return ", ".join(f"{n} {readable(n, used[n])}/{readable(n, inventories[n]['total'])}" for n in names)
 
 
+def machine_usage(machine: Mapping[str, Any]) -> str:
+    """Formats used and wanted slots of each type of a Machine: `large 1/4, small 0/8 (2 wait)`."""
+    found = []
+    for kind in machine["status"].get("availableMachines", ()):
+        usage = kind["usage"]
+        waiting = usage.get("waiting", 0)
+        text = f"{kind['name']} {usage.get('used', 0)}/{usage.get('maximum', 0)}"
+        found.append(f"{text} ({waiting} wait)" if waiting else text)
+    return ", ".join(found)
+
+
+def _conditions(machine: Row) -> Sequence[Row]:
+    found: Sequence[Row] = machine["status"].get("conditions", ())
+    return found
+
+
+def _pool(machine: Row) -> str:
+    return ",".join(f"{n['name']}={n.get('condition') or '?'}" for n in machine["status"].get("nodePool", ()))
+
+
+def _listed_only(name: str, project: str) -> str:
+    raise Failure("these are only listed; name none, and filter with --cluster", USAGE)
+
+
 KINDS: tuple[ResourceType, ...] = (
     ResourceType(
         "applications",
@@ -196,6 +220,57 @@ KINDS: tuple[ResourceType, ...] = (
         _part_path,
         lambda r: f"part/{r['cluster']}/{r['id']}",
         "moorage.events.fleet.>",
+    ),
+    ResourceType(
+        "machines",
+        ("machine", "mc"),
+        (
+            Column("NAME", _meta("name"), is_name=True),
+            Column("READY", lambda r: next((c["status"] for c in _conditions(r) if c["type"] == "Ready"), ""), least=5),
+            Column("SLOTS", machine_usage),
+            Column("NODES", lambda r: _pool(r), wide=True),
+            Column(
+                "REASON", lambda r: next((c.get("message", "") for c in _conditions(r) if c["type"] == "Ready"), "")
+            ),
+        ),
+        lambda name, project: path("machines", name),
+        lambda r: f"machine/{r['metadata']['name']}",
+        "moorage.events.>",
+    ),
+    ResourceType(
+        "slots",
+        ("slot",),
+        (
+            Column("MACHINE", field("machine"), is_name=True),
+            Column("CLUSTER", field("cluster")),
+            Column("NODE", field("node")),
+            Column("STATE", field("state"), least=8),
+            Column("HOLDER", field("holder")),
+            Column("CLAIM", field("claim"), wide=True),
+        ),
+        _listed_only,
+        lambda r: f"slot/{r['machine']}",
+        "moorage.events.>",
+    ),
+    ResourceType(
+        "guests",
+        ("guest",),
+        (
+            Column("CLUSTER", field("cluster")),
+            Column("NAMESPACE", field("namespace")),
+            Column("NAME", field("name"), is_name=True),
+            Column("MACHINE", field("machine")),
+            Column("STATE", field("state"), least=7),
+            Column("NODE", field("node")),
+            Column("REASON", field("reason")),
+            Column("MESSAGE", field("message"), wide=True),
+            Column("GROUP", field("group"), wide=True),
+            Column("WINDOW", field("window"), wide=True),
+            Column("AGE", lambda row: age(row.get("createdAt")), least=5),
+        ),
+        _listed_only,
+        lambda r: f"guest/{r['cluster']}/{r['namespace']}/{r['name']}",
+        "moorage.events.>",
     ),
     ResourceType(
         "decisions",

@@ -19,6 +19,7 @@ _WORKER_NAMES = {
     "merger": "the merger",
     "patcher": "the patcher",
     "sim": "the simulator",
+    "machines": "the worker slots",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from moorage.model.attempts import Why
 from moorage.model.desired_state import DiffReply
 from moorage.model.documents import IntentDocument
+from moorage.model.machine_views import GuestView, MachineView, SlotView
 from moorage.model.placement_explanations import CandidatesExplained
 from moorage.model.records import Replay
 
@@ -23,6 +24,7 @@ from . import (
     fleet_commands,
     groups,
     health,
+    machines,
     parts,
     placement,
     token_routes,
@@ -112,6 +114,10 @@ GROUPS = (
     Route("POST", _GROUP + "/{verb}", commands.act, "Run an operation on a group: " + ", ".join(commands.VERBS) + ".", schemas.Acted, 202, tag="groups", refusals=(400, 503)),
 )  # fmt: skip
 
+_OF_MACHINE = (
+    Query("machine", "Only of this machine type, GROUP/TYPE.", str, "general/large"),
+    Query("cluster", "Only of this cluster, PROVIDER/NAME.", str, "lab/edge-1"),
+)
 FLEET = (
     Route("GET", "/v1/clusters", clusters.list_clusters, "List clusters.", Page[schemas.ClusterItem], query=(*_SELECTED, Query("view", "`name` returns only names and states.", Literal["name", "full"])), tag="fleet"),
     Route("GET", "/v1/clusters/{provider}/{name}", clusters.get_cluster, "Get a cluster with its active claims.", schemas.ClusterItem, tag="fleet"),
@@ -121,6 +127,10 @@ FLEET = (
     Route("GET", "/v1/nodes/{provider}/{cluster}/{name}", clusters.get_node, "Get a node.", schemas.NodeItem, tag="fleet"),
     Route("GET", "/v1/parts", parts.list_parts, "List parts of nodes, with their use and holders.", Page[schemas.PartItem], query=(*_PAGED, Query("cluster", "Only parts of this cluster, PROVIDER/NAME.", str, "lab/edge-1"), Query("node", "Only parts of nodes of this name.", str, "n-0"), Query("class", "Only parts that this resource class selects, as a need for it would.", str, "nvidia.high.mem")), refusals=(404,), tag="fleet"),
     Route("GET", "/v1/parts/{provider}/{cluster}/{id}", parts.get_part, "Get a part of a node; in its id `/` is written %2F.", schemas.PartItem, tag="fleet"),
+    Route("GET", "/v1/machines", machines.list_machines, "List Machines with their status.", Page[MachineView], query=_PAGED, refusals=(503,), tag="fleet"),
+    Route("GET", "/v1/machines/{name}", machines.get_machine, "Get a Machine; in its name `/` is written %2F.", MachineView, refusals=(503,), tag="fleet"),
+    Route("GET", "/v1/slots", machines.list_slots, "List slots of Machines with who has them.", Page[SlotView], query=(*_PAGED, *_OF_MACHINE), refusals=(503,), tag="fleet"),
+    Route("GET", "/v1/guests", machines.list_guests, "List pods that have a slot of a Machine or wait for one.", Page[GuestView], query=(*_PAGED, *_OF_MACHINE), refusals=(503,), tag="fleet"),
     Route("GET", "/v1/placement/explain", placement.explain, "Explain a query for allocation candidates of the Placement interface, in its newest version: how many there are, or why there are none. Its parameters are those of the query, such as `resources_A` and `same_subtree`.", CandidatesExplained, refusals=(400, 503), tag="fleet"),
     Route("GET", "/v1/sim/clusters", fleet_commands.list_sim_clusters, "List simulated clusters.", dict[str, Any], query=(_PAGED[1],), refusals=(503,), tag="fleet"),
     Route("PUT", "/v1/sim/clusters", fleet_commands.put_fleet, "Replace the simulated fleet.", dict[str, Any], body=dict[str, Any], consumes=_DOCUMENTS, refusals=(409, 503), tag="fleet"),

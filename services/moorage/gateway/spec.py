@@ -23,6 +23,7 @@ SPEC = WorkerSpec(
         subjects.SIM_APPLY,
         subjects.SIM_FAULT,
         subjects.SIM_LIST,
+        subjects.MACHINES_LIST,
         subjects.SERVICES,
     ),
     subscribes=(

@@ -15,6 +15,7 @@ from moorage.fleet import FleetChange
 from moorage.ledger import Capacity, Changes, Committer, Dropped, Ledger, LedgerFollower
 from moorage.model.claims import Commit, SlotGrants, SlotReservations
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots
+from moorage.model.machine_views import MachinesAsk, MachinesShown
 from moorage.model.machines import MachinesSync, MachinesSynced, WaitingReason
 from moorage.model.names import cluster_from_tokens
 from moorage.model.problems import Problem, Refused
@@ -22,10 +23,12 @@ from moorage.model.problems import Problem, Refused
 from .core.answers import Told
 from .core.planner import Answer, Planner
 from .core.state import ClusterMachines
+from .core.views import MachineViews
 
 log = structlog.get_logger("slots")
 
 _decode = msgspec.json.Decoder(MachinesSync).decode
+_decode_ask = msgspec.json.Decoder(MachinesAsk).decode
 #: How often a plan is made again because others took its room.
 ATTEMPTS = 8
 #: Grants of one entry. Each entry takes effect whole or not at all.
@@ -72,6 +75,7 @@ class SlotService:
 
     async def start(self) -> None:
         self._bus.spawn(self._follow())
+        await self._bus.serve(subjects.MACHINES_LIST, self.show)
         await self._bus.serve(subjects.MACHINES_SYNC.replace(subjects.OF_CLUSTER, "*.*"), self.sync, limit=256)
 
     async def sync(self, incoming: Incoming) -> MachinesSynced | None:
@@ -95,6 +99,25 @@ class SlotService:
         answer = await self._settle(cluster)
         told = self._told.setdefault(name, Told(self._generation))
         return told.reply(report, answer)
+
+    async def show(self, incoming: Incoming) -> MachinesShown | None:
+        """Answers with Machines, slots or guests as they are shown."""
+        if not self._is_certain():
+            return None
+        ask = _decode_ask(incoming.data)
+        views = MachineViews(self.clusters, self._follower.ledger, self._answer_of)
+        shown = MachinesShown(cause=ask.id)
+        if ask.kind == "machines":
+            shown.machines = list(views.machines())
+        elif ask.kind == "slots":
+            shown.slots = list(views.slots(ask.machine, ask.cluster))
+        else:
+            shown.guests = list(views.guests(ask.machine, ask.cluster))
+        return shown
+
+    def _answer_of(self, cluster: str) -> Answer:
+        told = self._told.get(cluster)
+        return told.answer if told is not None else Answer()
 
     async def _settle(self, cluster: ClusterMachines) -> Answer:
         """Commits what is planned for the cluster until nothing is left to do."""

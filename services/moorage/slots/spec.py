@@ -13,6 +13,7 @@ SPEC = WorkerSpec(
             "a cluster reports Machines and guests, and gets its slots",
             request=True,
         ),
+        Subject(subjects.MACHINES_LIST, "MachinesAsk", "Machines, slots or guests to show", request=True),
     ),
     publishes=(
         Subject(subjects.MACHINES_CHANGED, "-", "a cluster's slots changed: it reports again at once"),

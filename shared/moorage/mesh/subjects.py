@@ -46,6 +46,7 @@ REPORTS = f"moorage.reports.{OF_CLUSTER}.*"
 DESIRED_GET = f"moorage.desired.get.{OF_CLUSTER}"
 DESIRED_CHANGED = f"moorage.desired.changed.{OF_CLUSTER}"
 DESIRED_CONFIRM = f"moorage.desired.confirm.{OF_CLUSTER}"
+MACHINES_LIST = "moorage.machines.list"
 MACHINES_SYNC = f"moorage.machines.sync.{OF_CLUSTER}"
 MACHINES_CHANGED = f"moorage.machines.changed.{OF_CLUSTER}"
 

@@ -17,17 +17,17 @@ class Told:
 
     def __init__(self, generation: int) -> None:
         self._generation = generation
-        self._answer = Answer()
+        self.answer = Answer()
         self.revision = 0
 
     def differs(self, answer: Answer) -> bool:
-        return not self.revision or answer != self._answer
+        return not self.revision or answer != self.answer
 
     def reply(self, sync: MachinesSync, answer: Answer) -> MachinesSynced:
         """Returns the answer in full unless the cluster has the one before it."""
-        before, has = self._answer, (sync.generation, sync.revision) == (self._generation, self.revision)
+        before, has = self.answer, (sync.generation, sync.revision) == (self._generation, self.revision)
         if self.differs(answer):
-            self._answer = answer
+            self.answer = answer
             self.revision += 1
         if not has or not self.revision:
             before = Answer()
