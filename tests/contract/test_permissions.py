@@ -88,7 +88,7 @@ async def test_no_worker_can_write_the_stores_of_another(broker: NatsServer, kin
     for bucket in BUCKETS:
         if bucket not in written(kind):
             await bus.publish(f"$KV.{bucket}.mine", b"1")
-    if kind not in ("merger", "placement"):
+    if kind not in ("merger", "placement", "slots"):
         await bus.publish("moorage.ledger.commit", b"{}")
     await bus.publish("$JS.API.STREAM.DELETE.MOORAGE_LEDGER", b"")
     await bus.settle()

@@ -46,7 +46,7 @@ OWNERS = {
     "moorage-classes": {"intents"},
     "moorage-controllers": {"intents"},
     "moorage-clusters": {"inventory"},
-    "moorage-leases": {"inventory", "merger", "patcher", "placement"},
+    "moorage-leases": {"inventory", "merger", "patcher", "placement", "slots"},
     "moorage-desired": {"patcher"},
     "moorage-status": {"patcher"},
     "moorage-tokens": {"gateway"},
