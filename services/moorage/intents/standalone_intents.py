@@ -101,7 +101,8 @@ class StandaloneIntents:
         """Raises Refused where the group cannot be resolved with this intent."""
         record = await self._store.record(str(intent.group))
         if record is not None and record.document:
-            transitions.refresh_intents(record, application_of(record), self._cache.intents_with(intent))
+            change = transitions.refresh_intents(record, application_of(record), self._cache.intents_with(intent))
+            self._store.check_grants(change)
 
     async def _update_group(self, group: str, cause: str) -> Done | None:
         """Makes the group's record hold the intents that name it now. None: there is no such group yet."""

@@ -13,6 +13,7 @@ import msgspec
 
 from moorage.bus import Bus, Conflict, Entry, NoAnswer, new_id, now_text, subjects
 from moorage.bus.failpoints import reached
+from moorage.classes import ClassCatalog, asked_classes
 from moorage.mesh import stores
 from moorage.model.groups import Decide, GroupRecord
 from moorage.model.names import GroupName, group_tokens
@@ -85,11 +86,13 @@ class GroupStore:
         self._groups = bus.bucket(stores.GROUPS)
         self._revisions = bus.bucket(stores.REVISIONS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.catalog = ClassCatalog()
         self.cache = GroupCache(self._groups, bus.bucket(stores.DOCUMENTS))
         self.tombstones = Tombstones(bus, self._revisions, self.cache.known)
         self.events = GroupEvents(bus, self._groups, self._revisions, self.cache)
 
     async def start(self) -> None:
+        await self._bus.bucket(stores.CLASSES).mirror(self.catalog.put)
         await self.tombstones.start()
         await self.cache.start()
         self.events.start()
@@ -129,6 +132,7 @@ class GroupStore:
             last = await self.last_revision(group) if known is None and group_tokens(group) in self.tombstones else 0
             head = known.head if known is not None else None
             change = transitions.apply_document(head, application, data, self.cache.intents_of(group), now_text(), last)
+            self.check_grants(change)
             if again and change.record is not None:
                 matches(if_match, None if known is None else known.at)
             return change
@@ -140,6 +144,7 @@ class GroupStore:
         group = str(application.group)
         head = self.cache.head(group)
         change = transitions.apply_document(head, application, data, self.cache.intents_of(group), now_text())
+        self.check_grants(change)
         if change.record is None:
             # Nothing would change. It is resolved all the same, so that the answer can tell where it would be placed.
             assert head is not None
@@ -149,6 +154,15 @@ class GroupStore:
             ).record
             return Done(group, head.revision, head.state, "unchanged", record=record)
         return Done(group, change.record.revision, "Instantiated", change.outcome, change.warnings, change.record)
+
+    def check_grants(self, change: Transition) -> None:
+        """Raises Refused if grants do not let the group use the resource classes that it asks for."""
+        resolved = change.record.resolved if change.record is not None else None
+        for app in resolved.apps if resolved is not None else ():
+            for asked in asked_classes(shape.groups for shape in app.shapes):
+                project = resolved.group.partition("/")[0] if resolved is not None else ""
+                if (why := self.catalog.grants.problem(project, asked)) is not None:
+                    raise Refused(Problem(title="Not allowed", status=403, code="ClassForbidden", detail=why))
 
     # Life cycle
 

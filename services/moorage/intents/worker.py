@@ -96,8 +96,8 @@ class Worker:
         await self._registry.start(
             Controller(name=spec.name, policy="required", actions=spec.actions) for spec in self._builtin_controllers
         )
-        await self._store.start()
         await self._fleet_objects.start()
+        await self._store.start()
         self._bus.spawn(self._standalone.repair())
         await self._lifecycle.start()
         served: tuple[tuple[str, Handler, str], ...] = (

@@ -13,6 +13,7 @@ import msgspec
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.candidates import pack
+from moorage.classes import ClassCatalog
 from moorage.collections import LruDict
 from moorage.fit import PackingSolutions
 from moorage.fit.hard_packing import solve
@@ -27,7 +28,9 @@ from moorage.ledger import (
     Ledger,
     LedgerFollower,
     existing_placement,
+    keep_quotas,
 )
+from moorage.ledger.device_quotas import QUOTA_EXCEEDED
 from moorage.model.attempts import AppView, Attempt
 from moorage.model.candidates import Ask, PackedSet
 from moorage.model.claims import Decision, Withdrawal
@@ -36,6 +39,7 @@ from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import tracing
 
+from .core.class_grants import forbidden_class
 from .core.funnel import funnels
 from .core.propose import NameOrder, ProposalRefused, TriedChoices, propose
 from .core.recording import Recording
@@ -184,9 +188,18 @@ class _Proposer:
 
 
 class Decider:
-    def __init__(self, bus: Bus, fleet: Fleet, follower: LedgerFollower, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        follower: LedgerFollower,
+        capacity: Capacity,
+        catalog: ClassCatalog | None = None,
+    ) -> None:
         self.bus, self.fleet, self.follower, self.capacity = bus, fleet, follower, capacity
-        self.committer = Committer(bus, follower, capacity)
+        self.catalog = catalog or ClassCatalog()
+        self.quotas = keep_quotas(follower, fleet, self.catalog)
+        self.committer = Committer(bus, follower, capacity, self.quotas)
         self.metrics = DecisionMetrics(bus.process_health.registry)
         self.controllers: dict[str, Controller] = {}
         self.name_order = NameOrder()
@@ -370,6 +383,8 @@ class Decider:
         self, record: Revision, results: ControllerResults, until: float, based_on: int
     ) -> Attempt | ProposalRefused | None:
         """Proposes and commits a decision. Returns None if there is nothing left to decide."""
+        if (forbidden := forbidden_class(record, self.catalog.grants)) is not None:
+            return ProposalRefused([forbidden])
         proposer = _Proposer(self, record, results, based_on)
         for attempt in range(COMMIT_TRIES):
             # A withdrawal from after a forgotten commit may not be known any more: the hint counts as lost.
@@ -389,11 +404,19 @@ class Decider:
                 decision = proposer.decision or decision
                 self.recorder.decided(decision, result.seq, proposer.recording)
                 return placed(decision, result.seq)
-            if result.code == "DecisionTooLarge":
-                return ProposalRefused([Reason(code=result.code, message=result.message, by="merger")], final=True)
+            if result.code in ("DecisionTooLarge", QUOTA_EXCEEDED):
+                is_final = result.code != QUOTA_EXCEEDED  # others may give devices back, or the quota may grow
+                return ProposalRefused([Reason(code=result.code, message=result.message, by="merger")], final=is_final)
             if result.code:
                 break  # the group was decided or withdrawn meanwhile
         return _OVERTAKEN
+
+    def _forbids(self, record: Revision, proposal: Decision | ProposalRefused) -> Reason | None:
+        """Returns why grants or quotas do not allow a decision that is only simulated, or None."""
+        if (forbidden := forbidden_class(record, self.catalog.grants)) is not None:
+            return forbidden
+        why = self.quotas.check(proposal) if isinstance(proposal, Decision) else None
+        return None if why is None else Reason(code=why.code, message=why.message, by="merger")
 
     def _misses_clusters(self, results: ControllerResults) -> bool:
         """Returns whether clusters joined after a controller computed its answer."""
@@ -445,6 +468,9 @@ class Decider:
             results = await self.gather(record, cause, existing)
             proposer = _Proposer(self, record, results, self.based_on, is_simulated=True)
             proposal = await proposer.compute_solved(loop.time() + SOLVE_SECONDS)
+            if (reason := self._forbids(record, proposal)) is not None:
+                proposal = ProposalRefused([reason])
+                break
             results = proposer.results
             epoch = str(self.fleet.epoch)
             if isinstance(proposal, Decision) or all(a.epoch in ("", epoch) for a in results.answers.values()):

@@ -39,5 +39,5 @@ SPEC = WorkerSpec(
         ),
     ),
     writes=(stores.LEASES,),
-    reads=(stores.GROUPS, stores.REVISIONS, stores.CONTROLLERS, stores.EVENTS, stores.STATUS),
+    reads=(stores.GROUPS, stores.REVISIONS, stores.CONTROLLERS, stores.CLASSES, stores.EVENTS, stores.STATUS),
 )

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from moorage.bus import Bus, Incoming, Settings, subjects
+from moorage.classes import ClassCatalog
 from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import CapacityCollector, cluster_metrics, follower_metrics
@@ -136,9 +137,12 @@ class Started:
 
 async def start(bus: Bus, fleet: Fleet) -> Started:
     log = await open_ledger(bus)
-    decider = Decider(bus, fleet, log, keep_capacity(log, fleet))
+    catalog = ClassCatalog()
+    decider = Decider(bus, fleet, log, keep_capacity(log, fleet), catalog)
     wait_loop = LeasedWaitLoop(bus, decider, DecisionEvents(bus, log))
     merger = Merger(bus, decider, wait_loop)
+    await bus.bucket(stores.CLASSES).mirror(catalog.put)
+    catalog.on_change.append(lambda _key: wait_loop.registry_changed())
     await bus.bucket(stores.CONTROLLERS).mirror(merger.controller_changed)
     queue = subjects.MERGERS
     await bus.subscribe(subjects.GROUPS_STORED, merger.durable_revisions.record_stored)

@@ -10,7 +10,7 @@ from .class_rules import OPERATORS, class_problems, class_warnings
 from .conditions import DIAGNOSTICS, Properties, holds, meets
 from .device_class import DeviceClass, device_class
 from .device_sources import BUILT_IN_ONLY, BUILT_IN_SOURCES, DeviceSources, read_value, with_built_in
-from .grants import Grants
+from .grants import AskedClass, Grants, asked_classes
 from .selector import (
     ALL_DEVICES,
     BUILT_IN,
@@ -44,6 +44,7 @@ __all__ = [
     "NUMA",
     "OPERATORS",
     "VENDOR",
+    "AskedClass",
     "ClassCatalog",
     "ClassIndex",
     "DeviceClass",
@@ -53,6 +54,7 @@ __all__ = [
     "KnownClass",
     "Properties",
     "Selector",
+    "asked_classes",
     "class_problems",
     "class_warnings",
     "compile_class",

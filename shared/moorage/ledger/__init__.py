@@ -15,6 +15,7 @@ from .follower import (
     LedgerFollower,
     LedgerLost,
     keep_capacity,
+    keep_quotas,
     open_ledger,
 )
 from .ledger import ActiveClaim, Changes, Ledger
@@ -54,6 +55,7 @@ __all__ = [
     "existing_placement",
     "free_of",
     "keep_capacity",
+    "keep_quotas",
     "newest_snapshot",
     "open_ledger",
     "open_room",

@@ -17,6 +17,7 @@ from moorage.model.claims import Commit, Decision, Entry
 
 from .capacity import Capacity
 from .commits import encode_commit, encode_entry
+from .device_quotas import DeviceQuotas
 from .entries import Batch, Dropped, handler_of
 from .entries.decision import NO_ROOM, WITHDRAWN
 from .follower import LOG, LedgerFollower
@@ -57,8 +58,10 @@ class Committer:
     must be held in the capacity before they are committed; they are given back when dropped and become claims when folded.
     """
 
-    def __init__(self, bus: Bus, follower: LedgerFollower, capacity: Capacity) -> None:
-        self._bus, self._follower, self._capacity = bus, follower, capacity
+    def __init__(
+        self, bus: Bus, follower: LedgerFollower, capacity: Capacity, quotas: DeviceQuotas | None = None
+    ) -> None:
+        self._bus, self._follower, self._capacity, self._quotas = bus, follower, capacity, quotas
         self._log = bus.log(LOG)
         self.ident = new_id()
         self._waiting: deque[_Pending] = deque()
@@ -121,6 +124,9 @@ class Committer:
                 why = handler_of(pending.entry).check(pending.entry, batch)
             if why is NO_ROOM and self._decided_again(pending):
                 why = None
+            if why is None and self._quotas is not None and isinstance(pending.entry, Decision):
+                before = [one.entry for one in good if isinstance(one.entry, Decision)]
+                why = self._quotas.check(pending.entry, before)
             if why is not None:
                 self._drop(pending, why)
             else:

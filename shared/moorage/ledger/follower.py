@@ -10,12 +10,14 @@ import msgspec
 import structlog
 
 from moorage.bus import Bus, BusError, NoAnswer, OrderedConsumer, until_done
+from moorage.classes import ClassCatalog
 from moorage.fleet import Fleet
 from moorage.mesh import stores
 from moorage.model.claims import Allocation, Commit, Decision, SlotGrants, SlotReservations
 
 from .capacity import Capacity
 from .commits import decode_commit
+from .device_quotas import DeviceQuotas
 from .ledger import Changes, Ledger
 from .snapshots import read_snapshot
 
@@ -141,6 +143,14 @@ def keep_capacity(follower: LedgerFollower, fleet: Fleet) -> Capacity:
     follower.on_fold.append(folded)
     follower.on_reload.append(capacity.reload)
     return capacity
+
+
+def keep_quotas(follower: LedgerFollower, fleet: Fleet, catalog: ClassCatalog) -> DeviceQuotas:
+    """Returns what projects hold of devices, kept in step with the follower's ledger."""
+    quotas = DeviceQuotas(fleet, follower.ledger, catalog)
+    follower.on_fold.append(lambda _commit, changes: quotas.folded(changes))
+    follower.on_reload.append(quotas.reload)
+    return quotas
 
 
 async def open_ledger(bus: Bus) -> LedgerFollower:

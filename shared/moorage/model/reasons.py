@@ -23,6 +23,8 @@ CODES: dict[str, str] = {
     "PodAffinity": "Required pod affinity leaves fewer places than an object has pods.",
     "TopologySpread": "Topology spread constraints leave fewer places than an object has pods.",
     "PodRulesFail": "All pods have room there, but not under their rules about each other: anti-affinity, affinity, spread.",
+    "ClassForbidden": "No ClassGrant lets the project use the resource class, or name the algorithm.",
+    "QuotaExceeded": "The project would hold more devices than a DeviceQuota allows.",
     "SearchBound": "The search for an assignment reached its limit; an assignment may exist.",
     "MachineUnknown": "No cluster has slots of the machine type.",
     "SlotShort": "These clusters have too few slots of the machine type that are free, and neither kept for a window nor away.",

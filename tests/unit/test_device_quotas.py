@@ -1,0 +1,177 @@
+"""Quotas of devices: what a project holds, through whatever class, and which decisions are one device too many."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from moorage.classes import BUILT_IN_ONLY, ClassCatalog, Grants
+from moorage.fleet import Fleet, FleetWriter, normalize_node, with_devices
+from moorage.ledger import Ledger
+from moorage.ledger.device_quotas import DeviceQuotas
+from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Slot, Withdrawal
+from moorage.model.reports import NodeReport
+from moorage.model.resource_classes import ClassGrantSpec, FleetObject, StoredMetadata
+
+GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpu.memory"
+
+
+def fleet() -> Fleet:
+    writer = FleetWriter()
+    reports = [
+        NodeReport(name=name, ready=True, allocatable={"cpu": "64", GPU: "8"}, labels={MEMORY: memory})
+        for name, memory in (("large", "81920"), ("small", "16384"))
+    ]
+    rows = [with_devices(normalize_node(report)[0], BUILT_IN_ONLY) for report in reports]
+    writer.put(0, "lab/a", rows, whole=True, as_of=1.0)
+    return writer.fleet
+
+
+def object_(kind: str, name: str, cluster: str = "", **spec: object) -> tuple[str, bytes]:
+    found = FleetObject(kind=kind, metadata=StoredMetadata(name=name, cluster=cluster, uid=name), spec=dict(spec))
+    return found.key, msgspec.json.encode(found)
+
+
+def class_(name: str, least: str, cluster: str = "") -> tuple[str, bytes]:
+    wanted = {"key": "memory", "operator": "GtEq", "values": [least]}
+    return object_("ResourceClass", name, cluster, resourceSelector=[{"matchExpressions": [wanted]}])
+
+
+def catalog(*objects: tuple[str, bytes]) -> ClassCatalog:
+    found = ClassCatalog()
+    for key, value in objects:
+        found.put(key, value, 1)
+    return found
+
+
+def quota(**counts: int) -> tuple[str, bytes]:
+    devices = [{"class": "*" if name == "all" else name, "count": count} for name, count in counts.items()]
+    return object_("DeviceQuota", "q", projects=["a", "b*"], devices=devices)
+
+
+def holding(
+    name: str, gpus: int, node: str = "large", project: str = "a", ident: str = "", revision: int = 1
+) -> Decision:
+    intent = IntentRef(kind="Application", name=name, revision=revision)
+    slot = Slot(node=node, count=1, resources={"cpu": 1, GPU: gpus}, parts={f"{node}/{GPU}": {GPU: gpus}})
+    claim = Claim(
+        id=f"claim-{ident or name}",
+        decision=ident or name,
+        intent=intent,
+        tenant=project,
+        slots=[slot],
+        cluster="lab/a",
+        app="app",
+        object="o",
+    )
+    return Decision(id=ident or name, group=f"{project}/{name}/v1/default", revision=revision, claims=[claim])
+
+
+class World:
+    def __init__(self, *objects: tuple[str, bytes]) -> None:
+        self.ledger = Ledger()
+        self.quotas = DeviceQuotas(fleet(), self.ledger, catalog(*objects))
+
+    def commit(self, *decisions: Decision) -> None:
+        seq = self.ledger.seq + 1
+        self.quotas.folded(self.ledger.fold(seq, Commit(id=str(seq), by="t", entries=list(decisions))))
+
+
+def test_a_class_bounds_the_devices_that_it_selects() -> None:
+    world = World(class_("big", "30G"), quota(big=4))
+    world.commit(holding("x", 3))
+    assert world.quotas.held("a", "big") == 3000 and world.quotas.held("a") == 3000
+    assert world.quotas.check(holding("y", 1)) is None
+    refused = world.quotas.check(holding("y", 2))
+    assert refused is not None and refused.code == "QuotaExceeded"
+    assert refused.message == "project a may hold 4 devices of big by quota q; it holds 3, and would hold 5"
+    assert world.quotas.check(holding("y", 8, node="small")) is None, "the class does not select these"
+
+
+def test_a_quota_of_all_devices() -> None:
+    world = World(quota(all=4))
+    world.commit(holding("x", 3, node="small"))
+    assert world.quotas.check(holding("y", 1)) is None
+    assert world.quotas.check(holding("y", 2)) is not None
+
+
+def test_each_project_has_a_quota_of_its_own() -> None:
+    world = World(quota(all=4))
+    world.commit(holding("x", 4))
+    assert world.quotas.check(holding("y", 1)) is not None
+    assert world.quotas.check(holding("y", 4, project="b1")) is None
+    assert world.quotas.check(holding("y", 5, project="b2")) is not None
+    assert world.quotas.check(holding("y", 8, project="c")) is None, "it has no quota"
+
+
+def test_decisions_of_one_commit_count_together() -> None:
+    world = World(quota(all=4))
+    assert world.quotas.check(holding("y", 2), [holding("x", 2)]) is None
+    assert world.quotas.check(holding("y", 3), [holding("x", 2)]) is not None
+
+
+def test_an_update_takes_over_what_its_object_holds() -> None:
+    world = World(quota(all=4))
+    world.commit(holding("x", 4))
+    assert world.quotas.check(holding("x", 4, ident="x2", revision=2)) is None
+    assert world.quotas.check(holding("x", 5, ident="x2", revision=2)) is not None
+    assert world.quotas.check(holding("x", 4, node="small", ident="x2", revision=2)) is not None, (
+        "both are held for a while"
+    )
+
+
+def test_what_is_given_back_does_not_count() -> None:
+    world = World(quota(all=4))
+    world.commit(holding("x", 4))
+    seq = world.ledger.seq + 1
+    group = "a/x/v1/default"
+    withdrawal = Withdrawal(group=group, revision=1)
+    world.quotas.folded(world.ledger.fold(seq, Commit(id="w", by="t", entries=[withdrawal])))
+    assert world.quotas.held("a") == 4000, "until its pods are gone"
+    release = Release(claims=["claim-x"])
+    world.quotas.folded(world.ledger.fold(seq + 1, Commit(id="r", by="t", entries=[release])))
+    assert world.quotas.held("a") == 0 and world.quotas.check(holding("y", 4)) is None
+
+
+def test_a_quota_that_shrinks_refuses_only_what_takes_more() -> None:
+    world = World(quota(all=8))
+    world.commit(holding("x", 6))
+    world.quotas._catalog.put(*quota(all=2), 2)
+    assert world.quotas.check(holding("x", 6, ident="x2", revision=2)) is None
+    assert world.quotas.check(holding("y", 1)) is not None
+
+
+def test_a_class_is_looked_up_in_the_cluster_of_the_device() -> None:
+    world = World(class_("big", "30G"), class_("big", "1G", "lab/a"), quota(big=1))
+    world.commit(holding("x", 1, node="small"))
+    assert world.quotas.held("a", "big") == 1000
+    assert world.quotas.check(holding("y", 1)) is not None
+
+
+def test_a_ledger_that_is_loaded_again_is_counted_anew() -> None:
+    world = World(quota(all=4))
+    world.commit(holding("x", 3))
+    fresh = DeviceQuotas(fleet(), world.ledger, world.quotas._catalog)
+    assert fresh.held("a") == 3000
+
+
+@pytest.mark.parametrize(
+    ("project", "name", "allowed"),
+    [
+        ("a", "nvidia.high", True),
+        ("b", "nvidia.high", False),
+        ("b", "amd.high", True),
+        ("c", "amd.high", True),
+    ],
+)
+def test_a_class_that_a_grant_names_is_only_for_those_it_is_granted_to(project: str, name: str, allowed: bool) -> None:
+    everything = ClassGrantSpec(projects=["*"], classes=["*"])
+    named = ClassGrantSpec(projects=["a"], classes=["nvidia.*"], algorithms=["best-fit"])
+    assert Grants([everything, named]).allow(project, name) is allowed
+
+
+def test_without_grants_nothing_is_allowed() -> None:
+    assert not Grants([]).allow("a", "x")
+    named = Grants([ClassGrantSpec(projects=["a"], classes=["x"], algorithms=["best-fit"])])
+    assert named.allow("a", "x") and not named.allow("b", "x") and not named.allow("a", "y")
+    assert named.allow_algorithm("a", "x", "best-fit") and not named.allow_algorithm("a", "x", "fgd")
