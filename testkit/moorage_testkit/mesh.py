@@ -47,7 +47,8 @@ class Mesh(Resource):
     """`moorage up` as a user starts it: each worker is a process, NATS and Redis are real."""
 
     def __init__(self, *options: str, state: Path | None = None) -> None:
-        self.environment: dict[str, str] = {}  # added to the environment of the test
+        #: Added to the environment of the test. Tests that kill a worker again and again do not wait for it longer each time.
+        self.environment: dict[str, str] = {"MOORAGE_RESTART_DELAY": "1s"}
         self.state = state or Path(tempfile.mkdtemp(prefix="moorage-mesh-"))
         self._own = state is None
         self._options = options

@@ -30,7 +30,7 @@ def make_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeMesh]:
         file = tmp_path_factory.mktemp("fleet") / "fleet.json"
         file.write_text(json.dumps(fleet))
         mesh = Mesh("--fleet", str(file), *options, state=state)
-        mesh.environment = environment or {}
+        mesh.environment |= environment or {}
         started.append(mesh)
         mesh.start()
         return mesh

@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+
+from moorage.cli.up.processes import QUIET, SupervisedProcess
 
 _WAIT = """
 import os, signal, sys, time
@@ -25,6 +29,24 @@ print(wait_signal(0), wait_signal(-1), flush=True)
 start = time.monotonic()
 print(wait_signal(0.2), 0.2 <= time.monotonic() - start < 5, flush=True)
 """
+
+
+def test_what_keeps_ending_waits_longer_each_time() -> None:
+    process = SupervisedProcess("merger", 1, lambda: 0, Path("log"))
+
+    def delays(longest: float) -> list[float]:
+        found = []
+        for _ in range(10):
+            process.started = began = time.monotonic()
+            process.died(0, longest)
+            found.append(round(process.due - began, 1))
+        return found
+
+    assert delays(15.0) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0, 15.0]
+    assert delays(1.0) == [1.0] * 10
+    process.started = began = time.monotonic() - QUIET
+    process.died(0)
+    assert 0.2 <= process.due - began - QUIET < 0.3, "it ran for long"
 
 
 @pytest.mark.parametrize("how", ["waiting", "polling"])

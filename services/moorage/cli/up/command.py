@@ -16,6 +16,7 @@ from moorage.cli.output import StateDir
 from moorage.cli.terminal import note, out
 from moorage.mesh.discovery import installed
 
+from ..durations import seconds
 from ..exit_codes import DONE, FAILED, USAGE, Failure
 from ..state_dir import StateDirectory, state_dir
 
@@ -52,7 +53,15 @@ def up(
     _, colon, port = nats.rpartition(":")
     if not colon or not port.isdigit():
         raise Failure(f"--nats {nats!r} is not HOST:PORT", USAGE)
-    options = {"http": http, "fleet": fleet, "example": example, "counts": _counts(workers or []), "nats": nats}
+    options: dict[str, Any] = {
+        "http": http,
+        "fleet": fleet,
+        "example": example,
+        "counts": _counts(workers or []),
+        "nats": nats,
+    }
+    if delay := os.environ.get("MOORAGE_RESTART_DELAY"):
+        options["restart_delay"] = seconds(delay)
     directory = StateDirectory(state_dir(state))
     if state is not None:
         options["named"] = directory.root

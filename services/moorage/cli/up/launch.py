@@ -24,7 +24,7 @@ from . import brokers, registered_agents
 from .agent_users import AgentUsers
 from .bootstrap import Bootstrap, bootstrap
 from .credentials import Credentials
-from .processes import SupervisedProcess, block_signals
+from .processes import LAST_DELAY, SupervisedProcess, block_signals
 from .supervisor import Plan, Stopped, Supervisor, program
 from .warm import warm
 
@@ -42,6 +42,7 @@ class Options:
     counts: dict[str, int] = field(default_factory=dict)
     nats: str = "127.0.0.1:0"
     named: Path | None = None  # the state directory, if --state was given
+    restart_delay: float = LAST_DELAY  # the longest before a process that ended is started again, in seconds
 
 
 def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) -> int:
@@ -71,7 +72,7 @@ def launch(state: StateDirectory, options: Options, say: Callable[[str], None]) 
         admin_seed=shared_seed if nats else secrets.seeds["admin"],
         controller_seed=shared_seed if nats else secrets.seeds["controller"],
     )
-    supervisor = Supervisor(plan, say)
+    supervisor = Supervisor(plan, say, options.restart_delay)
     block_signals()
     try:
         redis_for = _start_brokers(supervisor, secrets, options.nats)

@@ -141,14 +141,15 @@ class SupervisedProcess:
         self.pid = fork(self.name, self.body, self.log)
         self.started = time.monotonic()
 
-    def died(self, status: int) -> None:
+    def died(self, status: int, longest_delay: float = LAST_DELAY) -> None:
+        """Notes an exit, and when the process is due to be started again."""
         now = time.monotonic()
         self.quick_deaths = self.quick_deaths + 1 if now - self.started < QUIET else 1
         self.deaths += 1
         self.last_exit = exit_text(status)
         self.pid = 0
         self.ended = time.time()
-        self.due = now + min(LAST_DELAY, FIRST_DELAY * 2 ** min(self.quick_deaths - 1, 16))
+        self.due = now + min(longest_delay, FIRST_DELAY * 2 ** min(self.quick_deaths - 1, 16))
 
     def tail(self, lines: int = 12) -> str:
         """Returns the end of the log, which has the reason if the process does not start."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..exit_codes import FAILED, Failure
 from ..state_dir import StateDirectory, write_private
-from .processes import SupervisedProcess, execute, exit_text, fork, limit_log, wait_signal
+from .processes import LAST_DELAY, SupervisedProcess, execute, exit_text, fork, limit_log, wait_signal
 
 #: Seconds until each wave is killed: gateway, workers, Redis and NATS. Together below 10 s.
 _GRACE_SECONDS = (2.0, 4.0, 2.5)
@@ -43,10 +43,11 @@ class Plan:
 
 
 class Supervisor:
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, say: Callable[[str], None], restart_delay: float = LAST_DELAY) -> None:
         self.plan = plan
         self.say = say
         self.on_wake: Callable[[], None] = lambda: None  # called after a command sent WAKE
+        self._restart_delay = restart_delay  # the longest, in seconds
         self._woken = False
         self.started = False
         self._tasks: dict[int, int | None] = {}  # exit status of one-shot children by pid, None while they run
@@ -85,7 +86,7 @@ class Supervisor:
                 continue
             for process in self.plan.processes:
                 if process.pid == pid:
-                    process.died(status)
+                    process.died(status, self._restart_delay)
                     changed = True
                     delay = process.due - time.monotonic()
                     self.say(
