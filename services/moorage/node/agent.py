@@ -33,6 +33,7 @@ from .cri_proxy import CriProxy
 from .http_api import HttpApi
 from .kube_config import connect
 from .kubelet_managers import active_manager
+from .mesh_link import MeshLink
 from .metrics import Metrics
 from .node_capacity import NodeStatus, capacity_of
 from .nri_plugin import NriPlugin
@@ -113,6 +114,7 @@ class NodeAgent:
         self.pod_resources = PodResources(
             self.live_records, self.registry, self.machine, lambda: self.policy.policy.reserved_cpus
         )
+        self.mesh = MeshLink(self)
         self.http = HttpApi(AgentOperations(self))
         self._lock_file = -1
         self._pools: object = None
@@ -152,6 +154,7 @@ class NodeAgent:
         if self.settings.enabled:
             self.spawn(self._reconcile())
         self.spawn(PoolControl(self).run())
+        self.mesh.start()
 
     async def run(self) -> None:
         """Runs until cancelled, or until a part fails for good."""

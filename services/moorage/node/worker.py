@@ -16,6 +16,7 @@ from moorage.qos.builtin import builtin_plugin
 
 from .agent import NodeAgent, RootTaken
 from .grpc_unix import SocketRefused
+from .mesh_reports import BadCredentials
 from .plugin_server import PluginServer
 from .policy_file import PolicyFile
 from .settings import Settings
@@ -23,7 +24,7 @@ from .state_file import StateFile
 from .sysfs import SysfsUnreadable, read_machine
 
 #: Errors that tell the operator what to change.
-CANNOT_RUN = (RootTaken, SocketRefused, SysfsUnreadable, Refused, PermissionError)
+CANNOT_RUN = (BadCredentials, RootTaken, SocketRefused, SysfsUnreadable, Refused, PermissionError)
 
 
 async def run_agent(settings: Settings) -> None:

@@ -65,7 +65,7 @@ def normalize_node(node: NodeReport, before: Inside | None = None) -> tuple[Node
         host_ports = ()
     requested.setdefault(PODS, min(max(node.pod_count, 0), _MAX))
     exclusive = exclusive_cores(node.cpu_manager)
-    extras = {k: v for k in ("devices", "machines", "created") if (v := getattr(node, k))}
+    extras = {k: v for k in ("devices", "machines", "created", "qos") if (v := getattr(node, k))}
     packed = msgspec.json.encode(extras) if extras else b""
     row = NodeRow(node.name, flags, labels, tuple(node.taints), allocatable, requested, exclusive, packed, host_ports)
     inside = inside_of(node, before or Inside(), allocatable)

@@ -53,8 +53,8 @@ class Mesh:
             raise ValueError("two workers have the same name")
         #: What `moorage up` starts and `moorage run` knows, in the order in which they are started.
         self.workers = {name: spec for name, spec in by_name.items() if spec.entry}
-        #: The users of the bus, without those of single clusters.
-        self.users = (ADMIN, *(spec.name for spec in self.specs if not spec.per_cluster))
+        #: The users of the bus, without those of single clusters and nodes.
+        self.users = (ADMIN, *(spec.name for spec in self.specs if not (spec.per_cluster or spec.per_node)))
         self.builtin_controllers = [spec for spec in self.workers.values() if spec.controller]
         self.stores = self._stores()
         self.subjects = self._subjects()

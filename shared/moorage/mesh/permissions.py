@@ -37,12 +37,26 @@ def for_user(mesh: Mesh, user: str) -> dict[str, Any]:
 
 def for_agent(mesh: Mesh, cluster: str) -> dict[str, Any]:
     """Returns the permissions of the agent of one cluster: it uses the subjects of that cluster and has no rights on
-    streams at all."""
+    streams at all. Of a node, PROVIDER/CLUSTER/NODE: its agent only reports that node."""
+    if cluster.count("/") == 2:
+        place, _, node = cluster.rpartition("/")
+        publish = [subjects.reports(place, f"node-{node}")]
+        return {"publish": {"allow": publish}, "subscribe": {"allow": [f"_INBOX.{node_user(cluster)}.>"]}}
     own = cluster_tokens(cluster)
     agents = {spec.name for spec in mesh.specs if spec.per_cluster}
     publish = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if agents & {*row.publishers}]
     subscribe = [row.pattern.replace(subjects.OF_CLUSTER, own) for row in mesh.subjects if agents & {*row.subscribers}]
     return {"publish": {"allow": publish}, "subscribe": {"allow": [f"_INBOX.agent.{own}.>", *subscribe]}}
+
+
+def agent_user(place: str) -> str:
+    """Returns the name of an agent's user: of a cluster's, or of a node's (PROVIDER/CLUSTER/NODE)."""
+    return node_user(place) if place.count("/") == 2 else f"agent.{cluster_tokens(place)}"
+
+
+def node_user(place: str) -> str:
+    """Returns the name of the user of a node's agent. It begins the subjects on which it gets answers."""
+    return f"node.{cluster_tokens(place)}"
 
 
 def _own(row: SubjectRow, spec: WorkerSpec) -> str:

@@ -47,6 +47,8 @@ class WorkerSpec:
     actions: bool = False
     #: There is one user of the bus per cluster, who may use the subjects of that cluster only.
     per_cluster: bool = False
+    #: There is one user of the bus per node, who may publish the reports of that node only.
+    per_node: bool = False
     #: It writes to Redis; all others only read there.
     writes_redis: bool = False
 

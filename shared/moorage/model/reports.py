@@ -23,6 +23,15 @@ class CpuManager(Value, kw_only=True, frozen=True):
     exclusive_free: int = 0
 
 
+class QosReport(Value, kw_only=True, frozen=True):
+    """How a node's agent gives resources: whether its gate is on, how it aligns, and the roles that it knows."""
+
+    gate: bool = False
+    topology_policy: str = ""
+    topology_scope: str = ""
+    roles: list[str] = []
+
+
 class NodeReport(Model, kw_only=True):
     """A node. In a delta, `zones`, `providers` and `topology_manager` that are absent are as before. `in_use` has what
     the pods of the node use of its parts, by the part's id without the node's name (`numa-0`, `numa-0/card-1`), of a device by its id, and class.
@@ -51,6 +60,7 @@ class NodeReport(Model, kw_only=True):
     in_use: dict[str, dict[str, str]] = {}
     counted: list[str] = []
     machines: list[dict[str, Any]] = []
+    qos: QosReport | None = None  # of a node agent
     created: str = ""  # RFC 3339
     problems: list[str] = []  # what its source could not make sense of
 

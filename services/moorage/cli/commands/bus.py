@@ -61,7 +61,7 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
     directory
         Target directory; created if needed.
     clusters
-        PROVIDER/NAME of each cluster whose agent may connect.
+        PROVIDER/NAME of each cluster whose agent may connect, PROVIDER/NAME/NODE of each node.
     redis
         HOST:PORT of Redis as workers reach it.
     store
@@ -70,23 +70,23 @@ def config(directory: Path, /, *clusters: str, redis: str = "redis:6379", store:
     import json
 
     from moorage.mesh import ADMIN
-    from moorage.mesh.permissions import for_agent, for_user
-    from moorage.model.names import cluster_tokens, is_name
+    from moorage.mesh.permissions import agent_user, for_agent, for_user
+    from moorage.model.names import is_name
 
     from ..up.brokers import redis_users
     from ..up.credentials import new_seed, public_key
 
     mesh = installed()
     for cluster in clusters:
-        if cluster.count("/") != 1 or not all(is_name(part) for part in cluster.split("/")):
-            raise Failure(f"{cluster!r} is not a cluster name; use PROVIDER/NAME", USAGE)
+        if cluster.count("/") not in (1, 2) or not all(is_name(part) for part in cluster.split("/")):
+            raise Failure(f"{cluster!r} is not a cluster name; use PROVIDER/NAME, or PROVIDER/NAME/NODE", USAGE)
     try:
         users = []
         for kind in mesh.users:
             seed = _read_or_create(directory / kind / "nats.nk", new_seed)
             users.append({"nkey": public_key(seed), "permissions": for_user(mesh, kind)})
         for cluster in clusters:
-            seed = _read_or_create(directory / f"agent.{cluster_tokens(cluster)}" / "nats.nk", new_seed)
+            seed = _read_or_create(directory / agent_user(cluster) / "nats.nk", new_seed)
             users.append({"nkey": public_key(seed), "permissions": for_agent(mesh, cluster)})
         text = f"authorization: {json.dumps({'users': users}, indent=1)}\n"
         _read_or_create(directory / "nats" / "nats.conf", lambda: _CONF % store)

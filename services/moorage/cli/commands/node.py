@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from ..durations import seconds
 from ..exit_codes import DONE, FAILED, USAGE, Failure
 from ..node_client import DEFAULT_ROOT, NodeClient
-from ..output import DEFAULT, Column, Format, Listing, Row, field, show, show_list
+from ..output import DEFAULT, Column, Format, Listing, Row, StateDir, field, show, show_list
 from ..terminal import note, out
 
 app = App(name="node", help="Run the agent of a node, and show what it gives to containers.")
@@ -273,6 +273,72 @@ def why(pod: Pod, /, *, root: Root = DEFAULT_ROOT, output: Format = "table") -> 
     for warning in found.get("warnings", ()):
         out(f"warning: {warning}")
     return DONE
+
+
+@app.command
+def join(
+    place: str,
+    /,
+    *,
+    credentials: Path = Path("/etc/moorage/node.json"),
+    nats: str = "",
+    state: StateDir = None,
+) -> int:
+    """Give the agent of a node a user of its own on the mesh, which can report that node and nothing else.
+
+    Runs on the machine of `moorage up`. Copy the file to the node, and start the agent with --credentials.
+
+    Parameters
+    ----------
+    place
+        PROVIDER/CLUSTER/NODE, as the fleet names them.
+    credentials
+        File to write, with mode 0600.
+    nats
+        NATS URL as the node reaches it (default: the broker of the mesh on this machine).
+    """
+    import json
+
+    from ..state_dir import StateDirectory, state_dir, write_private
+    from ..up.agent_users import ask
+
+    where = StateDirectory(state_dir(state))
+    seed = ask(where, "add", _place(place))
+    cluster, _, node = place.rpartition("/")
+    url = nats or str((where.read_endpoint() or {}).get("nats", ""))
+    try:
+        credentials.parent.mkdir(parents=True, exist_ok=True)
+        write_private(credentials, json.dumps({"cluster": cluster, "node": node, "nats": url, "seed": seed}))
+    except OSError as error:
+        raise Failure(f"cannot write {credentials}: {error.strerror}") from error
+    note(f"{place} may report; its credentials are in {credentials}")
+    out(str(credentials))
+    return DONE
+
+
+@app.command
+def leave(place: str, /, *, state: StateDir = None) -> int:
+    """Revoke the user of a node's agent.
+
+    Parameters
+    ----------
+    place
+        PROVIDER/CLUSTER/NODE, as given to join.
+    """
+    from ..state_dir import StateDirectory, state_dir
+    from ..up.agent_users import ask
+
+    ask(StateDirectory(state_dir(state)), "revoke", _place(place))
+    note(f"the agent of {place} has no access any more")
+    return DONE
+
+
+def _place(place: str) -> str:
+    from moorage.model.names import is_name
+
+    if place.count("/") != 2 or not all(is_name(part) for part in place.split("/")):
+        raise Failure(f"{place!r} is not a node of the fleet; write PROVIDER/CLUSTER/NODE", USAGE)
+    return place
 
 
 @app.command

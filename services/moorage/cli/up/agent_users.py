@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moorage.mesh import Mesh
-from moorage.model.names import cluster_tokens
+from moorage.mesh.permissions import agent_user
 
 from ..exit_codes import DONE, FAILED, Failure
 from ..state_dir import StateDirectory, write_private
@@ -103,7 +103,7 @@ async def _wait_for_login(url: str, cluster: str, seed: str, allowed: bool) -> i
                     nkeys_seed_str=seed,
                     allow_reconnect=False,
                     max_reconnect_attempts=0,
-                    inbox_prefix=f"_INBOX.agent.{cluster_tokens(cluster)}".encode(),
+                    inbox_prefix=f"_INBOX.{agent_user(cluster)}".encode(),
                     error_cb=_ignore,
                 )
                 await client.flush(timeout=1)

@@ -18,7 +18,7 @@ from moorage.model.groups import Phase, State
 from moorage.model.part_reports import DeviceTaint, PropertyValue, ProviderReport, TopologyManager, ZoneReport
 from moorage.model.problems import Problem
 from moorage.model.reasons import Warn
-from moorage.model.reports import Taint
+from moorage.model.reports import AdmissionReport, QosReport, Taint
 from moorage.model.resource_classes import ClassGrant, DeviceQuota, DeviceSource, ResourceClass
 from moorage.model.slots import DeviceGrant
 
@@ -106,6 +106,8 @@ class NodeItem(Model, kw_only=True):
     zones: list[ZoneReport] = []
     providers: list[ProviderReport] = []
     topology_manager: TopologyManager | None = None
+    qos: QosReport | None = None  # of a node agent
+    admissions: list[AdmissionReport] = []  # pods that the node agent refused last
 
 
 class PartInventory(Model, kw_only=True):

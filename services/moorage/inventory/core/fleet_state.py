@@ -44,8 +44,8 @@ _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
 class FleetEvent(NamedTuple):
-    """An event of a cluster: a state (joined, edited, stale, ready, gone), new figures (changed) or another inside of nodes
-    (parts). `id` is set if a store
+    """An event of a cluster: a state (joined, edited, stale, ready, gone), new figures (changed), another inside of nodes
+    (parts) or a pod that a node's agent refused (refused). `id` is set if a store
     has recorded the event already."""
 
     change: str
@@ -470,6 +470,11 @@ class FleetState:
         cluster.problems[source] = told
         rows = [] if change.row is None else self._completed(cluster, [change.row])
         inside = part_changes(self.writer.fleet, cluster.record.id, rows, ())
+        for uid in sorted(change.pods):
+            admission = cluster.overlays.admission(node, uid)
+            if admission is not None and admission.outcome == "refused":
+                data = {"node": node, "pod": uid, "code": admission.code, "message": admission.message[:500]}
+                outcome.events.append(FleetEvent("refused", cluster.name, data, report.id))
         pods = {uid for uid in change.pods if uid in cluster.pods}
         if cluster.overlays.counted(node) != counted:
             pods |= {uid for uid, (_, at, _) in cluster.pods.items() if at == node}

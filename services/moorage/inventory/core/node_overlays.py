@@ -27,6 +27,8 @@ NODE_SOURCE = "node-"
 MAX_UNNAMED = 64
 #: Bytes of incomplete reports of all node agents of a cluster.
 MAX_BUFFERED_BYTES = 64 << 20
+#: Refused pods that the row of a node has.
+SHOWN_REFUSALS = 20
 #: Pods of which a node's agent may tell.
 MAX_PODS = 4096
 
@@ -77,12 +79,18 @@ class _NodeFields:
         node = self.node
         exclusive = row.exclusive if node.cpu_manager is None else exclusive_cores(node.cpu_manager)
         row = row._replace(exclusive=exclusive)
-        if node.devices:
+        own = {"devices": node.devices, "qos": node.qos, "admissions": self._refused()}
+        if any(own.values()):
             extras: dict[str, Any] = msgspec.json.decode(row.extras) if row.extras else {}
-            row = row._replace(extras=msgspec.json.encode(extras | {"devices": node.devices}))
+            extras |= {name: value for name, value in own.items() if value}
+            row = row._replace(extras=msgspec.json.encode(extras))
         if node.zones or node.devices or self.parts:
             row = with_parts_of(row, node, self.parts.values())
         return row
+
+    def _refused(self) -> list[AdmissionReport]:
+        """Returns the pods that were refused last."""
+        return [found for found in self.admissions.values() if found.outcome == "refused"][-SHOWN_REFUSALS:]
 
     def take(self, report: Report) -> tuple[frozenset[str], list[str]]:
         """Takes in a report. Returns the pods of which it tells something else than before, and what makes no sense in it."""

@@ -1,0 +1,92 @@
+"""Says what the agent reports of its node: zones, roles, what each pod takes of which zones, and what was decided about pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from moorage.model.reports import AdmissionReport, CpuManager, NodeReport, PodReport, QosReport, parts_of
+from moorage.qos.admission import PodRecord
+from moorage.qos.machine import Machine
+from moorage.qos.messages import Refusal
+from moorage.qos.node_policy import NodePolicy
+from moorage.qos.zone_reports import ZoneAmounts, amount_texts, zone_amounts, zone_reports
+
+#: Refusals of so many pods are reported.
+MOST_ADMISSIONS = 1000
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class NodeRows(NamedTuple):
+    """Encoded rows: the node's, and by uid those of pods and of admissions."""
+
+    node: bytes
+    pods: Mapping[str, bytes]
+    admissions: Mapping[str, bytes]
+
+
+NOTHING = NodeRows(b"", {}, {})
+
+
+def node_rows(
+    name: str,
+    machine: Machine,
+    policy: NodePolicy,
+    records: Mapping[str, PodRecord],
+    refused: Mapping[str, Refusal],
+    *,
+    enabled: bool,
+    exclusive_free: int,
+    offered: Mapping[str, int],
+) -> NodeRows:
+    """Describes the node. `refused`: the pods that were refused last, with the first reason. With the gate off only zones are
+    told, and no role is open."""
+    amounts = {uid: zone_amounts(record, policy) for uid, record in records.items()}
+    in_use = _summed(amounts.values())
+    zones = zone_reports(machine, policy, records, offered if enabled else {})
+    if not enabled:
+        zones = [msgspec.structs.replace(zone, traits=[]) for zone in zones]
+    node = NodeReport(
+        name=name,
+        cpu_manager=CpuManager(policy="static", exclusive_free=exclusive_free) if enabled else None,
+        zones=zones,
+        in_use={f"numa-{zone}": amount_texts(found) for zone, found in in_use.items()},
+        counted=sorted(records),
+        qos=QosReport(
+            gate=enabled,
+            topology_policy=policy.spec.topology_policy,
+            topology_scope=policy.spec.topology_scope,
+            roles=sorted(policy.roles) if enabled else [],
+        ),
+    )
+    pods = {
+        uid: _encode(PodReport(uid=uid, parts={f"{name}/numa-{z}": amount_texts(a) for z, a in found.items()}))
+        for uid, found in amounts.items()
+    }
+    admissions = {uid: _encode(AdmissionReport(pod=uid)) for uid in records}
+    for uid, refusal in list(refused.items())[-MOST_ADMISSIONS:]:
+        if uid not in records:
+            said = AdmissionReport(pod=uid, outcome="refused", code=refusal.code, message=refusal.message[:1000])
+            admissions[uid] = _encode(said)
+    return NodeRows(_encode(node), pods, admissions)
+
+
+def _summed(amounts: Iterable[ZoneAmounts]) -> ZoneAmounts:
+    total: ZoneAmounts = {}
+    for found in amounts:
+        for zone, here in found.items():
+            for name, amount in here.items():
+                classes = total.setdefault(zone, {})
+                classes[name] = classes.get(name, 0) + amount
+    return total
+
+
+def report_bodies(before: NodeRows, now: NodeRows) -> list[bytes]:
+    """Returns the members of a report of what changed, divided into parts: one part without members if nothing did."""
+    pods = [row for uid, row in now.pods.items() if before.pods.get(uid) != row]
+    gone = [_encode(uid) for uid in before.pods if uid not in now.pods]
+    admissions = [row for uid, row in now.admissions.items() if before.admissions.get(uid) != row]
+    node = [now.node] if now.node != before.node else []
+    return parts_of({"nodes": node, "pods": pods, "podsGone": gone, "admissions": admissions})
