@@ -58,14 +58,14 @@ class Problem:
             scores, current = merged.scores[app], self.current[app]
             if not merged.masks[app][c]:
                 return None
-            total += round(float(scores[c]) * (1 << 24)) << 25 if scores is not None else 0
+            total += round(float(scores[c]) * (1 << 22)) << 24 if scores is not None else 0
             total += 1 << 56 if current is not None and current[c] else 0
         if any(failed <= apps for where, failed in self.failed if where == c):
             return None
         for pair in combinations(sorted(apps), 2):
             if pair in merged.apart or (pair in merged.conflicts and merged.conflicts[pair][c]):
                 return None
-            total += round(merged.bonus.get(pair, 0.0) * (1 << 24)) << 25
+            total += round(merged.bonus.get(pair, 0.0) * (1 << 22)) << 24
         shares = []
         nothing = np.zeros(len(capacity.free))
         for r in range(len(capacity.free)):

@@ -24,6 +24,7 @@ from .merge import PlacementProblem
 from .objective import (
     INFEASIBLE,
     MAX_APPS,
+    PREFERRED_BIT,
     SCORE_BIT,
     SCORE_STEPS,
     SHARE_STEPS,
@@ -152,7 +153,7 @@ class ValueParts(NamedTuple):
 
 def value_parts(value: int) -> ValueParts:
     stays, rest = divmod(value, 1 << STAY_BIT)
-    score, tie = divmod(rest, 1 << SCORE_BIT)
+    score, tie = divmod(rest % (1 << PREFERRED_BIT), 1 << SCORE_BIT)
     return ValueParts(stays > 0, round(score / SCORE_STEPS, 6), round(tie / SHARE_STEPS, 6))
 
 

@@ -18,6 +18,8 @@ from moorage.model.candidates import Level, PackedSet, WireSet
 
 Mask = NDArray[np.bool_]
 Scores = NDArray[np.float64]
+#: 0 is the lowest.
+Ranks = NDArray[np.int64]
 
 #: A score has at most this many levels. More would make the answer larger without a better choice.
 LEVELS = 16
@@ -113,3 +115,15 @@ def unpack_levels(levels: list[Level], ids: Mapping[str, int], size: int) -> Sco
         mask = unpack(level.clusters, ids, size)
         scores[mask] = np.maximum(scores[mask], level.value)
     return scores
+
+
+def unpack_ranks(sets: list[WireSet], ids: Mapping[str, int], size: int, most: int) -> Ranks:
+    """Decodes disjoint sets, the best first, into ranks: the highest for the first, 0 for clusters in none. A cluster in several has
+    the best of them. Raises ValueError for more than `most` sets."""
+    if len(sets) > most:
+        raise ValueError(f"{len(sets)} ranks of clusters; at most {most} are allowed")
+    ranks = np.zeros(size, np.int64)
+    for number, wire in enumerate(sets):
+        mask = unpack(wire, ids, size)
+        ranks[mask & (ranks == 0)] = len(sets) - number
+    return ranks

@@ -12,11 +12,13 @@ import numpy as np
 
 from moorage.model.candidates import Answer, AppAnswer, CandidateGroup, Conflict, WireSet
 
-from .cluster_sets import Mask, Scores, decode_set, unpack_levels
+from .cluster_sets import Mask, Ranks, Scores, decode_set, unpack_levels, unpack_ranks
 
 #: Larger answers are refused, because they could only cost the merger time.
 MAX_GROUPS = 64
 MAX_PAIRS = 4096
+#: Choices of alternatives that are told apart, and ranks of clusters with equal scores.
+MAX_PREFERRED, MAX_ORDER = 7, 32
 
 
 class CountedGroup(NamedTuple):
@@ -29,6 +31,8 @@ class DecodedAppAnswer(NamedTuple):
     allowed: Mask | None  # None: every cluster
     groups: list[CountedGroup]  # empty: only a filter, the app's own count applies
     scores: Scores | None
+    preferred: Ranks | None = None  # by the choice of alternatives
+    order: Ranks | None = None
 
 
 class DecodedRule(NamedTuple):
@@ -114,7 +118,11 @@ class _Decoder:
             in_any_group = np.logical_or.reduce([group.mask for group in counted])
             allowed = in_any_group if allowed is None else allowed & in_any_group
         scores = unpack_levels(app.levels, self._ids, self._size) if app.levels else None
-        return DecodedAppAnswer(allowed, counted, scores)
+        preferred, order = (
+            unpack_ranks(sets, self._ids, self._size, most) if sets else None
+            for sets, most in ((app.preferred, MAX_PREFERRED), (app.order, MAX_ORDER))
+        )
+        return DecodedAppAnswer(allowed, counted, scores, preferred, order)
 
     def _group_mask(self, group: CandidateGroup) -> Mask:
         mask = self.mask(group.clusters)

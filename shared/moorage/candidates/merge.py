@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from .cluster_sets import Mask, Scores
+from .cluster_sets import Mask, Ranks, Scores
 from .decode import CountedGroup, DecodedAnswer, DecodedAppAnswer
 
 #: Two apps, the lower number first.
@@ -56,6 +56,8 @@ class PlacementProblem:
     every: dict[int, Mask] = field(default_factory=dict)  # per app: clusters of which each must take it
     left_out: dict[int, Mask] = field(default_factory=dict)  # per app: clusters that a partial set selects in vain
     partial: set[int] = field(default_factory=set)  # apps with one partial set and no other
+    preferred: dict[int, Ranks] = field(default_factory=dict)  # per app: clusters by their choice of alternatives
+    order: dict[int, Ranks] = field(default_factory=dict)  # per app: clusters where scores are equal
 
     def leave_out(self, app: int, cluster: int) -> bool:
         """Removes a cluster from the partial set of the app, but not its last one. Returns whether it did."""
@@ -82,6 +84,8 @@ class PlacementProblem:
             apart=set(of_pairs(self.apart).values()),
             together=set(of_pairs(self.together).values()),
             bonus={new: self.bonus[pair] for pair, new in of_pairs(self.bonus).items()},
+            preferred={number[app]: ranks for app, ranks in self.preferred.items() if app in number},
+            order={number[app]: ranks for app, ranks in self.order.items() if app in number},
         )
 
     def excludes(self, apps: Collection[int], cluster: int) -> bool:
@@ -126,6 +130,9 @@ class _Merging:
         for _, answer in answers:
             if answer.allowed is not None:
                 mask &= answer.allowed
+            for ranks, of_app in ((answer.preferred, self.problem.preferred), (answer.order, self.problem.order)):
+                if ranks is not None:
+                    of_app[app] = np.maximum(ranks, of_app.get(app, 0))
         self.problem.masks.append(mask)
         self.problem.scores.append(self._scores(app, answers))
         self.problem.groups.append(self._groups(app, answers))

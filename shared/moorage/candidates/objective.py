@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cluster_sets import Mask
+from .decode import MAX_ORDER
 from .merge import PlacementProblem
 from .quotas import QuotaMatcher
 
@@ -23,10 +24,12 @@ Pools = dict[int, NDArray[np.intp]]
 
 INFEASIBLE = -(1 << 62)
 _NO_CLUSTERS = np.zeros(0, dtype=np.intp)
-# Bit positions of stay above score above free share, far enough apart that sums of 8 apps never carry over.
+# Bit positions of stay above the choice of alternatives above score above free share, far enough apart that sums of 8 apps never
+# carry over.
 STAY_BIT = 56
-SCORE_BIT = 25
-SCORE_STEPS = float(1 << 24)
+PREFERRED_BIT = 50
+SCORE_BIT = 24
+SCORE_STEPS = float(1 << 22)
 SHARE_STEPS = float(1 << 20)
 
 #: Up to this many apps every set of apps is considered; of more, only pairs.
@@ -49,7 +52,8 @@ class FreeCapacity:
 
 
 class Objective:
-    """Values by stay, then score, then the share of resources left free. `current`: clusters where an app runs already;
+    """Values by stay, then the choice of alternatives, then score, then the share of resources left free or the order that a
+    controller gives. `current`: clusters where an app runs already;
     `own`: the room that it has where it runs; `failed`: placements that failed the joint fit."""
 
     def __init__(
@@ -83,6 +87,12 @@ class Objective:
             values: Values = np.zeros(self.size, dtype=np.int64)
         else:
             values = np.rint(scores * SCORE_STEPS).astype(np.int64) << SCORE_BIT
+        preferred = self.problem.preferred.get(app)
+        if preferred is not None:
+            values += preferred << PREFERRED_BIT
+        order = self.problem.order.get(app)
+        if order is not None:
+            values += np.rint(order * (SHARE_STEPS / MAX_ORDER)).astype(np.int64)
         current = self.current[app]
         if current is not None:
             values += current.astype(np.int64) << STAY_BIT
@@ -116,7 +126,7 @@ class Objective:
         if share is not None:
             feasible = feasible & (share >= 0)
             # Counted once per app that has needs, because an app without any is equally well off anywhere.
-            weight = sum(map(self._has_needs.__getitem__, apps))
+            weight = sum(self._has_needs[app] and app not in self.problem.order for app in apps)
             value = value + np.rint(np.minimum(share, 1.0) * SHARE_STEPS).astype(np.int64) * weight
         result: Values = np.where(feasible, value, INFEASIBLE)
         if self.failed:

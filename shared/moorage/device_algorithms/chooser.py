@@ -10,7 +10,7 @@ import numpy as np
 
 from moorage.collections.lru import LruDict
 
-from .algorithms import DeviceAlgorithm, Scorer
+from .algorithms import DeviceAlgorithm
 from .columns import DeviceColumns, DeviceRequest, Floats, Ints, options
 from .mix import RequestMix
 
@@ -30,7 +30,6 @@ class Choice(NamedTuple):
 class _Scored:
     best: Floats  # by row; minus infinity where the request does not fit
     devices: Ints  # by row
-    scorer: Scorer
     changes: int  # that are heeded
 
 
@@ -77,12 +76,11 @@ class Chooser:
         if self._version != self.mix.version:
             self._version = self.mix.version
             self._scorer = self._algorithm.prepare(self.columns, self.mix)
+            self._scored.clear()
         scored = self._scored.use(request)
-        if scored is None or scored.scorer is not self._scorer:
+        if scored is None:
             count = len(self.columns)
-            scored = _Scored(
-                np.full(count, -np.inf), np.zeros((count, request.devices), np.int64), self._scorer, len(self._changed)
-            )
+            scored = _Scored(np.full(count, -np.inf), np.zeros((count, request.devices), np.int64), len(self._changed))
             self._scored[request] = scored
             self._score(scored, request, np.arange(count))
         elif scored.changes < len(self._changed):
@@ -97,7 +95,7 @@ class Chooser:
         count = len(found.rows)
         if not count:
             return
-        scores = np.nan_to_num(scored.scorer(found, request), nan=_LOWEST, neginf=_LOWEST)  # what fits has a score
+        scores = np.nan_to_num(self._scorer(found, request), nan=_LOWEST, neginf=_LOWEST)  # what fits has a score
         starts = np.flatnonzero(np.concatenate(([True], found.rows[1:] != found.rows[:-1])))
         of_row = np.repeat(np.arange(len(starts)), np.diff(starts, append=count))
         best = np.maximum.reduceat(scores, starts)

@@ -65,6 +65,10 @@ class Level(Model, kw_only=True):
 class AppAnswer(Model, kw_only=True):
     groups: list[CandidateGroup] = []  # empty: deny nothing
     levels: list[Level] = []  # clusters in none score 0
+    preferred: list[WireSet] = []  # the clusters with the best choice of alternatives first; decides before scores
+    order: list[
+        WireSet
+    ] = []  # the best clusters first; decides where scores are equal, instead of the share that stays free
     reasons: list[Reason] = []
     excluded: dict[int, WireSet] = {}  # index of a reason → the clusters that it is about, where reasons are wanted
 

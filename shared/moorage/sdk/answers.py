@@ -33,6 +33,8 @@ class Allowed:
     reasons: Sequence[Reason] = ()
     partial: bool = False
     excluded: Sequence[Clusters] = ()
+    preferred: Sequence[Clusters] = ()
+    order: Sequence[Clusters] = ()
 
 
 def allow(
@@ -43,11 +45,14 @@ def allow(
     reasons: Sequence[Reason] = (),
     partial: bool = False,
     excluded: Sequence[Clusters] = (),
+    preferred: Sequence[Clusters] = (),
+    order: Sequence[Clusters] = (),
 ) -> Allowed:
     """Allows these clusters only; with `count=0` the app runs on every one of them, or with `partial` on those that can take
     it. `levels` are at most 16 scores from 0 to 1 with the clusters that have them. `excluded` may have, for each reason, the
-    clusters that it is about: `why` then shows each reason as a step."""
-    return Allowed(clusters, True, count, levels, reasons, partial, excluded)
+    clusters that it is about: `why` then shows each reason as a step. `preferred` are at most 7 sets that decide before scores, the
+    best first; `order` at most 32 sets that decide where scores are equal, the best first."""
+    return Allowed(clusters, True, count, levels, reasons, partial, excluded, preferred, order)
 
 
 def deny(
@@ -89,7 +94,14 @@ def _app_answer(result: Allowed, fleet: Fleet, by: str) -> AppAnswer:
         reason.by = reason.by or by
     sets = result.excluded if len(result.excluded) * fleet.size <= MAX_EXCLUDED_BITS else ()
     excluded = {number: _wire(members) for number, members in enumerate(sets)}
-    return AppAnswer(groups=[group], levels=levels, reasons=list(result.reasons), excluded=excluded)
+    return AppAnswer(
+        groups=[group],
+        levels=levels,
+        reasons=list(result.reasons),
+        excluded=excluded,
+        preferred=list(map(_wire, result.preferred)),
+        order=list(map(_wire, result.order)),
+    )
 
 
 def _wire(clusters: Clusters) -> WireSet:

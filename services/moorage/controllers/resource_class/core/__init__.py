@@ -1,0 +1,1 @@
+"""Pure functions and classes: no I/O, clock or randomness."""

@@ -1,0 +1,298 @@
+"""Keeps the devices of a fleet's nodes as columns for the algorithms that choose devices, and scores nodes by these.
+
+A row is what a node has of one kind of devices: nodes with several kinds have several rows. Only rows of clusters that changed are
+read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.classes import meets
+from moorage.collections import LruDict
+from moorage.device_algorithms import WHOLE, Chooser, DeviceColumns, DeviceRequest, RequestMix, find_algorithm
+from moorage.model.part_reports import PropertyValue
+from moorage.model.part_requests import DeviceAsk, PartGroup
+from moorage.model.shapes import Shape
+from moorage.parts.device_parts import class_of
+from moorage.parts.inside import InnerPart, Layout
+
+from .cluster_fit import changed_clusters, rows_of_clusters
+from .inner_rows import nodes_by_layout
+from .protocols import Ids, Rows
+
+#: Resources of the node that count beside devices.
+BESIDE = ("cpu", "memory")
+#: Properties by which kinds of devices differ, where they are known; others tell devices of one kind apart.
+_OF_KIND = ("Kind", "Vendor", "Driver", "model", "productName", "type", "profile", "memory", "size", "speed")
+_ZONE, _ROOT = "numa", "pcieRoot"
+Floats = NDArray[np.float64]
+
+
+class _Device(NamedTuple):
+    """A device of a layout, with the entries that it is counted by, and how much of each it has."""
+
+    entries: tuple[tuple[int, int], ...]
+    zone: int
+    root: int
+
+
+class _KindOfDevices(NamedTuple):
+    """What nodes of a layout have of one kind. `properties`: of one of these devices."""
+
+    kind: int
+    part: InnerPart
+    devices: tuple[_Device, ...]
+
+
+class _Block(NamedTuple):
+    nodes: Ids  # rows of the fleet
+    size: NDArray[np.int64]
+    free: NDArray[np.int64]
+    kind: int
+    zones: NDArray[np.int64]
+    roots: NDArray[np.int64]
+
+
+class DeviceRows:
+    """The columns of a fleet, with one mix of requests for all algorithms."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.mix = RequestMix()
+        self._kinds: dict[object, int] = {}
+        self._values: dict[str, int] = {}  # of properties that say which devices are close together
+        self._samples: list[list[InnerPart]] = []  # by kind: devices that differ in their properties
+        self._layouts: LruDict[bytes, list[_KindOfDevices]] = LruDict(1024)
+        self._selected: LruDict[tuple[int, DeviceAsk], frozenset[int]] = LruDict(1024)
+        self._choosers: dict[str, Chooser] = {}
+        self._tick = -1
+        self._size = -1
+        self._nodes: Ids = np.empty(0, np.intp)  # by row of the columns
+        self._columns: DeviceColumns | None = None
+        self._recorded: LruDict[object, bool] = LruDict(4096)
+
+    def record(self, shape: Shape, ident: object) -> None:
+        """Lets the mix learn what a shape asks, once for each `ident`."""
+        if ident in self._recorded:
+            return
+        self._recorded[ident] = True
+        for _ in range(min(max(shape.count, 1), 16)):
+            for group in _device_groups(shape):
+                self.mix.record(self._request(shape, group.devices[0]))
+
+    def by_node(self, shape: Shape, default: str) -> Floats | None:
+        """Returns the score of the best choice by row of the fleet: the sum over the needs of a pod, minus infinity where one has no
+        devices. None: the shape asks for none. `default` names the algorithm for needs that name none."""
+        groups = _device_groups(shape)
+        if not groups:
+            return None
+        columns = self._current()
+        total = np.zeros(self._rows.n)
+        for group in groups:
+            best = np.full(self._rows.n, -np.inf)
+            for ask in group.devices:
+                scores = self._chooser(ask.algorithm or default, columns).best_by_row(self._request(shape, ask))
+                np.maximum.at(best, self._nodes, scores)
+                if (best > -np.inf).any():
+                    break  # the first choice that some node can give
+            total += best
+        return total
+
+    def _request(self, shape: Shape, ask: DeviceAsk) -> DeviceRequest:
+        beside = tuple(shape.resources.get(name, 0) for name in BESIDE)
+        return DeviceRequest(ask.count, ask.share or WHOLE, beside, self._kinds_of(ask))
+
+    def _kinds_of(self, ask: DeviceAsk) -> frozenset[int] | None:
+        """Returns the kinds of which a device is selected; None: all, or it is not known."""
+        if not ask.properties:
+            return None
+        known = sum(map(len, self._samples))
+        found = self._selected.use((known, ask))
+        if found is None:
+            found = self._selected[known, ask] = frozenset(
+                kind
+                for kind, parts in enumerate(self._samples)
+                if any(meets(part.properties, ask.properties) for part in parts)
+            )
+        return found
+
+    def _chooser(self, name: str, columns: DeviceColumns) -> Chooser:
+        found = self._choosers.get(name)
+        if found is None:
+            found = self._choosers[name] = Chooser(columns, find_algorithm(name), self.mix)
+        return found
+
+    # -- columns ---------------------------------------------------------------------------------------------------------
+
+    def _current(self) -> DeviceColumns:
+        rows = self._rows
+        if self._columns is not None and rows.tick == self._tick and rows.size == self._size:
+            return self._columns
+        changed = changed_clusters(rows, self._tick) if self._columns is not None and rows.size == self._size else None
+        self._tick, self._size = rows.tick, rows.size
+        if self._columns is None or changed is None or not self._refreshed(rows_of_clusters(rows, changed)):
+            self._rebuild()
+        assert self._columns is not None
+        return self._columns
+
+    def _rebuild(self) -> None:
+        rows = self._rows
+        ids = np.flatnonzero(rows.usable[: rows.n])
+        self._nodes, self._columns = self._read(ids)
+        self._choosers.clear()
+
+    def _refreshed(self, ids: Ids) -> bool:
+        """Reads these rows of the fleet again. Returns whether they have the same devices as before."""
+        columns = self._columns
+        assert columns is not None
+        ids = np.sort(ids[self._rows.usable[ids]])
+        first, last = np.searchsorted(self._nodes, ids), np.searchsorted(self._nodes, ids, side="right")
+        at = np.array([i for a, b in zip(first.tolist(), last.tolist(), strict=True) for i in range(a, b)], np.intp)
+        nodes, found = self._read(ids, columns.size.shape[1])
+        if len(nodes) != len(at) or found.size.shape[1] != columns.size.shape[1]:
+            return False
+        same = (nodes == self._nodes[at]).all() and (found.kinds == columns.kinds[at]).all()
+        if not (same and (found.size == columns.size[at]).all()):
+            return False
+        columns.free[at], columns.beside_free[at] = found.free, found.beside_free
+        columns.beside_size[at] = found.beside_size
+        for chooser in self._choosers.values():
+            chooser.note_change(at.tolist())
+        return True
+
+    def _read(self, ids: Ids, least: int = 1) -> tuple[Ids, DeviceColumns]:
+        blocks = list(self._blocks(ids)) if self._rows.layout is not None and len(ids) else []
+        width = max([least, *(block.size.shape[1] for block in blocks)])
+
+        def joined(field: str, missing: int) -> NDArray[np.int64]:
+            parts = [
+                np.pad(matrix, ((0, 0), (0, width - matrix.shape[1])), constant_values=missing)
+                for block in blocks
+                for matrix in (getattr(block, field),)
+            ]
+            return np.concatenate(parts) if parts else np.zeros((0, width), np.int64)
+
+        nodes = np.concatenate([block.nodes for block in blocks]) if blocks else np.empty(0, np.intp)
+        kinds = np.concatenate([np.full(len(b.nodes), b.kind) for b in blocks]) if blocks else np.empty(0, np.int64)
+        order = np.lexsort((kinds, nodes))
+        nodes, kinds = nodes[order], kinds[order]
+        size, free = joined("size", 0)[order], joined("free", 0)[order]
+        zones, roots = joined("zones", -1)[order], joined("roots", -1)[order]
+        return nodes, DeviceColumns(
+            size, free, self._beside(nodes, total=True), self._beside(nodes), kinds, zones, roots
+        )
+
+    def _beside(self, nodes: Ids, *, total: bool = False) -> NDArray[np.int64]:
+        columns = [(self._rows.allocatable if total else self._rows.free)(name) for name in BESIDE]
+        zero = np.zeros(len(nodes), np.int64)
+        return np.column_stack([zero if column is None else column[nodes] for column in columns])
+
+    def _blocks(self, ids: Ids) -> Iterator[_Block]:
+        for layout, at, free in nodes_by_layout(self._rows, ids):
+            for kind, _, devices in self._of_layout(layout):
+                columns = [_free_of(device, free) for device in devices]
+                shape = (len(at), len(devices))
+                yield _Block(
+                    ids[at],
+                    np.full(shape, WHOLE, np.int64),
+                    np.column_stack(columns),
+                    kind,
+                    np.broadcast_to(np.array([device.zone for device in devices]), shape),
+                    np.broadcast_to(np.array([device.root for device in devices]), shape),
+                )
+
+    def _of_layout(self, layout: Layout) -> list[_KindOfDevices]:
+        found = self._layouts.use(layout.source)
+        if found is None:
+            found = self._layouts[layout.source] = list(self._kinds_in(layout))
+        return found
+
+    def _kinds_in(self, layout: Layout) -> Iterator[_KindOfDevices]:
+        by_kind: dict[int, list[_Device]] = {}
+        sample: dict[int, InnerPart] = {}
+        for part in layout.parts:
+            if part.device < 0 or not part.healthy:
+                continue
+            kind = self._kind_of(part)
+            if entries := _entries(layout, part):
+                device = _Device(entries, self._number(part, _ZONE), self._number(part, _ROOT))
+                by_kind.setdefault(kind, []).append(device)
+                sample.setdefault(kind, part)
+        for kind, devices in by_kind.items():
+            yield _KindOfDevices(kind, sample[kind], tuple(devices))
+
+    def _number(self, part: InnerPart, suffix: str) -> int:
+        """Returns a number that is equal for equal values of the property; -1 if it is missing."""
+        for name, value in part.properties:
+            if name.rpartition("/")[2] == suffix:
+                return self._values.setdefault(repr(value), len(self._values))
+        return -1
+
+    def _kind_of(self, part: InnerPart) -> int:
+        properties = dict(part.properties)
+        key = (part.kind, tuple(_plain(properties.get(name)) for name in _OF_KIND))
+        kind = self._kinds.setdefault(key, len(self._kinds))
+        if kind == len(self._samples):
+            self._samples.append([])
+        parts = self._samples[kind]
+        if len(parts) < _SAMPLES and all(part.properties != other.properties for other in parts):
+            parts.append(part)
+        return kind
+
+
+#: Devices of a kind that are looked at to tell whether a class may select it.
+_SAMPLES = 64
+
+
+def _device_groups(shape: Shape) -> list[PartGroup]:
+    return [group for group in shape.groups if group.devices and not group.optional]
+
+
+def _plain(value: PropertyValue | None) -> object:
+    return value if value is None else repr(value)
+
+
+def _entries(layout: Layout, part: InnerPart) -> tuple[tuple[int, int], ...]:
+    """Returns the entries that a device is counted by, and how much of each it has; none if it cannot be had."""
+    report = layout.inside.devices[part.device]
+    names = list(part.inventories) if report.divisible else [class_of(report.driver)]
+    entries = [
+        (layout.entry_at[part.path, name], part.inventories[name].capacity)
+        for name in names
+        if name in part.inventories
+    ]
+    if not entries or any(not capacity for _, capacity in entries):
+        return ()
+    return tuple(entries)
+
+
+def _free_of(device: _Device, free: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns thousandths of the device that are free, by node: the least of its amounts."""
+    shares = [np.maximum(free[:, entry], 0) * WHOLE // capacity for entry, capacity in device.entries]
+    least: NDArray[np.int64] = np.minimum(np.min(shares, axis=0), WHOLE)
+    return least
+
+
+def best_clusters_first(scores: Floats, clusters: NDArray[np.integer], size: int, most: int) -> list[NDArray[np.bool_]]:
+    """Returns the clusters by the best score of their nodes: few in the first sets, twice as many in each that follows."""
+    best = np.full(size, -np.inf)
+    there = (clusters >= 0) & (scores > -np.inf)
+    np.maximum.at(best, clusters[there], scores[there])
+    values = np.unique(best[best > -np.inf])[::-1]
+    found: list[NDArray[np.bool_]] = []
+    first, width = 0, 1
+    while first < len(values) and len(found) < most:
+        last = len(values) if len(found) + 1 == most else first + width
+        some = values[first:last]
+        found.append((best <= some[0]) & (best >= some[-1]))
+        first, width = last, width if len(found) < 8 else 2 * width
+    return found
+
+
+def needs_devices(shapes: Sequence[Shape]) -> bool:
+    return any(_device_groups(shape) for shape in shapes)
