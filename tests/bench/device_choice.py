@@ -25,9 +25,9 @@ def allocated(nodes: Sequence[Node], tasks: Sequence[Task], algorithm: str) -> R
     asked = taken = at_full = 0
     for task, placement in zip(tasks, result.placements, strict=True):
         taken += task.request.amount if placement.node else 0
-        asked += task.request.amount
-        if asked <= capacity:
+        if asked < capacity:
             at_full = taken
+        asked += task.request.amount
     return 100 * at_full / capacity, result.allocated, [1e3 * seconds for seconds in result.seconds]
 
 
@@ -70,7 +70,7 @@ def _trace(nodes: Sequence[Node], tasks: Sequence[Task]) -> list[Figure]:
         figure = Figure.of(
             f"trace, {name}: {full:.2f}/{over:.2f} % allocated", samples, goal, p50=1 if mine else np.inf
         )
-        figure.ok = figure.ok and (not mine or (full >= 95.5 and over >= 95.6))
+        figure.ok = figure.ok and (not mine or bool(full >= 95.5 and over >= 95.6))
         figures.append(figure)
     return figures
 

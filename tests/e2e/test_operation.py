@@ -25,7 +25,7 @@ from moorage_testkit.otlp_collector import OtlpCollector, Span
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Path(moorage.cli.__file__).parent / "example"
-CONTROLLERS = {"hpa", "labels", "affinity", "topology"}
+CONTROLLERS = {"hpa", "labels", "affinity", "topology", "resource-class"}
 GROUPS = 20
 
 Scraped = dict[str, dict[str, Metric]]  # worker → name of the family → family

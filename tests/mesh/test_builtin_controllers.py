@@ -29,14 +29,14 @@ CLUSTERS = ["lab/large", "lab/small"]
 async def controllers(secure_nats: NatsServer, redis: RedisServer) -> AsyncIterator[Bus]:
     bus = await Bus.connect(secure_nats.settings("admin"), worker="admin")
     await bus.provision(installed().stores.values())
-    kinds = ("intents", "inventory", "hpa", "labels", "affinity", "topology")
+    kinds = ("intents", "inventory", "hpa", "labels", "affinity", "topology", "resource-class")
     try:
         async with running_workers(*(load(kind)(secure_nats.settings(kind, redis.url)) for kind in kinds)) as workers:
             for name, cpu in zip(CLUSTERS, ("8", "2"), strict=True):
                 report = Report(session="s", seq=1, kind="full", nodes=[node("n-0", cpu=cpu, memory="8Gi")], as_of=1)
                 await asked(bus, subjects.reports(name, "agent"), report, workers)
             # Workers that are stopped before they are up may miss the signal.
-            for kind in ("hpa", "labels", "affinity", "topology"):
+            for kind in ("hpa", "labels", "affinity", "topology", "resource-class"):
                 await asked(bus, f"$SRV.PING.moorage-{kind}", Model(), workers)
             yield bus
     finally:

@@ -22,8 +22,8 @@ from .conftest import MakeMesh
 CLUSTER = "lab.c-1"
 #: Values of the variable part of a pattern. The controller is a built-in, so that its real process gets the message.
 NAMES = {
-    "moorage.controllers.*.candidates": ["hpa", "labels", "affinity", "topology"],
-    "moorage.controllers.*.candidates.many": ["hpa", "labels", "affinity", "topology"],
+    "moorage.controllers.*.candidates": ["hpa", "labels", "affinity", "topology", "resource-class"],
+    "moorage.controllers.*.candidates.many": ["hpa", "labels", "affinity", "topology", "resource-class"],
     "moorage.controllers.*.actions": ["hpa"],
     "moorage.controllers.*.register": ["stranger"],
     "moorage.controllers.*.leave": ["stranger"],

@@ -10,15 +10,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moorage.model.candidates import Answer, AppAnswer, CandidateGroup, Conflict, WireSet
+from moorage.model.candidates import (
+    MAX_ORDER,
+    MAX_PREFERRED,
+    Answer,
+    AppAnswer,
+    CandidateGroup,
+    Conflict,
+    WireSet,
+)
 
 from .cluster_sets import Mask, Ranks, Scores, decode_set, unpack_levels, unpack_ranks
 
 #: Larger answers are refused, because they could only cost the merger time.
 MAX_GROUPS = 64
 MAX_PAIRS = 4096
-#: Choices of alternatives that are told apart, and ranks of clusters with equal scores.
-MAX_PREFERRED, MAX_ORDER = 7, 32
 
 
 class CountedGroup(NamedTuple):

@@ -13,8 +13,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.model.candidates import MAX_ORDER
+
 from .cluster_sets import Mask
-from .decode import MAX_ORDER
 from .merge import PlacementProblem
 from .quotas import QuotaMatcher
 

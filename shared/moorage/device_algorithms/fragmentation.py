@@ -14,7 +14,7 @@ from .plain import best_fit
 from .typical import TypicalRequests, after, before
 
 #: What stays of a node that is filled with copies of a typical request weighs so much beside what one of them cannot use.
-FILLED = 0.05
+FILLED = 0.1
 #: A kind that is asked for more often than it is free costs at most so many devices for each one taken.
 HIGHEST_PRICE = 4.0
 #: FGD takes differences below this part of a device for equal.

@@ -16,11 +16,12 @@ from moorage.classes import meets
 from moorage.collections import LruDict
 from moorage.device_algorithms import WHOLE, Chooser, DeviceColumns, DeviceRequest, RequestMix, find_algorithm
 from moorage.model.part_reports import PropertyValue
-from moorage.model.part_requests import DeviceAsk, PartGroup
+from moorage.model.part_requests import DeviceAsk, PartGroup, PropertySelector
 from moorage.model.shapes import Shape
-from moorage.parts.device_parts import class_of
+from moorage.parts.device_parts import unit_of
 from moorage.parts.inside import InnerPart, Layout
 
+from .class_scope import selector_in
 from .cluster_fit import changed_clusters, rows_of_clusters
 from .inner_rows import nodes_by_layout
 from .protocols import Ids, Rows
@@ -33,10 +34,17 @@ _ZONE, _ROOT = "numa", "pcieRoot"
 Floats = NDArray[np.float64]
 
 
-class _Device(NamedTuple):
-    """A device of a layout, with the entries that it is counted by, and how much of each it has."""
+Entries = tuple[tuple[int, int], ...]
+#: Equal devices of one part that are told apart. A pod takes fewer.
+_MOST = 32
 
-    entries: tuple[tuple[int, int], ...]
+
+class _Device(NamedTuple):
+    """A device of a layout, with the entries that it is counted by, and how much of each one device is. `number`: among equal
+    ones that are one part."""
+
+    entries: Entries
+    number: int
     zone: int
     root: int
 
@@ -68,7 +76,7 @@ class DeviceRows:
         self._values: dict[str, int] = {}  # of properties that say which devices are close together
         self._samples: list[list[InnerPart]] = []  # by kind: devices that differ in their properties
         self._layouts: LruDict[bytes, list[_KindOfDevices]] = LruDict(1024)
-        self._selected: LruDict[tuple[int, DeviceAsk], frozenset[int]] = LruDict(1024)
+        self._selected: LruDict[tuple[int, PropertySelector], frozenset[int]] = LruDict(1024)
         self._choosers: dict[str, Chooser] = {}
         self._tick = -1
         self._size = -1
@@ -111,13 +119,14 @@ class DeviceRows:
         """Returns the kinds of which a device is selected; None: all, or it is not known."""
         if not ask.properties:
             return None
+        selector = selector_in(ask.properties, None)
         known = sum(map(len, self._samples))
-        found = self._selected.use((known, ask))
+        found = self._selected.use((known, selector))
         if found is None:
-            found = self._selected[known, ask] = frozenset(
+            found = self._selected[known, selector] = frozenset(
                 kind
                 for kind, parts in enumerate(self._samples)
-                if any(meets(part.properties, ask.properties) for part in parts)
+                if any(meets(part.properties, selector) for part in parts)
             )
         return found
 
@@ -195,7 +204,7 @@ class DeviceRows:
     def _blocks(self, ids: Ids) -> Iterator[_Block]:
         for layout, at, free in nodes_by_layout(self._rows, ids):
             for kind, _, devices in self._of_layout(layout):
-                columns = [_free_of(device, free) for device in devices]
+                columns = [free_of(device.entries, device.number, free) for device in devices]
                 shape = (len(at), len(devices))
                 yield _Block(
                     ids[at],
@@ -219,9 +228,11 @@ class DeviceRows:
             if part.device < 0 or not part.healthy:
                 continue
             kind = self._kind_of(part)
-            if entries := _entries(layout, part):
-                device = _Device(entries, self._number(part, _ZONE), self._number(part, _ROOT))
-                by_kind.setdefault(kind, []).append(device)
+            if entries := entries_of(layout, part):
+                report = layout.inside.devices[part.device]
+                places = self._number(part, _ZONE), self._number(part, _ROOT)
+                equal = 1 if report.divisible else min(report.quantity, _MOST)
+                by_kind.setdefault(kind, []).extend(_Device(entries, number, *places) for number in range(equal))
                 sample.setdefault(kind, part)
         for kind, devices in by_kind.items():
             yield _KindOfDevices(kind, sample[kind], tuple(devices))
@@ -257,24 +268,20 @@ def _plain(value: PropertyValue | None) -> object:
     return value if value is None else repr(value)
 
 
-def _entries(layout: Layout, part: InnerPart) -> tuple[tuple[int, int], ...]:
-    """Returns the entries that a device is counted by, and how much of each it has; none if it cannot be had."""
+def entries_of(layout: Layout, part: InnerPart) -> Entries:
+    """Returns the entries that a device is counted by, and how much of each one device is; none if it cannot be had."""
     report = layout.inside.devices[part.device]
-    names = list(part.inventories) if report.divisible else [class_of(report.driver)]
-    entries = [
-        (layout.entry_at[part.path, name], part.inventories[name].capacity)
-        for name in names
-        if name in part.inventories
-    ]
-    if not entries or any(not capacity for _, capacity in entries):
+    amounts = {name: found.capacity for name, found in part.inventories.items()}
+    found = amounts if report.divisible else dict([unit_of(report)])
+    if not found or any(amounts.get(name, 0) < amount or amount < 1 for name, amount in found.items()):
         return ()
-    return tuple(entries)
+    return tuple((layout.entry_at[part.path, name], amount) for name, amount in found.items())
 
 
-def _free_of(device: _Device, free: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns thousandths of the device that are free, by node: the least of its amounts."""
-    shares = [np.maximum(free[:, entry], 0) * WHOLE // capacity for entry, capacity in device.entries]
-    least: NDArray[np.int64] = np.minimum(np.min(shares, axis=0), WHOLE)
+def free_of(entries: Entries, number: int, free: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns thousandths that are free of the device of this number among equal ones, by node: the least of its amounts."""
+    shares = [(free[:, entry] - number * amount) * WHOLE // amount for entry, amount in entries]
+    least: NDArray[np.int64] = np.clip(np.min(shares, axis=0), 0, WHOLE)
     return least
 
 

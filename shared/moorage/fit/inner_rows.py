@@ -14,6 +14,7 @@ from moorage.model.slots import PodPlace, part_and_class
 from moorage.parts.inside import Layout, layout_of, path_of
 
 from .budget import BudgetExceeded
+from .class_scope import depends_on_cluster, within_cluster
 from .inside import Asked, NodeState, OpenPods, StaticInside, asks_parts, consumed_entries, place_on
 from .protocols import Ids, Mask, Rows
 
@@ -152,6 +153,12 @@ class InnerCounts:
         """Returns how many such pods each node holds inside, at most `limit`; where that was not
         found out in time, `limit`."""
         found = np.zeros(len(ids), np.int64)
+        if depends_on_cluster(asked.shape):
+            for cluster in np.unique(rows.cluster[ids]).tolist():
+                at = np.flatnonzero(rows.cluster[ids] == cluster)
+                shape = within_cluster(asked.shape, rows.names[cluster])
+                found[at] = self.pods(rows, Asked(shape, asked.granted), ids[at], limit)
+            return found
         allowed = _in_trees(rows, asked.shape, ids)
         there = ids if allowed is None else ids[allowed]
         for layout, at, free in nodes_by_layout(rows, there, lambda layout: asked.units(layout, limit)):
@@ -221,6 +228,8 @@ class InnerNodes:
     def __init__(
         self, rows: Rows, where: Ids, shapes: Sequence[Shape], taken: Mapping[int, Mapping[str, int]] | None = None
     ) -> None:
+        if len(where) and any(map(depends_on_cluster, shapes)):
+            shapes = [within_cluster(shape, rows.names[int(rows.cluster[where[0]])]) for shape in shapes]
         self.rows, self.where, self.shapes = rows, where, shapes
         self._taken = taken or {}
         self._inside: list[tuple[Layout, list[int]]] = [(_EMPTY, [])] * len(where)

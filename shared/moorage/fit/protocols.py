@@ -72,6 +72,7 @@ class Rows(Protocol):
     host_label: Mask  # kubernetes.io/hostname is the node's own name, and not in label_sets
     layout: NDArray[np.int32] | None  # number of what is inside; 0: nothing. None: no node has parts
     tick: int  # grows with every change
+    names: list[str]  # of clusters
     #: Cluster → node whose kubelet aligns pods → the pods that may still arrive there, by what their slots take of its parts.
     open_pods: dict[int, dict[str, Mapping[PodParts, int]]]
 

@@ -9,6 +9,9 @@ from .reasons import Reason, Warn
 from .shapes import Intent, ShapedApp
 from .slots import OptionalGrant, Slot
 
+#: Choices of alternatives that are told apart, and ranks of clusters with equal scores.
+MAX_PREFERRED, MAX_ORDER = 7, 32
+
 
 class PackedSet(Value, kw_only=True, frozen=True):
     """A set of cluster ids: the shorter of a roaring bitmap and bits packed most significant first."""

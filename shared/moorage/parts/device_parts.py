@@ -51,6 +51,11 @@ def class_of(name: str) -> str:
     return re.sub("[^A-Z0-9_]", "_", name.upper())[:255]
 
 
+def unit_of(device: DeviceReport) -> tuple[str, int]:
+    """Returns the class that counts devices that are not divided, and how much of it is one."""
+    return device.resource or class_of(device.driver or device.kind), device.unit
+
+
 def path_of_device(node: str, ident: str) -> str:
     """Returns the path of a device with an id DRIVER/POOL/NAME."""
     driver, _, rest = ident.partition("/")
@@ -243,7 +248,7 @@ def _path(driver: str, pool: str, name: str) -> str:
 
 def _offered(device: DeviceReport, consumed: Collection[object]) -> dict[str, int]:
     if not device.divisible:
-        name = device.resource or class_of(device.driver or device.kind)
+        name, _ = unit_of(device)
         if not 0 <= device.quantity <= CAPACITY_MAX // max(device.unit, 1) or device.unit < 1:
             raise ValueError(f"{device.quantity} is no number of devices")
         return {name: device.quantity * device.unit}

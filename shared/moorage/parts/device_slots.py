@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from moorage.model.part_reports import DeviceReport
 from moorage.model.part_requests import AttributeRelation, DeviceAsk
 
-from .device_parts import class_of
+from .device_parts import unit_of
 from .device_search import ANY_VALUE, NO_DEVICE, DeviceChoices, Values
 from .device_table import DeviceTable, property_values, tolerated
 from .forest import Take
@@ -155,13 +155,7 @@ class DeviceSlots:
         return all(room[cells[i, name]] >= amount for name, amount in amounts.items() if (i, name) in cells)
 
     def _verdicts(self, ask: DeviceAsk) -> Sequence[bool | None]:
-        # A name that is no class of the mesh is one of the cluster.
-        name = ask.device_class or (ask.resource_class if not ask.properties else "")
-        found = self._table.classes.get(name)
-        if found is None and name:
-            return [False] * len(self._table.devices)
-        of_class = tuple(found.selectors) if found is not None else ()
-        return self._table.verdicts((*of_class, *ask.selectors))
+        return class_verdicts(self._table, ask)
 
     def _choices(self, alternative: int, need: str, ask: DeviceAsk) -> Iterator[_Choice]:
         verdicts = self._verdicts(ask)
@@ -190,7 +184,7 @@ class DeviceSlots:
         if takes is None or takes_once is None:
             return None
         if ask.admin:
-            resources, once, takes, takes_once = {class_of(report.driver): 0}, {}, (), ()
+            resources, once, takes, takes_once = {unit_of(report)[0]: 0}, {}, (), ()
         if claim_of(need) in self._with_admin and not report.divisible:
             takes = (*takes, (self._only_once(claim_of(need), i), 1))
         order = alternative * _MANY + device
@@ -198,7 +192,7 @@ class DeviceSlots:
 
     def _exclusive(self, device: int, i: int) -> tuple[tuple[int, int], ...]:
         report = self._table.devices[device]
-        return () if report.divisible else self._takes(i, {class_of(report.driver): 1}) or ()
+        return () if report.divisible else self._takes(i, dict([unit_of(report)])) or ()
 
     def _takes(self, i: int, resources: Mapping[str, int]) -> tuple[tuple[int, int], ...] | None:
         """Returns what is taken of cells, of the device itself first; None if the device does not offer it."""
@@ -310,13 +304,37 @@ def _kept(found: DeviceSlot, kept: Sequence[int]) -> DeviceSlot:
     )
 
 
+def class_verdicts(table: DeviceTable, ask: DeviceAsk) -> Sequence[bool | None]:
+    """Returns which devices the DeviceClass and the expressions of a request select; None where one of these is an error."""
+    # A name that is no class of the mesh is one of the cluster.
+    name = ask.device_class or (ask.resource_class if not ask.properties else "")
+    found = table.classes.get(name)
+    if found is None and name:
+        return [False] * len(table.devices)
+    of_class = tuple(found.selectors) if found is not None else ()
+    verdicts = table.verdicts((*of_class, *ask.selectors))
+    if ask.properties:
+        return verdicts
+    # DeviceClasses select devices of drivers only.
+    return [verdict if one.driver else False for verdict, one in zip(verdicts, table.devices, strict=True)]
+
+
+def selected_devices(table: DeviceTable, ask: DeviceAsk) -> Callable[[int, Properties], bool]:
+    """Returns a function that tells of a device, with its properties, whether a request selects it."""
+    verdicts = class_verdicts(table, ask)
+    return lambda device, properties: (
+        bool(verdicts[device]) and (not ask.properties or meets(properties, ask.properties))
+    )
+
+
 def claim_of(need: str) -> str:
     return need.partition("/")[0]
 
 
 def _resources(report: DeviceReport, amounts: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Returns what a device gives, and what it gives once however often it is given."""
-    driver = {class_of(report.driver): 1}
+    name, amount = unit_of(report)
+    driver = {name: amount}
     if not report.divisible:
         return driver, {}
     return dict(amounts), driver if report.consumes else {}

@@ -9,10 +9,10 @@ from itertools import islice, product
 import msgspec
 import numpy as np
 
-from moorage.candidates.decode import MAX_ORDER, MAX_PREFERRED
 from moorage.device_algorithms import DEFAULT
 from moorage.fit import FitCache
 from moorage.fit.device_rows import DeviceRows, best_clusters_first
+from moorage.model.candidates import MAX_ORDER, MAX_PREFERRED
 from moorage.sdk import Allowed, Answer, Ask, Fleet, Mask, Shape, ShapedApp, allow, answer, deny, unpack
 
 from .explanations import device_reasons
@@ -98,7 +98,9 @@ def alternatives(shapes: Sequence[Shape]) -> Iterator[list[Shape]]:
     ranked = sorted(islice(product(*(range(count) for _, _, count in choices)), 256), key=lambda one: (sum(one), one))
     for combination in ranked:
         chosen = dict(zip(((n, g) for n, g, _ in choices), combination, strict=True))
-        yield [_with_choices(shape, {g: at for (m, g), at in chosen.items() if m == n}) for n, shape in enumerate(shapes)]
+        yield [
+            _with_choices(shape, {g: at for (m, g), at in chosen.items() if m == n}) for n, shape in enumerate(shapes)
+        ]
 
 
 def _with_choices(shape: Shape, choices: dict[int, int]) -> Shape:

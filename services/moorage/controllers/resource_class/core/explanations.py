@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moorage.fit.device_choice import DeviceCounts, count_devices
+from moorage.fit.device_counts import DeviceCounts, count_devices
 from moorage.model.part_requests import DeviceAsk
 from moorage.sdk import Fleet, Mask, Reason, Shape
 
@@ -68,7 +68,9 @@ def _by_step(
                 f"{int(getattr(counts, each)[clusters].sum())} {each}," for each in ("there", *_STEPS)
             ).rstrip(",")
             best = int(column[clusters].max())
-            message = f"fewer than {ask.count} devices are {field} for {need} ({name}): {sums}; at most {best} in one cluster"
+            message = (
+                f"fewer than {ask.count} devices are {field} for {need} ({name}): {sums}; at most {best} in one cluster"
+            )
             reason = _reason(step.code, app, shape, need, message, clusters, fleet)
             reason.needed, reason.free = str(ask.count), str(best)
             found.append((reason, clusters))

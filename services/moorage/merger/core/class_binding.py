@@ -1,0 +1,66 @@
+"""Gives needs for devices the selectors of their resource classes, as the fleet and its clusters have them when a group is decided."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from moorage.classes import CLUSTER, ClassCatalog, KnownClass
+from moorage.model.groups import Revision
+from moorage.model.part_requests import DeviceAsk, PartGroup, PropertyCondition, PropertySelector
+from moorage.model.shapes import Shape, ShapedApp
+
+
+def bound(record: Revision, catalog: ClassCatalog) -> Revision:
+    """Returns the record with the selector of each class that its shapes ask for. A name that is no class of the mesh stays as it is:
+    it means the DeviceClass of each cluster."""
+    if not any(group.devices for app in record.apps for shape in app.shapes for group in shape.groups):
+        return record
+    return msgspec.structs.replace(record, apps=[_app(app, catalog) for app in record.apps])
+
+
+def _app(app: ShapedApp, catalog: ClassCatalog) -> ShapedApp:
+    return msgspec.structs.replace(app, shapes=[_shape(shape, catalog) for shape in app.shapes])
+
+
+def _shape(shape: Shape, catalog: ClassCatalog) -> Shape:
+    if not any(ask.resource_class for group in shape.groups for ask in group.devices):
+        return shape
+    groups = [_group(group, catalog) for group in shape.groups]
+    # A class that was deleted and made again is another one: what is cached by the key is of one selector.
+    selectors = msgspec.json.encode([[ask.properties for ask in group.devices] for group in groups])
+    key = f"{shape.key}+{hashlib.blake2b(selectors, digest_size=6).hexdigest()}"
+    return msgspec.structs.replace(shape, key=key, groups=groups)
+
+
+def _group(group: PartGroup, catalog: ClassCatalog) -> PartGroup:
+    return msgspec.structs.replace(group, devices=tuple(_ask(ask, catalog) for ask in group.devices))
+
+
+def _ask(ask: DeviceAsk, catalog: ClassCatalog) -> DeviceAsk:
+    name = ask.resource_class
+    if not name:
+        return ask
+    fleet = catalog.stored_class(name)
+    overriding = sorted(catalog.overriding(name))
+    if fleet is None and not overriding:
+        return ask
+    alternatives: list[tuple[PropertyCondition, ...]] = []
+    if fleet is not None:
+        elsewhere = PropertyCondition(key=CLUSTER, operator="NotIn", values=tuple(overriding))
+        alternatives += _with(fleet, lambda one: (*one, elsewhere) if overriding else one)
+    for cluster in overriding:
+        own = catalog.stored_class(name, cluster)
+        if own is not None:
+            here = PropertyCondition(key=CLUSTER, operator="In", values=(cluster,))
+            alternatives += _with(own, lambda one, here=here: (*one, here))  # type: ignore[misc]
+    algorithm = ask.algorithm or (fleet.algorithm if fleet is not None else "")
+    return msgspec.structs.replace(ask, properties=tuple(alternatives) or ((),), algorithm=algorithm)
+
+
+def _with(
+    known: KnownClass, change: Callable[[tuple[PropertyCondition, ...]], tuple[PropertyCondition, ...]]
+) -> PropertySelector:
+    return tuple(change(one) for one in known.selector.of_devices.alternatives)

@@ -1,0 +1,71 @@
+"""Counts by cluster the devices that a need could use, and what keeps it from the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.model.part_requests import DeviceAsk
+from moorage.parts.device_slots import selected_devices
+from moorage.parts.device_table import tolerated
+
+from .device_rows import entries_of, free_of
+from .inner_rows import nodes_by_layout
+from .inside import StaticInside
+from .protocols import Mask, Rows
+
+Counts = NDArray[np.int64]
+
+
+class DeviceCounts(NamedTuple):
+    """Devices by cluster. Each number counts those of the number before that meet one condition more. `most_free`: on one node.
+    `known`: some cluster has a DeviceClass of the name that is asked for."""
+
+    there: Counts
+    selected: Counts
+    healthy: Counts
+    tolerated: Counts
+    free: Counts
+    most_free: Counts
+    known: bool
+
+
+def count_devices(rows: Rows, ask: DeviceAsk, about: Mask) -> DeviceCounts:
+    """Counts the devices of usable nodes of these clusters."""
+    ids = np.flatnonzero(rows.usable[: rows.n] & about[rows.cluster[: rows.n]])
+    there, selected, healthy, untainted, free = (np.zeros(rows.size, np.int64) for _ in range(5))
+    most = np.zeros(rows.size, np.int64)
+    wanted = ask.share or 1000
+    known = False
+    for layout, at, amounts in nodes_by_layout(rows, ids) if len(ids) else ():
+        table = StaticInside.of(layout).table
+        known = known or (ask.device_class or ask.resource_class) in table.classes
+        verdicts = selected_devices(table, ask)
+        clusters = rows.cluster[ids[at]]
+        on_node = np.zeros(len(at), np.int64)
+        for part in layout.parts:
+            if part.device < 0:
+                continue
+            report, entries = table.devices[part.device], entries_of(layout, part)
+            number = 1 if report.divisible else report.quantity
+            steps = [
+                True,
+                bool(verdicts(part.device, part.properties)),
+                part.healthy or bool(report.taints),
+                tolerated(report.taints, ask.tolerations),
+            ]
+            for meets, column in zip(steps, (there, selected, healthy, untainted), strict=True):
+                if not meets:
+                    break
+                np.add.at(column, clusters, number)
+            else:
+                if not entries:
+                    continue
+                whole = amounts[:, entries[0][0]] // entries[0][1]
+                of_part = (free_of(entries, 0, amounts) >= wanted) if report.divisible else np.clip(whole, 0, number)
+                on_node += of_part
+        np.add.at(free, clusters, on_node)
+        np.maximum.at(most, clusters, on_node)
+    return DeviceCounts(there, selected, healthy, untainted, free, most, known)
