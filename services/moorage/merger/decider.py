@@ -39,6 +39,7 @@ from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
 from moorage.telemetry import tracing
 
+from .core.class_binding import bound
 from .core.class_grants import forbidden_class
 from .core.funnel import funnels
 from .core.propose import NameOrder, ProposalRefused, TriedChoices, propose
@@ -343,6 +344,7 @@ class Decider:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
             return None
+        record = bound(record, self.catalog)
         until = loop.time() + self._longest_deadline() + GRACE - _MARGIN
         existing = existing_placement(record, self.fleet, self.ledger)
         asked_at = AskedAt(self.fleet.epoch, self.ledger.seq)
@@ -462,6 +464,7 @@ class Decider:
         newest change of the fleet are asked once more before the result is a refusal."""
         proposal: Decision | ProposalRefused
         loop = asyncio.get_running_loop()
+        record = bound(record, self.catalog)
         until = loop.time() + 2 * self._longest_deadline()
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)

@@ -22,6 +22,7 @@ from moorage.model.groups import Revision, State
 from moorage.model.names import group_tokens, untoken
 from moorage.telemetry import tracing
 
+from .core.class_binding import bound_app
 from .core.delayed import Delayed
 from .core.round import Round
 from .core.usable_clusters import UsableClusters
@@ -67,7 +68,7 @@ class WaitLoop:
         self._bus, self._decider, self._events = bus, decider, events
         self._fleet = decider.fleet
         self._wake = asyncio.Event()
-        self.waiting = WaitQueue(self._own_clusters)
+        self.waiting = WaitQueue(self._own_clusters, lambda app: bound_app(app, decider.catalog))
         self._hinted: Delayed[_Head] = Delayed(HINT_GRACE)  # groups that a merger was asked to decide
         # Withdrawals that were asked for: group → revision, and the last commit that was folded then.
         self._ending: Delayed[tuple[int, int]] = Delayed(HINT_GRACE)

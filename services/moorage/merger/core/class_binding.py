@@ -18,10 +18,12 @@ def bound(record: Revision, catalog: ClassCatalog) -> Revision:
     it means the DeviceClass of each cluster."""
     if not any(group.devices for app in record.apps for shape in app.shapes for group in shape.groups):
         return record
-    return msgspec.structs.replace(record, apps=[_app(app, catalog) for app in record.apps])
+    return msgspec.structs.replace(record, apps=[bound_app(app, catalog) for app in record.apps])
 
 
-def _app(app: ShapedApp, catalog: ClassCatalog) -> ShapedApp:
+def bound_app(app: ShapedApp, catalog: ClassCatalog) -> ShapedApp:
+    if not any(group.devices for shape in app.shapes for group in shape.groups):
+        return app
     return msgspec.structs.replace(app, shapes=[_shape(shape, catalog) for shape in app.shapes])
 
 

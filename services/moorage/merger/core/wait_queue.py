@@ -106,12 +106,20 @@ def _no_clusters(_group: str) -> Collection[int]:
     return ()
 
 
+def _as_it_is(app: ShapedApp) -> ShapedApp:
+    return app
+
+
 class WaitQueue:
     """The waiting groups. `own_clusters` returns where a group has claims already: there an update may need less than the room
-    for a pod."""
+    for a pod. `bind` returns an app with the selectors that its resource classes have now."""
 
-    def __init__(self, own_clusters: Callable[[str], Collection[int]] = _no_clusters) -> None:
-        self._own_clusters = own_clusters
+    def __init__(
+        self,
+        own_clusters: Callable[[str], Collection[int]] = _no_clusters,
+        bind: Callable[[ShapedApp], ShapedApp] = _as_it_is,
+    ) -> None:
+        self._own_clusters, self._bind = own_clusters, bind
         self.groups: dict[str, Waiter] = {}
         self.refused_without_clusters: set[str] = set()  # groups that were refused because there was no cluster
         self._opened: set[int] = set()
@@ -226,7 +234,7 @@ class WaitQueue:
     def _helps_app(
         self, waiter: Waiter, number: int, opened: AbstractSet[int], tests: _RoomTests, untested: bool
     ) -> bool:
-        app = waiter.record.apps[number]
+        app = self._bind(waiter.record.apps[number])
         if has_no_pods(app):
             waiter.opened = waiter.opened or self._opens(waiter, number, opened, untested)
             return waiter.opened
