@@ -19,9 +19,11 @@ from moorage.model.part_reports import InventoryReport, ProviderReport, ZoneRepo
 from moorage.model.reports import NodeReport, Taint
 from moorage.model.slots import PodPlace, Slot, with_parts
 from moorage.parts.inside import AddedNames, provider_uuid
+from moorage.placement.core import call
 from moorage.placement.core.call import Answer, Call
 from moorage.placement.core.errors import Refused
 from moorage.placement.core.reported_names import DISABLED, claim_uuid, cluster_aggregate
+from moorage.placement.core.reported_summaries import summaries_of_nodes
 from moorage.placement.core.routes import ROUTES
 from moorage.placement.core.state import State
 from moorage_testkit.fleets import node, provider, two_zones, writer_of
@@ -673,6 +675,17 @@ def check_columns(mesh: Mesh) -> None:
                 units = {"VCPU": 1000, "MEMORY_MB": 1 << 20, "DISK_GB": 1 << 30}.get(name, 1)
                 expected[ident, name] = offer.capacity // units, offer.free // units
     assert there == expected
+    for cid in reported.columns.clusters:
+        roots = [row for ident, row in forest.rows.items() if forest.block[row] == -1 - cid and forest.parent[row] < 0]
+        texts = call.finished(summaries_of_nodes(reported.columns, forest, cid, sorted(roots)))
+        assert texts is not None
+        one_by_one = [mesh.state.tree_summaries(root) for root in sorted(roots)]
+        assert list(map(decoded_members, texts)) == list(map(decoded_members, one_by_one))
+
+
+def decoded_members(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(f"{{{text}}}")
+    return found
 
 
 def test_only_traits_that_nodes_have_are_in_use() -> None:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from moorage.parts import Pattern, Round
 
+from .reported_columns import cluster_of
+from .reported_summaries import MANY, summaries_of_nodes
 from .state import State
 
 #: Summaries that are made between two steps of a long answer.
@@ -64,16 +66,30 @@ class CandidateText:
                     yield
             finish()
             return pieces
-        for number, root in enumerate(np.unique(forest.root[rows]).tolist(), 1):
-            known = state.kept_summaries(root)
-            if known is None:
-                known = state.tree_summaries(root)
-                made += int(forest.leave[root]) - root
-            texts.append(known)
-            if made >= _SLICE or number % _TREES == 0:
-                made = 0
-                finish()
-                yield
+        roots = np.unique(forest.root[rows])
+        ends = np.flatnonzero(np.diff(forest.block[roots])) + 1
+        for of_block in np.split(roots, ends):
+            found = None
+            cid = cluster_of(int(forest.block[of_block[0]])) if len(of_block) >= MANY else None
+            if cid is not None:
+                nodes = of_block.tolist()
+                found = yield from summaries_of_nodes(state.reported.columns, forest, cid, nodes)
+            if found is not None:
+                for start in range(0, len(found), _SLICE):
+                    texts += found[start : start + _SLICE]
+                    finish()
+                    yield
+                continue
+            for number, root in enumerate(of_block.tolist(), 1):
+                known = state.kept_summaries(root)
+                if known is None:
+                    known = state.tree_summaries(root)
+                    made += int(forest.leave[root]) - root
+                texts.append(known)
+                if made >= _SLICE or number % _TREES == 0:
+                    made = 0
+                    finish()
+                    yield
         finish()
         return pieces
 

@@ -41,6 +41,33 @@ class ClusterTrees(NamedTuple):
     ids: list[str]
 
 
+class ShownAmounts(NamedTuple):
+    """What rows of a block, counted from its first, are shown to have of a class. Use is rounded up, as a provider's is."""
+
+    resource: str
+    row: Rows
+    capacity: Rows
+    used: Rows
+
+
+class _Found:
+    """The inventories of a cluster by class; of a class that a row has twice, the first counts. `shown`: the same as providers show
+    them, if that is asked."""
+
+    def __init__(self, *, showing: bool = False) -> None:
+        self.runs: dict[str, list[ClassRows]] = {}
+        self.shown: list[ShownAmounts] | None = [] if showing else None
+
+    def add(self, native: str, rows: ClassRows, capacity: Rows, native_capacity: Rows, free: Rows) -> None:
+        resource = class_of(native)
+        if self.shown is not None:
+            before = [run.row for run in self.runs.get(resource, ())]
+            new = ~np.isin(rows.row, np.concatenate(before)) if before else slice(None)
+            used = -(-(native_capacity - free) // units_of(native))
+            self.shown.append(ShownAmounts(resource, rows.row[new], capacity[new], used[new]))
+        self.runs.setdefault(resource, []).append(rows)
+
+
 class _Nodes(NamedTuple):
     """The nodes of a cluster, and the rows that they and their parts get in its block."""
 
@@ -78,6 +105,7 @@ class ReportedColumns:
         self._tainted: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._with_additions: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._trait_numbers: dict[int, int] = {}
+        self._capacities: dict[str, Rows] = {}
         self._devices: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._device_layouts = 1
 
@@ -153,9 +181,23 @@ class ReportedColumns:
 
     # -- inventories --------------------------------------------------------------------------------------------------
 
+    def shown(self, cid: int) -> list[ShownAmounts] | None:
+        """Returns what the providers of a cluster have as the fleet has it now; None if its nodes or parts are not those that were
+        written."""
+        nodes = self._nodes(cid)
+        if nodes is None or self._trees(nodes) is not self.clusters.get(cid):
+            return None
+        found = _Found(showing=True)
+        self._read_classes(nodes, found)
+        return found.shown
+
     def _classes(self, nodes: _Nodes) -> dict[str, ClassRows]:
+        found = _Found()
+        self._read_classes(nodes, found)
+        return {name: _merged(runs) for name, runs in found.runs.items()}
+
+    def _read_classes(self, nodes: _Nodes, found: _Found) -> None:
         fleet = self._fleet
-        found: dict[str, list[ClassRows]] = {}
         free: dict[str, Rows] = {}
         tied = self._tied_names(nodes)
         for name, column in fleet.stored.items():
@@ -170,7 +212,6 @@ class ReportedColumns:
             self._of_nodes(found, nodes, EXCLUSIVE, total, free[EXCLUSIVE], tied, free.get("cpu"))
         for name in fleet.parts.class_names:
             self._of_parts(found, nodes, name, free)
-        return {name: _merged(runs) for name, runs in found.items()}
 
     def _tied_names(self, nodes: _Nodes) -> dict[str, NDArray[np.bool_]]:
         """Returns, by resource, the nodes whose zones offer it, so that the nodes themselves do not."""
@@ -189,7 +230,7 @@ class ReportedColumns:
 
     def _of_nodes(
         self,
-        found: dict[str, list[ClassRows]],
+        found: _Found,
         nodes: _Nodes,
         name: str,
         total: Rows,
@@ -217,9 +258,9 @@ class ReportedColumns:
             -one,
             -one if pools is None else np.maximum(pools[at] // 1000, 0),
         )
-        found.setdefault(class_of(name), []).append(columns)
+        found.add(name, columns, capacity, total[at], free[at])
 
-    def _of_parts(self, found: dict[str, list[ClassRows]], nodes: _Nodes, name: str, of_nodes: dict[str, Rows]) -> None:
+    def _of_parts(self, found: _Found, nodes: _Nodes, name: str, of_nodes: dict[str, Rows]) -> None:
         parts = self._fleet.parts
         columns = parts.classes[name]
         run = columns.run(nodes.cid)
@@ -248,15 +289,36 @@ class ReportedColumns:
                 free = np.minimum(free, of_nodes[EXCLUSIVE][node])
             pool = np.maximum(there, 0)
         capacity = columns.capacity[run] // units
-        devices = self._is_device()[parts.layouts.first[nodes.layouts[node]] + place]
+        source = parts.layouts.first[nodes.layouts[node]] + place
+        devices = self._is_device()[source]
         least, step = -(-columns.min_unit[run] // units), -(-columns.step_size[run] // units)
         most = columns.max_unit[run] // units
         upwards = np.where(above < 0, -1, here[above])
         shown = ClassRows(here, capacity, capacity - free // units, least, most, step, upwards, pool)
+        native = columns.capacity[run]
         if devices.any():
             shown = ClassRows(*(column[~devices] for column in shown))
+            source, native, free = source[~devices], native[~devices], free[~devices]
         if len(shown.row):
-            found.setdefault(class_of(name), []).append(shown)
+            offered = self._offered(name)[source] if found.shown is not None else shown.capacity
+            found.add(name, shown, offered, native, free)
+
+    def _offered(self, name: str) -> Rows:
+        """Returns, by row in the table of layouts, the capacity of a class as providers show it: total and reserve are rounded
+        each."""
+        layouts, units = self._fleet.parts.layouts, units_of(name)
+        known = self._capacities.get(name)
+        if known is None or len(known) < layouts.part.n:
+            found = np.zeros(layouts.part.n, np.int64)
+            for number in range(1, len(layouts.found)):
+                first = int(layouts.first[number])
+                for at, part in enumerate(layouts.found[number].parts):
+                    inventory = part.inventories.get(name)
+                    if inventory is not None:
+                        rest = inventory.total // units - -(-inventory.reserved // units)
+                        found[first + at] = int(rest * inventory.allocation_ratio)
+            known = self._capacities[name] = found
+        return known
 
     # -- traits and aggregates ------------------------------------------------------------------------------------------
 
