@@ -23,6 +23,7 @@ from .kube import kube
 from .packing import packing
 from .placement import candidates, reported, traps, writes
 from .reports import changes, first_reports
+from .resource_classes import resource_classes
 from .settling import settlements
 from .startup import startup
 
@@ -50,6 +51,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "parts-decisions": parts.decisions,
     "parts-wakes": parts.wakes,
     "device-choice": device_choice,
+    "resource-classes": resource_classes,
     "placement-candidates": candidates,
     "placement-traps": traps,
     "placement-writes": writes,

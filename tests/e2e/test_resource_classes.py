@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -155,6 +156,29 @@ def test_classes_of_the_proposal_have_their_status(mesh: Mesh) -> None:
 def test_the_unit_of_the_proposal_is_warned_of(mesh: Mesh) -> None:
     assert "AmbiguousUnit" in cli(mesh, "apply", "-f", "-", "--dry-run", data=FAST_NIC)
     assert "resourceclass/fast.nic unchanged" in apply(mesh, FAST_NIC)
+
+
+def test_changes_of_the_status_are_told_and_measured(mesh: Mesh) -> None:
+    def told() -> list[dict[str, Any]]:
+        subject = "moorage.events.classes.changed.nvidia=2Ehigh=2Emem"
+        return list(mesh.http(f"/v1/events?follow=false&limit=500&subject={subject}")["items"])
+
+    try:
+        cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=3))
+        until(lambda: any(one["data"].get("allocatable") == "4" for one in told()), within=20)
+    finally:
+        cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
+    until(lambda: told()[-1]["data"]["allocatable"] == "5", within=20)
+    until(lambda: 'moorage_class_allocatable{class="nvidia.high.mem"} 5.0' in metrics(mesh), within=20)
+
+
+def metrics(mesh: Mesh) -> str:
+    """Returns the metrics of all mergers, of which one counts."""
+    texts = []
+    for address in mesh.endpoint["metrics"]["merger"]:
+        with urllib.request.urlopen(address, timeout=10) as response:
+            texts.append(response.read().decode())
+    return "".join(texts)
 
 
 def test_status_follows_strangers_pods_and_nodes(mesh: Mesh) -> None:

@@ -20,6 +20,7 @@ SPEC = WorkerSpec(
         Subject(subjects.LEDGER_COMMIT, "Commit", "the decision log (a stream)", streamed=True),
         Subject(subjects.RECORDS, "RecordBatch, History", "what decisions were made from (a stream)", streamed=True),
         Subject(subjects.DECISION_EVENTS, "Event", "results of decisions and deployments"),
+        subjects.CLASS_EVENTS,
         subjects.MERGER_WAITING,
         subjects.CANDIDATES,
         subjects.CANDIDATES_BATCH,

@@ -24,6 +24,7 @@ from moorage.model.problems import Problem, Refused, not_found
 from moorage.model.records import ReplayAsk
 from moorage.telemetry.health import version_of_moorage
 
+from .class_events import ClassEvents
 from .concurrency import ConcurrencyLimit
 from .core.replay import replay
 from .decider import Decider
@@ -151,6 +152,9 @@ async def start(bus: Bus, fleet: Fleet) -> Started:
     await bus.serve(subjects.MERGER_SIMULATE, merger.simulate, queue=queue, max_bytes=MAX_HINT)
     await bus.serve(subjects.MERGER_REPLAY, merger.replay, queue=queue)
     await bus.serve(subjects.MERGER_ENDED, merger.ended, queue=queue)
+    classes = ClassEvents(bus, fleet, log, catalog, lambda: wait_loop.loop is not None)
+    bus.process_health.add_values(classes.metrics)
+    bus.spawn(classes.run())
     started = Started(decider, wait_loop)
     bus.process_health.add_values(lambda: merger_metrics(started))
     bus.spawn(wait_loop.run())

@@ -182,9 +182,7 @@ class ClassStatus:
 
     def _recount(self, keys: Collection[ClassKey], clusters: list[int]) -> set[ClassKey]:
         fleet, told = self._fleet, set[ClassKey]()
-        if not keys or not clusters:
-            for key in keys:
-                self._counts.setdefault(key, _Counts(fleet.size))
+        if not keys:
             return told
         cids = np.array(clusters, np.int64)
         devices = devices_in(fleet, [cid for cid in clusters if fleet.known[cid]])

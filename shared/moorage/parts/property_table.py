@@ -3,6 +3,8 @@ value and taken per row. A property that is unique, as a serial number is, costs
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,6 +67,7 @@ class PropertyTable(SetTable[tuple[str, PropertyValue]]):
     def __init__(self) -> None:
         super().__init__()
         self.columns: dict[str, PropertyColumn] = {}
+        self.diagnostics: Counter[str] = Counter()  # comparisons that could not hold, by code
         self._by_types: dict[tuple[Properties, object], int] = {(frozenset(), None): 0}
         self._selected: LruDict[Selector, Mask] = LruDict(KEPT)
 
@@ -101,6 +104,7 @@ class PropertyTable(SetTable[tuple[str, PropertyValue]]):
             column = self.columns.get(key) or PropertyColumn()
             by_value = np.array([conditions.holding(value) for value in column.values])
             answers[key] = [column.take(held, first, count) for held in np.ascontiguousarray(by_value.T)]
+        self.diagnostics += index.diagnostics
         found = np.zeros(count - first, np.bool_)
         for alternative in selector.alternatives:
             met: Mask | None = None
