@@ -143,18 +143,18 @@ class MachineCluster:
 class MachinesProcess:
     """A process `moorage machines` with the rights of its service account."""
 
-    def __init__(self, cluster: MachineCluster, failpoints: Path | None = None) -> None:
-        self._cluster, self._failpoints = cluster, failpoints
+    def __init__(self, cluster: MachineCluster, *options: str, **environment: str) -> None:
+        self._cluster, self._options, self._environment = cluster, options, environment
         self.start()
 
     def start(self) -> None:
         plane = self._cluster.plane
-        extra = {"MOORAGE_FAILPOINTS": str(self._failpoints)} if self._failpoints is not None else {}
-        command = [sys.executable, "-m", "moorage.cli", "machines", "--kubeconfig", str(self._cluster.kubeconfig)]
+        kubeconfig = str(self._cluster.kubeconfig)
+        command = [sys.executable, "-m", "moorage.cli", "machines", "--kubeconfig", kubeconfig, *self._options]
         descriptor, name = tempfile.mkstemp(prefix="machines-", suffix=".log", dir=plane.directory)
         self._log = Path(name)
         with os.fdopen(descriptor, "ab") as out:
-            self.process = subprocess.Popen(command, env={**os.environ, **extra}, stdout=out, stderr=out)
+            self.process = subprocess.Popen(command, env={**os.environ, **self._environment}, stdout=out, stderr=out)
 
     def is_ready(self) -> bool:
         """Returns whether it has said so."""

@@ -137,15 +137,9 @@ async def test_a_custom_controller_cannot_answer_for_a_built_in(broker: NatsServ
 
 def test_every_subject_names_known_users() -> None:
     for row in TABLE:
-        assert {*row.publishers, *row.subscribers} <= {*KINDS, "agent", "node"}, row.pattern
+        assert {*row.publishers, *row.subscribers} <= {*KINDS, "agent", "machines", "node"}, row.pattern
 
 
 def test_unknown_workers_are_refused() -> None:
     with pytest.raises(ValueError, match="no such user"):
         for_user(MESH, "nobody")
-
-
-def test_the_agent_of_a_node_may_publish_its_reports_and_nothing_else() -> None:
-    permissions = for_agent(MESH, "lab/edge.1/node.x")
-    assert permissions["publish"]["allow"] == ["moorage.reports.lab.edge=2E1.node-node=2Ex"]
-    assert permissions["subscribe"]["allow"] == ["_INBOX.node.lab.edge=2E1.node=2Ex.>"]

@@ -94,6 +94,8 @@ def deployment(image: str = IMAGE, replicas: int = 2) -> Object:
         "name": "machines",
         "image": image,
         "args": ["machines", "--listen", f"0.0.0.0:{PORT}"],
+        # The cluster's user of the broker, which the agent has, too. Hooks and repair work without it.
+        "envFrom": [{"secretRef": {"name": "moorage-agent", "optional": True}}],
         "env": [{"name": "MOORAGE_METRICS", "value": f"0.0.0.0:{METRICS}"}],
         "ports": [{"name": "hooks", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS}],
         "livenessProbe": {"httpGet": {"path": "/livez", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 6},

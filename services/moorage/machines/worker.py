@@ -17,6 +17,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from moorage.bus import Bus, NoAnswer, Settings, until_done
 from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
 from moorage.kube.objects import Key
 from moorage.machine_groups.cluster import ClusterMachines, Effect
@@ -30,12 +31,14 @@ from moorage.machine_groups.names import (
     NAMESPACE_LABELS,
 )
 from moorage.machine_groups.objects import IMAGE, difference
+from moorage.model.names import cluster_tokens
 from moorage.telemetry import ACTIVE, MetricValue, ProcessHealth
 from moorage.web import listener_of
 
 from . import certificates, hook_configurations
 from .hooks import Hooks
 from .install_manifests import FOREIGN, FOREIGN_NAMESPACE, LEASE, SECRET
+from .mesh_sync import MeshSync
 from .requests import Requests, collection
 
 log = structlog.get_logger("machines")
@@ -55,12 +58,23 @@ async def main(
     image: str = IMAGE,
     process_health: ProcessHealth | None = None,
     ready: Callable[[str], None] = lambda _url: None,
+    settings: Settings | None = None,
+    cluster: str = "",
 ) -> None:
-    """Runs until cancelled. `url`: where the API server reaches the hooks; None: where they listen; "": at the Service."""
+    """Runs until cancelled. `url`: where the API server reaches the hooks; None: where they listen; "": at the Service. `settings`: of
+    the mesh; without it, the cluster is alone."""
     api = await connect(kubeconfig, context)
+    worker = MachinesWorker(api, listen, url, image, ready, process_health)
     try:
-        await MachinesWorker(api, listen, url, image, ready, process_health).run()
+        if settings is not None:
+            async with asyncio.TaskGroup() as tasks:
+                # Hooks must not wait for the mesh.
+                tasks.create_task(worker.run())
+                tasks.create_task(worker.join_mesh(settings, cluster))
+        else:
+            await worker.run()
     finally:
+        await worker.leave_mesh()
         await api.close()
 
 
@@ -89,7 +103,12 @@ class MachinesWorker:
         self._hooks: Hooks | None = None
         self._leading = False
         self._announced = asyncio.Event()
+        self._bus: Bus | None = None
+        self._sync: MeshSync | None = None
+        self._joined = asyncio.Event()
         if process_health is not None:
+            # Hooks are answered without the mesh: its connection is no part of this process's readiness.
+            process_health.claimed = True
             process_health.connected = lambda: True
             process_health.health = self._health
             process_health.add_values(self._metrics)
@@ -144,6 +163,28 @@ class MachinesWorker:
         finally:
             await runner.cleanup()
             self._socket.close()
+
+    async def join_mesh(self, settings: Settings, cluster: str) -> None:
+        """Connects to the mesh, however long that takes, and ends the process when the connection is closed for good."""
+        name = f"agent.{cluster_tokens(cluster)}"
+        async for attempt in until_done((NoAnswer,), first=1.0):
+            with attempt:
+                self._bus = await Bus.connect(settings, worker=name)
+        assert self._bus is not None
+        self._sync = MeshSync(self._bus, self._state, cluster, self._changed.set)
+        await self._sync.listen()
+        self._joined.set()
+        await self._bus.closed.wait()
+        raise ConnectionError("the connection to the mesh is closed for good")
+
+    async def leave_mesh(self) -> None:
+        if self._bus is not None:
+            await self._bus.close()
+
+    async def _run_sync(self, term: LeaderTerm) -> None:
+        await self._joined.wait()
+        assert self._sync is not None
+        await self._sync.run(term)
 
     async def _announce_ready(self) -> None:
         """Says where the hooks are, once the configurations name this process or another one that acts."""
@@ -321,6 +362,7 @@ class MachinesWorker:
                 await self._look_for_foreign()
                 await self._write_hooks()
                 spawn(self._watch_foreign())
+                spawn(self._run_sync(term))
                 await self._act()
         finally:
             self._leading = False
@@ -339,6 +381,8 @@ class MachinesWorker:
             effects, later = self._state.plan(now)
             assert self._requests is not None
             self._requests.send(effects)
+            if self._sync is not None:
+                self._sync.notice()
             if timer is not None:
                 timer.cancel()
             if later is not None:

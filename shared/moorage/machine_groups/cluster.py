@@ -110,6 +110,9 @@ class ClusterMachines:
         self._dirty_nodes: set[str] = set()
         self._machines_changed = False
         self._look_for_orphans = True
+        #: Guests whose Machine went; and whether Nodes changed that guests may use.
+        self.lost_guests: set[str] = set()
+        self.nodes_changed = False
 
     # --- what is there
 
@@ -138,6 +141,7 @@ class ClusterMachines:
 
     def _node_changed(self, name: str) -> None:
         self._allowed.clear()
+        self.nodes_changed = True
         self._dirty_nodes.add(name)
         for group in self._groups.values():
             if name in group.entries:
@@ -315,6 +319,20 @@ class ClusterMachines:
         old = read(before).machine if before is not None else None
         return Surroundings(self.nodes.keys(), others, old)
 
+    def handovers(self) -> list[Handover]:
+        return [group.handover for group in self._groups.values()]
+
+    def allowed_nodes(self, group: str, guest: Guest) -> frozenset[str] | None:
+        """Returns the Nodes of its group that a guest may use."""
+        return self._nodes_for(self._groups[group])(guest)
+
+    def unhealthy_since(self, node: str) -> float:
+        return self._unhealthy_since.get(node, 0.0)
+
+    def pool_conditions_by_node(self) -> dict[str, Condition]:
+        """Returns the conditions of all Nodes of pools."""
+        return {n: state for group in self._groups.values() for n, state in self.pool_conditions(group).items()}
+
     def pool_conditions(self, group: _Group) -> dict[str, Condition]:
         return {name: condition(entry, self.nodes.get(name)) for name, entry in group.entries.items()}
 
@@ -457,6 +475,7 @@ class ClusterMachines:
         for name, group in list(self._groups.items()):
             if name not in kept and group.machine.name not in frozen:
                 self._dirty_nodes |= group.entries.keys()
+                self.lost_guests |= group.handover.guests.keys()
                 del self._groups[name]
         pods_missing = False
         for name, machine in kept.items():

@@ -142,6 +142,7 @@ class Handover:
         self._waiting: dict[str, list[tuple[int, str, str]]] = {}  # type → guests at their gates
         #: uid → failed attempts, and when the last one ended
         self._attempts: dict[str, tuple[int, float]] = {}
+        self.touched: set[str] = set()  # uids of guests of which something changed
         self.set_machine(machine, sizes)
 
     def set_machine(self, machine: Machine, sizes: Mapping[str, Size]) -> None:
@@ -167,6 +168,7 @@ class Handover:
             self._attempts.pop(guest.uid, None)
 
     def drop_guest(self, uid: str) -> None:
+        self.touched.add(uid)
         before = self.guests.pop(uid, None)
         if before is None:
             return
@@ -253,6 +255,7 @@ class Handover:
         return failed[1] + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failed[0] - 1, 10))
 
     def note_failure(self, guest: Guest, now: float) -> None:
+        self.touched.add(guest.uid)
         times, _ = self._attempts.get(guest.uid, (0, 0.0))
         self._attempts[guest.uid] = (times + 1, now)
 

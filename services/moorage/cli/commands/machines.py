@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..exit_codes import USAGE, Failure
+from moorage.model.names import is_name
+
+from ..exit_codes import UNREACHABLE, USAGE, Failure
+from ..output import StateDir
 from ..process_title import set_title
+from ..state_dir import StateDirectory, state_dir
 from ..terminal import note
-from .agent import check_kubeconfig
+from .agent import check_kubeconfig, local_settings
+
+if TYPE_CHECKING:
+    from moorage.bus import Settings
 
 
 def machines(
@@ -19,6 +27,7 @@ def machines(
     name: str = "",
     listen: str = "127.0.0.1:0",
     image: str = "",
+    state: StateDir = None,
 ) -> int:
     """Hold the slots of the Machines of one cluster until Ctrl-C.
 
@@ -32,7 +41,8 @@ def machines(
     context
         Context of the kubeconfig (default: the current one).
     name
-        Name of the cluster in the fleet, PROVIDER/NAME (default: none is shown).
+        Name of the cluster in the fleet, PROVIDER/NAME (default: in a pod, the one it joined with). Without a name nothing is
+        asked of the mesh, and only `offlineSlots` are given out.
     listen
         Address of the hooks, HOST:PORT; port 0 takes a free one. The API server has to reach it.
     image
@@ -48,8 +58,9 @@ def machines(
         check_kubeconfig(kubeconfig)
     if not listen.rpartition(":")[2].isdigit():
         raise Failure(f"--listen {listen!r} is not HOST:PORT", USAGE)
+    cluster, settings = _mesh(name, StateDirectory(state_dir(state)))
     process_health = configure("machines")
-    set_title(f"machines {name}".strip())
+    set_title(f"machines {cluster}".strip())
     in_pod = kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ
     if not in_pod:
         note("holding the slots of Machines; press Ctrl-C to stop")
@@ -66,5 +77,23 @@ def machines(
         image=image or IMAGE,
         process_health=process_health,
         ready=ready,
+        settings=settings,
+        cluster=cluster,
     )
     return serve(coro, process_health)
+
+
+def _mesh(name: str, where: StateDirectory) -> tuple[str, Settings | None]:
+    """Returns the name of the cluster in the fleet, and how to reach the mesh: by the environment, or on this machine."""
+    from moorage.bus import Settings
+
+    if name and (name.count("/") != 1 or not all(map(is_name, name.split("/")))):
+        raise Failure(f"--name {name!r} is not PROVIDER/NAME", USAGE)
+    cluster = name or os.environ.get("MOORAGE_CLUSTER", "")
+    if not cluster:
+        return "", None
+    if os.environ.get("MOORAGE_NATS_URL"):
+        return cluster, Settings.from_env()
+    if where.read_endpoint() is None:
+        raise Failure("no mesh is running here; set MOORAGE_NATS_URL, or leave --name out", UNREACHABLE)
+    return cluster, local_settings(where, cluster)
