@@ -1,0 +1,126 @@
+"""Apps with ResourceClaims on real clusters, from the document to the devices that kube-scheduler allocates."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.error
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from moorage_testkit.agent_process import AgentProcess
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.mesh import Mesh
+
+from .fleet import apply, joined_agents, pods, remove, running, until, whole_mesh, why  # noqa: F401 - fixtures
+
+GROUP = "/apis/resource.k8s.io/v1"
+DRIVER = "fleet.example.com"
+SLICE = "fleet-slice"
+
+
+def slice_of(node: str, taints: dict[str, str] | None = None, generation: int = 1) -> dict[str, Any]:
+    """Four GPUs of a node, two of each model."""
+    made = [
+        {"name": f"gpu-{i}", "attributes": {"uuid": {"string": f"GPU-{i}"}, "model": {"string": "ab"[i // 2]}}}
+        | ({"taints": [{"key": "bad", "effect": taints[f"gpu-{i}"]}]} if taints and f"gpu-{i}" in taints else {})
+        for i in range(4)
+    ]
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    return {"metadata": {"name": SLICE}, "spec": {"driver": DRIVER, "pool": pool, "nodeName": node, "devices": made}}
+
+
+@pytest.fixture(autouse=True)
+def devices(planes: list[ControlPlane]) -> Iterator[None]:
+    """edge-1 has devices; no other cluster does."""
+    plane = planes[0]
+    plane.call("POST", f"{GROUP}/resourceslices", slice_of("edge-1-n2"))
+    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    plane.call("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}})
+    yield
+    for path in (f"{GROUP}/resourceslices/{SLICE}", f"{GROUP}/deviceclasses/gpu"):
+        with contextlib.suppress(urllib.error.HTTPError):
+            plane.call("DELETE", path)
+
+
+def document(name: str, model: str, replicas: int = 1) -> dict[str, Any]:
+    selectors = [{"cel": {"expression": f'device.attributes["{DRIVER}"].model == "{model}"'}}]
+    request = {"name": "one", "exactly": {"deviceClassName": "gpu", "selectors": selectors}}
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": f"{name}-gpu"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+    container = {"name": "main", "image": "registry.example/x:1", "resources": {"claims": [{"name": "gpu"}]}}
+    pod = {
+        "containers": [container],
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": f"{name}-gpu"}],
+    }
+    web = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": pod},
+        },
+    }
+    apps = [{"name": name, "replicas": 1, "manifests": [template, web]}]
+    return {
+        "apiVersion": "moorage.dev/v1alpha1",
+        "kind": "Application",
+        "metadata": {"name": name},
+        "spec": {"apps": apps},
+    }
+
+
+def allocated(plane: ControlPlane) -> list[str]:
+    """Returns the devices that claims have."""
+    claims = plane.get(f"{GROUP}/resourceclaims")["items"]
+    return sorted(
+        result["device"]
+        for claim in claims
+        for result in claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
+    )
+
+
+def test_an_app_gets_the_devices_of_its_decision(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    plane = planes[0]
+    until(lambda: any(p["id"].startswith(DRIVER) for p in mesh.http("/v1/parts?limit=500")["items"]), 40, "devices")
+    apply(mesh, document("seer", "b", replicas=2))
+    running(mesh, "seer")
+    answer = why(mesh, "seer")
+    assert answer["apps"]["seer"]["clusters"] == ["lab/edge-1"]
+    assert allocated(plane) == ["gpu-2", "gpu-3"]
+    # A third pod finds no device of the model, and nothing is restarted for it.
+    before = {pod["metadata"]["uid"] for pod in pods(plane, "seer")}
+    apply(mesh, document("seer", "b", replicas=3))
+    until(lambda: why(mesh, "seer").get("pendingRevision") == 2, 40, "there is no third device")
+    assert {pod["metadata"]["uid"] for pod in pods(plane, "seer")} == before
+    # Another app takes what is left, of the other model.
+    apply(mesh, document("other", "a"))
+    running(mesh, "other")
+    assert allocated(plane)[1:] == ["gpu-2", "gpu-3"] and len(allocated(plane)) == 3
+    for name in ("seer", "other"):
+        remove(mesh, name)
+    until(lambda: not allocated(plane), 60, "all are given back")
+    left = [found["metadata"]["name"] for found in plane.get(f"{GROUP}/deviceclasses")["items"]]
+    assert left == ["gpu"]
+
+
+def test_a_claim_that_does_not_compile_is_refused_with_its_path(mesh: Mesh, agents: dict[str, AgentProcess]) -> None:
+    wrong = document("wrong", "a")
+    requests = wrong["spec"]["apps"][0]["manifests"][0]["spec"]["spec"]["devices"]["requests"]
+    requests[0]["exactly"]["selectors"][0]["cel"]["expression"] = "device.model == 'a'"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        mesh.http("/v1/apply", wrong)
+    assert refused.value.code == 400
+    (error,) = json.loads(refused.value.read())["errors"]
+    at = "spec.apps[0].manifests[0].spec.spec.devices.requests[0].exactly.selectors[0].cel.expression"
+    assert error["path"] == at and error["code"] == "SelectorError"
