@@ -40,7 +40,8 @@ def devices(planes: list[ControlPlane]) -> Iterator[None]:
     selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
     plane.call("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}})
     yield
-    for path in (f"{GROUP}/resourceslices/{SLICE}", f"{GROUP}/deviceclasses/gpu"):
+    paths = (f"resourceslices/{SLICE}", "deviceclasses/gpu", "deviceclasses/fleet.b")
+    for path in (f"{GROUP}/{name}" for name in paths):
         with contextlib.suppress(urllib.error.HTTPError):
             plane.call("DELETE", path)
 
@@ -124,3 +125,44 @@ def test_a_claim_that_does_not_compile_is_refused_with_its_path(mesh: Mesh, agen
     (error,) = json.loads(refused.value.read())["errors"]
     at = "spec.apps[0].manifests[0].spec.spec.devices.requests[0].exactly.selectors[0].cel.expression"
     assert error["path"] == at and error["code"] == "SelectorError"
+
+
+def test_a_need_for_a_class_gets_a_claim_to_its_devices(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    plane = planes[0]
+    selector = {"cel": {"expression": f'device.attributes["{DRIVER}"].?model.orValue("") == "b"'}}
+    plane.call("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": "fleet.b"}, "spec": {"selectors": [selector]}})
+    wanted = document("needy", "b")
+    (app,) = wanted["spec"]["apps"]
+    web = app["manifests"].pop()
+    pod = web["spec"]["template"]["spec"]
+    del pod["resourceClaims"], pod["containers"][0]["resources"]
+    pod["containers"].append({"name": "sidecar", "image": "registry.example/y:1"})
+    app["manifests"] = [web]
+    consumer = {
+        "name": "c",
+        "object": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "needy"},
+        "container": "main",
+        "needs": [{"name": "gpu", "class": "fleet.b", "count": 2}],
+    }
+    app["consumers"] = [consumer]
+    apply(mesh, wanted)
+    running(mesh, "needy")
+    assert allocated(plane) == ["gpu-2", "gpu-3"]
+    (found,) = pods(plane, "needy")
+    claims = {c["name"]: c.get("resources", {}).get("claims") for c in found["spec"]["containers"]}
+    assert claims == {"main": [{"name": "moorage-needs", "request": "need-0"}], "sidecar": None}
+    assert "schedulingGates" not in found["spec"]
+    affinity = found["spec"]["affinity"]["nodeAffinity"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity
+    # Requested as resources of a container, the class is taken out before the API server sees it.
+    remove(mesh, "needy")
+    until(lambda: not allocated(plane), 60, "they are given back")
+    app["consumers"] = []
+    pod["containers"][0]["resources"] = {"limits": {"fleet.b": 1, "cpu": "100m"}}
+    apply(mesh, wanted)
+    until(lambda: len(allocated(plane)) == 1 and why(mesh, "needy")["phase"] == "Running", 60, "one device")
+    (found,) = [p for p in pods(plane, "needy") if "deletionTimestamp" not in p["metadata"]]
+    resources = found["spec"]["containers"][0]["resources"]
+    assert resources["limits"] == {"cpu": "100m"} and len(resources["claims"]) == 1

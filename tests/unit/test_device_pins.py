@@ -16,10 +16,10 @@ from moorage.intents.core.manifest_rules import read_objects
 from moorage.intents.core.shapes import app_shapes
 from moorage.kube.objects import Key
 from moorage.model.claims import Claim, IntentRef
-from moorage.model.part_requests import AttributeRelation
+from moorage.model.part_requests import AttributeRelation, DeviceAsk
 from moorage.model.shapes import Shape
 from moorage.model.slots import DeviceGrant, Slot, names_parts, own_parts
-from moorage.patcher.core.device_pins import DevicePins, devices_of
+from moorage.patcher.core.device_pins import ClassNeeds, DevicePins, devices_of
 from moorage.patcher.core.final_objects import FinalObjects
 from moorage.podspec import CLASS_OF_PIN, PINNED_DEVICES
 
@@ -170,6 +170,51 @@ def test_a_claim_by_name_is_pinned_to_the_devices_of_all_that_name_it() -> None:
     found = next(o for o in objects if o["kind"] == "ResourceClaim")["spec"]["devices"]["requests"]
     assert found == [{"name": "a", "exactly": {"deviceClassName": made["metadata"]["name"]}}]
     assert not DevicePins(manifests, [claims[1]]).there_are and devices_of(claims[1]) == {}
+
+
+def test_needs_for_classes_get_a_claim_of_their_own() -> None:
+    """Pods with one device and with two of the same need: the scheduler takes the alternative that a node has."""
+    web = deployment("web")
+    web["spec"]["template"]["spec"]["containers"].append({"name": "side", "image": "i"})
+    first, second = (f"{DRIVER}/n{i}/gpu-{i}" for i in range(2))
+    slots = [
+        Slot(node="n0", parts={first: {"G": 1}}, devices=[DeviceGrant(part=first, need="gpu", name="G", amount=1)]),
+        Slot(
+            node="n1",
+            parts={part: {"G": 1} for part in (second, f"{second}0")},
+            devices=[DeviceGrant(part=part, need="gpu", name="G", amount=1) for part in (second, f"{second}0")],
+        ),
+    ]
+    assert not names_parts(slots)
+    asks = (
+        DeviceAsk(resource_class="small", count=1, capacity={"memory": "1Gi"}),
+        DeviceAsk(resource_class="big", count=2),
+    )
+    relations = [AttributeRelation(groups=("gpu",), attribute="resource.kubernetes.io/pcieRoot")]
+    needs = {"Deployment/web": ClassNeeds({"gpu": asks}, relations, {"gpu": {"c"}})}
+    made = msgspec.structs.replace(claim("Deployment/web"), slots=slots)
+    objects = FinalObjects([web], [], {}, "d", needs=needs).on_cluster("p/c", [made])
+    by_name = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    pod = by_name["Deployment", "web"]["spec"]["template"]["spec"]
+    assert pod["resourceClaims"] == [{"name": "moorage-needs", "resourceClaimTemplateName": "moorage-c1-needs"}]
+    claims = [{"name": "moorage-needs", "request": "need-0"}]
+    assert [c.get("resources") for c in pod["containers"]] == [{"claims": claims}, None]
+    asked = by_name["ResourceClaimTemplate", "moorage-c1-needs"]["spec"]["spec"]["devices"]
+    assert [(a["name"], a["deviceClassName"], a["count"]) for a in asked["requests"][0]["firstAvailable"]] == [
+        ("of-1", "moorage-c1-need-0-of-1", 1),
+        ("of-2", "moorage-c1-need-0-of-2", 2),
+    ]
+    assert asked["requests"][0]["firstAvailable"][0]["capacity"] == {"requests": {"memory": "1Gi"}}
+    assert asked["constraints"] == [{"matchAttribute": "resource.kubernetes.io/pcieRoot", "requests": ["need-0"]}]
+    pins = by_name["DeviceClass", "moorage-c1-need-0-of-2"]["metadata"]["annotations"]
+    assert msgspec.json.decode(pins[PINNED_DEVICES]) == [second, f"{second}0"]
+
+
+def test_classes_that_containers_request_are_taken_out() -> None:
+    web = deployment("web")
+    web["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.high.mem": 2, "cpu": 1}}
+    (found,) = FinalObjects([web], [], {}, "d").on_cluster("p/c", [])
+    assert found["spec"]["template"]["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 1}}
 
 
 # --- the agent

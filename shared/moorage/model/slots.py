@@ -46,15 +46,22 @@ class Slot(Model, kw_only=True):
 
 
 def names_parts(slots: Iterable[Slot]) -> bool:
-    """Returns whether slots name something inside their nodes, which is valid only there. Devices of ResourceClaims do not count:
-    claims are pinned to them, which keeps pods off other nodes."""
-    return any(own_parts(slot) or any(not is_of_claim(grant.need) for grant in slot.devices) for slot in slots)
+    """Returns whether slots name something inside their nodes, which is valid only there. Devices that pods have by ResourceClaims
+    do not count: claims are pinned to them, which keeps pods off other nodes."""
+    return any(own_parts(slot) or any(not is_claimed(slot, grant) for grant in slot.devices) for slot in slots)
 
 
 def own_parts(slot: Slot) -> PartAmounts:
     """Returns what a pod takes of parts but by ResourceClaims."""
-    claimed = {grant.part for grant in slot.devices if is_of_claim(grant.need)}
+    claimed = {grant.part for grant in slot.devices if is_claimed(slot, grant)}
     return {part: amounts for part, amounts in slot.parts.items() if part not in claimed} if claimed else slot.parts
+
+
+def is_claimed(slot: Slot, grant: DeviceGrant) -> bool:
+    """Returns whether pods get a device by a ResourceClaim: one of the document, or one that is made for a need for a device that
+    a DRA driver offers, DRIVER/POOL/NAME. The ids of other parts begin with their node."""
+    of_driver = grant.part.count("/") >= 2 and not grant.part.startswith(f"{slot.node}/")
+    return of_driver or is_of_claim(grant.need)
 
 
 def is_of_claim(need: str) -> bool:

@@ -43,7 +43,7 @@ def completed(manifest: Manifest, classes: DeviceClasses, devices: Devices) -> M
     the devices. Raises UnknownClass."""
     annotations = manifest["metadata"]["annotations"]
     name = annotations.get(CLASS_OF_PIN, "")
-    spec = classes.spec(name)
+    spec = classes.spec(name) if name else {"selectors": []}  # a class of the mesh, which chose the devices
     if spec is None:
         raise UnknownClass(f"there is no DeviceClass {name!r}")
     pin = selector_of(_read_ids(annotations[PINNED_DEVICES]), devices)

@@ -25,6 +25,7 @@ from moorage.parsing.redaction import redact
 from moorage.podspec import diff, has_gate
 from moorage.podspec.slot_views import readable_parts
 
+from .device_pins import class_needs
 from .final_objects import FinalObjects, is_confined, parts_annotation, preferred_nodes, required_nodes
 
 #: Replies to agents are split into parts below this size; an app alone may be larger.
@@ -163,7 +164,13 @@ def ready_pods(decision: Decision, confirmed: Mapping[tuple[str, str], AppStatus
 def final_objects(record: GroupRecord, desired: DesiredRecord, app: str) -> FinalObjects:
     contributions = [c for c in desired.contributions if c.app == app]
     return FinalObjects(
-        record.manifests.get(app, []), contributions, desired.nodes, desired.decision, desired.held, desired.parts
+        record.manifests.get(app, []),
+        contributions,
+        desired.nodes,
+        desired.decision,
+        desired.held,
+        desired.parts,
+        class_needs(record.resolved, app, record.manifests.get(app, [])),
     )
 
 

@@ -8,18 +8,32 @@ classes can, so that a move replaces a device and restarts no pod.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from moorage.model.claims import Claim, Decision
-from moorage.model.slots import is_of_claim
+from moorage.model.groups import Revision
+from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration
+from moorage.model.slots import is_claimed, is_of_claim
 from moorage.podspec import CLASS_OF_PIN, PIN_PREFIX, PINNED_DEVICES, object_key, template, template_path, with_value
+from moorage.podspec.device_shares import is_class_resource
 
 Manifest = dict[str, Any]
 _GROUP = "resource.k8s.io"
+#: The pod's name for the claim that is made for its needs for devices of classes; no claim of a document is called so.
+MADE = "needs"
 _encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class ClassNeeds(NamedTuple):
+    """What the pods of an object ask for by classes: alternatives by need, relations between needs, and the containers of needs."""
+
+    asks: Mapping[str, Sequence[DeviceAsk]]
+    relations: Sequence[AttributeRelation]
+    containers: Mapping[str, set[str]]
 
 
 class PinnedObjects(NamedTuple):
@@ -30,12 +44,15 @@ class PinnedObjects(NamedTuple):
 
 
 def devices_of(claim: Claim) -> dict[str, list[str]]:
-    """Returns the devices of a claim's slots by CLAIM/REQUEST[/ALTERNATIVE]."""
+    """Returns the devices of a claim's slots by CLAIM/REQUEST[/ALTERNATIVE]. Needs for devices of classes are requests of a claim
+    that is made for them, with one alternative for each number of devices that pods have."""
     found: dict[str, dict[str, None]] = {}
     for slot in claim.slots:
-        for grant in slot.devices:
-            if is_of_claim(grant.need):
-                found.setdefault(grant.need, {})[grant.part] = None
+        granted = [grant for grant in slot.devices if is_claimed(slot, grant)]
+        counts = Counter(need for need, _ in {(grant.need, grant.part) for grant in granted})
+        for grant in granted:
+            need = grant.need if is_of_claim(grant.need) else f"{MADE}/{grant.need}/{counts[grant.need]}"
+            found.setdefault(need, {})[grant.part] = None
     return {need: sorted(devices) for need, devices in sorted(found.items())}
 
 
@@ -46,9 +63,13 @@ def pins_by_claim(decision: Decision) -> dict[str, str]:
 
 
 class DevicePins:
-    """The pins of an app's claims on one cluster. `manifests` are all objects of the app."""
+    """The pins of an app's claims on one cluster. `manifests` are all objects of the app, `needs` what pods ask for by classes, by
+    object."""
 
-    def __init__(self, manifests: Sequence[Manifest], claims: Iterable[Claim]) -> None:
+    def __init__(
+        self, manifests: Sequence[Manifest], claims: Iterable[Claim], needs: Mapping[str, ClassNeeds] | None = None
+    ) -> None:
+        self._needs = needs or {}
         self._devices = {claim.object: (claim, devices_of(claim)) for claim in claims}
         self._named = {_key(m): m for m in manifests if _is_of_devices(m)}
 
@@ -69,7 +90,11 @@ class DevicePins:
                 continue
             given = (found.get("spec") or {}).get("resourceClaims") or ()
             entries = [self._entry(manifest, claim, devices, entry, added, shared) for entry in given]
-            pod_template = with_value(found, ["spec", "resourceClaims"], entries)
+            spec = {**(found.get("spec") or {}), "resourceClaims": entries}
+            made = {need: ids for need, ids in devices.items() if need.startswith(f"{MADE}/")}
+            if made:
+                spec = self._with_made(spec, manifest, claim, made, added)
+            pod_template = {**found, "spec": spec}
             result.append(with_value(manifest, template_path(manifest) or (), pod_template))
         pinned = {}
         for key, devices_by_request in shared.items():
@@ -105,7 +130,7 @@ class DevicePins:
         if original is None or not of_claim:
             return entry
         given = original.get("spec") or {}
-        several = len({need.partition("/")[0] for need in devices}) > 1
+        several = len({need.partition("/")[0] for need in devices} - {MADE}) > 1
         prefix = f"{PIN_PREFIX}{claim.id}-{name}" if several else f"{PIN_PREFIX}{claim.id}"
         spec, classes = _pinned_spec(given.get("spec") or {}, prefix, of_claim, original)
         made = f"{PIN_PREFIX}{claim.id}-{name}"
@@ -113,6 +138,134 @@ class DevicePins:
         copy = {**original, "metadata": {**metadata, "name": made}, "spec": {**given, "spec": spec}}
         added |= {_key(found): found for found in (copy, *classes)}
         return {**entry, "resourceClaimTemplateName": made}
+
+    def _with_made(
+        self,
+        spec: Manifest,
+        manifest: Manifest,
+        claim: Claim,
+        devices: Mapping[str, list[str]],
+        added: dict[tuple[str, str, str], Manifest],
+    ) -> Manifest:
+        """Returns the pod with a claim that is made for its needs for devices of classes, which their containers name."""
+        needs = self._needs.get(claim.object, ClassNeeds({}, [], {}))
+        names = list(dict.fromkeys(need.split("/")[1] for need in devices))
+        request_of = {name: f"need-{i}" for i, name in enumerate(names)}
+        counts: dict[str, list[int]] = {}
+        for need in devices:
+            counts.setdefault(need.split("/")[1], []).append(int(need.split("/")[2]))
+        requests: list[Manifest] = []
+        for name in names:
+            asks = needs.asks.get(name, ())
+            made = [_request(f"of-{n}", n, next((a for a in asks if a.count == n), None)) for n in sorted(counts[name])]
+            requests.append({"name": request_of[name], "firstAvailable": made})
+        constraints = [
+            {"distinctAttribute" if r.distinct else "matchAttribute": r.attribute, "requests": of}
+            for r in needs.relations
+            if "/" in r.attribute and (of := [request_of[g] for g in r.groups if g in request_of])
+        ]
+        given = {"devices": {"requests": requests, "constraints": constraints}}
+        by_request = {f"{request_of[n.split('/')[1]]}/of-{n.split('/')[2]}": ids for n, ids in devices.items()}
+        api = {"apiVersion": "resource.k8s.io/v1"}
+        pinned, classes = _pinned_spec(given, f"{PIN_PREFIX}{claim.id}", by_request, api)
+        name = f"{PIN_PREFIX}{claim.id}-{MADE}"
+        metadata = {"name": name} | {k: v for k, v in manifest["metadata"].items() if k == "namespace"}
+        template_ = {**api, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": {"spec": pinned}}
+        added |= {_key(found): found for found in (template_, *classes)}
+        entry = {"name": f"{PIN_PREFIX}{MADE}", "resourceClaimTemplateName": name}
+        result = {**spec, "resourceClaims": [*spec["resourceClaims"], entry]}
+        for field in ("containers", "initContainers"):
+            if spec.get(field):
+                result[field] = [_claiming(container, request_of, needs.containers) for container in spec[field]]
+        return result
+
+
+def _request(name: str, count: int, ask: DeviceAsk | None) -> Manifest:
+    request: Manifest = {"name": name, "deviceClassName": "", "allocationMode": "ExactCount", "count": count}
+    if ask is not None and ask.capacity:
+        request["capacity"] = {"requests": ask.capacity}
+    if ask is not None and ask.tolerations:
+        request["tolerations"] = [_toleration(one) for one in ask.tolerations]
+    return request
+
+
+def _toleration(one: DeviceToleration) -> Manifest:
+    found: Manifest = {"operator": one.operator} | {
+        field: value for field in ("key", "value", "effect") if (value := getattr(one, field))
+    }
+    return found | ({"tolerationSeconds": one.seconds} if one.seconds is not None else {})
+
+
+def _claiming(container: Manifest, request_of: Mapping[str, str], containers: Mapping[str, set[str]]) -> Manifest:
+    """Returns the container with the requests of its needs. Needs of which the container is not known are for all."""
+    name = str(container.get("name", ""))
+    own = [request for need, request in request_of.items() if name in containers.get(need, {name})]
+    if not own:
+        return container
+    resources = container.get("resources") or {}
+    entries = [{"name": f"{PIN_PREFIX}{MADE}", "request": request} for request in own]
+    return {**container, "resources": {**resources, "claims": [*(resources.get("claims") or ()), *entries]}}
+
+
+def without_classes(manifest: Manifest) -> Manifest:
+    """Returns the object without the classes that its containers request as resources, which no API server knows."""
+    found = template(manifest)
+    if found is None or not any(of for _, of in _class_resources(found)):
+        return manifest
+    spec = dict(found["spec"])
+    for field in ("containers", "initContainers"):
+        if spec.get(field):
+            spec[field] = [_without_classes(container) for container in spec[field]]
+    changed: Manifest = with_value(manifest, template_path(manifest) or (), {**found, "spec": spec})
+    return changed
+
+
+def _without_classes(container: Manifest) -> Manifest:
+    resources = dict(container.get("resources") or {})
+    for field in ("requests", "limits"):
+        if resources.get(field):
+            resources[field] = {k: v for k, v in resources[field].items() if not is_class_resource(k)}
+    return {**container, "resources": resources} if resources else container
+
+
+def _class_resources(pod_template: Manifest) -> Iterator[tuple[str, set[str]]]:
+    """Yields the classes that each container requests as resources."""
+    spec = pod_template.get("spec") or {}
+    for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
+        resources = container.get("resources") or {}
+        names = {*(resources.get("requests") or ()), *(resources.get("limits") or ())}
+        yield str(container.get("name", "")), set(filter(is_class_resource, names))
+
+
+def class_needs(revision: Revision, app: str, manifests: Sequence[Manifest]) -> dict[str, ClassNeeds]:
+    """Returns what the pods of an app ask for by classes, by object."""
+    templates = {object_key(m): of for m in manifests if (of := template(m)) is not None}
+    found: dict[str, ClassNeeds] = {}
+    for shape in next((one.shapes for one in revision.apps if one.name == app), ()):
+        asks = {g.suffix: g.devices for g in shape.groups if g.devices and not is_of_claim(g.suffix)}
+        if asks:
+            relations = [r for r in shape.relations if isinstance(r, AttributeRelation)]
+            containers = _containers(revision, app, shape.object)
+            for container, names in _class_resources(templates.get(shape.object, {})):
+                for name in names:
+                    containers.setdefault(name if name in asks else f"{name}.manifest", set()).add(container)
+            found[shape.object] = ClassNeeds(asks, relations, containers)
+    return found
+
+
+def _containers(revision: Revision, app: str, obj: str) -> dict[str, set[str]]:
+    """Returns the containers that needs are for, by their names."""
+    found: dict[str, set[str]] = {}
+    for intent in revision.intents:
+        spec = intent.read()
+        for consumer in spec.get("consumers") or () if spec.get("app") == app else ():
+            of = consumer.get("object") or {}
+            if f"{of.get('kind')}/{of.get('name')}" != obj or not consumer.get("container"):
+                continue
+            for need in consumer.get("needs") or ():
+                classes = [c.get("class", "") for c in need.get("oneOf") or ()] or [need.get("class", "")]
+                found.setdefault(need.get("name") or "-or-".join(classes), set()).add(consumer["container"])
+    return found
 
 
 def _pinned_spec(

@@ -28,7 +28,7 @@ from moorage.podspec import (
 )
 from moorage.podspec.slot_views import readable_parts
 
-from .device_pins import DevicePins
+from .device_pins import ClassNeeds, DevicePins, without_classes
 
 DECISION_ANNOTATION = "moorage.dev/decision"
 HOSTNAME = "kubernetes.io/hostname"
@@ -48,7 +48,8 @@ class FinalObjects:
     """The final objects of one app under one decision, on any of its clusters.
 
     `contributions` are the app's, without any that disagree; `nodes` are the preferred nodes by claim id, `held` the number of
-    replicas of those that do not get all of them yet, `parts` the annotations of pods about parts of nodes. Contributions are
+    replicas of those that do not get all of them yet, `parts` the annotations of pods about parts of nodes, `needs` what pods ask for
+    by classes, by object. Contributions are
     applied once for all clusters that have equal ones, and objects that carry no claim are encoded once for them."""
 
     def __init__(
@@ -59,9 +60,10 @@ class FinalObjects:
         decision: str,
         held: Mapping[str, int] | None = None,
         parts: Mapping[str, str] | None = None,
+        needs: Mapping[str, ClassNeeds] | None = None,
     ) -> None:
-        self._manifests, self._nodes, self._decision = manifests, nodes, decision
-        self._held, self._parts = held or {}, parts or {}
+        self._manifests, self._nodes, self._decision = [without_classes(m) for m in manifests], nodes, decision
+        self._held, self._parts, self._needs = held or {}, parts or {}, needs or {}
         self._distinct: list[Contribution] = []
         numbers: dict[bytes, int] = {}  # encoded contribution, without its cluster → index in `_distinct`
         self._by_cluster: dict[str, list[tuple[int, int]]] = {}  # position among all, index in `_distinct`
@@ -76,7 +78,7 @@ class FinalObjects:
         claims = list(claims)
         contributed, by_object = self._contributed_on(cluster), {claim.object: claim for claim in claims}
         manifests = [self._with_claim(manifest, by_object) or manifest for manifest in contributed.manifests]
-        pins = DevicePins(contributed.manifests, claims)
+        pins = DevicePins(contributed.manifests, claims, self._needs)
         if not pins.there_are:
             return manifests
         pinned = pins.pin(manifests)
@@ -85,7 +87,7 @@ class FinalObjects:
     def encoded_on_cluster(self, cluster: str, claims: Iterable[Claim]) -> list[msgspec.Raw]:
         claims = list(claims)
         contributed, by_object = self._contributed_on(cluster), {claim.object: claim for claim in claims}
-        if DevicePins(contributed.manifests, claims).there_are:
+        if DevicePins(contributed.manifests, claims, self._needs).there_are:
             return [msgspec.Raw(_encode(manifest)) for manifest in self.on_cluster(cluster, claims)]
         encoded = []
         for index, manifest in enumerate(contributed.manifests):
