@@ -182,7 +182,9 @@ async def test_a_suspended_worker_changes_nothing_when_it_resumes(
     try:
         # A new session: connections that the suspended worker has accepted are not answered.
         async with client_of(mesh) as placement:
+            began = asyncio.get_running_loop().time()
             await placement.generation(provider)
+            assert asyncio.get_running_loop().time() - began < 18, "nobody waits for the one that is suspended"
             had = await placement.held(provider)
             total = await total_of(placement, other)
             answer = await placement.call("PUT", f"/allocations/{late}", placement.allocation({provider: {"VCPU": 5}}))

@@ -14,7 +14,7 @@ from aiohttp import web
 from moorage.bus import NoAnswer
 from moorage.model.placement_explanations import CandidatesExplained
 from moorage.model.problems import Problem, Refused
-from moorage.web import Leader, forward, placement_leader, token_of
+from moorage.web import Leader, forward_to_leader, placement_leader, token_of
 
 from .audit import mark_dry_run
 from .middleware import Gateway, gateway_of
@@ -81,7 +81,7 @@ async def pass_on(request: web.Request) -> web.StreamResponse:
     if not path.startswith("/"):
         path = f"/{path}"
     try:
-        return await forward(gateway.session, request, f"{leader.url}{path}", PREFIX)
+        return await forward_to_leader(gateway.bus, leader, gateway.session, request, path, PREFIX)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswer(f"the placement worker at {leader.url}: {error}") from None
 

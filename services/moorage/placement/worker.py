@@ -18,7 +18,7 @@ from moorage.fleet import Fleet, FleetFollower
 from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import LEDGER_CONFLICTS, LEDGER_SEQUENCE
 from moorage.telemetry import ACTIVE, MetricValue
-from moorage.web import AuditWriter, TokenReader, forward, listener_of, make_session, placement_leader
+from moorage.web import AuditWriter, TokenReader, forward_to_leader, listener_of, make_session, placement_leader
 
 from .callers import CallerOf, by_token, unchecked
 from .core.call import Answer
@@ -87,7 +87,7 @@ class PlacementServer:
         try:
             leader = await placement_leader(self._bus)
             if leader is not None:
-                return await forward(self._session, request, f"{leader.url}{request.raw_path}")
+                return await forward_to_leader(self._bus, leader, self._session, request, request.raw_path)
         except (aiohttp.ClientError, TimeoutError, NoAnswer, BusError) as error:
             log.warning("a request could not be passed on", error=str(error))
         return web.Response(status=503, headers={"retry-after": "1"})

@@ -1,7 +1,7 @@
 """Parts of HTTP servers that several workers use: who calls, where they listen, and where requests for the placement interface go."""
 
 from .audit_writer import AuditWriter
-from .forwarding import LEADER, Leader, callers, forward, make_session, placement_leader
+from .forwarding import LEADER, Leader, callers, forward_to_leader, make_session, placement_leader
 from .listening import listener_of
 from .tokens import TokenReader, digest_of, token_of
 
@@ -12,7 +12,7 @@ __all__ = [
     "TokenReader",
     "callers",
     "digest_of",
-    "forward",
+    "forward_to_leader",
     "listener_of",
     "make_session",
     "placement_leader",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import aiohttp
 import msgspec
 from aiohttp import hdrs, web
 
-from moorage.bus import Bus
+from moorage.bus import Bus, BusError, NoAnswer
 from moorage.mesh import stores
 
 #: The key beside the providers with the address of the active worker.
 LEADER = "leader"
+
+#: Seconds between two looks whether another worker became active, while a request waits for its answer.
+LOOK_AGAIN = 1.0
 
 #: Headers that belong to a connection and are not passed on.
 _OF_CONNECTION = {
@@ -40,6 +46,23 @@ async def placement_leader(bus: Bus) -> Leader | None:
     """Returns the placement worker that became active last, or None if none ever did."""
     entry = await bus.bucket(stores.PROVIDERS).get(LEADER)
     return None if entry is None else _leader(entry.value)
+
+
+async def forward_to_leader(
+    bus: Bus, leader: Leader, session: aiohttp.ClientSession, request: web.Request, path: str, prefix: str = ""
+) -> web.StreamResponse:
+    """Passes the request on like `forward`. Raises TimeoutError if another worker becomes active meanwhile: this one may be
+    suspended, and what it still answers no longer counts."""
+    passing = asyncio.create_task(forward(session, request, f"{leader.url}{path}", prefix))
+    try:
+        while not (await asyncio.wait([passing], timeout=LOOK_AGAIN))[0]:
+            with contextlib.suppress(NoAnswer, BusError):
+                now = await placement_leader(bus)
+                if now is not None and now.url != leader.url:
+                    raise TimeoutError("another worker became active")
+        return passing.result()
+    finally:
+        passing.cancel()
 
 
 def callers(request: web.Request) -> str:
