@@ -15,8 +15,10 @@ from moorage.model.names import is_name
 from moorage.model.problems import Problem, Refused, Violation, invalid
 from moorage.model.reports import Taint
 from moorage.parsing import canonical_quantity, parse_amount
+from moorage.parts.inside import zone_id
 
 from .cluster_spec import ClusterSpec, NodeKind, NodeRun
+from .device_documents import DeviceDocument, check_devices, counter_reports, device_reports, devices_in_use
 from .inside_documents import ProviderDocument, TopologyManagerDocument, ZoneDocument, check_inside, inside_of
 from .node_zones import NodeTopology
 from .pod_needs import read_pod
@@ -48,7 +50,8 @@ class NodeDocument(Strict, kw_only=True):
     unschedulable: bool = False
     cpu_manager: CpuManagerDocument | None = None
     zones: list[ZoneDocument] = []
-    devices: list[dict[str, Any]] = []
+    devices: list[DeviceDocument] = []
+    counters: dict[str, dict[str, str | int | float]] = {}
     providers: list[ProviderDocument] = []
     topology_manager: TopologyManagerDocument | None = None
     node_policy: dict[str, Any] | None = None
@@ -222,6 +225,9 @@ class _FleetRules:
                 self._report(f"{path}.cpuManager.exclusive", "OutOfRange", "must not be negative")
         if node.zones or node.providers or node.topology_manager is not None:
             self.errors += check_inside(node.zones, node.providers, node.topology_manager, amounts, path)
+        if node.devices or node.counters:
+            zones = {zone_id(zone.id) for zone in node.zones}
+            self.errors += check_devices(node.devices, node.counters, zones, path)
         if node.node_policy is not None:
             self.errors += check_policy_document(node.zones, node.node_policy, f"{path}.nodePolicy")
 
@@ -264,6 +270,7 @@ def decode(data: Any) -> FleetDocument:
 def _kind(node: NodeDocument) -> NodeKind:
     manager = node.cpu_manager
     inside = inside_of(node.zones, node.providers, node.topology_manager)
+    inside = inside._replace(used=inside.used | devices_in_use(node.devices))
     topology: NodeTopology | PolicyTopology | None = inside.topology(
         static_cpu=manager is None or manager.policy == "static"
     )
@@ -283,7 +290,8 @@ def _kind(node: NodeDocument) -> NodeKind:
         extras={
             **fields,
             **used,
-            "devices": node.devices,
+            "devices": device_reports(node.devices),
+            "counters": counter_reports(node.counters),
             "machines": node.machines,
         },
         topology=topology,

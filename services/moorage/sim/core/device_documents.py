@@ -1,0 +1,218 @@
+"""Reads what fleet files say of the devices of nodes, and of the counters that devices share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moorage.classes import read_value
+from moorage.model.documents import Strict
+from moorage.model.part_reports import CounterSetReport, DeviceReport, DeviceTaint, PropertyValue, Typed, ZoneReport
+from moorage.model.problems import Violation
+from moorage.parsing import parse_bandwidth, parse_nanos
+from moorage.parts.device_parts import class_of, path_in_layout, unit_of
+from moorage.parts.inside import Inside, encode, layout_of, zone_id
+
+Quantity = str | int | float
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule", "None")
+_TYPES = ("string", "quantity", "bandwidth", "version", "int", "bool")
+#: The capacity of a device that can be shared and has no quantity among its properties.
+_WHOLE = {"share": "1000"}
+_NANO = 10**9
+
+
+class DeviceTaintDocument(Strict, kw_only=True):
+    key: str
+    effect: str
+    value: str = ""
+
+
+class DeviceDocument(Strict, kw_only=True):
+    name: str
+    kind: str = ""
+    vendor: str = ""
+    quantity: int = 1
+    properties: dict[str, Any] = {}
+    zone: int | str = ""
+    healthy: bool = True
+    taints: list[DeviceTaintDocument] = []
+    shared: bool = False
+    consumes: dict[str, dict[str, Quantity]] = {}
+    used: Quantity | dict[str, Quantity] = 0
+
+
+Counters = Mapping[str, Mapping[str, Quantity]]
+
+
+def device_reports(devices: Sequence[DeviceDocument]) -> list[DeviceReport]:
+    """Returns the devices as reports have them, of documents in which `check_devices` found nothing wrong."""
+    return [_report(device) for device in devices]
+
+
+def counter_reports(counters: Counters) -> list[CounterSetReport]:
+    return [
+        CounterSetReport(name=name, counters={counter: _text(amount) for counter, amount in amounts.items()})
+        for name, amounts in counters.items()
+    ]
+
+
+def devices_in_use(devices: Sequence[DeviceDocument]) -> dict[str, dict[str, int]]:
+    """Returns what others hold of devices from the start, by part and class."""
+    found: dict[str, dict[str, int]] = {}
+    for device in devices:
+        report = _report(device)
+        if isinstance(device.used, dict):
+            held = {class_of(name): _whole(amount) for name, amount in device.used.items()}
+        else:
+            held = {unit_of(report)[0]: _whole(device.used)}
+        if held := {name: amount for name, amount in held.items() if amount}:
+            found[path_in_layout(report)[1:]] = held
+    return found
+
+
+def _report(device: DeviceDocument) -> DeviceReport:
+    properties = {name: _value(value) for name, value in device.properties.items()}
+    capacity = {name: text for name, value in properties.items() if (text := _capacity(value))} if device.shared else {}
+    return DeviceReport(
+        name=device.name,
+        kind=device.kind,
+        vendor=device.vendor,
+        properties=properties,
+        healthy=device.healthy,
+        zone=zone_id(device.zone),
+        quantity=device.quantity,
+        capacity=(capacity or _WHOLE) if device.shared else {},
+        taints=[DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect) for taint in device.taints],
+        divisible=device.shared,
+        consumes={name: {c: _text(n) for c, n in amounts.items()} for name, amounts in device.consumes.items()},
+    )
+
+
+def _value(value: Any) -> PropertyValue:
+    """Returns a value as its type says, or as what it reads as. Raises ValueError for what is none."""
+    if isinstance(value, list):
+        return tuple(one for one in map(_value, value) if not isinstance(one, tuple))
+    if isinstance(value, dict):
+        if len(value) != 1 or next(iter(value)) not in _TYPES:
+            raise ValueError(f"a typed value is one of {', '.join(_TYPES)} with its value, like {{version: 1.2}}")
+        kind, text = next(iter(value.items()))
+        return read_value(_plain(text), kind)
+    if isinstance(value, str):
+        return read_value(value)
+    if isinstance(value, bool | int | float):
+        return value
+    raise ValueError("must be a bool, a number, text, a list of these, or a typed value")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else repr(value)
+
+
+def _capacity(value: PropertyValue) -> str:
+    """Returns the amount of a property that is one; "" for others."""
+    if not isinstance(value, Typed):
+        return ""
+    return value.quantity or (f"{parse_bandwidth(value.bandwidth) // _NANO}" if value.bandwidth else "")
+
+
+def _text(amount: Quantity) -> str:
+    return amount if isinstance(amount, str) else repr(amount)
+
+
+def _whole(amount: Quantity) -> int:
+    return -(-parse_nanos(_text(amount)) // _NANO)
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def check_devices(devices: Sequence[DeviceDocument], counters: Counters, zones: set[str], path: str) -> list[Violation]:
+    """Returns what is wrong with the devices and counters of a node with these zones."""
+    errors = [*_counter_errors(counters, f"{path}.counters")]
+    names: set[str] = set()
+    for i, device in enumerate(devices):
+        at = f"{path}.devices[{i}]"
+        errors += _device_errors(device, counters, zones, at)
+        name = f"{zone_id(device.zone)}/{device.name}"
+        if name in names:
+            errors.append(_violation(f"{at}.name", "Duplicate", f"another device has the name {device.name}"))
+        names.add(name)
+    return errors or [*_layout_errors(devices, counters, path)]
+
+
+def _counter_errors(counters: Counters, path: str) -> Iterator[Violation]:
+    for name, amounts in counters.items():
+        if not _NAME.fullmatch(name):
+            yield _violation(f"{path}.{name}", "BadName", f"{name!r} is not a name of a set of counters")
+        for counter, amount in amounts.items():
+            yield from _amount_errors(amount, f"{path}.{name}.{counter}")
+
+
+def _device_errors(device: DeviceDocument, counters: Counters, zones: set[str], at: str) -> Iterator[Violation]:
+    if not _NAME.fullmatch(device.name):
+        yield _violation(f"{at}.name", "BadName", f"{device.name!r} is not a name of a device")
+    if not device.kind:
+        yield _violation(f"{at}.kind", "Required", "is required: what classes call Kind")
+    if not 0 <= device.quantity <= 1 << 40:
+        yield _violation(f"{at}.quantity", "OutOfRange", "must be 0 or more")
+    if (zone := zone_id(device.zone)) and zone not in zones:
+        yield _violation(f"{at}.zone", "UnknownZone", f"no zone has the id {zone}")
+    for name, value in device.properties.items():
+        try:
+            _value(value)
+        except ValueError as error:
+            yield _violation(f"{at}.properties.{name}", "BadValue", str(error))
+    for i, taint in enumerate(device.taints):
+        if taint.effect not in EFFECTS:
+            yield _violation(f"{at}.taints[{i}].effect", "BadValue", f"must be one of {', '.join(EFFECTS)}")
+    if device.shared and (device.consumes or device.quantity != 1):
+        yield _violation(f"{at}.shared", "Contradiction", "a shared device is one, and consumes nothing of counters")
+    for name, amounts in device.consumes.items():
+        for counter, amount in amounts.items():
+            if counter not in counters.get(name, {}):
+                message = f"the node has no counter {counter} in a set {name}"
+                yield _violation(f"{at}.consumes.{name}.{counter}", "UnknownCounter", message)
+            yield from _amount_errors(amount, f"{at}.consumes.{name}.{counter}")
+    used = device.used if isinstance(device.used, dict) else {"": device.used}
+    if isinstance(device.used, dict) != device.shared and device.used:
+        wanted = "amounts of its capacities" if device.shared else "a number of devices"
+        yield _violation(f"{at}.used", "WrongType", f"must be {wanted}")
+    for name, amount in used.items():
+        yield from _amount_errors(amount, f"{at}.used{'.' + name if name else ''}")
+
+
+def _amount_errors(amount: Quantity, path: str) -> Iterator[Violation]:
+    try:
+        if parse_nanos(_text(amount)) < 0:
+            yield _violation(path, "OutOfRange", "must not be negative")
+    except ValueError as error:
+        yield _violation(path, "BadQuantity", str(error))
+
+
+def _layout_errors(devices: Sequence[DeviceDocument], counters: Counters, path: str) -> Iterator[Violation]:
+    """Yields what the parts that would be made of the devices say is wrong."""
+    zones = [ZoneReport(id=zone) for zone in sorted({zone_id(device.zone) for device in devices} - {""})]
+    inside = Inside(zones=zones, devices=device_reports(devices), counters=counter_reports(counters))
+    layout = layout_of(encode(inside))
+    for dropped in layout.dropped:
+        yield _violation(f"{path}.devices", "BadInventory", str(dropped))
+    for i, (device, (part, held)) in enumerate(_held(devices)):
+        inventories = layout.parts[layout.at[part]].inventories if part in layout.at else {}
+        for name, amount in held.items():
+            if name not in inventories or amount > inventories[name].capacity:
+                message = f"more of {device.name} is in use than there is"
+                yield _violation(f"{path}.devices[{i}].used", "BadInventory", message)
+
+
+def _held(devices: Sequence[DeviceDocument]) -> Iterator[tuple[DeviceDocument, tuple[str, dict[str, int]]]]:
+    for device in devices:
+        for part, held in devices_in_use([device]).items() or (("", {}),):
+            yield device, (f"/{part}", held)
+
+
+def _violation(path: str, code: str, message: str) -> Violation:
+    return Violation(path=path, code=code, message=message)
