@@ -16,7 +16,7 @@ from moorage.classes import (
 from moorage.fit import Assigned, Unassigned, assign
 from moorage.fleet import Fleet, FleetWriter, normalize_node, with_devices
 from moorage.model.part_reports import DeviceReport, PropertyValue, Typed
-from moorage.model.part_requests import PartGroup
+from moorage.model.part_requests import DeviceAsk, PartGroup
 from moorage.model.reports import NodeReport
 from moorage.model.resource_classes import (
     DeviceSourceSpec,
@@ -27,6 +27,7 @@ from moorage.model.resource_classes import (
     SourceMatch,
 )
 from moorage.model.shapes import Shape
+from moorage.model.slots import taken_by
 from moorage.parts.inside import InnerPart, layout_of
 
 GI = 1 << 30
@@ -129,6 +130,30 @@ def test_what_is_taken_of_the_part_is_taken_of_the_node() -> None:
     assert isinstance(found, Assigned)
     assert found.slots[0][0].parts == {"n-0/nvidia.com/gpu": {"nvidia.com/gpu": 1}}
     assert isinstance(assign(fleet, fleet.rows_of(0), [asking(2)]), Unassigned)
+
+
+def test_what_others_have_of_the_resource_is_no_device_for_a_class() -> None:
+    """Strangers hold two of four, a claim for the plain resource one: a pod that asks for the class gets the last one."""
+    fleet = fleet_with(node("n-0", used="2", gpu="4"))
+    row = int(fleet.rows_of(0)[0])
+    fleet.take(row, {"nvidia.com/gpu": 1})
+    selector = compile_class(of(("Kind", "Eq", "nvidia-gpu"))).of_group
+
+    def asking(count: int) -> Shape:
+        ask = DeviceAsk(resource_class="gpu", properties=selector, count=count)
+        group = PartGroup(suffix="gpu", devices=(ask,))
+        return Shape(key=str(count), object="Deployment/d", resources={"pods": 1}, groups=[group])
+
+    assert isinstance(assign(fleet, fleet.rows_of(0), [asking(2)]), Unassigned)
+    found = assign(fleet, fleet.rows_of(0), [asking(1)])
+    assert isinstance(found, Assigned)
+    slot = found.slots[0][0]
+    assert slot.parts == {"n-0/nvidia.com/gpu": {"nvidia.com/gpu": 1}}
+    assert taken_by(slot)["nvidia.com/gpu"] == 1, "the node counts it, too"
+    fleet.take(row, taken_by(slot))
+    free = fleet.free("nvidia.com/gpu")
+    assert free is not None and free[row] == 0
+    assert isinstance(assign(fleet, fleet.rows_of(0), [asking(1)]), Unassigned)
 
 
 def test_devices_of_drivers_are_mapped() -> None:

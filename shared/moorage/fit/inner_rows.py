@@ -104,6 +104,11 @@ class _FreeReader:
         for column in read:
             for entry, amount in consumers.get(column, {}).items():
                 free[:, column] -= claimed[entry] * amount
+        for column in read:
+            part, name = layout.entries[column]
+            if layout.parts[part].is_counted_by_node and (of_node := self._rows.free(name)) is not None:
+                # What others have of it is known of the node alone.
+                free[:, column] = np.minimum(free[:, column], np.maximum(of_node[self._ids], 0))
         return free
 
     def _positions(self, name: str, part_rows: NDArray[np.int64]) -> NDArray[np.int64]:

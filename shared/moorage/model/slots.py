@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from .base import Model, Value
+from .part_names import is_class
 
 #: Amounts by part and class, of one pod.
 PartAmounts = dict[str, dict[str, int]]
@@ -88,7 +89,20 @@ def taken_by(slot: Slot) -> dict[str, int]:
     """Returns what one pod of the slot takes of its node and of the node's parts."""
     if not slot.parts:
         return slot.resources
-    return slot.resources | part_resources(slot.parts)
+    taken = slot.resources | part_resources(slot.parts)
+    for name, amount in resources_of_devices(slot.devices).items():
+        taken[name] = taken.get(name, 0) + amount
+    return taken
+
+
+def resources_of_devices(grants: Iterable[DeviceGrant]) -> dict[str, int]:
+    """Returns what the devices that a pod has are of the resources of its node: extended resources and huge pages, as which the
+    node counts them, too."""
+    found: dict[str, int] = {}
+    for grant in grants:
+        if not is_class(grant.name):
+            found[grant.name] = found.get(grant.name, 0) + grant.amount
+    return found
 
 
 def pod_parts(parts: PartAmounts) -> PodParts:

@@ -83,6 +83,11 @@ class InnerPart(NamedTuple):
     device: int = -1  # its place among the devices of its node; -1: it is none
     unit: tuple[str, int] = ("", 1)  # of a device: the class that counts devices, and how much of it is one
 
+    @property
+    def is_counted_by_node(self) -> bool:
+        """Returns whether it is the devices that an extended resource or huge pages of the node count."""
+        return self.path == f"/{self.unit[0]}"
+
 
 class Entry(NamedTuple):
     """An inventory of a layout."""
