@@ -80,3 +80,6 @@ class CriClient:
         request = cri.UpdateContainerResourcesRequest(container_id=container)
         request.linux.CopyFrom(cri.LinuxContainerResources(**resources))
         await self.call("UpdateContainerResources", request, cri.EmptyResponse)
+
+    async def stop(self, container: str) -> None:
+        await self.call("StopContainer", cri.StopContainerRequest(container_id=container), cri.EmptyResponse)
