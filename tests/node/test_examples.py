@@ -3,6 +3,7 @@ network cards. Everything crosses sockets; the runtime keeps what it is asked fo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+
+from moorage.node.api import cri_pb2 as cri
 
 from .agent_process import AgentProcess
 from .cri_client import CriClient
@@ -53,6 +56,16 @@ class Stand:
         assert self.kubelet is not None
         await self.kubelet.run(name, f"uid-{name}", manifest["metadata"]["annotations"])
         return f"uid-{name}"
+
+    async def remove(self, name: str) -> None:
+        """Ends a pod as a kubelet does."""
+        (self.pods / f"{name}.yaml").unlink()
+        assert self.kubelet is not None
+        for sandbox, config in list(self.runtime.sandboxes.items()):
+            if config.metadata.name == name:
+                for method in ("StopPodSandbox", "RemovePodSandbox"):
+                    request = cri.PodSandboxIdRequest(pod_sandbox_id=sandbox)
+                    await self.kubelet.call(method, request, cri.EmptyResponse)
 
     async def close(self) -> None:
         if self.kubelet is not None:
@@ -142,15 +155,13 @@ async def test_a_refused_pod_says_why_and_starts_as_soon_as_it_fits(stand: Stand
     why = await stand.agent.ask("why", "default/c")
     assert why["outcome"] == "refused" and why["reasons"][0]["code"] == "TopologyAffinityError"
     assert why["reasons"][0]["needed"] == 30 and why["reasons"][0]["nearest"]
-    (stand.pods / "a.yaml").unlink()
+    await stand.remove("a")
     await _until_released(stand, "uid-a")
     uid = await stand.run("c", "storage-service", "30", "40G")
     assert stand.runtime.cpus(uid) == "2-31"
 
 
 async def _until_released(stand: Stand, uid: str) -> None:
-    import asyncio
-
     for _ in range(100):
         if all(item["uid"] != uid for item in await stand.agent.ask("allocations")):
             return

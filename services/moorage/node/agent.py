@@ -16,6 +16,7 @@ from moorage.kube.api import Api, Unreachable
 from moorage.qos.admission import PodRecord
 from moorage.qos.builtin import BUILT_IN, builtin_plugin
 from moorage.qos.cpu_plugin import CpuPlugin
+from moorage.qos.cpusets import format_cpuset, parse_cpuset
 from moorage.qos.messages import AllocationRefused, PodAllocations, Refusal
 from moorage.qos.node_policy import NicSpec
 from moorage.qos.state_file import BadState
@@ -27,7 +28,7 @@ from .containers import ContainerIndex, ContainerRecord
 from .core import checkpoint
 from .core.adjustment import Adjusted, Wanted
 from .core.checkpoint import Checkpoint
-from .core.properties import is_exclusive, oci_properties, take_over
+from .core.properties import CPUSET_CPUS, is_exclusive, oci_properties, take_over
 from .cri_interceptors import CriInterceptors
 from .cri_proxy import CriProxy
 from .http_api import HttpApi
@@ -47,7 +48,7 @@ from .pod_source import ManifestDirectory, PodSource, watch_api
 from .policy_file import PolicyFile
 from .pool_control import PoolControl
 from .recovery import Recovery
-from .runtime import Runtime
+from .runtime import RUNNING, Runtime
 from .settings import Settings
 from .state_file import StateFile
 from .sysfs import read_machine, read_network_cards
@@ -99,6 +100,7 @@ class NodeAgent:
             self.metrics,
             self.write_checkpoint,
             self.settle,
+            self.blocked,
         )
         self.admission.enabled = settings.enabled
         self.recovery = Recovery(self)
@@ -118,6 +120,7 @@ class NodeAgent:
         self.http = HttpApi(AgentOperations(self))
         self._lock_file = -1
         self._pools: object = None
+        self._settling = asyncio.Lock()
         self._status: NodeStatus | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failure: asyncio.Future[None] | None = None
@@ -281,14 +284,33 @@ class NodeAgent:
 
     async def settle(self) -> None:
         """Moves containers whose pools have changed, because of an admission, a removal or a command."""
-        cpu = self.cpu
-        state = self._pool_state(cpu)
-        if cpu is not None and state == self._pools:
-            return
-        await self.refresh(["cpu"])
-        self._pools = state
-        self._measure()
-        await self.adjuster.adjust()
+        async with self._settling:
+            cpu = self.cpu
+            state = self._pool_state(cpu)
+            if cpu is not None and state == self._pools:
+                return
+            await self.refresh(["cpu"])
+            self._measure()
+            found = await self.adjuster.adjust()
+            self._pools = state if not found.failed else None
+
+    def blocked(self, uid: str) -> str:
+        """Returns who is still on CPUs that containers of a pod have for themselves; "" if nobody is."""
+        record = self.admission.records.get(uid)
+        alone = 0
+        for given in record.containers.values() if record is not None else ():
+            if is_exclusive(given):
+                alone |= parse_cpuset(given["cpu"].allocation_result)
+        if not alone:
+            return ""
+        for other in self.index.live():
+            if other.uid == uid or other.state != RUNNING or not other.applied.get(CPUSET_CPUS):
+                continue
+            if shared := parse_cpuset(other.applied[CPUSET_CPUS]) & alone:
+                why = self.adjuster.failed.get((other.uid, other.name), "it was not moved yet")
+                name = f"{other.namespace}/{other.pod}/{other.name}"
+                return f"CPUs {format_cpuset(shared)} are still used by {name}: {why}"
+        return ""
 
     @staticmethod
     def _pool_state(cpu: CpuPlugin | None) -> object:

@@ -114,5 +114,11 @@ class ContainerIndex:
     def is_live(self, uid: str) -> bool:
         return any(record.uid == uid and record.state in (CREATED, RUNNING) for record in self._by_id.values())
 
+    def end(self, uid: str) -> None:
+        """Hears that all containers of a pod have ended."""
+        for record in self._by_id.values():
+            if record.uid == uid:
+                record.state = EXITED
+
     def uids(self) -> set[str]:
         return {record.uid for record in self._by_id.values()} | set(self._sandboxes.values())

@@ -97,6 +97,7 @@ class PluginRegistry:
     async def stop(self) -> None:
         if self._watch is not None:
             self._watch.close()
+            self._watch = None
         for task in (*self._tasks.values(), *self._background):
             task.cancel()
         if self._server is not None:

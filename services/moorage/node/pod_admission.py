@@ -55,8 +55,8 @@ class Outcome(NamedTuple):
 
 
 class PodAdmission:
-    """The gate through which all pods pass. `write` writes the checkpoint, `settle` makes room before a pod starts, `released` is
-    called after a pod's resources were taken back."""
+    """The gate through which all pods pass. `write` writes the checkpoint, `settle` makes room before a pod starts, `blocked`
+    tells who is still on CPUs that a pod has for itself."""
 
     def __init__(
         self,
@@ -70,10 +70,11 @@ class PodAdmission:
         metrics: Metrics,
         write: Callable[[], None],
         settle: Callable[[], Awaitable[None]],
+        blocked: Callable[[str], str],
     ) -> None:
         self._node, self._policy, self._zones, self._distances = node, policy, zones, distances
         self._registry, self._source, self._index, self._metrics = registry, source, index, metrics
-        self._write, self._settle = write, settle
+        self._write, self._settle, self._blocked = write, settle, blocked
         self.enabled = True
         self.recovered = asyncio.Event()
         self.records: dict[str, PodRecord] = {}
@@ -90,9 +91,12 @@ class PodAdmission:
     # --- the gate
 
     async def admit(self, told: PodSpec, container: str = "") -> None:
-        if not self.enabled:
-            return
-        await self.recovered.wait()
+        if self.enabled:
+            await self.recovered.wait()
+            await self.admit_running(told, container)
+
+    async def admit_running(self, told: PodSpec, container: str = "") -> None:
+        """Admits a pod that runs already, or is about to."""
         key = told.claim or told.uid
         lock = self._locks.setdefault(key, asyncio.Lock())
         try:
@@ -105,6 +109,9 @@ class PodAdmission:
     async def _admit(self, told: PodSpec, container: str) -> None:
         known = self._source.get(told.uid)
         if self._stands(told, known, container):
+            await self._settle()
+            if blocked := self._blocked(told.uid):
+                raise Refused(f"UnexpectedAdmissionError: {blocked}")
             return
         started = time.monotonic()
         if known is None:
@@ -119,13 +126,18 @@ class PodAdmission:
         found = await self._decide(pod)
         if isinstance(found, Admitted):
             found = self._keep(found)
+        if isinstance(found, Admitted):
+            await self._settle()
+            if blocked := self._blocked(pod.uid):
+                found = admission.Refused((Refusal(code="UnexpectedAdmissionError", message=blocked),))
+                if before is None:
+                    self.release(pod.uid)
         outcome = self._note(pod, found)
         self._metrics.observe_admission(
             "refused" if outcome.refusals else "admitted", outcome.code, time.monotonic() - started
         )
         if outcome.refusals:
             raise Refused(str(outcome.refusals[0]))
-        await self._settle()
 
     def _stands(self, told: PodSpec, known: KnownPod | None, container: str) -> bool:
         """Returns whether the pod is admitted already, with all that it asks for now."""
@@ -254,7 +266,7 @@ class PodAdmission:
 
     def sandbox_stopped(self, uid: str) -> None:
         known = self._source.get(uid)
-        if known is not None and (known.ended or known.deleting):
+        if self._source.is_gone(uid) or (known is not None and (known.ended or known.deleting)):
             self.release(uid)
 
     def sandbox_removed(self, uid: str) -> None:
@@ -269,7 +281,10 @@ class PodAdmission:
         if uid not in self.records:
             return
         known = self._source.get(uid)
-        if self._source.is_gone(uid) or (known is not None and known.ended):
+        if known is not None and known.ended:
+            self._index.end(uid)
+            self.release(uid)
+        elif self._source.is_gone(uid) and not self._index.is_live(uid):
             self.release(uid)
         elif known is not None and not known.deleting and not self._stands(known.spec, known, ""):
             self._spawn(self._resize(known.spec))

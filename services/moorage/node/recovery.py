@@ -43,15 +43,15 @@ class Recovery:
             await self._agent.nri.attached.wait()
         else:
             await self._read_runtime()
-        if self._agent.settings.enabled:
-            self._rebuild()
-        self._agent.admission.recovered.set()
         if not self._agent.settings.enabled:
+            self._agent.admission.recovered.set()
             return
-        if self._agent.runner is not None:
-            self._agent.spawn(self._agent.runner.run())
+        self._rebuild()
         await self._wait_for_plugins()
         await self._adopt_running()
+        self._agent.admission.recovered.set()
+        if self._agent.runner is not None:
+            self._agent.spawn(self._agent.runner.run())
         await self._agent.settle()
 
     async def _read_runtime(self) -> None:
@@ -126,14 +126,19 @@ class Recovery:
 
     async def _adopt_running(self) -> None:
         """Admits what ran before the agent did. A pod that cannot have what it asks for is told, and runs on as it is."""
-        for record in list(self._agent.index.live()):
-            told = self._told.get(record.uid) or PodSpec(
-                uid=record.uid, namespace=record.namespace, name=record.pod, requests_known=False
-            )
-            try:
-                await self._agent.admission.admit(told, record.name)
-            except Refused as refused:
-                log.warning("a running pod does not have what it asks for", pod=record.pod, reason=str(refused))
+        await asyncio.gather(*(self._adopt(record) for record in list(self._agent.index.live())))
+
+    async def _adopt(self, record: ContainerRecord) -> None:
+        found = self._agent.admission.records.get(record.uid)
+        if found is not None and record.name in found.containers:
+            return
+        told = self._told.get(record.uid) or PodSpec(
+            uid=record.uid, namespace=record.namespace, name=record.pod, requests_known=False
+        )
+        try:
+            await self._agent.admission.admit_running(told, record.name)
+        except Refused as refused:
+            log.warning("a running pod does not have what it asks for", pod=record.pod, reason=str(refused))
 
     def synchronized(self) -> Mapping[str, Mapping[str, str]]:
         """Returns what containers should have that started while the agent was not attached by NRI."""
