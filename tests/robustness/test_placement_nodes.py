@@ -91,6 +91,46 @@ async def test_a_kill_loses_nothing_that_was_answered(
         assert await placement.used(zone) == {"VCPU": 0}
 
 
+@pytest.mark.parametrize("others", [(), ("placement",), ("placement", "inventory", "nats")])
+async def test_redis_dies_and_nothing_that_was_answered_is_lost(
+    mesh: Mesh, placement: PlacementClient, others: tuple[str, ...]
+) -> None:
+    """Nodes may be as if they were gone until Redis has them again; what is held of them stays."""
+    card = part("n-3/numa0/nic")
+    accepted: set[str] = set()
+    begun = asyncio.Event()
+
+    async def client() -> None:
+        for _ in range(3):
+            consumer = str(uuid.uuid4())
+            for _ in range(100):
+                answer = await placement.allocate(consumer, {card: {"SRIOV_NET_VF": 1}})
+                lost = answer.status == 409 and answer.body["errors"][0]["code"] == "placement.concurrent_update"
+                if answer.status == 204 or lost:
+                    accepted.add(consumer)
+                    break
+                assert answer.status in (400, 409), answer  # the card is not there for a while
+                await asyncio.sleep(0.2)
+            begun.set()
+
+    clients = asyncio.gather(*(client() for _ in range(4)))
+    await begun.wait()
+    for worker in ("redis", *others):
+        mesh.kill(worker)
+    await clients
+    assert len(accepted) == 12
+
+    async def all_there() -> bool:
+        return (await placement.call("GET", f"/resource_providers/{card}/inventories")).status == 200
+
+    await eventually(all_there, 60, "the card is shown again")
+    assert (await placement.held(card)).keys() == accepted
+    assert await placement.used(card) == {"SRIOV_NET_VF": 12}
+    for consumer in accepted:
+        assert (await placement.call("DELETE", f"/allocations/{consumer}")).status in (204, 404)
+    assert await placement.used(card) == {"SRIOV_NET_VF": 0}
+
+
 @pytest.mark.parametrize("point", ["placement.reshaped", "placement.recorded"])
 async def test_a_kill_leaves_no_half_reshape_onto_nodes(
     placement: PlacementClient, failpoints: Failpoints, point: str
