@@ -20,6 +20,7 @@ from .gateway import lists, posts, watchers
 from .growth import growth
 from .harness import Figure
 from .kube import kube
+from .node_core import node_core, roles_come_and_go
 from .packing import packing
 from .placement import candidates, reported, traps, writes
 from .reports import changes, first_reports
@@ -56,6 +57,8 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "placement-traps": traps,
     "placement-writes": writes,
     "placement-reported": reported,
+    "node-core": node_core,
+    "node-roles": roles_come_and_go,
     "kube": kube,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),

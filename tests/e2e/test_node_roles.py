@@ -82,6 +82,12 @@ class Site:
     async def phase(self, name: str, wanted: str) -> None:
         await until(lambda: self.why(name)["phase"] == wanted, 60, f"{name} is {wanted}")
 
+    async def told(self, name: str, code: str) -> None:
+        def codes() -> list[str]:
+            return [reason["code"] for reason in self.why(name).get("reasons", [])]
+
+        await until(lambda: code in codes(), 30, f"{name} waits because of {code}")
+
     def used(self, cluster: str) -> dict[str, dict[str, str]]:
         items = self.mesh.http(f"/v1/parts?cluster=lab/{cluster}")["items"]
         return {item["id"]: item["used"] for item in items if item.get("used")}
@@ -119,9 +125,7 @@ async def test_roles_that_do_not_share_are_decided_into_different_zones(site: Si
     # Each zone is held; 18 and 28 CPUs of them are free.
     site.apply(application("third", "one", "storage-service", 5))
     await site.phase("third", "Pending")
-    await until(
-        lambda: any(r["code"] in ("PartShort", "PartMissing") for r in site.why("third").get("reasons", [])), 30, "why"
-    )
+    await site.told("third", "ZoneShort")
     await site.end("rank")
     await site.phase("third", "Running")
     assert site.refused() == 0
@@ -143,9 +147,9 @@ async def test_nodes_that_do_not_know_a_role_are_no_candidates(site: Site) -> No
     site.apply(application("etl", "batch", "ETL", 5))
     site.apply(application("etl-batch", "batch", "ETL", 5, namespace="batch"))
     await site.phase("etl-batch", "Running")
-    for name in ("lost", "strange", "etl"):
+    for name, code in (("lost", "RoleUnknown"), ("strange", "RoleUnknown"), ("etl", "RoleForbidden")):
         await site.phase(name, "Pending")
-        assert [reason["code"] for reason in site.why(name)["reasons"]], name
+        await site.told(name, code)
     assert site.refused() == 0
     await site.end("lost", "strange", "etl", "etl-batch")
 

@@ -13,6 +13,8 @@ from .node_policy import ALIASES, BUILT_IN_ROLES, RoleSpec
 #: that do not share are apart also before the node's agent has seen their pods.
 ROLE_LOCK = "ROLE_LOCK"
 LOCK_TOTAL = 1 << 20
+#: The suffix of the group of parts that pods with roles ask for. Documents cannot name it.
+ROLE_GROUP = "moorage.dev/role"
 _OTHERS = re.compile("[^A-Z0-9_]", re.ASCII)
 
 
@@ -20,6 +22,11 @@ def role_trait(role: str, namespace: str = "") -> str:
     """Returns the trait of zones that are open to a role; with a namespace, to its pods there only."""
     found = f"ROLE_{_word(ALIASES.get(role, role))}"
     return f"{found}_IN_{_word(namespace)}" if namespace else found
+
+
+def known_trait(trait: str) -> str:
+    """Returns the trait of all zones of nodes that know the role, also where the zone is not open to it now."""
+    return f"KNOWS_{trait}"
 
 
 def _word(text: str) -> str:

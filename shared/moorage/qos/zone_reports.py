@@ -12,7 +12,7 @@ from .cpusets import format_cpuset
 from .machine import Machine
 from .messages import ResourceAllocation, nodes_of
 from .node_policy import NodePolicy, RoleSpec
-from .role_parts import LOCK_TOTAL, ROLE_LOCK, lock_amount, reported, role_trait
+from .role_parts import LOCK_TOTAL, ROLE_LOCK, known_trait, lock_amount, reported, role_trait
 
 #: What a pod takes of zones, by zone and class, in the text of reports.
 ZoneAmounts = dict[int, dict[str, float]]
@@ -67,11 +67,12 @@ def zone_reports(
 def _traits(policy: NodePolicy, zone: int, there: Mapping[int, set[str]], offered: Mapping[str, int]) -> list[str]:
     found = []
     for name, role in sorted(policy.roles.items()):
-        if role.binds and not open_zones(policy, name, there, (zone,)):
-            continue
+        traits = [role_trait(name, space) for space in role.namespaces or ("",)]
         if not all(offered.get(resource, 0) >> zone & 1 for resource in role.implicit):
             continue
-        found += [reported(role_trait(name, space)) for space in role.namespaces or ("",)]
+        found += [reported(known_trait(trait)) for trait in traits]
+        if not role.binds or open_zones(policy, name, there, (zone,)):
+            found += map(reported, traits)
     return found
 
 

@@ -8,10 +8,7 @@ from moorage.model.part_names import HW_NUMA_ROOT
 from moorage.model.part_requests import PartGroup
 from moorage.podspec import ContainerResources, pod_requests
 from moorage.qos.node_policy import RoleSpec
-from moorage.qos.role_parts import ROLE_LOCK, known_role, lock_amount, role_trait
-
-#: The suffix of the group. Documents cannot name it.
-ROLE = "moorage.dev/role"
+from moorage.qos.role_parts import ROLE_GROUP, ROLE_LOCK, known_role, lock_amount, role_trait
 
 
 def role_group(role: str, namespace: str, main: str, containers: Sequence[ContainerResources]) -> PartGroup | None:
@@ -21,7 +18,7 @@ def role_group(role: str, namespace: str, main: str, containers: Sequence[Contai
         return None
     found = known_role(role)
     return PartGroup(
-        suffix=ROLE,
+        suffix=ROLE_GROUP,
         resources=_amounts(role, found, main, containers) if found is not None and found.binds else {},
         required=((HW_NUMA_ROOT,), (role_trait(role), role_trait(role, namespace))),
     )

@@ -18,6 +18,7 @@ from moorage.parsing import format_amount, readable_amount
 from moorage.parts import Group, pod_request
 from moorage.parts.pod_request import ZONE
 from moorage.parts.properties import meets
+from moorage.qos.role_parts import ROLE_GROUP, known_trait
 from moorage.sdk import EXCLUSIVE, Fleet, Isolated, Mask, OneZone, Reason, RootConditions, SameSubtree, Shape
 
 SAMPLES = 5
@@ -67,6 +68,8 @@ class PartExplanations:
     # -- groups ----------------------------------------------------------------------------------------------------------
 
     def _of_group(self, suffix: str, group: Group) -> Iterator[tuple[Reason, Mask]]:
+        if suffix == ROLE_GROUP:
+            yield from self._of_role(group)
         shape, name = self._shape, f"group {suffix}" if suffix else "what is asked without a group"
         for resources in [group.resources] if suffix else [{c: n} for c, n in group.resources.items()]:
             classes = ", ".join(resources)
@@ -90,6 +93,31 @@ class PartExplanations:
             for resource, amount in resources.items():
                 enough &= self._free(resource) >= amount
             yield from self._short(meeting, enough, node, resources, suffix, name)
+
+    def _of_role(self, group: Group) -> Iterator[tuple[Reason, Mask]]:
+        """Yields where nodes do not know the role of a pod, or keep it for other namespaces; then where all its zones are held by
+        pods of roles that do not share them."""
+        nowhere = np.zeros(self._fleet.size, np.bool_)
+        *others, role = group.required
+        known = frozenset(map(known_trait, role))
+        named = min(known, key=len)  # without a namespace
+        knowing = self._fleet.parts.traits.where(
+            ("role", named), lambda names: any(name == named or name.startswith(f"{named}_IN_") for name in names)
+        )[self._fleet.parts.trait_set[self._rows]]
+        clusters = self._without(knowing, nowhere)
+        if clusters.any():
+            message = f"no node knows the role of {self._shape.object}"
+            yield self._reason("RoleUnknown", clusters, message, group=ROLE_GROUP), clusters
+        allowed = self._meets(Group(required=(*others, known)), spread=False)
+        clusters = self._without(allowed, nowhere)
+        if clusters.any():
+            message = f"nodes keep the role of {self._shape.object} for other namespaces"
+            yield self._reason("RoleForbidden", clusters, message, group=ROLE_GROUP), clusters
+        clusters = self._without(self._meets(group, spread=False), nowhere)
+        if clusters.any():
+            count = int(np.count_nonzero(allowed & clusters[self._cluster]))
+            message = f"{count} zones are held by pods of roles that do not share them with {self._shape.object}"
+            yield self._reason("ZoneShort", clusters, message, group=ROLE_GROUP), clusters
 
     def _nodes_offering(self, group: Group, resources: Mapping[str, int]) -> Mask:
         """Returns the clusters with a node that may meet the group itself: with Kubernetes resources that its parts do not
