@@ -29,6 +29,7 @@ from moorage.podspec import (
 from moorage.podspec.slot_views import readable_parts
 
 from .device_pins import ClassNeeds, DevicePins, without_classes
+from .device_resources import with_device_resources
 
 DECISION_ANNOTATION = "moorage.dev/decision"
 HOSTNAME = "kubernetes.io/hostname"
@@ -113,6 +114,8 @@ class FinalObjects:
             return None
         if claim.id in self._held:
             manifest = with_value(manifest, ["spec", "replicas"], self._held[claim.id])
+        needs = self._needs.get(claim.object)
+        manifest = with_device_resources(manifest, claim, needs.containers if needs is not None else {})
         return with_claim(manifest, claim, self._nodes.get(claim.id, ()), self._parts.get(claim.id, ""))
 
 
