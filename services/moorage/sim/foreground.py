@@ -39,7 +39,8 @@ async def simulate(
     bus = await Bus.connect(settings, worker=f"agent.{cluster_tokens(agent)}" if agent else "sim")
     try:
         core = Simulator(new_id(), "", wall=wall_clock_offset())
-        sim = SimulatorRunner(bus, core, subjects.desired("changed", agent)) if agent else SimulatorRunner(bus, core)
+        own = (subjects.desired("changed", agent), subjects.machines("changed", agent)) if agent else ()
+        sim = SimulatorRunner(bus, core, *own)
         await sim.start()
         if not agent:
             await bus.serve(subjects.SIM_FAULT, lambda incoming: inject_fault(sim, incoming, answers_for_all=False))

@@ -27,12 +27,18 @@ def wall_clock_offset() -> float:
 
 
 class SimulatorRunner:
-    """`hints` is the subject of the hints that desired state changed."""
+    """`hints` is the subject of the hints that desired state changed, `slot_hints` of those that slots of machines did."""
 
-    def __init__(self, bus: Bus, core: Simulator, hints: str = "moorage.desired.changed.*.*") -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        core: Simulator,
+        hints: str = "moorage.desired.changed.*.*",
+        slot_hints: str = "moorage.machines.changed.*.*",
+    ) -> None:
         self.bus = bus
         self.core = core
-        self._hints = hints
+        self._hints, self._slot_hints = hints, slot_hints
         self.inbox = bus.nc.new_inbox()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -46,6 +52,7 @@ class SimulatorRunner:
     async def start(self) -> None:
         await self.bus.subscribe(f"{self.inbox}.>", self._on_reply, max_bytes=MAX_PAYLOAD)
         await self.bus.subscribe(self._hints, self._on_hint)
+        await self.bus.subscribe(self._slot_hints, self._on_slots_hint)
         self.bus.spawn(self._run())
 
     def _subject(self, verb: str, cluster: str) -> str:
@@ -54,6 +61,8 @@ class SimulatorRunner:
         if subject is None:
             if verb == "report":
                 subject = subjects.reports(cluster, "cluster")
+            elif verb == "machines":
+                subject = subjects.machines("sync", cluster)
             else:
                 subject = subjects.desired("get" if verb == "ask" else "confirm", cluster)
             self._subjects[key] = subject
@@ -67,6 +76,11 @@ class SimulatorRunner:
     def _on_hint(self, subject: str, _data: bytes) -> None:
         provider, cluster = subject.rsplit(".", 2)[1:]
         self.core.on_hint(cluster_from_tokens(provider, cluster), self.now)
+        self._wake.set()
+
+    def _on_slots_hint(self, subject: str, _data: bytes) -> None:
+        provider, cluster = subject.rsplit(".", 2)[1:]
+        self.core.on_slots_hint(cluster_from_tokens(provider, cluster), self.now)
         self._wake.set()
 
     async def _run(self) -> None:

@@ -13,7 +13,7 @@ SPEC = WorkerSpec(
         Subject(subjects.SIM_FAULT, "cluster, fault, seconds", "misbehave", request=True),
         Subject(subjects.SIM_LIST, "-", "the simulated clusters", request=True),
     ),
-    publishes=(subjects.REPORTS, subjects.DESIRED_GET, subjects.DESIRED_CONFIRM),
-    subscribes=(subjects.DESIRED_CHANGED,),
+    publishes=(subjects.REPORTS, subjects.DESIRED_GET, subjects.DESIRED_CONFIRM, subjects.MACHINES_SYNC),
+    subscribes=(subjects.DESIRED_CHANGED, subjects.MACHINES_CHANGED),
     owns=(ObjectStore(stores.SIMULATED_FLEET, backup=Backup.EVENTS),),
 )

@@ -32,6 +32,19 @@ def parse_pointer(pointer: str) -> tuple[str, ...]:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
 
 
+def merge_patch(value: Any, patch: Any) -> Any:
+    """Applies an RFC 7396 merge patch."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(value) if isinstance(value, dict) else {}
+    for key, changed in patch.items():
+        if changed is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), changed)
+    return merged
+
+
 def list_index(part: str, length: int, pointer: Sequence[str]) -> int:
     """Parses `part` of a pointer as the index of an existing list entry."""
     if not part.isascii() or not part.isdigit() or (part[0] == "0" and len(part) > 1) or int(part) >= length:

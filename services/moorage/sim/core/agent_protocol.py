@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.model.desired_state import DesiredApp, DesiredReply, Pins
+from moorage.model.machines import MachinesSynced
 from moorage.model.problems import problem_in
 from moorage.model.reports import ReportReply, parts_of
 from moorage.model.status import Confirm
@@ -28,8 +29,12 @@ RESEND_AFTER = 3.0
 #: since. Until then the patcher may name the app again; after that it is removed again, which changes nothing.
 REMEMBERED_FOR, REMEMBERED_APPS = 120.0, 4096
 
+#: Seconds between two reports of Machines without changes.
+SYNC_PERIOD = 10.0
+
 #: Cached by their bytes, because most replies are equal.
 _decode_report_reply = lru_cache(64)(msgspec.json.Decoder(ReportReply).decode)
+_decode_synced = msgspec.json.Decoder(MachinesSynced).decode
 _desired_reply = msgspec.json.Decoder(DesiredReply).decode
 
 
@@ -57,10 +62,10 @@ class SimulatedAgent:
     """The agent of one cluster. `out` collects the messages to send, which the simulator takes out. `state` is new,
     introducing, known, refused, leaving or gone."""
 
-    __slots__ = ("apply_spans", "ask_again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "pins", "reason", "received", "refusals", "removed", "removing", "reporting", "seq", "session", "state", "succeeds", "traceparents")  # fmt: skip
+    __slots__ = ("apply_spans", "ask_again", "asking", "cluster", "confirmed", "confirming", "confirms", "fault", "fault_until", "flushing", "full", "generation", "have", "have_json", "index", "origin", "out", "part", "parts", "period", "pins", "reason", "received", "refusals", "removed", "removing", "reporting", "seq", "session", "state", "succeeds", "sync_again", "synced_at", "syncing", "traceparents")  # fmt: skip
 
-    def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str) -> None:
-        self.cluster = SimulatedCluster(spec)
+    def __init__(self, spec: ClusterSpec, index: int, session: str, succeeds: str, wall: float = 0.0) -> None:
+        self.cluster = SimulatedCluster(spec, wall)
         self.index = index
         self.session = self.origin = session
         self.refusals = 0  # sessions that were refused
@@ -74,6 +79,9 @@ class SimulatedAgent:
         self.flushing = False
         self.parts: deque[bytes] = deque()
         self.reporting, self.asking, self.confirming = Channel(), Channel(), Channel()
+        self.syncing = Channel()  # of Machines
+        self.sync_again = False
+        self.synced_at = 0.0
         self.ask_again = False
         self.part = 0
         self.have: dict[str, int] = {}
@@ -111,7 +119,13 @@ class SimulatedAgent:
             self.out.append(Send(verb, self.id, channel.payload, f"{verb[0]}{self.index}.{channel.nonce}"))
 
     def _resend(self, now: float) -> None:
-        for channel, verb in ((self.reporting, "report"), (self.asking, "ask"), (self.confirming, "confirm")):
+        channels = (
+            (self.reporting, "report"),
+            (self.asking, "ask"),
+            (self.confirming, "confirm"),
+            (self.syncing, "machines"),
+        )
+        for channel, verb in channels:
             if channel.payload is not None and now - channel.since >= RESEND_AFTER:
                 channel.since = now
                 self._send(channel, verb)
@@ -126,6 +140,20 @@ class SimulatedAgent:
         if self.state == "known":
             self.ask(now)
         self.send_confirmation(now, wall)
+        if self.cluster.machines is not None and now - self.synced_at >= SYNC_PERIOD:
+            self.sync_machines(now, again=True)
+
+    def sync_machines(self, now: float, *, again: bool = False) -> None:
+        """Reports what changed of Machines and guests. `again`: also if nothing did, because slots may have changed."""
+        machines = self.cluster.machines
+        if machines is None or self.state != "known":
+            return
+        if self.syncing.payload is not None:
+            self.sync_again = self.sync_again or again
+        elif again or self.sync_again or machines.has_news:
+            self.sync_again = False
+            self.synced_at = now
+            self._send_new(self.syncing, "machines", encode(machines.report()), now)
 
     def report(self, now: float, wall: float, *, heartbeat: bool = False) -> None:
         """Sends a full report if one is due, else the changes, else (with `heartbeat`) an empty delta."""
@@ -233,7 +261,7 @@ class SimulatedAgent:
         """Handles a reply. Returns True if the inventory has now accepted, refused or removed the cluster."""
         if self.fault == "silent":
             return False
-        channel = {"r": self.reporting, "a": self.asking, "c": self.confirming}.get(token)
+        channel = {"r": self.reporting, "a": self.asking, "c": self.confirming, "m": self.syncing}.get(token)
         if channel is None or channel.nonce != nonce or channel.payload is None:
             return False
         if not data or problem_in(data) is not None:
@@ -244,12 +272,25 @@ class SimulatedAgent:
             return self._on_report_reply(data, now, wall)
         if channel is self.asking:
             self._on_desired_reply(data, now)
+        elif channel is self.syncing:
+            self._on_synced(data, now, wall)
         else:
             if self.removing is not None:
                 self.removed.pop(self.removing, None)
                 self.removed[self.removing] = now
             self.send_confirmation(now, wall)
         return False
+
+    def _on_synced(self, data: bytes, now: float, wall: float) -> None:
+        machines = self.cluster.machines
+        if machines is None:
+            return
+        answer = _decode_synced(data)
+        machines.take(answer, wall)
+        if answer.resync:
+            self.sync_again = True
+        self.cluster.run_machines(now)
+        self.sync_machines(now)
 
     def _forget_removed(self, now: float) -> None:
         """Forgets apps that were removed long ago, so that nothing grows with the number of apps that ever were."""

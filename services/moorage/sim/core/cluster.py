@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from moorage.machine_groups.cluster import Effect
 from moorage.model.desired_state import DesiredApp, Pins
 from moorage.model.reports import PodReport
 from moorage.model.shapes import PODS
@@ -19,6 +20,7 @@ from .cluster_spec import ClusterSpec, NodeKind, encode, initial_usage
 from .node_zones import ReportedZones, Zones
 from .pod_needs import PodNeed, pinned, read_pod
 from .scheduler import SchedulerNode, choose, passes_filters
+from .simulated_machines import OWN, SimulatedMachines
 from .workloads import SimulatedPod, Workload, next_steps
 
 AppKey = tuple[str, str]  # group, app
@@ -35,10 +37,12 @@ class SimulatedCluster:
     """The state of a cluster. `timers` collects (when, action, argument), and `late_zones` what is reported of zones after a
     delay; the simulator takes them out."""
 
-    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "hold_until", "late_zones", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "workloads")  # fmt: skip
+    __slots__ = ("apps", "dirty_apps", "dirty_nodes", "dirty_pods", "failed", "gates", "gone_pods", "hold_until", "late_zones", "machines", "nodes", "pending", "pods", "serial", "spec", "timers", "unbound", "versions", "wall", "workloads")  # fmt: skip
 
-    def __init__(self, spec: ClusterSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: ClusterSpec, wall: float = 0.0) -> None:
+        """`wall`: what the time of day is more than the time of calls."""
+        self.spec, self.wall = spec, wall
+        self.machines = SimulatedMachines(spec, spec.id) if spec.machines else None
         self.nodes: dict[str, SchedulerNode] | None = None  # None: no pod ever ran here
         self.pods: dict[str, SimulatedPod] = {}
         self.workloads: dict[WorkloadKey, Workload] = {}
@@ -146,9 +150,14 @@ class SimulatedCluster:
     def change_spec(self, spec: ClusterSpec, now: float) -> None:
         """Gives the cluster other nodes. Pods stay on nodes that still exist and whose taints they tolerate."""
         self.spec = spec
+        if self.machines is not None:
+            self.machines.set_spec(spec)
+        elif spec.machines:
+            self.machines = SimulatedMachines(spec, spec.id)
         if self.nodes is None:
             if spec.pods:
                 self._materialize()
+            self.run_machines(now)
             return
         before: Mapping[str, SchedulerNode] = self.nodes
         self.nodes = None
@@ -248,12 +257,15 @@ class SimulatedCluster:
         self.dirty_pods.add(pod.uid)
         if pod.owner is not None:
             self.pending[pod.owner] = None
-            self.dirty_apps[pod.owner[0]] = None
+            if pod.owner[0] != OWN:
+                self.dirty_apps[pod.owner[0]] = None
 
     def _delete(self, pod: SimulatedPod, work: Workload | None = None) -> None:
         work = work or self._workload_of(pod)
         pod.deleted = True
         self.pods.pop(pod.uid, None)
+        if self.machines is not None:
+            self.machines.gone(pod.uid)
         self.unbound.pop(pod.uid, None)
         for pods in (work.pods, work.refused) if work is not None else ():
             if pod in pods:
@@ -350,7 +362,14 @@ class SimulatedCluster:
         else:
             name = f"{work.name}-{work.template[:6]}-{work.serial}"
         need = work.need._replace(node_name=node) if node else work.need
-        pod = SimulatedPod(f"{self.spec.id}/{self.serial}-{name}", name, work.key, need, work.template, number)
+        uid = f"{self.spec.id}/{self.serial}-{name}"
+        if self.machines is not None and work.pod_template is not None:
+            admitted = self.machines.admit(uid, name, work.pod_template, need, work.key, now + self.wall)
+            if isinstance(admitted, str):
+                work.message = admitted
+                return
+            need = admitted
+        pod = SimulatedPod(uid, name, work.key, need, work.template, number)
         pod.owner, pod.serial = key, self.serial
         work.pods.append(pod)
         self.pods[pod.uid] = pod
@@ -371,6 +390,8 @@ class SimulatedCluster:
             return False
         node.take(pod.need)
         pod.node = node
+        if self.machines is not None:
+            self.machines.bound(pod.uid, node.name)
         self.dirty_nodes.add(node.name)
         self._mark_changed(pod)
         if not self._admit(pod, node, now):
@@ -398,6 +419,39 @@ class SimulatedCluster:
 
     def reconcile(self, now: float) -> None:
         """Runs the controllers and the scheduler until nothing changes any more."""
+        self._reconcile(now)
+        if self.machines is not None:
+            self.run_machines(now)
+
+    def run_machines(self, now: float) -> None:
+        """Lets what keeps the Machines of the cluster act until it rests."""
+        if self.machines is None:
+            return
+        for _ in range(_MAX_ROUNDS):
+            if not self.machines.step(now + self.wall, self._carry_out):
+                break
+            self._reconcile(now)
+            self._rebind(now)
+        if self.machines.wake_at is not None:
+            self.timers.append((self.machines.wake_at - self.wall, "machines", None))
+
+    def _carry_out(self, effect: Effect, made: dict[str, Any] | None) -> None:
+        """Carries out what the core of Machines wants of a StatefulSet or of a pod."""
+        if effect.kind == "StatefulSet":
+            key = (OWN, f"StatefulSet/{effect.name}")
+            if made is None:
+                self._remove_workload(key)
+            else:
+                self._apply_object(key, made)
+            return
+        for pod in [p for p in self.pods.values() if p.name == effect.name and p.need.namespace == effect.namespace]:
+            if made is None:
+                self._delete(pod)
+            else:
+                pod.need = read_pod(made)
+                self._mark_changed(pod)
+
+    def _reconcile(self, now: float) -> None:
         for _ in range(_MAX_ROUNDS):
             if not self.pending:
                 break

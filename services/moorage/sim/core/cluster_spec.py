@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.model.machines import Machine
 from moorage.model.reports import Taint
 from moorage.model.shapes import PODS
 from moorage.parsing import format_amount, parse_amount
@@ -150,6 +151,7 @@ class ClusterSpec(NamedTuple):
     ready_delay: float = 0.0
     topology_delay: float = 0.0  # until what is in use of zones is reported
     seed: int = 0
+    machines: tuple[Machine, ...] = ()
 
     @property
     def size(self) -> int:

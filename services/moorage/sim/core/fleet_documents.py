@@ -20,6 +20,14 @@ from moorage.parts.inside import zone_id
 from .cluster_spec import ClusterSpec, NodeKind, NodeRun
 from .device_documents import DeviceDocument, check_devices, counter_reports, device_reports, devices_in_use
 from .inside_documents import ProviderDocument, TopologyManagerDocument, ZoneDocument, check_inside, inside_of
+from .machine_documents import (
+    MachineSlotsDocument,
+    NodeSlots,
+    check_machines,
+    machines_of,
+    node_labels,
+    node_taints,
+)
 from .node_zones import NodeTopology
 from .pod_needs import read_pod
 from .policy_documents import check_policy_document, policy_topology
@@ -55,7 +63,7 @@ class NodeDocument(Strict, kw_only=True):
     providers: list[ProviderDocument] = []
     topology_manager: TopologyManagerDocument | None = None
     node_policy: dict[str, Any] | None = None
-    machines: list[dict[str, Any]] = []
+    machines: list[MachineSlotsDocument] = []
 
 
 class Behaviour(Strict, kw_only=True):
@@ -196,6 +204,8 @@ class _FleetRules:
                 names |= new
         if len(names) > MAX_NODES:
             self._report(f"{path}.nodes", "OutOfRange", f"at most {MAX_NODES} nodes in a cluster")
+        if any(node.machines for node in cluster.nodes) and len(names) <= MAX_NODES:
+            self.errors += check_machines(_slots_of(cluster), f"{path}.nodes")
         for i, pod in enumerate(cluster.pods):
             self._pod(pod, f"{path}.pods[{i}]", names)
 
@@ -245,6 +255,11 @@ def _names(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
 
 
+def _slots_of(cluster: ClusterDocument) -> list[NodeSlots]:
+    """Returns the slots of machines that each node of a cluster holds."""
+    return [(name, node.machines) for node in cluster.nodes for name in _names(node.name, node.count)]
+
+
 def cluster_names(document: FleetDocument) -> Iterator[str]:
     """Yields the names of all clusters, PROVIDER/NAME."""
     for cluster in document.clusters:
@@ -281,8 +296,11 @@ def _kind(node: NodeDocument) -> NodeKind:
     used = {} if topology is not None else {"inUse": inside.texts} if inside.used else {}
     return NodeKind(
         allocatable={name: canonical_quantity(quantity_text(value)) for name, value in node.allocatable.items()},
-        labels=node.labels,
-        taints=tuple(Taint(key=t.key, value=t.value, effect=t.effect) for t in node.taints),
+        labels=node.labels | node_labels(node.machines),
+        taints=(
+            *(Taint(key=t.key, value=t.value, effect=t.effect) for t in node.taints),
+            *node_taints(node.machines),
+        ),
         ready=node.ready,
         unschedulable=node.unschedulable,
         policy=manager.policy if manager is not None and node.node_policy is None else "",
@@ -292,7 +310,6 @@ def _kind(node: NodeDocument) -> NodeKind:
             **used,
             "devices": device_reports(node.devices),
             "counters": counter_reports(node.counters),
-            "machines": node.machines,
         },
         topology=topology,
         used=inside.node_use,
@@ -304,6 +321,7 @@ def expand(document: FleetDocument) -> dict[str, ClusterSpec]:
     fleet: dict[str, ClusterSpec] = {}
     for cluster in document.clusters:
         runs = tuple(NodeRun(_kind(node), node.name, node.count, numbered=node.count > 1) for node in cluster.nodes)
+        machines = machines_of(_slots_of(cluster)) if any(node.machines for node in cluster.nodes) else ()
         for name in _names(cluster.name, cluster.count):
             ident = f"{cluster.provider}/{name}"
             fleet[ident] = ClusterSpec(
@@ -314,5 +332,6 @@ def expand(document: FleetDocument) -> dict[str, ClusterSpec]:
                 cluster.behaviour.apply_delay_ms / 1e3,
                 cluster.behaviour.ready_delay_ms / 1e3,
                 cluster.behaviour.topology_delay_ms / 1e3,
+                machines=machines,
             )
     return fleet

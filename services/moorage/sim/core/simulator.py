@@ -96,6 +96,8 @@ class Simulator:
             agent.cluster.replace(argument, now)
         elif action == "retry":
             agent.cluster.retry(argument, now)
+        elif action == "machines":
+            agent.cluster.run_machines(now)
         elif action == "zones":
             agent.cluster.report_zones(*argument)
         elif action == "end-fault" and argument == agent.fault_until:
@@ -115,6 +117,8 @@ class Simulator:
             app = agent.received.popleft()
             self._schedule(now + cluster.spec.apply_delay, agent, "apply", app)
         changed = cluster.dirty_nodes or cluster.dirty_pods or cluster.gone_pods or cluster.dirty_apps or agent.confirms
+        if cluster.machines is not None:
+            agent.sync_machines(now)
         if changed and not agent.flushing and agent.state == "known":
             agent.flushing = True
             self._schedule(now + FLUSH_DELAY, agent, "flush")
@@ -159,7 +163,8 @@ class Simulator:
         joins = self._joined[spec.id] = self._joined.get(spec.id, 0) + 1
         session = self.session if joins == 1 else f"{self.session}.{joins}"
         self._indexes += 1
-        agent = SimulatedAgent(spec, self._indexes, session, old.session if old is not None else self.succeeds)
+        succeeds = old.session if old is not None else self.succeeds
+        agent = SimulatedAgent(spec, self._indexes, session, succeeds, self.wall)
         self.agents[spec.id] = agent
         self.by_index[agent.index] = agent
         self.unacknowledged.add(spec.id)
@@ -219,6 +224,13 @@ class Simulator:
         agent = self.agents.get(cluster)
         if agent is not None and agent.state == "known" and agent.fault != "silent":
             agent.ask(now)
+            self._collect(agent, now)
+
+    def on_slots_hint(self, cluster: str, now: float) -> None:
+        """Handles a hint that slots of a cluster changed."""
+        agent = self.agents.get(cluster)
+        if agent is not None and agent.fault != "silent":
+            agent.sync_machines(now, again=True)
             self._collect(agent, now)
 
     def fault(self, cluster: str, fault: str, seconds: float | None, now: float) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from moorage.machine_groups.names import MACHINE_TYPE
 from moorage.model.status import ObjectStatus
 from moorage.podspec import REPLICATED, object_key, template
 
@@ -102,7 +103,7 @@ class Rejections:
 class Workload:
     """One applied object and its pods. Raises ValueError where Kubernetes would refuse the object."""
 
-    __slots__ = ("key", "kind", "message", "name", "namespace", "need", "ordered", "partition", "pods", "refused", "rejections", "rolling", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
+    __slots__ = ("key", "kind", "message", "name", "namespace", "need", "ordered", "partition", "pod_template", "pods", "refused", "rejections", "rolling", "serial", "surge", "template", "unavailable", "wanted")  # fmt: skip
 
     def __init__(self, manifest: Mapping[str, Any], key: str) -> None:
         self.key = key
@@ -125,6 +126,7 @@ class Workload:
         self.need: PodNeed | None = None
         self.wanted = 0
         self.surge, self.unavailable, self.ordered = 0, 0, False
+        self.pod_template: Mapping[str, Any] | None = None  # of pods that use slots of machines, or hold them
         self.partition = 0  # pods of a StatefulSet with a smaller ordinal are not updated
         self.rolling: Mapping[str, Any] | None = {}  # of a DaemonSet; None: pods are updated once somebody deletes them
         body = template(dict(manifest))
@@ -133,6 +135,8 @@ class Workload:
         if self.template != (template_now := template_hash(manifest)):
             self.rejections = Rejections()
         self.template = template_now
+        if MACHINE_TYPE in ((body.get("metadata") or {}).get("labels") or {}):
+            self.pod_template = body
         self.need = read_template(
             body,
             daemon=self.kind == "DaemonSet",

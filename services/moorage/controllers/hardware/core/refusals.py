@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moorage.fit import Fit, Rejection, explain, largest_shortage
+from moorage.model.machine_slots import machine_of
 from moorage.parsing import format_amount, readable_amount
 from moorage.podspec import port_text
 from moorage.sdk import Fleet, Mask, Reason, Shape, ShapedApp
@@ -90,6 +91,16 @@ class RefusalReasons:
             message = f"room for at most {rejection.best} of the {rejection.needed} pods of {shape.object}"
             amounts = {"needed": str(rejection.needed), "free": str(rejection.best)}
             return self._reason(code, clusters, message, consumer=_consumers(shape), need="pods", **amounts)
+        if code == "SlotShort":
+            need = resource or next((name for name in shape.resources if machine_of(name) is not None), "")
+            pods = (
+                f"a pod of {shape.object} needs one slot"
+                if resource
+                else f"{shape.object} needs {rejection.needed} slots"
+            )
+            message = f"{pods} of {shape.machine}; at most {max(0, rejection.best)} {'is' if rejection.best == 1 else 'are'} free there"
+            amounts = {"needed": str(rejection.needed), "free": str(max(0, rejection.best))}
+            return self._reason(code, clusters, message, consumer=_consumers(shape, need), need=need, **amounts)
         if code in _RULES:
             message = f"{_RULES[code]} leaves room for at most {rejection.best} of the {rejection.needed} pods of {shape.object}"
             amounts = {"needed": str(rejection.needed), "free": str(rejection.best)}
