@@ -15,6 +15,7 @@ import msgspec
 from moorage.model.machines import Condition, Grant, Machine, PoolNode, Reservation
 from moorage.model.problems import Violation
 from moorage.parsing import parse_amount
+from moorage.podspec import CLAIM
 
 from . import status
 from .documents import Surroundings, read
@@ -740,6 +741,8 @@ class ClusterMachines:
             pod = handover.reservations[name]
             handover.pinning[name] = node
             body = pin_patch(pod.uid, pod.version, self._specs.get(name, {}), [SLOT_GATE], node)
+            if claim := slots[pod.type].claim if pod.type in slots else "":
+                body["metadata"]["labels"] = {CLAIM: claim}  # so that the mesh counts the Pod in its slot
             effects.append(Effect("merge", "Pod", self.namespace, name, body, "pin"))
         for name in plan.removals:
             if ("Pod", self.namespace, name) in self._busy or self._is_put_off("Pod", self.namespace, name, now):

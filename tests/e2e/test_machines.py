@@ -1,0 +1,161 @@
+"""Slots of machines in a simulated fleet, used from outside: applications run in them, wait for them and give them back."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.polling import until
+
+SLOTS = {"group": "general", "type": "large", "slots": 2, "cpu": 4, "memory": "8Gi", "taint": True}
+
+
+def fleet(file: Path, slots: int = 2, **changes: Any) -> str:
+    nodes = [
+        {
+            "name": "n",
+            "count": 2,
+            "allocatable": {"cpu": "8", "memory": "64Gi"},
+            "machines": [SLOTS | {"slots": slots} | changes],
+        },
+        {"name": "plain", "allocatable": {"cpu": "8", "memory": "64Gi"}},
+    ]
+    clusters = [{"name": name, "provider": "lab", "nodes": nodes} for name in ("a", "b")]
+    file.write_text(json.dumps({"kind": "Fleet", "apiVersion": "moorage.dev/v1alpha1", "clusters": clusters}))
+    return str(file)
+
+
+def application(name: str, replicas: int, *needs: dict[str, Any], machine: str = "general/large") -> dict[str, Any]:
+    manifest = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}},
+                "spec": {"containers": [{"name": "main", "image": "i"}]},
+            },
+        },
+    }
+    consumer = {
+        "object": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "container": "main",
+        "needs": [{"machine": machine}, *needs],
+    }
+    spec = {"apps": [{"name": "web", "manifests": [manifest], "consumers": [consumer]}]}
+    return {"kind": "Application", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    with Mesh("--fleet", fleet(tmp_path_factory.mktemp("fleet") / "fleet.json")) as found:
+        yield found
+
+
+def slots(mesh: Mesh) -> Counter[tuple[str, str]]:
+    return Counter((slot["cluster"], slot["state"]) for slot in mesh.http("/v1/slots")["items"])
+
+
+def phase(mesh: Mesh, name: str) -> str:
+    return str(mesh.http(f"/v1/groups/default/{name}/v1/default")["phase"])
+
+
+def reserved(mesh: Mesh, count: int = 4) -> bool:
+    return slots(mesh) == {("lab/a", "reserved"): count, ("lab/b", "reserved"): count}
+
+
+def remove(mesh: Mesh, name: str) -> None:
+    done = mesh.run("delete", "application", name)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+async def test_an_application_runs_in_slots_and_gives_them_back(mesh: Mesh) -> None:
+    await until(lambda: reserved(mesh))
+    mesh.http("/v1/apply", application("one", 3))
+    await until(lambda: phase(mesh, "one") == "Running")
+    (cluster,) = mesh.http("/v1/groups/default/one/v1/default")["apps"]["web"]["clusters"]
+    await until(lambda: slots(mesh)[cluster, "used"] == 3)
+    guests = mesh.http("/v1/guests")["items"]
+    assert {(g["state"], g["group"]) for g in guests} == {("used", "default/one/v1/default")}
+    machine = mesh.http("/v1/machines")["items"][0]
+    assert machine["status"]["availableMachines"][0]["usage"]["maximum"] == 4
+    used = {n["name"]: n["used"].get("cpu", "0") for n in mesh.http("/v1/nodes?cluster=" + cluster)["items"]}
+    assert used == {"n-0": "8", "n-1": "8", "plain": "0"}, "guests are in the slots, and nothing counts twice"
+    remove(mesh, "one")
+    await until(lambda: reserved(mesh))
+
+
+async def test_what_finds_no_slot_waits_with_numbers_until_one_is_free(mesh: Mesh) -> None:
+    await until(lambda: reserved(mesh))
+    for name, count in (("first", 4), ("second", 3), ("third", 2)):
+        mesh.http("/v1/apply", application(name, count))
+        await until(lambda name=name: phase(mesh, name) != "Deciding")  # type: ignore[misc]
+    assert phase(mesh, "third") == "Pending"
+    reasons = mesh.http("/v1/groups/default/third/v1/default/why")["reasons"]
+    short = [(r["needed"], r["free"], r["clusters"]) for r in reasons if r["code"] == "SlotShort"]
+    assert ("2", "1", 2) in short, reasons
+    remove(mesh, "first")
+    await until(lambda: phase(mesh, "third") == "Running")
+    for name in ("second", "third"):
+        remove(mesh, name)
+    await until(lambda: reserved(mesh))
+
+
+async def test_an_unknown_machine_is_told(mesh: Mesh) -> None:
+    mesh.http("/v1/apply", application("lost", 1, machine="no/such"))
+    await until(lambda: phase(mesh, "lost") == "Pending")
+    codes = {r["code"] for r in mesh.http("/v1/groups/default/lost/v1/default/why")["reasons"]}
+    assert "MachineUnknown" in codes or "SlotShort" in codes
+    remove(mesh, "lost")
+
+
+async def test_applications_that_come_and_go_never_share_a_slot(mesh: Mesh) -> None:
+    rng = random.Random(7)
+    await until(lambda: reserved(mesh))
+    there: set[str] = set()
+    for step in range(14):
+        if there and rng.random() < 0.4:
+            name = rng.choice(sorted(there))
+            there.discard(name)
+            remove(mesh, name)
+        else:
+            there.add(name := f"app-{step}")
+            mesh.http("/v1/apply", application(name, rng.randint(1, 3)))
+        held = [s for s in mesh.http("/v1/slots")["items"] if s["state"] in ("used", "granted")]
+        per_node = Counter((s["cluster"], s["node"]) for s in held)
+        assert all(count <= 2 for count in per_node.values()), per_node
+        for node in mesh.http("/v1/nodes")["items"]:
+            assert int(node["used"].get("cpu", "0")) <= 8
+    await until(lambda: all(phase(mesh, name) in ("Running", "Pending") for name in there))
+    for name in there:
+        remove(mesh, name)
+    await until(lambda: reserved(mesh))
+
+
+def test_a_fleet_file_with_two_sizes_of_a_type_is_refused(mesh: Mesh, tmp_path: Path) -> None:
+    document = json.loads(Path(fleet(tmp_path / "fleet.json")).read_text())
+    document["clusters"][0]["nodes"].append(
+        {"name": "x", "allocatable": {"cpu": "8"}, "machines": [SLOTS | {"cpu": 2}]}
+    )
+    (tmp_path / "fleet.json").write_text(json.dumps(document))
+    done = mesh.run("fleet", "apply", str(tmp_path / "fleet.json"), "--yes")
+    assert done.returncode == 1 and "two sizes of the machine type general/large" in done.stderr.decode()
+
+
+async def test_nodes_in_maintenance_lose_their_unused_slots(mesh: Mesh, tmp_path: Path) -> None:
+    await until(lambda: reserved(mesh))
+    done = mesh.run("fleet", "apply", fleet(tmp_path / "fleet.json", mode="maintenance"), "--yes")
+    assert done.returncode == 0, done.stderr.decode()
+    await until(lambda: slots(mesh) == {("lab/a", "short"): 4, ("lab/b", "short"): 4})
+    done = mesh.run("fleet", "apply", fleet(tmp_path / "fleet.json"), "--yes")
+    assert done.returncode == 0, done.stderr.decode()
+    await until(lambda: reserved(mesh))
