@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from moorage.machine_groups.reports import MeshReports
-
 from moorage.machine_groups.cluster import ClusterMachines, Effect
 from moorage.machine_groups.injection import Denied, inject
 from moorage.machine_groups.names import NAMESPACE
+from moorage.machine_groups.reports import MeshReports
 from moorage.machine_groups.written import document_of
 from moorage.model.machines import MachinesSync, MachinesSynced
 from moorage.podspec.json_patch import merge_patch
