@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from moorage.agent.install_manifests import OWN_RULES, RULES
+from moorage.agent import device_allocation
+from moorage.agent.install_manifests import ALLOCATION_RULES, OWN_RULES, RULES
+from moorage.kube import Unreachable
 from moorage.model.claims import Claim, IntentRef
 from moorage.model.slots import DeviceGrant, Slot
 from moorage.patcher.core.final_objects import FinalObjects
@@ -200,6 +202,49 @@ async def test_a_strangers_claim_on_a_chosen_device_is_not_touched(
     await settled(lambda: list(pods(plane, "web").values()) == ["gpu-3"], 60, "it gets another one")
     after = stranger()
     assert (after["spec"], after["status"]) == (before["spec"], before["status"])
+
+
+async def test_where_the_label_says_so_the_agent_allocates(
+    plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods wait at a gate until their claims are allocated; an agent that ends in between is followed by one that goes on."""
+    kubeconfig = plane.service_account("allocating", [*RULES, *OWN_RULES, *ALLOCATION_RULES])
+    start = {"labels": {"moorage.dev/dra": "allocate"}, "kubeconfig": kubeconfig}
+    allocated = asyncio.Event()
+
+    def stops(point: str) -> None:
+        if point == "agent.allocated":
+            allocated.set()
+            raise Unreachable("the agent ends here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device_allocation, "reached", stops)
+        first = agents(plane, **start)
+        await mesh.want(CLUSTER, "web", 5, *objects("web", 3, 1))
+        await asyncio.wait_for(allocated.wait(), 60)
+        first.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+    assert pods(plane, "web") == {}
+    agents(plane, **start)
+    await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-1", "gpu-3"], 60, "each has its device")
+    for found in plane.get(f"{NAMESPACED}/resourceclaims")["items"]:
+        assert "resource.kubernetes.io/delete-protection" in found["metadata"]["finalizers"]
+        allocation = found["status"]["allocation"]
+        assert allocation["allocationTimestamp"] and found["status"]["reservedFor"]
+        fields = allocation["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"]
+        assert fields == [{"key": "metadata.name", "operator": "In", "values": [NODE]}]
+    # A device that a stranger took meanwhile is not given away twice; the pod waits for another decision.
+    running = pods(plane, "web")
+    await mesh.want(CLUSTER, "two", 5, *objects("two", 3))
+    await until(lambda: "Deployment/two" in mesh.states("two", 5), 40, "it is applied")
+    await asyncio.sleep(1)
+    assert pods(plane, "two") == {} and pods(plane, "web") == running
+    await mesh.want(CLUSTER, "two", 6, *objects("two", 0))
+    await settled(lambda: list(pods(plane, "two").values()) == ["gpu-0"], 60, "it has another one")
+    # Whoever has a device gives it back by ending.
+    await mesh.want(CLUSTER, "web", 7, remove=True)
+    await settled(lambda: len(plane.get(f"{NAMESPACED}/resourceclaims")["items"]) == 1, 60, "they are given back")
 
 
 async def test_slices_and_classes_that_change_complete_the_pins_again(

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import structlog
@@ -63,6 +64,13 @@ class AppReconciler:
     def has_pins(self) -> bool:
         """Returns whether claims of the app are pinned to devices."""
         return any(is_pin(managed.obj) for managed in self._app.objects.values())
+
+    def wanted(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns an object that the app wants, if it does."""
+        for ref, managed in self._app.objects.items():
+            if (ref.kind, ref.namespace, ref.name) == (kind, namespace, name):
+                return managed.obj
+        return None
 
     def set_desired(self, desired: DesiredApp) -> None:
         if self._app.desired is None or desired.version > self._app.desired.version:

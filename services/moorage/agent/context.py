@@ -43,6 +43,7 @@ class ClusterContext:
     ) -> None:
         self.api, self.term, self.records, self.watches, self.state = api, term, records, watches, state
         self.discovery = ApiDiscovery(api)
+        self.allocates = False  # the agent allocates claims to devices itself
         self.writes = asyncio.Semaphore(_WRITES)
         self.namespace_writes = asyncio.Lock()  # apps that start together would create one namespace twice
         self.unwatched: dict[str, int] = {}  # app label → number of its objects that no watch reports

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moorage.podspec import ALLOCATES, DRA_LABEL
+
 NAMESPACE = "moorage-system"
 NAME = "moorage-agent"
 #: The rules of any ClusterRole with this label are added to the agent's rights.
@@ -46,6 +48,12 @@ RULES: list[Object] = [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates", "deviceclasses"], "verbs": _READ_WRITE},
 ]  # fmt: skip
 
+#: Where the cluster's label lets the agent allocate devices itself: the statuses of claims, and what makes it bind pods to them.
+ALLOCATION_RULES: list[Object] = [
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["update", "patch"]},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/binding"], "verbs": ["update", "patch"]},
+]
+
 #: In its own namespace only: its lease and its records.
 OWN_RULES: list[Object] = [
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
@@ -67,19 +75,27 @@ def _binding(kind: str, role: str, *, namespaced: bool) -> Object:
     return _object(f"{api}/v1", kind, NAME, namespaced=namespaced, roleRef=reference, subjects=[subject])
 
 
-def rights() -> list[Object]:
-    """Returns all objects but the credentials and the Deployment."""
+def rights(labels: Mapping[str, str] = {}) -> list[Object]:
+    """Returns all objects but the credentials and the Deployment, for a cluster with these labels."""
     rbac = "rbac.authorization.k8s.io/v1"
+    role = _object(rbac, "ClusterRole", f"{NAME}-devices", labels={AGGREGATED: "true"}, rules=ALLOCATION_RULES)
+    allocating = [role] if labels.get(DRA_LABEL) == ALLOCATES else []
     selector = {"clusterRoleSelectors": [{"matchLabels": {AGGREGATED: "true"}}]}
     return [
         _object("v1", "Namespace", NAMESPACE),
         _object("v1", "ServiceAccount", NAME, namespaced=True),
         _object(rbac, "ClusterRole", f"{NAME}-base", labels={AGGREGATED: "true"}, rules=RULES),
+        *allocating,
         _object(rbac, "ClusterRole", NAME, aggregationRule=selector, rules=[]),
         _binding("ClusterRoleBinding", "ClusterRole", namespaced=False),
         _object(rbac, "Role", NAME, namespaced=True, rules=OWN_RULES),
         _binding("RoleBinding", "Role", namespaced=True),
     ]
+
+
+def all_rights() -> list[Object]:
+    """Returns all objects that `join` may have made but the credentials and the Deployment."""
+    return rights({DRA_LABEL: ALLOCATES})
 
 
 def credentials(cluster: str, nats_url: str, seed: str, labels: Mapping[str, str]) -> Object:

@@ -11,7 +11,7 @@ import structlog
 from moorage.kube import AlreadyExists, ApiError, ApiResource, apply, create, delete, release
 
 from .context import ClusterContext
-from .core.device_pins import UnknownClass, completed, is_pin
+from .core.device_pins import UnknownClass, completed, is_pin, with_gate
 from .core.drift import AppliedState, RepairBackoff, digest, resource_version
 from .core.owned_objects import Live, Manifest, Owner, Ref, body_of, owned_body, owner_of
 
@@ -118,6 +118,8 @@ class ObjectWriter:
         obj = managed.obj
         if is_pin(obj):
             obj = managed.sent = self._completed(obj)
+        elif self._cluster.allocates:
+            obj = with_gate(obj)
         return owned_body(kind, managed.ref, obj, self._owner, self._cluster.records.ownership.id)
 
     def _completed(self, obj: Manifest) -> Manifest:

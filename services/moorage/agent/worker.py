@@ -17,6 +17,7 @@ from moorage.bus import Bus, Settings, new_id, subjects, until_done
 from moorage.kube import Api, ApiError, LeaderElector, LeaderTerm, Reflector, Unreachable, connect
 from moorage.kube.objects import Key
 from moorage.model.names import cluster_tokens
+from moorage.podspec import ALLOCATES, DRA_LABEL
 from moorage.telemetry import ACTIVE, MetricValue
 
 from .app_reconciler import AppReconciler
@@ -26,6 +27,7 @@ from .context import ClusterContext
 from .core import kube_types
 from .core.cluster_state import ClusterState
 from .desired_state import DesiredStateClient
+from .device_allocation import DeviceAllocation
 from .fenced_configmap import StaleTerm
 from .object_watches import ObjectWatches
 from .reporting import TOO_OLD, Reporting
@@ -170,11 +172,18 @@ class Agent:
         apps: dict[str, AppReconciler] = {}
 
         def devices_changed() -> None:
+            allocation.changed()
             for app in apps.values():
                 if app.has_pins:
                     app.wake.set()
 
-        reflectors = self._reflectors(state, gates, await _device_version(self.api), devices_changed)
+        def wanted(kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+            found = (app.wanted(kind, namespace, name) for app in apps.values())
+            return next((obj for obj in found if obj is not None), None)
+
+        version, allocates = await _device_version(self.api), self.labels.get(DRA_LABEL) == ALLOCATES
+        allocation = DeviceAllocation(self.api, term, state, version, wanted, spawn, allocates=allocates)
+        reflectors = self._reflectors(state, gates, allocation, version, devices_changed)
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
@@ -203,6 +212,7 @@ class Agent:
             self.api, spawn, lambda label: desired.wake(label), lambda kind, live: unrecorded.learn_object(kind, live)
         )
         cluster = ClusterContext(self.api, term, records, watches, state, apps)
+        cluster.allocates = allocates
         desired = DesiredStateClient(
             self.bus, self.cluster, cluster, apps, spawn, lambda: reporting.period, gates.set_pins
         )
@@ -210,6 +220,7 @@ class Agent:
         self._leading = _Leading(age, reporting, apps, gates)
         spawn(reporting.run())
         spawn(gates.run())
+        spawn(allocation.run())
         await self._take_over(records, desired)
         await unrecorded.search(spawn)
         await self._listen(desired)
@@ -217,7 +228,12 @@ class Agent:
         spawn(desired.run_confirms())
 
     def _reflectors(
-        self, state: ClusterState, gates: ClaimGates, device_version: str, devices_changed: Callable[[], None]
+        self,
+        state: ClusterState,
+        gates: ClaimGates,
+        allocation: DeviceAllocation,
+        device_version: str,
+        devices_changed: Callable[[], None],
     ) -> list[Reflector[Any]]:
         api, devices = self.api, f"{DEVICES}/{device_version}"
 
@@ -228,10 +244,20 @@ class Agent:
         def put_pod(key: Key, pod: kube_types.Pod) -> None:
             state.put_pod(key, pod)
             gates.put_pod(key, pod)
+            allocation.put_pod(key, pod)
 
         def drop_pod(key: Key, uid: str) -> None:
             state.drop_pod(key, uid)
             gates.drop_pod(key, uid)
+            allocation.drop_pod(key, uid)
+
+        def put_claim(key: Key, claim: kube_types.DeviceClaim) -> None:
+            state.put_device_claim(key, claim)
+            allocation.put_claim(key, claim)
+
+        def drop_claim(key: Key, uid: str) -> None:
+            state.drop_device_claim(key, uid)
+            allocation.drop_claim(key, uid)
 
         def put_slice(key: Key, found: kube_types.Slice) -> None:
             state.put_slice(key, found)
@@ -257,8 +283,8 @@ class Agent:
                 api,
                 f"{devices}/resourceclaims",
                 kube_types.device_claim,
-                state.put_device_claim,
-                state.drop_device_claim,
+                put_claim,
+                drop_claim,
             ),
             Reflector(
                 api,

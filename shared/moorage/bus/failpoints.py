@@ -40,6 +40,7 @@ POINTS: dict[str, str] = {
     "agent.made": "one of an app's first objects is created in a cluster, it may not be recorded yet",
     "agent.recorded": "what is to be created in a cluster is recorded there, only the first objects are created",
     "agent.opened": "a pod is pinned to its slot and its gate is open, nobody knows it yet",
+    "agent.allocated": "a claim of a pod has its devices, the pod's gate is closed",
     "agent.applied": "the objects are applied, nothing is confirmed",
     "node.state.written": "a state file's new content is written beside it, nothing is synced or renamed",
     "node.state.renamed": "a state file is replaced, its directory is not synced",

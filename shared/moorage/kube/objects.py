@@ -16,6 +16,7 @@ class ObjectMetadata(msgspec.Struct, kw_only=True, rename="camel"):
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    finalizers: list[str] | None = None
 
 
 class Object(msgspec.Struct, kw_only=True, rename="camel"):

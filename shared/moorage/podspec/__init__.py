@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from .admission import Refusals, is_refusal
 from .claim_gate import (
+    ALLOCATES,
     CLAIM,
     CLASS_OF_PIN,
+    DEVICES_GATE,
+    DRA_LABEL,
     GATE,
     PARTS,
     PIN_PREFIX,
     PINNED_DEVICES,
+    TEMPLATE_SLOTS,
     Assignment,
     ClaimedPod,
     assign,
@@ -41,14 +45,18 @@ from .tolerations import DAEMON_SET_TOLERATIONS
 from .workloads import REPLICATED, WORKLOADS, containers, find, named, object_key, pod_spec, template, template_path
 
 __all__ = [
+    "ALLOCATES",
     "CLAIM",
     "CLASS_OF_PIN",
     "DAEMON_SET_TOLERATIONS",
+    "DEVICES_GATE",
+    "DRA_LABEL",
     "GATE",
     "PARTS",
     "PINNED_DEVICES",
     "PIN_PREFIX",
     "REPLICATED",
+    "TEMPLATE_SLOTS",
     "WORKLOADS",
     "Assignment",
     "ClaimedPod",

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from moorage.cel import MAX_LENGTH
-from moorage.podspec import CLASS_OF_PIN, PINNED_DEVICES
+from moorage.podspec import (
+    CLASS_OF_PIN,
+    DEVICES_GATE,
+    PIN_PREFIX,
+    PINNED_DEVICES,
+    has_gate,
+    template,
+    template_path,
+    with_value,
+)
 
 from .device_classes import DeviceClasses
 from .devices import Devices
@@ -48,6 +57,18 @@ def completed(manifest: Manifest, classes: DeviceClasses, devices: Devices) -> M
         raise UnknownClass(f"there is no DeviceClass {name!r}")
     pin = selector_of(_read_ids(annotations[PINNED_DEVICES]), devices)
     return {**manifest, "spec": {**spec, "selectors": [*spec["selectors"], {"cel": {"expression": pin}}]}}
+
+
+def with_gate(manifest: Manifest) -> Manifest:
+    """Returns the object with a gate at which its pods wait until their claims are allocated, if they have any that are pinned."""
+    found = template(manifest) if has_gate(str(manifest.get("kind", ""))) else None
+    spec = (found or {}).get("spec") or {}
+    names = [str(claim.get("resourceClaimTemplateName", "")) for claim in spec.get("resourceClaims") or ()]
+    if not any(name.startswith(PIN_PREFIX) for name in names):
+        return manifest
+    gates = [*(spec.get("schedulingGates") or ()), {"name": DEVICES_GATE}]
+    changed: Manifest = with_value(manifest, [*(template_path(manifest) or ()), "spec", "schedulingGates"], gates)
+    return changed
 
 
 def selector_of(idents: Sequence[str], devices: Devices) -> str:

@@ -110,6 +110,14 @@ class Devices:
                     for device in spec.devices or ():
                         yield f"{driver}/{pool.name}/{device.name}", device.body
 
+    def is_allocable(self, ident: str) -> bool | None:
+        """Returns whether there is a device that can be allocated as a whole, without anything beside it; None for one of which more
+        must be told than its name."""
+        body = dict(self.of_driver(ident.partition("/")[0])).get(ident)
+        if body is None:
+            return False
+        return None if body.allow_multiple_allocations or body.binding_conditions else True
+
     def mark_pool(self, pool: DevicePool) -> None:
         """Marks the nodes that reach devices of a pool."""
         self._changed(*self._pools.get(pool, {}).values())

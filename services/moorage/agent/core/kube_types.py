@@ -66,6 +66,17 @@ class SchedulingGate(_Kube, kw_only=True, frozen=True):
     name: str = ""
 
 
+class PodClaim(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class PodClaimStatus(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
 class PodSpec(_Kube, kw_only=True, frozen=True):
     node_name: str | None = None
     scheduling_gates: list[SchedulingGate] | None = None
@@ -74,6 +85,7 @@ class PodSpec(_Kube, kw_only=True, frozen=True):
     init_containers: list[Container] | None = None
     overhead: Amounts = None
     resources: Resources | None = None
+    resource_claims: list[PodClaim] | None = None
 
 
 class StateReason(_Kube, kw_only=True, frozen=True):
@@ -104,6 +116,7 @@ class PodStatus(_Kube, kw_only=True, frozen=True):
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
+    resource_claim_statuses: list[PodClaimStatus] | None = None
 
 
 class Pod(Object, kw_only=True):

@@ -89,7 +89,7 @@ def join(
         try:
             await api.call("GET", "/version")  # fails before anything is created
             seed = ask(where, "add", cluster)
-            objects = [*rights(), credentials(cluster, nats or endpoint["nats"], seed, labels)]
+            objects = [*rights(labels), credentials(cluster, nats or endpoint["nats"], seed, labels)]
             if deploy:
                 objects.append(deployment(image or IMAGE, replicas))
             await create(api, objects, note)
@@ -139,7 +139,7 @@ def leave(
         Remove the cluster even if groups still run on it, or it has Machines or guests. Guests that wait are started.
     """
     from moorage.agent.install import dismantle, say_goodbye, undo
-    from moorage.agent.install_manifests import deployment, rights
+    from moorage.agent.install_manifests import all_rights, deployment
     from moorage.bus import Settings
     from moorage.kube import connect
     from moorage.machines.install import uninstall
@@ -173,7 +173,7 @@ def leave(
             if machines is not None:
                 await uninstall(api, note)
             session = await undo(api, note, _LEAVE_SECONDS)
-            await dismantle(api, [*rights(), deployment()], note)
+            await dismantle(api, [*all_rights(), deployment()], note)
         finally:
             await api.close()
         if known is not None:

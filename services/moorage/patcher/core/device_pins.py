@@ -18,7 +18,16 @@ from moorage.model.claims import Claim, Decision
 from moorage.model.groups import Revision
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration
 from moorage.model.slots import is_claimed, is_of_claim
-from moorage.podspec import CLASS_OF_PIN, PIN_PREFIX, PINNED_DEVICES, object_key, template, template_path, with_value
+from moorage.podspec import (
+    CLASS_OF_PIN,
+    PIN_PREFIX,
+    PINNED_DEVICES,
+    TEMPLATE_SLOTS,
+    object_key,
+    template,
+    template_path,
+    with_value,
+)
 from moorage.podspec.device_shares import is_class_resource
 
 Manifest = dict[str, Any]
@@ -54,6 +63,20 @@ def devices_of(claim: Claim) -> dict[str, list[str]]:
             need = grant.need if is_of_claim(grant.need) else f"{MADE}/{grant.need}/{counts[grant.need]}"
             found.setdefault(need, {})[grant.part] = None
     return {need: sorted(devices) for need, devices in sorted(found.items())}
+
+
+def slots_of(claim: Claim, name: str) -> str:
+    """Returns the slots as the annotation of a template: of each its node, and the devices of the pod's claim `name` by request."""
+    slots = []
+    for slot in claim.slots:
+        counts = Counter(need for need, _ in {(g.need, g.part) for g in slot.devices if is_claimed(slot, g)})
+        devices: dict[str, dict[str, None]] = {}
+        for grant in slot.devices:
+            need = grant.need if is_of_claim(grant.need) else f"{MADE}/{grant.need}/{counts[grant.need]}"
+            if need.startswith(f"{name}/") and is_claimed(slot, grant):
+                devices.setdefault(need.partition("/")[2], {})[grant.part] = None
+        slots += [{"node": slot.node, "devices": {r: list(found) for r, found in devices.items()}}] * slot.count
+    return _encode(slots).decode()
 
 
 def pins_by_claim(decision: Decision) -> dict[str, str]:
@@ -135,6 +158,7 @@ class DevicePins:
         spec, classes = _pinned_spec(given.get("spec") or {}, prefix, of_claim, original)
         made = f"{PIN_PREFIX}{claim.id}-{name}"
         metadata = {k: v for k, v in original["metadata"].items() if k in ("labels", "annotations", "namespace")}
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), TEMPLATE_SLOTS: slots_of(claim, name)}
         copy = {**original, "metadata": {**metadata, "name": made}, "spec": {**given, "spec": spec}}
         added |= {_key(found): found for found in (copy, *classes)}
         return {**entry, "resourceClaimTemplateName": made}
@@ -169,7 +193,11 @@ class DevicePins:
         api = {"apiVersion": "resource.k8s.io/v1"}
         pinned, classes = _pinned_spec(given, f"{PIN_PREFIX}{claim.id}", by_request, api)
         name = f"{PIN_PREFIX}{claim.id}-{MADE}"
-        metadata = {"name": name} | {k: v for k, v in manifest["metadata"].items() if k == "namespace"}
+        slots = slots_of(claim, MADE)
+        for need, request in request_of.items():
+            slots = slots.replace(f'"{need}/', f'"{request}/of-')
+        metadata = {"name": name, "annotations": {TEMPLATE_SLOTS: slots}}
+        metadata |= {k: v for k, v in manifest["metadata"].items() if k == "namespace"}
         template_ = {**api, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": {"spec": pinned}}
         added |= {_key(found): found for found in (template_, *classes)}
         entry = {"name": f"{PIN_PREFIX}{MADE}", "resourceClaimTemplateName": name}

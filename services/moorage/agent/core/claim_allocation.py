@@ -1,0 +1,207 @@
+"""Decides which devices the claims of gated pods get, on clusters where nothing but Moorage allocates. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from moorage.kube.objects import Key
+from moorage.podspec import DEVICES_GATE, PIN_PREFIX, TEMPLATE_SLOTS
+
+from .kube_types import DeviceClaim, Pod
+
+Manifest = dict[str, Any]
+
+
+class TemplateSlot(msgspec.Struct, kw_only=True):
+    """A place for one pod: its node, and the devices of a claim by REQUEST[/ALTERNATIVE]."""
+
+    node: str
+    devices: dict[str, list[str]] = {}
+
+
+_read_slots = msgspec.json.Decoder(list[TemplateSlot]).decode
+
+
+class WaitingPod(NamedTuple):
+    """A pod at the gate. `claims`: its ResourceClaims that are made of pinned templates, with these; "" is one that is not made
+    yet."""
+
+    key: Key
+    uid: str
+    version: str
+    created: str
+    gates: tuple[str, ...]
+    claims: tuple[tuple[str, str], ...]
+
+
+class Claim(NamedTuple):
+    uid: str
+    version: str
+    finalizers: tuple[str, ...]
+    devices: frozenset[str]  # those that are allocated; empty: it is not
+
+
+class ClaimAllocation(NamedTuple):
+    """What a claim gets: devices by request."""
+
+    key: Key
+    claim: Claim
+    template: str
+    devices: Mapping[str, Sequence[str]]
+
+
+class PodAllocation(NamedTuple):
+    """The claims of a pod that are still to be allocated, and its node; without a node its gate is opened for the scheduler."""
+
+    pod: WaitingPod
+    node: str
+    claims: list[ClaimAllocation]
+
+
+class GatedClaims:
+    """`allocating` has the devices that requests under way are for, by claim."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, WaitingPod] = {}
+        self.allocating: dict[str, frozenset[str]] = {}
+        self._claims: dict[Key, Claim] = {}
+        self._holders: dict[str, set[Key]] = {}
+
+    def put_pod(self, key: Key, pod: Pod) -> None:
+        meta, spec = pod.metadata, pod.spec
+        gates = tuple(gate.name for gate in spec.scheduling_gates or ())
+        self.waiting.pop(meta.uid, None)
+        if DEVICES_GATE not in gates or meta.deletion_timestamp is not None:
+            return
+        made = {s.name: s.resource_claim_name or "" for s in pod.status.resource_claim_statuses or ()}
+        claims = tuple(
+            (made.get(claim.name, ""), claim.resource_claim_template_name)
+            for claim in spec.resource_claims or ()
+            if claim.resource_claim_template_name and claim.resource_claim_template_name.startswith(PIN_PREFIX)
+        )
+        created = meta.creation_timestamp or ""
+        self.waiting[meta.uid] = WaitingPod(key, meta.uid, meta.resource_version, created, gates, claims)
+
+    def drop_pod(self, uid: str) -> None:
+        self.waiting.pop(uid, None)
+
+    def put_claim(self, key: Key, found: DeviceClaim) -> None:
+        self.drop_claim(key)
+        # With admin access a device is seen, not taken.
+        devices = frozenset(f"{r.driver}/{r.pool}/{r.device}" for r in found.results if not r.admin_access)
+        meta = found.metadata
+        self._claims[key] = Claim(meta.uid, meta.resource_version, tuple(meta.finalizers or ()), devices)
+        for device in devices:
+            self._holders.setdefault(device, set()).add(key)
+        if devices:
+            self.allocating.pop(meta.uid, None)
+
+    def drop_claim(self, key: Key) -> None:
+        before = self._claims.pop(key, None)
+        for device in before.devices if before is not None else ():
+            self._holders[device].discard(key)
+            if not self._holders[device]:
+                del self._holders[device]
+
+    def plan(
+        self, template: Callable[[str, str], Manifest | None], is_allocable: Callable[[str], bool | None]
+    ) -> Iterator[PodAllocation]:
+        """Yields what can be done for pods, the oldest first. `template` returns a pinned template by namespace and name.
+        `is_allocable`: whether a device exists and can be allocated as a whole; None if the scheduler has to do it."""
+        taken = self._holders.keys() | {device for devices in self.allocating.values() for device in devices}
+        for pod in sorted(self.waiting.values(), key=lambda pod: (pod.created, pod.key)):
+            found = self._allocation(pod, template, is_allocable, taken)
+            if found is not None:
+                taken |= {device for one in found.claims for of in one.devices.values() for device in of}
+                yield found
+
+    def _allocation(
+        self,
+        pod: WaitingPod,
+        template: Callable[[str, str], Manifest | None],
+        is_allocable: Callable[[str], bool | None],
+        taken: set[str],
+    ) -> PodAllocation | None:
+        keys = [(Key(pod.key.namespace, name), of) for name, of in pod.claims]
+        if any(key not in self._claims or self._claims[key].uid in self.allocating for key, _ in keys):
+            return None  # they are not made yet, or requests are under way
+        templates = {of: template(pod.key.namespace, of) for _, of in keys}
+        if any(found is None for found in templates.values()):
+            return None  # another decision is being applied
+        of_template = {of: slots_of_template(found or {}) for of, found in templates.items()}
+        places = min((len(slots) for slots in of_template.values()), default=0)
+        for i in range(places):
+            slots = {of: found[i] for of, found in of_template.items()}
+            devices = {d for slot in slots.values() for of in slot.devices.values() for d in of}
+            verdicts = {is_allocable(device) for device in devices}
+            if None in verdicts:
+                return PodAllocation(pod, "", [])
+            own = {device for key, _ in keys for device in self._claims[key].devices}
+            if False in verdicts or not own <= devices or (devices - own) & taken:
+                continue
+            node = next(iter(slots.values())).node
+            left = [
+                ClaimAllocation(key, self._claims[key], of, slots[of].devices)
+                for key, of in keys
+                if not self._claims[key].devices and slots[of].devices
+            ]
+            return PodAllocation(pod, node, left)
+        return None if keys else PodAllocation(pod, "", [])
+
+
+def slots_of_template(template: Manifest) -> list[TemplateSlot]:
+    text = (template.get("metadata", {}).get("annotations") or {}).get(TEMPLATE_SLOTS, "[]")
+    try:
+        return _read_slots(text)
+    except msgspec.MsgspecError:
+        return []
+
+
+def allocation_of(
+    devices: Mapping[str, Sequence[str]], node: str, template: Manifest, configs: Mapping[str, list[Any]], now: str
+) -> Manifest:
+    """Returns the allocation of a claim. `configs`: the configuration of the class of each request."""
+    asked = (template.get("spec", {}).get("spec") or {}).get("devices") or {}
+    tolerations = dict(_tolerations(asked.get("requests") or ()))
+    results = []
+    for request, idents in devices.items():
+        for ident in idents:
+            driver, _, rest = ident.partition("/")
+            pool, _, name = rest.rpartition("/")
+            result = {"request": request, "driver": driver, "pool": pool, "device": name}
+            results.append(result | ({"tolerations": tolerations[request]} if tolerations.get(request) else {}))
+    config = [
+        {**entry, "source": "FromClass", "requests": [request]}
+        for request in devices
+        for entry in configs.get(request, ())
+    ]
+    config += [{**entry, "source": "FromClaim"} for entry in asked.get("config") or ()]
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    return {
+        "allocationTimestamp": now,
+        "devices": {"results": results} | ({"config": config} if config else {}),
+        "nodeSelector": {"nodeSelectorTerms": terms},
+    }
+
+
+def classes_of(template: Manifest) -> dict[str, str]:
+    """Returns the class of each request, by REQUEST[/ALTERNATIVE]."""
+    requests = ((template.get("spec", {}).get("spec") or {}).get("devices") or {}).get("requests") or ()
+    return {name: str(ask.get("deviceClassName", "")) for name, ask in _asks(requests)}
+
+
+def _tolerations(requests: Sequence[Manifest]) -> Iterator[tuple[str, list[Any]]]:
+    for name, ask in _asks(requests):
+        yield name, ask.get("tolerations") or []
+
+
+def _asks(requests: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    for request in requests:
+        name = str(request.get("name", ""))
+        for alternative in request.get("firstAvailable") or ():
+            yield f"{name}/{alternative.get('name')}", alternative
+        if not request.get("firstAvailable"):
+            yield name, request.get("exactly") or request
