@@ -317,3 +317,25 @@ def test_devices_are_found_where_an_exhaustive_search_finds_some(
         return True
 
     assert (found is not None) == any(map(holds, permutations(range(len(there)), len(slots))))
+
+
+def test_equal_devices_are_one_part() -> None:
+    shape = _bound(_shape(_consumer({"name": "gpu", "class": "b", "count": 3})))
+    equal = [DeviceReport(name="four", kind="gpu", quantity=4, properties={"model": "B"})]
+    found = _assigned(equal, shape)
+    assert found is not None and set(found[0]) == {("gpu", "ur")}
+    assert _assigned(equal, shape, 2) is None
+    assert _assigned(equal, _bound(_shape(_consumer({"name": "gpu", "class": "b", "count": 4})))) is not None
+    assert _assigned(equal, _bound(_shape(_consumer({"name": "gpu", "class": "b", "count": 5})))) is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "device"), [("", "g3"), ("first-fit", "g2"), ("spread", "g2"), ("best-fit", "g3")]
+)
+def test_the_algorithm_chooses_among_devices_of_a_node(algorithm: str, device: str) -> None:
+    need = {"name": "gpu", "class": "b", "count": "300m", **({"algorithm": algorithm} if algorithm else {})}
+    shape = _bound(_shape(_consumer(need)))
+    layout = layout_of(encode(Inside(devices=own_devices("n", _devices(4, divisible=True, capacity={"memory": "10"})))))
+    free = tuple(4 if layout.parts[entry.part].path.endswith("g3") else 10 for entry in layout.entries)
+    found = NodeState(layout, free).assign([(Asked(shape), 1)])
+    assert found is not None and [grant.part[-2:] for grant in found[0][0].grants] == [device]

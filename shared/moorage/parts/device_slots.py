@@ -19,6 +19,8 @@ from .solver import Slot
 MAX_DEVICES = 32
 #: More than the devices of a node, so that alternatives come one after the other.
 _MANY = 1 << 20
+#: Equal devices of one part that are told apart: more than a request may have.
+_EQUAL = MAX_DEVICES + 1
 
 
 class DeviceNodePart(Protocol):
@@ -144,7 +146,9 @@ class DeviceSlots:
             if not verdicts[device] or not self._has(device, i, ask):
                 continue
             choice = self._choice(device, i, alternative, need, ask)
-            yield [choice] if choice is not None else []
+            for number in range(self._equal(i)):
+                order = alternative * _MANY + device * _EQUAL + number
+                yield [choice._replace(order=order)] if choice is not None else []
 
     def _has(self, device: int, i: int, ask: DeviceAsk) -> bool:
         """Returns whether a device has the capacities that are asked for. One that can be divided has what others leave."""
@@ -158,6 +162,26 @@ class DeviceSlots:
         return class_verdicts(self._table, ask)
 
     def _choices(self, alternative: int, need: str, ask: DeviceAsk) -> Iterator[_Choice]:
+        """Yields the devices that could serve a request in the order of preference, equal ones of a part several times."""
+        found = list(self._in_order(alternative, need, ask))
+        if ask.resource_class and ask.algorithm != "first-fit":
+            fullest = 1 if ask.algorithm != "spread" else -1
+            found.sort(key=lambda choice: (fullest * self._free(choice), choice.order))
+        for place, choice in enumerate(found):
+            equal = 1 if choice.error else self._equal(choice.part)
+            for number in range(max(1, min(equal, ask.count))):
+                yield choice._replace(order=alternative * _MANY + place * _EQUAL + number)
+
+    def _free(self, choice: _Choice) -> int:
+        """Returns how much is free of what the choice takes first."""
+        return self._tree.room[choice.takes[0][0]] if choice.takes else 0
+
+    def _equal(self, part: int) -> int:
+        """Returns how many equal devices a part is."""
+        report = self._table.devices[self._tree.parts[part].device]
+        return 1 if report.divisible else min(report.quantity, _EQUAL)
+
+    def _in_order(self, alternative: int, need: str, ask: DeviceAsk) -> Iterator[_Choice]:
         verdicts = self._verdicts(ask)
         for device, i in self._devices:
             if verdicts[device] is None:
