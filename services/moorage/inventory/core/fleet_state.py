@@ -16,20 +16,19 @@ from moorage.fleet import (
     CORDONED,
     STALE,
     FleetWriter,
-    NamedPods,
     NodeRow,
     name_problem,
     normalize_node,
     with_additions,
     with_devices,
 )
-from moorage.model.reports import NodeReport, PodReport, Report, ReportReply
-from moorage.model.slots import PartAmounts, PodParts, pod_parts
+from moorage.model.reports import NodeReport, Report, ReportReply
 from moorage.parts.inside import AddedNames, Inside, layout_of
 from moorage.parts.inside import decode as decode_inside
 
 from .cluster_ids import ClusterIds, ClusterRecord
-from .node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED, NODE_SOURCE, NodeOverlays, node_of, part_amounts
+from .cluster_reports import ClusterReports
+from .node_overlays import MAX_BUFFERED_BYTES, MAX_UNNAMED, NODE_SOURCE, NodeOverlays, node_of
 from .part_changes import part_changes
 from .refusals import Refusals
 from .report_sessions import MAX_BYTES, ReportSession, Verdict
@@ -39,8 +38,6 @@ TAKEOVER = 1.5  # periods of silence until another session may take a source ove
 REPORTS_PER_SECOND = 500
 SHORTEST_PERIOD = 2.0
 BATCH = 1000  # clusters handled without yielding: the lease must be renewed in between
-PodCounts = dict[str, dict[str, int]]  # claim → node → pods
-_FINISHED = frozenset({"Succeeded", "Failed"})
 
 
 class FleetEvent(NamedTuple):
@@ -61,55 +58,6 @@ class ReportOutcome(NamedTuple):
     events: list[FleetEvent]
     problems: list[str]
     gone: bool = False  # the KV record must be marked
-
-
-class _ClaimedPods(NamedTuple):
-    """Pods by claim and node: all that live, those of them that are being deleted, those that what is in use of zones includes,
-    and what those take of parts of which that is told."""
-
-    live: PodCounts
-    ending: PodCounts
-    counted: PodCounts
-    named: NamedPods
-
-
-def _count(pods: PodCounts, claim: str, node: str) -> None:
-    nodes = pods.setdefault(claim, {})
-    nodes[node] = nodes.get(node, 0) + 1
-
-
-class ClusterReports:
-    """The state of a cluster beside its rows."""
-
-    def __init__(
-        self, name: str, record: ClusterRecord, now: float, period: float, overlays: NodeOverlays, refusals: Refusals
-    ) -> None:
-        self.name = name
-        self.record = record
-        self.last_report_at = now
-        self.period = period
-        self.owner: ReportSession | None = None
-        self.retired: list[str] = []
-        self.joining = False  # it has a record; its first report publishes that it joined
-        self.labels: dict[str, str] | None = None  # reported by the agent; None: this inventory has had no report
-        self.pods: dict[str, tuple[str, str, bool]] = {}  # uid -> claim, node, whether it is being deleted
-        self.by_claim: dict[str, set[str]] = {}
-        self.in_parts: dict[str, frozenset[str]] = {}  # node → uids of pods that what is in use of its zones includes
-        self.pod_parts: dict[str, PartAmounts] = {}  # uid → what the cluster's agent says that a pod takes of parts
-        self.requests: dict[str, dict[str, str]] = {}  # of pods that are bound and do not run yet
-        self.refusals = refusals
-        self.doubtful: set[str] = set()  # uids of pods that were bound to a node after it refused others of their claim
-        self.overlays = overlays  # fields that node agents report
-        self.problems: dict[str, str] = {}
-
-    def live_pods(self, claim: str, node: str) -> int:
-        """Counts the unfinished pods of a claim on a node."""
-        return sum(self.pods[uid][1] == node for uid in self.by_claim.get(claim, ()))
-
-    def awaits_refusal(self, uid: str) -> bool:
-        """Returns whether the pod's node refused others of its claim and has not changed since."""
-        claim, node, _ = self.pods[uid]
-        return self.refusals.has(claim, node)
 
 
 def period_for(clusters: int) -> float:
@@ -377,7 +325,7 @@ class FleetState:
         cluster.overlays.drop(gone)
         for node in gone:
             cluster.problems.pop(node, None)
-        touched, bound = _follow_pods(cluster, report, full)
+        touched, bound = cluster.follow_pods(report, full)
         refusals = cluster.refusals
         if full:
             refusals.inherit(fleet.pods.refused_of(cid))
@@ -385,11 +333,11 @@ class FleetState:
         for pod in report.pods if cluster.overlays else ():
             if pod.uid in cluster.pods and cluster.overlays.admission(pod.node, pod.uid) is not None:
                 row = rows.get(pod.node) or (None if new else self.writer.row(cid, pod.node))
-                relearned |= _learn_admission(cluster, pod.uid, row)
+                relearned |= cluster.learn_admission(pod.uid, row)
         cluster.doubtful = {
             uid for uid in cluster.doubtful | bound if uid in cluster.pods and cluster.awaits_refusal(uid)
         }
-        claims = _claimed_pods(cluster, touched | relearned)
+        claims = cluster.claimed_pods(touched | relearned)
         left = (
             [n for n in fleet.nodes_of(cid) if n not in rows] if full and fleet.layout is not None and not new else gone
         )
@@ -480,8 +428,8 @@ class FleetState:
             pods |= {uid for uid, (_, at, _) in cluster.pods.items() if at == node}
         relearned = set[str]()
         for uid in pods:
-            relearned |= _learn_admission(cluster, uid, rows[0] if rows else None)
-        claims = _claimed_pods(cluster, relearned | {cluster.pods[uid][0] for uid in pods})
+            relearned |= cluster.learn_admission(uid, rows[0] if rows else None)
+        claims = cluster.claimed_pods(relearned | {cluster.pods[uid][0] for uid in pods})
         if (rows or pods) and self.writer.put(
             cluster.record.id,
             cluster.name,
@@ -521,105 +469,3 @@ def event_data(record: ClusterRecord) -> dict[str, Any]:
 
 def _cordon(record: ClusterRecord) -> int:
     return CORDONED if record.cordoned else 0
-
-
-def _holds(pod: PodReport) -> bool:
-    """Returns whether a pod holds resources of a claim: it carries one and has not ended."""
-    return bool(pod.claim) and pod.phase not in _FINISHED
-
-
-def _follow_pods(cluster: ClusterReports, report: Report, full: bool) -> tuple[set[str], set[str]]:
-    """Returns the claims whose live pods changed, and the pods that have just been bound and do not run yet."""
-    touched: set[str] = set()
-    bound: set[str] = set()
-    before = {pod.uid: found[1] for pod in report.pods if (found := cluster.pods.get(pod.uid)) is not None}
-    if full:
-        cluster.pods, cluster.by_claim, cluster.in_parts = {}, {}, {}
-        cluster.pod_parts, cluster.requests = {}, {}
-    for uid in report.pods_gone:
-        touched.update(_forget(cluster, uid))
-    for pod in report.pods:
-        touched.update(_forget(cluster, pod.uid))
-        if pod.phase != "Pending":
-            cluster.doubtful.discard(pod.uid)
-        elif pod.node and before.get(pod.uid) != pod.node:
-            bound.add(pod.uid)
-        if _holds(pod):
-            cluster.pods[pod.uid] = (pod.claim, pod.node, pod.deleting)
-            cluster.by_claim.setdefault(pod.claim, set()).add(pod.uid)
-            touched.add(pod.claim)
-            if pod.parts:
-                cluster.pod_parts[pod.uid] = part_amounts(pod.parts)[0]
-            if pod.phase == "Pending" and pod.node:
-                cluster.requests[pod.uid] = pod.requests
-    for node in report.nodes_gone:
-        cluster.in_parts.pop(node, None)
-    for reported in report.nodes:
-        uids, counted = frozenset(reported.counted), cluster.in_parts.get(reported.name, frozenset())
-        if uids != counted:
-            touched.update(cluster.pods[uid][0] for uid in uids ^ counted if uid in cluster.pods)
-            cluster.in_parts[reported.name] = uids
-    return touched, bound
-
-
-def _learn_admission(cluster: ClusterReports, uid: str, row: NodeRow | None) -> set[str]:
-    """Takes in what a node's agent decided about a pod. Returns its claim if the refusals of that changed."""
-    claim, node, _ = cluster.pods[uid]
-    admission = cluster.overlays.admission(node, uid)
-    if admission is None:
-        return set()
-    changed = cluster.refusals.admitted(
-        admission, claim, node, cluster.requests.get(uid), {node: row} if row is not None else {}, cluster.live_pods
-    )
-    if admission.outcome == "admitted":
-        cluster.doubtful.discard(uid)
-    elif uid in cluster.requests:  # it does not run
-        cluster.doubtful.add(uid)
-    return {claim} if changed else set()
-
-
-def _claimed_pods(cluster: ClusterReports, claims: Iterable[str]) -> _ClaimedPods:
-    """Counts the pods of these claims by node. Pods that their node will refuse, as others before, cover no slot."""
-    found = _ClaimedPods({}, {}, {}, {})
-    overlays = cluster.overlays
-    for claim in claims:
-        nodes = found.live[claim] = {}
-        of_node: dict[str, list[tuple[bool, PartAmounts]]] = {}
-        for uid in cluster.by_claim.get(claim, ()):
-            if uid in cluster.doubtful:
-                continue
-            _, node, deleting = cluster.pods[uid]
-            nodes[node] = nodes.get(node, 0) + 1
-            if deleting and node:
-                _count(found.ending, claim, node)
-            own = overlays.parts_of(node, uid)
-            of_zones = overlays.counted(node)
-            if not own and uid in (cluster.in_parts.get(node, ()) if of_zones is None else of_zones):
-                _count(found.counted, claim, node)
-            if parts := own | cluster.pod_parts.get(uid, {}):
-                of_node.setdefault(node, []).append((deleting, parts))
-        for node, pods in of_node.items():
-            found.named.setdefault(claim, {})[node] = _runs(pods)
-    return found
-
-
-def _runs(pods: list[tuple[bool, PartAmounts]]) -> list[tuple[PartAmounts, int]]:
-    """Returns what pods take of parts with how many do so; those that are being deleted come last."""
-    runs: dict[tuple[bool, PodParts], tuple[PartAmounts, int]] = {}
-    for deleting, parts in pods:
-        key = deleting, pod_parts(parts)
-        runs[key] = parts, runs.get(key, (parts, 0))[1] + 1
-    return [runs[key] for key in sorted(runs)]
-
-
-def _forget(cluster: ClusterReports, uid: str) -> list[str]:
-    found = cluster.pods.pop(uid, None)
-    cluster.pod_parts.pop(uid, None)
-    cluster.requests.pop(uid, None)
-    if found is None:
-        return []
-    uids = cluster.by_claim[found[0]]
-    uids.discard(uid)
-    if not uids:
-        del cluster.by_claim[found[0]]
-    return [found[0]]
