@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from moorage.agent.core import kube_types
+from moorage.agent.core.claim_allocation import GatedClaims
 from moorage.agent.core.cluster_state import ClusterState
 from moorage.agent.core.device_pins import UnknownClass, completed, is_pin, selector_of
+from moorage.agent.core.kube_types import DeviceClaim, Pod
 from moorage.cel import CelDevice, compile_selector
 from moorage.intents.core.diagnostics import Diagnostics
 from moorage.intents.core.manifest_rules import read_objects
@@ -21,7 +23,7 @@ from moorage.model.shapes import Shape
 from moorage.model.slots import DeviceGrant, Slot, names_parts, own_parts
 from moorage.patcher.core.device_pins import ClassNeeds, DevicePins, devices_of
 from moorage.patcher.core.final_objects import FinalObjects
-from moorage.podspec import CLASS_OF_PIN, PINNED_DEVICES
+from moorage.podspec import CLASS_OF_PIN, PINNED_DEVICES, TEMPLATE_SLOTS
 
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.example.com"
@@ -133,10 +135,19 @@ def test_pods_get_a_template_that_asks_for_the_devices_of_their_slots() -> None:
         PINNED_DEVICES: '["gpu.example.com/n0/gpu-1","gpu.example.com/n1/gpu-3"]',
     }
     assert by_name["ResourceClaimTemplate", "two"]["spec"] == manifests[0]["spec"]
-    # A move changes the class and nothing else.
+    # A move changes the class and what templates are annotated with, and nothing else.
     moved = final.on_cluster("p/c", [claim("Deployment/web", ("n0", "gpu-2", "x/a"), ("n1", "gpu-3", "x/a"))])
-    assert [o for o in moved if o["kind"] != "DeviceClass"] == [o for o in objects if o["kind"] != "DeviceClass"]
+    assert _without_annotations(moved) == _without_annotations(objects)
     assert moved != objects
+
+
+def _without_annotations(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leaves out the annotations of classes and templates, which say which devices there are."""
+    added = ("DeviceClass", "ResourceClaimTemplate")
+    return [
+        {**o, "metadata": {k: v for k, v in o["metadata"].items() if k != "annotations"}} if o["kind"] in added else o
+        for o in objects
+    ]
 
 
 def test_of_alternatives_those_stay_that_slots_have() -> None:
@@ -301,3 +312,71 @@ def test_a_class_keeps_selectors_and_configuration_of_the_one_that_was_asked_for
         completed(pin, state.device_classes, state.devices)
     state.put_device_class(Key("", "moorage-c1-a"), kube_types.device_class(msgspec.json.encode(pin)))
     assert state.device_classes.reports() == []
+
+
+# --- claims that the agent allocates
+
+
+def gated(name: str, claim: str = "", template: str = "moorage-c1-x") -> tuple[Key, Pod]:
+    entries = [{"name": "x", "resourceClaimTemplateName": template}]
+    made = [{"name": "x", "resourceClaimName": claim}] if claim else []
+    found = {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": name,
+            "resourceVersion": "1",
+            "creationTimestamp": name,
+        },
+        "spec": {"schedulingGates": [{"name": "moorage.dev/devices"}], "resourceClaims": entries},
+        "status": {"resourceClaimStatuses": made},
+    }
+    return Key("default", name), kube_types.pod(msgspec.json.encode(found))
+
+
+def claim_object(name: str, *devices: str) -> tuple[Key, DeviceClaim]:
+    results = [{"request": "a", "driver": DRIVER, "pool": "n0", "device": device} for device in devices]
+    status = {"allocation": {"devices": {"results": results}}} if devices else {}
+    found = {"metadata": {"name": name, "namespace": "default", "uid": name}, "status": status}
+    return Key("default", name), kube_types.device_claim(msgspec.json.encode(found))
+
+
+def planned(claims: GatedClaims, slots: Any, **allocable: bool | None) -> dict[str, tuple[str, list[list[str]]]]:
+    annotations = {TEMPLATE_SLOTS: slots if isinstance(slots, str) else msgspec.json.encode(slots).decode()}
+    found = claims.plan(
+        lambda _namespace, name: {"metadata": {"annotations": annotations}} if name == "moorage-c1-x" else None,
+        lambda ident: allocable.get(ident.rpartition("/")[2], True),
+    )
+    return {
+        one.pod.uid: (one.node, [d for claim in one.claims for d in claim.devices.values()])  # type: ignore[misc]
+        for one in found
+    }
+
+
+def test_each_gated_pod_gets_the_devices_of_a_slot_that_nobody_has() -> None:
+    slots = [{"node": "n0", "devices": {"a": ids(f"g{i}")}} for i in range(3)]
+    claims = GatedClaims()
+    for name in ("p1", "p2", "p3"):
+        claims.put_pod(*gated(name, f"{name}-x"))
+        claims.put_claim(*claim_object(f"{name}-x"))
+    claims.put_pod(*gated("p4"))  # its claim is not made yet
+    assert planned(claims, slots) == {f"p{i + 1}": ("n0", [ids(f"g{i}")]) for i in range(3)}
+    claims.put_claim(*claim_object("stranger", "g0"))
+    assert planned(claims, slots) == {"p1": ("n0", [ids("g1")]), "p2": ("n0", [ids("g2")])}
+    assert planned(claims, slots, g1=False) == {"p1": ("n0", [ids("g2")])}
+    # An earlier agent ended after it had allocated: the gate is opened.
+    claims.put_claim(*claim_object("p2-x", "g2"))
+    assert planned(claims, slots)["p2"] == ("n0", [])
+    # What must be told more of than its name, the scheduler allocates by the pins.
+    assert planned(claims, slots, g0=None)["p1"] == ("", [])
+    claims.drop_claim(Key("default", "stranger"))
+    claims.allocating["p1-x"] = frozenset(ids("g0"))
+    assert "p1" not in planned(claims, slots) and planned(claims, slots)["p3"] == ("n0", [ids("g1")])
+
+
+@pytest.mark.parametrize("slots", ["junk", "[1]", "{}", "[]", '[{"devices": 1}]'])
+def test_slots_that_make_no_sense_give_nothing(slots: str) -> None:
+    claims = GatedClaims()
+    claims.put_pod(*gated("p", "p-x"))
+    claims.put_claim(*claim_object("p-x"))
+    assert planned(claims, slots) == {}
