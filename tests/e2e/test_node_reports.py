@@ -13,7 +13,7 @@ import nats
 import pytest
 
 from moorage.mesh.permissions import node_user
-from moorage.node.core.node_report import NodeRows, node_rows
+from moorage.node.core.node_report import NodeDescription, NodeRows
 from moorage.node.mesh_reports import BadCredentials, MeshReports, read_credentials
 from moorage.qos.admission import Admitted
 from moorage.qos.messages import Refusal
@@ -43,14 +43,13 @@ class Agent:
     def __init__(self, credentials: Path) -> None:
         self.node = SimulatedNode(POLICY, name="n")
         self.refused: dict[str, Refusal] = {}
+        self.description = NodeDescription("n", self.node.machine)
         self.reports = MeshReports(read_credentials(credentials), self.rows)
         self.task = asyncio.ensure_future(self.reports.run())
 
     def rows(self) -> NodeRows:
         cpu = self.node.cpu
-        return node_rows(
-            "n",
-            self.node.machine,
+        return self.description.rows(
             self.node.node.policy,
             self.node.records,
             self.refused,

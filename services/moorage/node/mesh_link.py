@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moorage.qos.messages import Refusal
 from moorage.qos.nic_plugin import NIC, NicPlugin
 
-from .core.node_report import NodeRows, node_rows
+from .core.node_report import NodeDescription, NodeRows
 from .mesh_reports import BadCredentials, MeshReports, read_credentials
 from .pod_admission import Outcome
 
@@ -20,6 +20,7 @@ class MeshLink:
     def __init__(self, agent: NodeAgent) -> None:
         self._agent = agent
         self._refused: dict[str, Refusal] = {}
+        self._description = NodeDescription(agent.settings.node, agent.machine)
         self.reports: MeshReports | None = None
 
     def start(self) -> None:
@@ -55,9 +56,7 @@ class MeshLink:
     def rows(self) -> NodeRows:
         """Returns what is reported now."""
         agent, cpu = self._agent, self._agent.cpu
-        return node_rows(
-            agent.settings.node,
-            agent.machine,
+        return self._description.rows(
             agent.policy.policy,
             agent.live_records(),
             self._refused,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _FORM = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*", re.ASCII)
 #: No machine has CPUs with larger numbers; a set from outside is not built before its size is known.
 MAX_CPUS = 8192
 
 
+@lru_cache(8192)
 def parse_cpuset(text: str, most: int = MAX_CPUS) -> int:
     """Returns the set; raises ValueError where the text is none or has numbers from `most` on."""
     text = text.strip()
@@ -26,6 +28,7 @@ def parse_cpuset(text: str, most: int = MAX_CPUS) -> int:
     return mask
 
 
+@lru_cache(8192)
 def format_cpuset(mask: int) -> str:
     """Returns the shortest list, ascending; an empty text for the empty set."""
     parts = []

@@ -68,6 +68,14 @@ class MemoryNodes:
                 fitting.append(mask)
         return [Hint(mask, mask.bit_count() == smallest) for mask in fitting]
 
+    def alone(self, requested: Mapping[str, int]) -> int:
+        """Returns the nodes that can give all that is requested alone."""
+        return sum(
+            1 << node.id
+            for node in self.nodes.values()
+            if node.group.bit_count() == 1 and all(node.free(name) >= size for name, size in requested.items())
+        )
+
     @staticmethod
     def _may_serve(nodes: Iterable[NodeMemory], mask: int) -> bool:
         if not mask & (mask - 1):

@@ -120,9 +120,7 @@ class MemoryPlugin:
     def _bindable(self, request: ResourceRequest) -> int:
         there = roles_by_zone(self.entries, request.pod_uid)
         allowed = open_zones(self.policy, request.role, there, self.nodes.nodes)
-        requested = _requested(request) or {MEMORY: 0}
-        single = [hint.zones or 0 for hint in self.nodes.hints(requested) if (hint.zones or 0).bit_count() == 1]
-        return allowed & sum(single)
+        return allowed & self.nodes.alone(_requested(request))
 
     # --- allocation
 
@@ -297,6 +295,7 @@ class MemoryPlugin:
     def encode(self) -> bytes:
         machine: dict[str, dict[str, object]] = {}
         totals = {node.id: node.total for node in self.machine.memory}
+        sizes = self._sizes()
         for node in self.nodes.nodes.values():
             for name, allocatable in node.allocatable.items():
                 total = totals[node.id].get(name, 0)
@@ -304,19 +303,20 @@ class MemoryPlugin:
                     "Allocated": str(node.reserved.get(name, 0)),
                     "allocatable": str(allocatable),
                     "free": str(node.free(name)),
-                    "pod_entries": self._sizes(node.id, name),
+                    "pod_entries": sizes.get((node.id, name), {}),
                     "systemReserved": str(total - allocatable),
                     "total": str(total),
                 }
         return seal({"machineState": machine, "pod_resource_entries": self.entries})
 
-    def _sizes(self, node: int, name: str) -> dict[str, dict[str, str]]:
-        """Returns what containers have of a node, by pod and container."""
-        found: dict[str, dict[str, str]] = {}
+    def _sizes(self) -> dict[tuple[int, str], dict[str, dict[str, str]]]:
+        """Returns what containers have, by node and class, then by pod and container."""
+        found: dict[tuple[int, str], dict[str, dict[str, str]]] = {}
         for uid, containers in self.entries.items():
             for container, entry in containers.items():
-                if entry.bound >> node & 1 and entry.taken.get(name):
-                    found.setdefault(uid, {})[container] = str(entry.taken[name])
+                for node in nodes_of(entry.bound):
+                    for name, size in entry.taken.items():
+                        found.setdefault((node, name), {}).setdefault(uid, {})[container] = str(size)
         return found
 
     def restore(self, content: bytes) -> None:

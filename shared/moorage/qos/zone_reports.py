@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from moorage.model.part_reports import InventoryReport, ZoneReport, ZoneReserve
+from moorage.model.reports import QosReport
 
 from .admission import PodRecord
-from .bound_zones import BoundEntry, open_zones, roles_by_zone
+from .bound_zones import open_zones
 from .cpusets import format_cpuset
 from .machine import Machine
 from .messages import ResourceAllocation, nodes_of
@@ -16,24 +17,24 @@ from .role_parts import LOCK_TOTAL, ROLE_LOCK, known_trait, lock_amount, reporte
 
 #: What a pod takes of zones, by zone and class, in the text of reports.
 ZoneAmounts = dict[int, dict[str, float]]
+_LOCK = reported(ROLE_LOCK)
 
 
-class _Bound:
-    """The zones to which a pod of a role is bound."""
-
-    def __init__(self, role: str, bound: int) -> None:
-        self.role, self.bound = role, bound
+def roles_there(pods: Iterable[tuple[str, ZoneAmounts]]) -> dict[int, set[str]]:
+    """Returns the roles that are bound to each zone, from the role of each pod and what it takes."""
+    found: dict[int, set[str]] = {}
+    for role, amounts in pods:
+        for zone, classes in amounts.items():
+            if _LOCK in classes:
+                found.setdefault(zone, set()).add(role)
+    return found
 
 
 def zone_reports(
-    machine: Machine, policy: NodePolicy, records: Mapping[str, PodRecord], offered: Mapping[str, int]
+    machine: Machine, policy: NodePolicy, there: Mapping[int, set[str]], offered: Mapping[str, int]
 ) -> list[ZoneReport]:
-    """Returns the zones, with the traits of the roles that are known and may come now. `offered`: the zones that have each of
-    the resources that roles need without requesting them, for plugins that run."""
-    entries: dict[str, dict[str, BoundEntry]] = {
-        uid: {"": _Bound(record.pod.role, bound_zones(record, policy))} for uid, record in records.items()
-    }
-    there = roles_by_zone(entries)
+    """Returns the zones, with the traits of the roles that are known and may come now. `there`: the roles that are bound to each
+    zone. `offered`: the zones that have each of the resources that roles need without requesting them, for plugins that run."""
     kept = _kept_for_pools(machine, policy)
     memory = {node.id: node.total for node in machine.memory}
     zones = sorted({*machine.cpus.numas, *memory})
@@ -116,7 +117,7 @@ def zone_amounts(record: PodRecord, policy: NodePolicy) -> ZoneAmounts:
     role: RoleSpec | None = policy.role(record.pod.role) if record.pod.role else None
     if role is not None:
         for zone in nodes_of(bound_zones(record, policy)):
-            found.setdefault(zone, {})[reported(ROLE_LOCK)] = lock_amount(record.pod.role, role)
+            found.setdefault(zone, {})[_LOCK] = lock_amount(record.pod.role, role)
     return found
 
 
@@ -132,3 +133,13 @@ def amount_texts(amounts: Mapping[str, float]) -> dict[str, str]:
         for name, amount in sorted(amounts.items())
         if amount
     }
+
+
+def qos_report(policy: NodePolicy, *, enabled: bool = True) -> QosReport:
+    """Describes how the agent gives resources."""
+    return QosReport(
+        gate=enabled,
+        topology_policy=policy.spec.topology_policy,
+        topology_scope=policy.spec.topology_scope,
+        roles=sorted(policy.roles) if enabled else [],
+    )

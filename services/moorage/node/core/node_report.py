@@ -7,12 +7,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from moorage.model.reports import AdmissionReport, CpuManager, NodeReport, PodReport, QosReport, parts_of
+from moorage.model.reports import AdmissionReport, CpuManager, NodeReport, PodReport, parts_of
 from moorage.qos.admission import PodRecord
 from moorage.qos.machine import Machine
 from moorage.qos.messages import Refusal
 from moorage.qos.node_policy import NodePolicy
-from moorage.qos.zone_reports import ZoneAmounts, amount_texts, zone_amounts, zone_reports
+from moorage.qos.zone_reports import (
+    ZoneAmounts,
+    amount_texts,
+    qos_report,
+    roles_there,
+    zone_amounts,
+    zone_reports,
+)
 
 #: Refusals of so many pods are reported.
 MOST_ADMISSIONS = 1000
@@ -30,47 +37,63 @@ class NodeRows(NamedTuple):
 NOTHING = NodeRows(b"", {}, {})
 
 
-def node_rows(
-    name: str,
-    machine: Machine,
-    policy: NodePolicy,
-    records: Mapping[str, PodRecord],
-    refused: Mapping[str, Refusal],
-    *,
-    enabled: bool,
-    exclusive_free: int,
-    offered: Mapping[str, int],
-) -> NodeRows:
-    """Describes the node. `refused`: the pods that were refused last, with the first reason. With the gate off only zones are
-    told, and no role is open."""
-    amounts = {uid: zone_amounts(record, policy) for uid, record in records.items()}
-    in_use = _summed(amounts.values())
-    zones = zone_reports(machine, policy, records, offered if enabled else {})
-    if not enabled:
-        zones = [msgspec.structs.replace(zone, traits=[]) for zone in zones]
-    node = NodeReport(
-        name=name,
-        cpu_manager=CpuManager(policy="static", exclusive_free=exclusive_free) if enabled else None,
-        zones=zones,
-        in_use={f"numa-{zone}": amount_texts(found) for zone, found in in_use.items()},
-        counted=sorted(records),
-        qos=QosReport(
-            gate=enabled,
-            topology_policy=policy.spec.topology_policy,
-            topology_scope=policy.spec.topology_scope,
-            roles=sorted(policy.roles) if enabled else [],
-        ),
-    )
-    pods = {
-        uid: _encode(PodReport(uid=uid, parts={f"{name}/numa-{z}": amount_texts(a) for z, a in found.items()}))
-        for uid, found in amounts.items()
-    }
-    admissions = {uid: _encode(AdmissionReport(pod=uid)) for uid in records}
-    for uid, refusal in list(refused.items())[-MOST_ADMISSIONS:]:
-        if uid not in records:
-            said = AdmissionReport(pod=uid, outcome="refused", code=refusal.code, message=refusal.message[:1000])
-            admissions[uid] = _encode(said)
-    return NodeRows(_encode(node), pods, admissions)
+class _Known(NamedTuple):
+    record: PodRecord
+    amounts: ZoneAmounts
+    pod: bytes
+    admission: bytes
+
+
+class NodeDescription:
+    """Describes a node again and again. What is told of a pod is worked out once for each record of it."""
+
+    def __init__(self, name: str, machine: Machine) -> None:
+        self._name, self._machine = name, machine
+        self._known: dict[str, _Known] = {}
+        self._policy: NodePolicy | None = None
+
+    def rows(
+        self,
+        policy: NodePolicy,
+        records: Mapping[str, PodRecord],
+        refused: Mapping[str, Refusal],
+        *,
+        enabled: bool,
+        exclusive_free: int,
+        offered: Mapping[str, int],
+    ) -> NodeRows:
+        """Returns what is to be reported now. `refused`: the pods that were refused last, with the first reason. With the gate off
+        only zones are told, and no role is open."""
+        if policy is not self._policy:
+            self._known, self._policy = {}, policy
+        self._known = {uid: self._pod(uid, record, policy) for uid, record in records.items()}
+        in_use = _summed(known.amounts for known in self._known.values())
+        there = roles_there((known.record.pod.role, known.amounts) for known in self._known.values())
+        zones = zone_reports(self._machine, policy, there, offered if enabled else {})
+        if not enabled:
+            zones = [msgspec.structs.replace(zone, traits=[]) for zone in zones]
+        node = NodeReport(
+            name=self._name,
+            cpu_manager=CpuManager(policy="static", exclusive_free=exclusive_free) if enabled else None,
+            zones=zones,
+            in_use={f"numa-{zone}": amount_texts(found) for zone, found in in_use.items()},
+            counted=sorted(records),
+            qos=qos_report(policy, enabled=enabled),
+        )
+        admissions = {uid: known.admission for uid, known in self._known.items()}
+        for uid, refusal in list(refused.items())[-MOST_ADMISSIONS:]:
+            if uid not in records:
+                said = AdmissionReport(pod=uid, outcome="refused", code=refusal.code, message=refusal.message[:1000])
+                admissions[uid] = _encode(said)
+        return NodeRows(_encode(node), {uid: known.pod for uid, known in self._known.items()}, admissions)
+
+    def _pod(self, uid: str, record: PodRecord, policy: NodePolicy) -> _Known:
+        known = self._known.get(uid)
+        if known is not None and known.record is record:
+            return known
+        amounts = zone_amounts(record, policy)
+        parts = {f"{self._name}/numa-{zone}": amount_texts(found) for zone, found in amounts.items()}
+        return _Known(record, amounts, _encode(PodReport(uid=uid, parts=parts)), _encode(AdmissionReport(pod=uid)))
 
 
 def _summed(amounts: Iterable[ZoneAmounts]) -> ZoneAmounts:

@@ -16,7 +16,7 @@ from moorage.qos.machine import Machine
 from moorage.qos.messages import ContainerSpec, ContainerType, PodSpec
 from moorage.qos.node_policy import NodePolicy
 from moorage.qos.pods import MAIN_CONTAINER, chosen_role
-from moorage.qos.zone_reports import amount_texts, zone_amounts, zone_reports
+from moorage.qos.zone_reports import amount_texts, qos_report, roles_there, zone_amounts, zone_reports
 
 from .pod_needs import PodNeed
 
@@ -74,9 +74,11 @@ class PolicyZones:
     def now(self) -> PolicyUse:
         """Returns what is in use at this moment, with the zones as they are open to roles now."""
         policy, in_use, counted = self.topology.policy, dict[str, dict[str, float]](), []
+        pods = []
         for uid, record in self._records.items():
             amounts = zone_amounts(record, policy)
             counted.append(uid)
+            pods.append((record.pod.role, amounts))
             for zone, found in amounts.items():
                 here = in_use.setdefault(f"numa-{zone}", {})
                 for name, amount in found.items():
@@ -85,10 +87,10 @@ class PolicyZones:
         nics = sum({1 << nic.numa for nic in policy.spec.nics or ()})
         every = (1 << self.topology.machine.zones) - 1
         offered = {"cpu": every, "memory": every, "NIC": nics}
-        zones = zone_reports(self.topology.machine, policy, self._records, offered)
+        zones = zone_reports(self.topology.machine, policy, roles_there(pods), offered)
         cpu = self._plugins[CPU]
         free = cpu.capacity(cpu.free()) if isinstance(cpu, CpuPlugin) else 0
-        return PolicyUse(texts, tuple(counted), _encode(zones), free)
+        return PolicyUse(texts, tuple(counted), _encode(zones), free, _encode(qos_report(policy)))
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -101,10 +103,12 @@ class PolicyUse(msgspec.Struct, frozen=True):
     counted: tuple[str, ...]
     zones: bytes
     exclusive_free: int
+    qos: bytes
 
     def fields(self, listed: Sequence[str] = ()) -> bytes:
         """Encodes the fields of a node's row about them. `listed`: the pods that are reported one by one."""
-        found = b',"zones":%b,"cpuManager":{"policy":"static","exclusiveFree":%d}' % (self.zones, self.exclusive_free)
+        found = b',"zones":%b,"qos":%b,"cpuManager":{"policy":"static","exclusiveFree":%d}'
+        found %= self.zones, self.qos, self.exclusive_free
         if self.in_use:
             found += b',"inUse":%b' % _encode(self.in_use)
         return found + (b',"counted":%b' % _encode(sorted(listed)) if listed else b"")
