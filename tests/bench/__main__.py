@@ -20,6 +20,7 @@ from .gateway import lists, posts, watchers
 from .growth import growth
 from .harness import Figure
 from .kube import kube
+from .node_agent import node_agent
 from .node_core import node_core, roles_come_and_go
 from .packing import packing
 from .placement import candidates, reported, traps, writes
@@ -59,6 +60,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "placement-reported": reported,
     "node-core": node_core,
     "node-roles": roles_come_and_go,
+    "node-agent": node_agent,
     "kube": kube,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),

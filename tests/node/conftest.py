@@ -12,6 +12,7 @@ import pytest_asyncio
 from moorage_testkit import node_assets
 
 from .containerd import Containerd
+from .fake_plugin import FakePlugin
 
 
 async def _run(series: str, nri: bool) -> AsyncIterator[Containerd]:
@@ -40,3 +41,11 @@ async def nri_containerd() -> AsyncIterator[Containerd]:
     """A containerd with NRI."""
     async for daemon in _run("1.7", nri=True):
         yield daemon
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def stopped_plugins() -> AsyncIterator[None]:
+    """Stops the plugins of a test, also where it fails: gRPC would wait for them when the process ends."""
+    yield
+    while FakePlugin.running:
+        await FakePlugin.running.pop().stop()

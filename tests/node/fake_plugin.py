@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -26,6 +26,10 @@ class FakePlugin:
         self.version = "v1alpha1"
         self.calls: list[str] = []
         self._server: grpc.aio.Server | None = None
+        self.running.append(self)
+
+    #: All that were made, for the fixture that stops them.
+    running: ClassVar[list[FakePlugin]] = []
 
     async def start(self, path: Path) -> None:
         plugin = {

@@ -117,7 +117,8 @@ class NodeAgent:
             self.live_records, self.registry, self.machine, lambda: self.policy.policy.reserved_cpus
         )
         self.mesh = MeshLink(self)
-        self.http = HttpApi(AgentOperations(self))
+        self.operations = AgentOperations(self)
+        self.http = HttpApi(self.operations)
         self._lock_file = -1
         self._pools: object = None
         self._settling = asyncio.Lock()

@@ -19,6 +19,8 @@ MAX_PATH = 107
 _LIMITS = (("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE))
 _RECONNECT = (
     ("grpc.initial_reconnect_backoff_ms", 50),
+    # How long an attempt may take at least: a server that listens and does not serve yet is tried again soon.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 

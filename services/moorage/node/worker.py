@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -71,13 +73,18 @@ def serve(work: Coroutine[Any, Any, None]) -> int:
     async def main() -> None:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            # What gRPC still waits for must not delay the end.
+            late = threading.Timer(4.0, os._exit, (0,))
+            late.daemon = True
+            late.start()
+            task.cancel()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
-        try:
+            loop.add_signal_handler(number, end)
+        with contextlib.suppress(asyncio.CancelledError):
             await task
-        except asyncio.CancelledError:
-            # What gRPC still holds must not delay the end.
-            loop.call_later(3.0, os._exit, 0)
 
     asyncio.run(main())
     return 0
