@@ -341,3 +341,76 @@ def test_events_tell_of_classes(mesh: Mesh) -> None:
 
     name = "short=2Elived"
     until(lambda: {f"moorage.events.classes.{one}.{name}" for one in ("created", "deleted")} <= told(), within=10)
+
+
+DEPLOYMENT = """
+apiVersion: moorage.dev/v1alpha1
+kind: Application
+metadata: {name: train}
+spec:
+  apps:
+    - name: web
+      manifests:
+        - apiVersion: apps/v1
+          kind: Deployment
+          metadata: {name: web}
+          spec:
+            replicas: 2
+            selector: {matchLabels: {app: web}}
+            template:
+              metadata: {labels: {app: web}}
+              spec:
+                containers:
+                  - {name: nginx, image: nginx, resources: {limits: {nvidia.high.mem: 2}}}
+"""
+
+
+def test_an_application_asks_for_a_class_and_gets_what_the_cluster_has(mesh: Mesh) -> None:
+    """The user story of the proposal: a pod names the class, and the node's devices are counted for it."""
+    try:
+        apply(mesh, DEPLOYMENT)
+        cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "30s")
+        (decision,) = mesh.http("/v1/decisions?group=default/train/v1/default")["items"]
+        (claim,) = decision["claims"]
+        assert claim["cluster"] == "lab/a", "four devices are there alone"
+        assert [(slot["node"], slot["count"], slot["parts"]) for slot in claim["slots"]] == [
+            ("large", 2, {"large/nvidia.com/gpu": {GPU: "2"}})
+        ]
+        devices = claim["slots"][0]["devices"]
+        assert {(one["part"], one["need"], one["class"]) for one in devices} == {
+            ("large/nvidia.com/gpu", "nvidia.high.mem", GPU)
+        }
+        until(lambda: status(mesh, "nvidia.high.mem") == ("5", "4", "1"), within=20)
+        (node_item,) = [one for one in mesh.http("/v1/nodes?cluster=lab/a")["items"] if one["name"] == "large"]
+        assert node_item["free"][GPU] == "0"
+        another = DEPLOYMENT.replace("name: train", "name: second")
+        apply(mesh, another)
+        until(lambda: mesh.http("/v1/groups/default/second/v1/default")["phase"] == "Pending", within=20)
+    finally:
+        mesh.run("delete", "application", "second")
+        mesh.run("delete", "application", "train")
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=30)
+
+
+def test_quotas_and_grants_bound_who_gets_devices(mesh: Mesh) -> None:
+    quota = "{kind: DeviceQuota, metadata: {name: q}, spec: {projects: [default], devices: [{class: nvidia.high.mem, count: 3}]}}"
+    grant = "{kind: ClassGrant, metadata: {name: g}, spec: {projects: [others], classes: ['nvidia.*']}}"
+    try:
+        apply(mesh, quota)
+        apply(mesh, DEPLOYMENT)
+        why = "/v1/groups/default/train/v1/default/why"
+
+        def codes() -> set[str]:
+            return {reason["code"] for reason in mesh.http(why).get("reasons", [])}
+
+        until(lambda: "QuotaExceeded" in codes(), within=20)
+        cli(mesh, "delete", "devicequota", "q")
+        cli(mesh, "wait", "train", "--for", "phase=Running", "--timeout", "30s")
+        apply(mesh, grant)
+        code, problem = refusal(mesh, "/v1/apply", _as_json(DEPLOYMENT.replace("name: train", "name: second")))
+        assert (code, problem["code"]) == (403, "ClassForbidden")
+        assert "a ClassGrant must grant it" in problem["detail"]
+    finally:
+        mesh.run("delete", "devicequota", "q")
+        mesh.run("delete", "classgrant", "g")
+        mesh.run("delete", "application", "train")
