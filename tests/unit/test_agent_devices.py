@@ -302,3 +302,19 @@ def test_changes_add_up_to_what_is_there(steps: list[tuple[str, str, int, int, s
             place = {"allNodes": True} if at == "all" else {"nodeName": at}
             put_slice(late.view, one, f"d-{one}", generation=number, count=many, pool=of, **place)
         assert known == late.names()
+
+
+def test_rules_taint_devices_of_drivers() -> None:
+    told = Told(ClusterState(), "n")
+    put_slice(told.view, "s", "gpu-0", "gpu-1", nodeName="n")
+    assert told.names() == {"n": ["gpu-0", "gpu-1"]}
+    selector = {"driver": "gpu.example.com", "device": "gpu-1"}
+    taint = {"key": "broken", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+    rule = {"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": taint}}
+    told.view.put_taint_rule(Key("", "r"), kube_types.device_taint_rule(msgspec.json.encode(rule)))
+    told.names()
+    taints = {d.name: [(t.key, t.effect, t.time_added) for t in d.taints] for d in told.rows["n"].devices}
+    assert taints == {"gpu-0": [], "gpu-1": [("broken", "NoExecute", "2026-01-01T00:00:00Z")]}
+    told.view.drop_taint_rule(Key("", "r"), "")
+    told.names()
+    assert not any(device.taints for device in told.rows["n"].devices)

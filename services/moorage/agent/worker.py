@@ -40,6 +40,7 @@ LEASE = "moorage-agent"
 SESSION = "moorage.dev/session"
 DEVICES = "/apis/resource.k8s.io"
 _DEVICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
+_RULE_VERSIONS = ("v1beta2", "v1alpha3")
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 
 
@@ -101,8 +102,8 @@ async def _create_namespace(api: Api, name: str) -> None:
         await asyncio.sleep(2)
 
 
-async def _device_version(api: Api) -> str:
-    """Returns the newest version in which the server has devices; v1 if it has none yet."""
+async def _device_versions(api: Api) -> tuple[str, str]:
+    """Returns the newest version in which the server has devices (v1 if it has none yet), and that of the rules that taint them."""
     served: list[str] = []
     async for attempt in until_done((ApiError, Unreachable), first=1.0):
         with attempt:
@@ -113,7 +114,8 @@ async def _device_version(api: Api) -> str:
                     raise
                 group = {}  # the lists will show what is allowed
             served = [str(found.get("version")) for found in group.get("versions") or ()]
-    return next((version for version in _DEVICE_VERSIONS if version in served), _DEVICE_VERSIONS[0])
+    devices = next((version for version in _DEVICE_VERSIONS if version in served), _DEVICE_VERSIONS[0])
+    return devices, next((version for version in _RULE_VERSIONS if version in served), _RULE_VERSIONS[0])
 
 
 class _Leading(NamedTuple):
@@ -181,9 +183,9 @@ class Agent:
             found = (app.wanted(kind, namespace, name) for app in apps.values())
             return next((obj for obj in found if obj is not None), None)
 
-        version, allocates = await _device_version(self.api), self.labels.get(DRA_LABEL) == ALLOCATES
+        (version, rules), allocates = await _device_versions(self.api), self.labels.get(DRA_LABEL) == ALLOCATES
         allocation = DeviceAllocation(self.api, term, state, version, wanted, spawn, allocates=allocates)
-        reflectors = self._reflectors(state, gates, allocation, version, devices_changed)
+        reflectors = self._reflectors(state, gates, allocation, (version, rules), devices_changed)
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
@@ -232,10 +234,10 @@ class Agent:
         state: ClusterState,
         gates: ClaimGates,
         allocation: DeviceAllocation,
-        device_version: str,
+        versions: tuple[str, str],
         devices_changed: Callable[[], None],
     ) -> list[Reflector[Any]]:
-        api, devices = self.api, f"{DEVICES}/{device_version}"
+        api, devices, rules = self.api, *(f"{DEVICES}/{version}" for version in versions)
 
         def put_node(key: Key, node: kube_types.Node) -> None:
             state.put_node(key, node)
@@ -292,6 +294,13 @@ class Agent:
                 kube_types.device_class,
                 put_class,
                 drop_class,
+            ),
+            Reflector(
+                api,
+                f"{rules}/devicetaintrules",
+                kube_types.device_taint_rule,
+                state.put_taint_rule,
+                state.drop_taint_rule,
             ),
             Reflector(api, TOPOLOGIES, kube_types.topology, state.put_topology, state.drop_topology),
         ]

@@ -17,7 +17,7 @@ from moorage.podspec import CLAIM, node_amount, parse_host_port, port_amounts
 from .device_claims import DeviceClaims
 from .device_classes import DeviceClasses
 from .devices import DevicePool, Devices
-from .kube_types import ContainerStatus, DeviceClaim, DeviceClass, Node, Pod, Slice, Topology
+from .kube_types import ContainerStatus, DeviceClaim, DeviceClass, DeviceTaintRule, Node, Pod, Slice, Topology
 from .pod_fingerprint import pod_hash
 from .pod_requests import exclusive_cores, has_exclusive_resources, host_ports, requests
 from .zones import attribute, counted_pods, topology_manager_of, use_of_zones, zones_of
@@ -174,6 +174,12 @@ class ClusterState:
 
     def drop_device_class(self, key: Key, _uid: str) -> None:
         self.device_classes.drop(key.name)
+
+    def put_taint_rule(self, key: Key, found: DeviceTaintRule) -> None:
+        self.devices.put_rule(key.name, found)
+
+    def drop_taint_rule(self, key: Key, _uid: str) -> None:
+        self.devices.drop_rule(key.name)
 
     def put_topology(self, key: Key, found: Topology) -> None:
         self._topologies[key.name] = found

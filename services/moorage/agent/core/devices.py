@@ -20,7 +20,17 @@ from moorage.model.part_reports import (
 )
 from moorage.model.shapes import Requirement
 
-from .kube_types import DeviceBody, Node, NodeSelector, SelectorRequirement, Slice, SliceSpec
+from .kube_types import (
+    DeviceBody,
+    DeviceTaintRule,
+    DeviceTaintRuleSpec,
+    DeviceTaintSelector,
+    Node,
+    NodeSelector,
+    SelectorRequirement,
+    Slice,
+    SliceSpec,
+)
 
 
 class DevicePool(NamedTuple):
@@ -56,6 +66,7 @@ class Devices:
         self._pools: dict[DevicePool, dict[str, SliceSpec]] = {}
         self._on_node: dict[str, dict[DevicePool, int]] = {}  # node → slices of each pool that name it
         self._for_many: dict[DevicePool, int] = {}  # slices of each pool that name no node
+        self._rules: dict[str, DeviceTaintRuleSpec] = {}
         self._current: dict[DevicePool, dict[frozenset[str], _Pool | None]] = {}  # by the slices that are for a node
 
     def put(self, name: str, found: Slice) -> None:
@@ -73,6 +84,24 @@ class Devices:
         if before is not None:
             self._count(name, before, -1)
             self._changed(before)
+
+    def put_rule(self, name: str, found: DeviceTaintRule) -> None:
+        """Adds a rule by which somebody taints devices of drivers."""
+        if self._rules.get(name) != found.spec:
+            self._rules[name] = found.spec
+            self._mark_all()
+
+    def drop_rule(self, name: str) -> None:
+        if self._rules.pop(name, None) is not None:
+            self._mark_all()
+
+    def _with_rules(self, device: DeviceReport) -> DeviceReport:
+        more = [
+            msgspec.convert(rule.taint, DeviceTaint)
+            for _, rule in sorted(self._rules.items())
+            if rule.taint and _is_tainted(device, rule.device_selector)
+        ]
+        return msgspec.structs.replace(device, taints=[*device.taints, *more]) if more else device
 
     def _count(self, name: str, spec: SliceSpec, by: int) -> None:
         pool = DevicePool(spec.driver, spec.pool.name)
@@ -133,7 +162,8 @@ class Devices:
                 continue
             before = len(found.devices)
             for name in sorted(current.slices):
-                found.devices.extend(_reached(current.slices[name], pool, node, current.crossing))
+                reached = _reached(current.slices[name], pool, node, current.crossing)
+                found.devices.extend(map(self._with_rules, reached) if self._rules else reached)
             taken = {name for device in found.devices[before:] if not device.shared for name in device.consumes}
             found.counters.extend(counters for counters in current.counters if counters.name in taken)
         return found
@@ -210,6 +240,14 @@ def _crossing(specs: Iterable[SliceSpec]) -> frozenset[str]:
         for use in body.consumes_counters or ():
             nodes.setdefault(use.counter_set, set()).add(node)
     return frozenset(name for name, of in nodes.items() if len(of) > 1 or None in of)
+
+
+def _is_tainted(device: DeviceReport, selector: DeviceTaintSelector | None) -> bool:
+    """Returns whether a rule is for a device. One without a selector is for all."""
+    if selector is None:
+        return True
+    asked = ((selector.driver, device.driver), (selector.pool, device.pool), (selector.device, device.name))
+    return all(wanted is None or wanted == own for wanted, own in asked)
 
 
 def _slice_reaches(spec: SliceSpec, node: Node) -> bool:

@@ -44,9 +44,15 @@ class Node(Object, kw_only=True):
     status: NodeStatus = NodeStatus()
 
 
+class ContainerClaim(_Kube, kw_only=True, frozen=True):
+    name: str = ""
+    request: str | None = None
+
+
 class Resources(_Kube, kw_only=True, frozen=True):
     requests: Amounts = None
     limits: Amounts = None
+    claims: list[ContainerClaim] | None = None
 
 
 class ContainerPort(_Kube, kw_only=True, frozen=True):
@@ -215,10 +221,30 @@ class DeviceClass(Object, kw_only=True):
     spec: DeviceClassSpec = DeviceClassSpec()
 
 
+class DeviceTaintSelector(_Kube, kw_only=True, frozen=True):
+    """What is not given is not asked for."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class DeviceTaintRuleSpec(_Kube, kw_only=True, frozen=True):
+    device_selector: DeviceTaintSelector | None = None
+    taint: dict[str, Any] | None = None
+
+
+class DeviceTaintRule(Object, kw_only=True):
+    """`resource.k8s.io` DeviceTaintRule."""
+
+    spec: DeviceTaintRuleSpec = DeviceTaintRuleSpec()
+
+
 class AllocatedDevice(_Kube, kw_only=True, frozen=True):
     driver: str = ""
     pool: str = ""
     device: str = ""
+    request: str = ""
     admin_access: bool | None = None
     consumed_capacity: dict[str, str | int | float] | None = None
 
@@ -305,6 +331,7 @@ pod = msgspec.json.Decoder(Pod).decode
 slice_ = msgspec.json.Decoder(Slice).decode
 device_claim = msgspec.json.Decoder(DeviceClaim).decode
 device_class = msgspec.json.Decoder(DeviceClass).decode
+device_taint_rule = msgspec.json.Decoder(DeviceTaintRule).decode
 _topology = msgspec.json.Decoder(Topology).decode
 _object = msgspec.json.Decoder(Object).decode
 
