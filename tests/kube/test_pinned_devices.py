@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import urllib.error
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -124,6 +125,17 @@ async def test_pods_get_the_devices_that_were_chosen_and_a_move_restarts_none(
     await until(lambda: mesh.nodes[NODE].device_classes != [], 20, "classes are reported")
     assert [found.name for found in mesh.nodes[NODE].device_classes] == ["pinnable"]
     (before,) = pods(plane, "web")
+    name = next(iter(plane.get(f"{NAMESPACED}/resourceclaims")["items"]))["metadata"]["name"]
+
+    def written() -> dict[str, str]:
+        (pod,) = plane.get("/api/v1/namespaces/default/pods?labelSelector=app=web")["items"]
+        annotations = pod["metadata"].get("annotations") or {}
+        return {k: v for k, v in annotations.items() if "resClass" in k or k == "moorage.dev/devices"}
+
+    entry = {"class": "pinnable", "claim": name, "request": "one", "containers": ["c"], "quantity": 1, "decision": ""}
+    entry["parts"] = [f"{DRIVER}/{NODE}/gpu-2"]
+    await settled(lambda: json.loads(written().get("moorage.dev/devices", "[]")) == [entry], 40, "it is written")
+    assert written()["scheduler.alpha.kubernetes.io/resClass_pinnable_gpu-2"] == "1"
     # More pods start with devices of their own, and restart none.
     await mesh.want(CLUSTER, "web", 6, *objects("web", 2, 3))
     await settled(lambda: sorted(pods(plane, "web").values()) == ["gpu-2", "gpu-3"], 60, "a second pod")

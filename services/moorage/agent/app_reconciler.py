@@ -72,6 +72,11 @@ class AppReconciler:
                 return managed.obj
         return None
 
+    def decision_of(self, claim: str) -> str:
+        """Returns the decision of a claim, if it is the app's."""
+        desired = self._app.desired
+        return desired.decision if desired is not None and claim in desired.claims else ""
+
     def set_desired(self, desired: DesiredApp) -> None:
         if self._app.desired is None or desired.version > self._app.desired.version:
             self._app.desired = desired

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,12 @@ from .claim_gates import ClaimGates
 from .context import ClusterContext
 from .core import kube_types
 from .core.cluster_state import ClusterState
+from .core.device_annotations import DeviceAnnotations
 from .desired_state import DesiredStateClient
 from .device_allocation import DeviceAllocation
 from .fenced_configmap import StaleTerm
 from .object_watches import ObjectWatches
+from .pod_annotations import PodAnnotator
 from .reporting import TOO_OLD, Reporting
 from .unrecorded_objects import UnrecordedObjects
 
@@ -185,7 +187,13 @@ class Agent:
 
         (version, rules), allocates = await _device_versions(self.api), self.labels.get(DRA_LABEL) == ALLOCATES
         allocation = DeviceAllocation(self.api, term, state, version, wanted, spawn, allocates=allocates)
-        reflectors = self._reflectors(state, gates, allocation, (version, rules), devices_changed)
+
+        def decision_of(claim: str) -> str:
+            return next((found for app in apps.values() if (found := app.decision_of(claim))), "")
+
+        annotator = PodAnnotator(self.api, term, DeviceAnnotations(wanted, decision_of), spawn)
+        watchers = (allocation, annotator)
+        reflectors = self._reflectors(state, gates, watchers, (version, rules), devices_changed)
         nodes, pods = reflectors[0], reflectors[1]
         for reflector in reflectors:
             spawn(reflector.run())
@@ -223,6 +231,7 @@ class Agent:
         spawn(reporting.run())
         spawn(gates.run())
         spawn(allocation.run())
+        spawn(annotator.run())
         await self._take_over(records, desired)
         await unrecorded.search(spawn)
         await self._listen(desired)
@@ -233,7 +242,7 @@ class Agent:
         self,
         state: ClusterState,
         gates: ClaimGates,
-        allocation: DeviceAllocation,
+        watchers: Sequence[DeviceAllocation | PodAnnotator],
         versions: tuple[str, str],
         devices_changed: Callable[[], None],
     ) -> list[Reflector[Any]]:
@@ -246,20 +255,24 @@ class Agent:
         def put_pod(key: Key, pod: kube_types.Pod) -> None:
             state.put_pod(key, pod)
             gates.put_pod(key, pod)
-            allocation.put_pod(key, pod)
+            for watcher in watchers:
+                watcher.put_pod(key, pod)
 
         def drop_pod(key: Key, uid: str) -> None:
             state.drop_pod(key, uid)
             gates.drop_pod(key, uid)
-            allocation.drop_pod(key, uid)
+            for watcher in watchers:
+                watcher.drop_pod(key, uid)
 
         def put_claim(key: Key, claim: kube_types.DeviceClaim) -> None:
             state.put_device_claim(key, claim)
-            allocation.put_claim(key, claim)
+            for watcher in watchers:
+                watcher.put_claim(key, claim)
 
         def drop_claim(key: Key, uid: str) -> None:
             state.drop_device_claim(key, uid)
-            allocation.drop_claim(key, uid)
+            for watcher in watchers:
+                watcher.drop_claim(key, uid)
 
         def put_slice(key: Key, found: kube_types.Slice) -> None:
             state.put_slice(key, found)

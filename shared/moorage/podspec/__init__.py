@@ -7,6 +7,7 @@ from .admission import Refusals, is_refusal
 from .claim_gate import (
     ALLOCATES,
     CLAIM,
+    CLASS_OF_NEED,
     CLASS_OF_PIN,
     DEVICES_GATE,
     DRA_LABEL,
@@ -47,6 +48,7 @@ from .workloads import REPLICATED, WORKLOADS, containers, find, named, object_ke
 __all__ = [
     "ALLOCATES",
     "CLAIM",
+    "CLASS_OF_NEED",
     "CLASS_OF_PIN",
     "DAEMON_SET_TOLERATIONS",
     "DEVICES_GATE",

@@ -24,6 +24,8 @@ PIN_PREFIX = "moorage-"
 #: Annotations of a DeviceClass that pins a request: the class that was asked for, and the ids of the devices, as a JSON list.
 CLASS_OF_PIN = "moorage.dev/device-class"
 PINNED_DEVICES = "moorage.dev/pinned-devices"
+#: Annotation of a DeviceClass that pins a need: the resource class that was asked for.
+CLASS_OF_NEED = "moorage.dev/resource-class"
 #: Annotation of a template that is pinned: the slots of its claim, each with its node and devices by request, as JSON.
 TEMPLATE_SLOTS = "moorage.dev/slots"
 #: The scheduling gate of pods whose claims an agent allocates itself, and the label of clusters where it does.

@@ -19,6 +19,7 @@ from moorage.model.groups import Revision
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, DeviceToleration
 from moorage.model.slots import is_claimed, is_of_claim
 from moorage.podspec import (
+    CLASS_OF_NEED,
     CLASS_OF_PIN,
     PIN_PREFIX,
     PINNED_DEVICES,
@@ -192,6 +193,13 @@ class DevicePins:
         by_request = {f"{request_of[n.split('/')[1]]}/of-{n.split('/')[2]}": ids for n, ids in devices.items()}
         api = {"apiVersion": "resource.k8s.io/v1"}
         pinned, classes = _pinned_spec(given, f"{PIN_PREFIX}{claim.id}", by_request, api)
+        of_need = {
+            f"{PIN_PREFIX}{claim.id}-{r}-of-{a.count}": a.resource_class
+            for n, r in request_of.items()
+            for a in needs.asks.get(n, ())
+        }
+        for found in classes:
+            found["metadata"]["annotations"][CLASS_OF_NEED] = of_need.get(found["metadata"]["name"], "")
         name = f"{PIN_PREFIX}{claim.id}-{MADE}"
         slots = slots_of(claim, MADE)
         for need, request in request_of.items():

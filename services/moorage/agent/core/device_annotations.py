@@ -1,0 +1,144 @@
+"""Works out what is written on pods about their devices: what the cluster allocated, whatever was chosen before. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from moorage.kube.objects import Key
+from moorage.podspec import CLAIM, CLASS_OF_NEED, CLASS_OF_PIN, PIN_PREFIX
+
+from .claim_allocation import classes_of
+from .kube_types import AllocatedDevice, DeviceClaim, Pod
+
+#: The annotation with the devices of a pod, as a JSON list.
+DEVICES = "moorage.dev/devices"
+#: Begins annotations of the form PREFIX_CLASS_DEVICE: QUANTITY.
+LEGACY = "scheduler.alpha.kubernetes.io/resClass"
+_LEGAL = re.compile("[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_encode = msgspec.json.Encoder(order="sorted").encode
+Manifest = dict[str, Any]
+
+
+class _Use(NamedTuple):
+    """A claim of a pod: its object, the template that it was made of, and the containers that have it or one request of it."""
+
+    claim: str
+    template: str
+    containers: tuple[tuple[str, str], ...]  # container and request
+
+
+class _Pod(NamedTuple):
+    key: Key
+    uid: str
+    version: str
+    claim: str
+    annotations: dict[str, str]
+    uses: tuple[_Use, ...]
+
+
+class PodAnnotations(NamedTuple):
+    """Annotations that a pod lacks."""
+
+    key: Key
+    uid: str
+    version: str
+    annotations: dict[str, str | None]
+
+
+class DeviceAnnotations:
+    """Knows the bound pods of claims that have devices. `wanted` returns an object that an app wants, by kind, namespace and name;
+    `decision_of` the decision of a claim."""
+
+    def __init__(self, wanted: Callable[[str, str, str], Manifest | None], decision_of: Callable[[str], str]) -> None:
+        self._wanted, self._decision_of = wanted, decision_of
+        self._pods: dict[str, _Pod] = {}
+        self._results: dict[Key, list[AllocatedDevice]] = {}
+
+    def put_pod(self, key: Key, pod: Pod) -> None:
+        meta, spec = pod.metadata, pod.spec
+        self._pods.pop(meta.uid, None)
+        claim = (meta.labels or {}).get(CLAIM, "")
+        if not claim or not spec.node_name or not spec.resource_claims or meta.deletion_timestamp is not None:
+            return
+        made = {s.name: s.resource_claim_name or "" for s in pod.status.resource_claim_statuses or ()}
+        containers = [*(spec.containers or ()), *(spec.init_containers or ())]
+        uses = tuple(
+            _Use(
+                entry.resource_claim_name or made.get(entry.name, ""),
+                entry.resource_claim_template_name or "",
+                tuple(
+                    (container.name, one.request or "")
+                    for container in containers
+                    for one in (container.resources.claims if container.resources else None) or ()
+                    if one.name == entry.name
+                ),
+            )
+            for entry in spec.resource_claims
+        )
+        own = {k: v for k, v in (meta.annotations or {}).items() if k == DEVICES or k.startswith(LEGACY)}
+        self._pods[meta.uid] = _Pod(key, meta.uid, meta.resource_version, claim, own, uses)
+
+    def drop_pod(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+
+    def put_claim(self, key: Key, found: DeviceClaim) -> None:
+        self._results[key] = found.results
+
+    def drop_claim(self, key: Key) -> None:
+        self._results.pop(key, None)
+
+    def missing(self) -> Iterator[PodAnnotations]:
+        """Yields the pods whose annotations say something else than the status of their claims."""
+        for pod in self._pods.values():
+            uses = [use for use in pod.uses if use.claim]
+            if not uses or not all(self._results.get(Key(pod.key.namespace, use.claim)) for use in uses):
+                continue
+            wanted = self._annotations(pod, uses)
+            if wanted != pod.annotations:
+                gone = dict.fromkeys(pod.annotations.keys() - wanted.keys())
+                yield PodAnnotations(pod.key, pod.uid, pod.version, {**wanted, **gone})
+
+    def _annotations(self, pod: _Pod, uses: list[_Use]) -> dict[str, str]:
+        entries: list[Manifest] = []
+        legacy: dict[str, int] = {}
+        decision = self._decision_of(pod.claim)
+        for use in uses:
+            classes = self._classes(pod.key.namespace, use.template)
+            by_request: dict[str, list[AllocatedDevice]] = {}
+            for result in self._results[Key(pod.key.namespace, use.claim)]:
+                by_request.setdefault(result.request, []).append(result)
+            for request, results in by_request.items():
+                name = classes.get(request, "")
+                of = sorted({c for c, only in use.containers if only in ("", request, request.partition("/")[0])})
+                entries.append(
+                    {
+                        "class": name,
+                        "claim": use.claim,
+                        "request": request,
+                        "containers": of,
+                        "parts": [f"{r.driver}/{r.pool}/{r.device}" for r in results],
+                        "quantity": len(results),
+                        "decision": decision,
+                    }
+                )
+                for result in results:
+                    suffix = f"resClass_{name}_{result.device}"
+                    if name and _LEGAL.fullmatch(suffix):
+                        key = f"{LEGACY}_{name}_{result.device}"
+                        legacy[key] = legacy.get(key, 0) + 1
+        return {DEVICES: _encode(entries).decode()} | {key: str(count) for key, count in sorted(legacy.items())}
+
+    def _classes(self, namespace: str, template: str) -> dict[str, str]:
+        """Returns the class that was asked for, by request."""
+        found = self._wanted("ResourceClaimTemplate", namespace, template) or {}
+        classes = classes_of(found)
+        for request, name in classes.items():
+            if name.startswith(PIN_PREFIX):
+                pin = self._wanted("DeviceClass", "default", name) or {"metadata": {}}
+                annotations = pin["metadata"].get("annotations") or {}
+                classes[request] = annotations.get(CLASS_OF_PIN, "") or annotations.get(CLASS_OF_NEED, "")
+        return classes

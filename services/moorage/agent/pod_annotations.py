@@ -1,0 +1,70 @@
+"""Writes on pods which devices their claims have."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from moorage.kube import Api, ApiError, LeaderTerm, Unreachable
+from moorage.kube.objects import Key
+
+from .core.device_annotations import DeviceAnnotations, PodAnnotations
+from .core.kube_types import DeviceClaim, Pod
+from .object_watches import Spawn
+
+log = structlog.get_logger("agent")
+
+#: Seconds that changes are gathered, and until a pod is tried again.
+GATHER, RETRY = 0.1, 5.0
+
+
+class PodAnnotator:
+    def __init__(self, api: Api, term: LeaderTerm, annotations: DeviceAnnotations, spawn: Spawn) -> None:
+        self._api, self._term, self._annotations, self._spawn = api, term, annotations, spawn
+        self._writing: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def put_pod(self, key: Key, pod: Pod) -> None:
+        self._annotations.put_pod(key, pod)
+        self._writing.discard(pod.metadata.uid)
+        self._changed.set()
+
+    def drop_pod(self, _key: Key, uid: str) -> None:
+        self._annotations.drop_pod(uid)
+        self._writing.discard(uid)
+
+    def put_claim(self, key: Key, claim: DeviceClaim) -> None:
+        self._annotations.put_claim(key, claim)
+        self._changed.set()
+
+    def drop_claim(self, key: Key, _uid: str) -> None:
+        self._annotations.drop_claim(key)
+
+    async def run(self) -> None:
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(GATHER)
+            self._changed.clear()
+            for found in list(self._annotations.missing()):
+                if found.uid not in self._writing:
+                    self._writing.add(found.uid)
+                    self._spawn(self._write(found))
+
+    async def _write(self, found: PodAnnotations) -> None:
+        """Writes annotations, unless the pod has changed; then the watch shows it."""
+        metadata = {"uid": found.uid, "resourceVersion": found.version, "annotations": found.annotations}
+        path = f"/api/v1/namespaces/{quote(found.key.namespace)}/pods/{quote(found.key.name)}"
+        try:
+            if self._term.is_valid:
+                body = msgspec.json.encode({"metadata": metadata})
+                await self._api.call("PATCH", path, body=body, content_type="application/merge-patch+json")
+        except (ApiError, Unreachable) as error:
+            log.debug("a pod was not annotated", pod=found.key.name, error=str(error))
+            asyncio.get_running_loop().call_later(RETRY, self._again, found.uid)
+
+    def _again(self, uid: str) -> None:
+        self._writing.discard(uid)
+        self._changed.set()
