@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from moorage.candidates.merge import WeightedAnswer
 from moorage.candidates.objective import FreeCapacity
 from moorage.classes import ClassCatalog
 from moorage.controllers.resource_class.core.answers import ClassAnswers, alternatives
-from moorage.fit import Assigned, FitCache, assign
+from moorage.fit import Assigned, FitCache, PackingSolutions, assign
 from moorage.fit.device_rows import DeviceRows, best_clusters_first
 from moorage.fleet import Fleet, normalize_node
 from moorage.merger.core.class_binding import bound
@@ -223,3 +224,70 @@ def test_a_class_that_is_made_again_is_another_one() -> None:
 def test_a_record_without_needs_for_devices_costs_nothing(name: str) -> None:
     record = Revision(group="p/a/v1/g", revision=1, tenant="p", apps=[ShapedApp(name=name, shapes=[_shape()])])
     assert bound(record, ClassCatalog()) is record
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _placed(fleet: Fleet, shape: Shape, solutions: PackingSolutions) -> dict[str, int]:
+    found = assign(fleet, fleet.rows_of(0), [shape], solutions=solutions)
+    assert isinstance(found, Assigned)
+    pods: Counter[str] = Counter()
+    for slot in found.slots[0]:
+        pods[slot.node] += slot.count
+    return dict(sorted(pods.items()))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ("first-fit", {"a": 2}),
+        ("best-fit", {"b": 1, "c": 1}),
+        ("spread", {"a": 2}),
+        ("default", {"b": 1, "c": 1}),
+    ],
+)
+def test_the_algorithm_chooses_nodes(algorithm: str, expected: dict[str, int]) -> None:
+    fleet = fleet_of(
+        {"lab/x": [_node(*"AAAA", name="a"), _node(*"AA", name="b", in_use=1), _node(*"AAA", name="c", in_use=2)]}
+    )
+    rows = DeviceRows(fleet)
+    solutions = PackingSolutions(lambda shapes, where, able: rows.choose(shapes, where, able, algorithm))
+    shape = _shape(_need("A"), count=2)
+    assert _placed(fleet, shape, solutions) == expected
+    # Whoever decides again from the answers comes to the same, without the algorithm.
+    again = PackingSolutions()
+    again.solved.update(solutions.solved)
+    assert _placed(fleet, shape, again) == expected
+
+
+def test_spread_takes_another_node_for_each_pod() -> None:
+    fleet = fleet_of({"lab/x": [_node(*"AAAA", name=name) for name in "abc"]})
+    rows = DeviceRows(fleet)
+    solutions = PackingSolutions(lambda shapes, where, able: rows.choose(shapes, where, able, "spread"))
+    assert _placed(fleet, _shape(_need("A"), count=6), solutions) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_pods_are_placed_where_the_algorithm_fails() -> None:
+    """Two needs of a pod want the devices of one node, which the algorithm does not see together with relations."""
+    fleet = fleet_of({"lab/x": [_node(*"A", name="a"), _node(*"AB", name="b")]})
+    rows, asked = DeviceRows(fleet), []
+
+    def choose(shapes: Any, where: Any, able: Any) -> Any:
+        asked.append(rows.choose(shapes, where, able, "first-fit"))
+        return np.array([[2, 0]])
+
+    shape = _shape(_need("A"), _need("B", name="nic"))
+    assert _placed(fleet, shape, PackingSolutions(choose)) == {"b": 1}
+    assert asked[0].tolist() == [[0, 1]]
+    assert _placed(fleet, shape, PackingSolutions(lambda *_: None)) == {"b": 1}
+
+
+def test_needs_of_a_pod_are_scored_together() -> None:
+    fleet = fleet_of({"lab/x": [_node(*"AA", name="a"), _node(*"AABB", name="b"), _node(*"BB", name="c")]})
+    rows = DeviceRows(fleet)
+    shape = _shape(_need("A"), _need("B", name="nic"), count=2)
+    found = rows.choose([shape], fleet.rows_of(0), np.ones((1, 3), np.bool_), "best-fit")
+    assert found is not None and found.tolist() == [[0, 2, 0]]
+    many = _shape(_need("A"), _need("B", name="nic"), count=3)
+    assert rows.choose([many], fleet.rows_of(0), np.ones((1, 3), np.bool_), "best-fit") is None

@@ -9,13 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from moorage.bus import Bus, Reply, new_id, subjects
 from moorage.bus.failpoints import reached
 from moorage.candidates import pack
 from moorage.classes import ClassCatalog
 from moorage.collections import LruDict
-from moorage.fit import PackingSolutions
+from moorage.device_algorithms import DEFAULT
+from moorage.fit import Ids, Mask, PackingSolutions
+from moorage.fit.device_rows import DeviceRows
 from moorage.fit.hard_packing import solve
 from moorage.fleet import Fleet
 from moorage.ledger import (
@@ -37,6 +41,7 @@ from moorage.model.claims import Decision, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
+from moorage.model.shapes import Shape
 from moorage.telemetry import tracing
 
 from .core.class_binding import bound
@@ -124,7 +129,7 @@ class _Proposer:
         self._decider, self._record, self.results, self._based_on = decider, record, results, based_on
         self._is_simulated = is_simulated
         self._traceparent = tracing.traceparent()
-        self._solutions = PackingSolutions()
+        self._solutions = PackingSolutions(decider.choose_nodes)
         self.decision: Decision | None = None  # the last proposal, if it was not refused
         self.refusal = ProposalRefused([])
         self._tried: TriedChoices | None = None  # by the last proposal, if it is to be recorded
@@ -199,6 +204,7 @@ class Decider:
     ) -> None:
         self.bus, self.fleet, self.follower, self.capacity = bus, fleet, follower, capacity
         self.catalog = catalog or ClassCatalog()
+        self.devices = DeviceRows(fleet)
         self.quotas = keep_quotas(follower, fleet, self.catalog)
         self.committer = Committer(bus, follower, capacity, self.quotas)
         self.metrics = DecisionMetrics(bus.process_health.registry)
@@ -213,6 +219,14 @@ class Decider:
     @property
     def ledger(self) -> Ledger:
         return self.follower.ledger
+
+    def choose_nodes(self, shapes: Sequence[Shape], where: Ids, feasible: Mask) -> NDArray[np.int64] | None:
+        """Asks the algorithm that chooses devices where pods go."""
+        began = time.perf_counter()
+        found = self.devices.choose(shapes, where, feasible, DEFAULT)
+        asked = next((ask.algorithm for group in shapes[0].groups for ask in group.devices), "")
+        self.metrics.devices_chosen(asked or DEFAULT, time.perf_counter() - began)
+        return found
 
     @property
     def based_on(self) -> int:
@@ -345,6 +359,9 @@ class Decider:
         if settled(self.ledger, record.group, record.revision):
             return None
         record = bound(record, self.catalog)
+        for app in record.apps:
+            for shape in app.shapes:
+                self.devices.record(shape, (record.group, record.revision, app.name, shape.object))
         until = loop.time() + self._longest_deadline() + GRACE - _MARGIN
         existing = existing_placement(record, self.fleet, self.ledger)
         asked_at = AskedAt(self.fleet.epoch, self.ledger.seq)

@@ -43,6 +43,16 @@ class DecisionMetrics:
             registry=registry,
             buckets=SECONDS,
         ).observe
+        self._devices = Histogram(
+            "moorage_device_choice_seconds",
+            "Duration of the choice of nodes for pods that need devices, by the algorithm",
+            ["algorithm"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+
+    def devices_chosen(self, algorithm: str, seconds: float) -> None:
+        self._devices.labels(algorithm).observe(seconds)
 
     def outcome(self, attempt: Attempt | None) -> None:
         self._outcomes["dropped" if attempt is None else attempt.phase.lower()]()

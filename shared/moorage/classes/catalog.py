@@ -27,6 +27,8 @@ from .selector import Selector, compile_class
 
 #: The annotation of a class that names the algorithm for its devices.
 ALGORITHM = "moorage.dev/algorithm"
+#: The key of the name of the fleet's algorithm, beside the objects.
+ALGORITHM_KEY = "algorithm"
 _Spec = TypeVar("_Spec", ClassGrantSpec, DeviceQuotaSpec, DeviceSourceSpec)
 _decode = msgspec.json.Decoder(FleetObject).decode
 
@@ -50,6 +52,7 @@ class ClassCatalog:
         self.revisions: dict[str, int] = {}
         self.on_change: list[Callable[[str], None]] = []
         self.version = 0  # grows with each change
+        self.algorithm = ""  # for needs whose class names none; empty: the default one
         self._classes: dict[str, KnownClass] = {}
         self._overrides: dict[str, set[str]] = {}  # name → clusters
         self.grants = Grants()
@@ -57,6 +60,10 @@ class ClassCatalog:
 
     def put(self, key: str, value: bytes | None, revision: int = 0) -> None:
         """Takes over an object as it is stored under a key; None deletes it. In the form of `Bucket.mirror`."""
+        if key == ALGORITHM_KEY:
+            self.algorithm = "" if value is None else value.decode()
+            self._changed(key)
+            return
         if not is_fleet_object_key(key):
             return
         before = self.objects.pop(key, None)
@@ -76,6 +83,9 @@ class ClassCatalog:
             self.grants = Grants(self._specs(CLASS_GRANT.kind, ClassGrantSpec).values())
         elif kind == DEVICE_QUOTA.kind:
             self.quotas = self._specs(DEVICE_QUOTA.kind, DeviceQuotaSpec)
+        self._changed(key)
+
+    def _changed(self, key: str) -> None:
         self.version += 1
         for callback in self.on_change:
             callback(key)

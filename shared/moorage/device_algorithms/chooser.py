@@ -53,6 +53,15 @@ class Chooser:
             return None
         return Choice(row, tuple(scored.devices[row].tolist()), float(scored.best[row]))
 
+    def choose_among(self, request: DeviceRequest, rows: Ints) -> Choice | None:
+        """Returns the best choice on one of these rows."""
+        scored = self._up_to_date(request)
+        best = scored.best[rows]
+        if not len(best) or best.max() == -np.inf:
+            return None
+        row = int(rows[best.argmax()])
+        return Choice(row, tuple(scored.devices[row].tolist()), float(scored.best[row]))
+
     def best_by_row(self, request: DeviceRequest) -> Floats:
         """Returns the score of the best choice on each row; minus infinity where the request does not fit."""
         return self._up_to_date(request).best.copy()

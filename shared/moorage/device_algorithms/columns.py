@@ -50,6 +50,19 @@ class DeviceColumns:
     def __len__(self) -> int:
         return len(self.kinds)
 
+    def rows(self, at: Ints) -> DeviceColumns:
+        """Returns a copy of some rows."""
+        zones, roots = (None if groups is None else groups[at] for groups in (self.zones, self.roots))
+        return DeviceColumns(
+            self.size[at],
+            self.free[at],
+            self.beside_size[at],
+            self.beside_free[at],
+            self.kinds[at],
+            zones,
+            roots,
+        )
+
     def take(self, row: int, devices: Sequence[int], request: DeviceRequest) -> None:
         self.free[row, devices] -= request.share
         if request.beside:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from moorage.model.claims import Slot
@@ -27,7 +29,7 @@ from .combinations import Need, combinations, needs_by_weight
 from .inner_rows import InnerGroups, InnerNodes
 from .inside import asks_parts
 from .node_filter import eligible, other_host, selected_by_terms, with_label
-from .packing import Packed, PackingProblem, PackingSolutions, capacity, pack
+from .packing import Packed, PackingProblem, PackingSolutions, ProblemKey, capacity, pack
 from .pod_rules import ExclusiveNodes, PodRules, compile_rules
 from .protocols import Amounts, Ids, Mask, Rows
 from .rule_limits import rule_limits
@@ -145,6 +147,46 @@ class _ClusterNodes:
             return groups[result]
         packed[groups] = result
         return packed if self.rules is None or self.rules.holds(packed) else self._first_with_rules()
+
+    def chosen(self, solutions: PackingSolutions) -> Packed | None:
+        """Returns where the algorithm that chooses devices puts the pods, if all of them need devices and fit there."""
+        if self.inner is None or self.rules is not None or not all(map(_needs_devices, self.shapes)):
+            return None
+        feasible = np.array(self.feasible)
+        key = self._problem_of_devices(feasible)
+        if key not in solutions.solved:
+            if solutions.choose is None:
+                return None
+            solutions.solved[key] = solutions.choose(self.shapes, self.where, feasible)
+        found = solutions.solved[key]
+        return found if isinstance(found, np.ndarray) and self._fits(found, feasible) else None
+
+    def _problem_of_devices(self, feasible: Mask) -> ProblemKey:
+        assert self.inner is not None
+        needs = np.array([self.need(number, ()) for number in range(len(self.shapes))], np.int64)
+        inside = hash_of(
+            [(self.inner.state(at).layout.source, self.inner.state(at).free) for at in range(len(self.where))]
+        )
+        asks = hash_of([shape.key for shape in self.shapes])
+        where = feasible.tobytes() + inside + asks
+        return self.free.tobytes(), needs.tobytes(), tuple(shape.count for shape in self.shapes), where
+
+    def _fits(self, packed: Packed, feasible: Mask) -> bool:
+        assert self.inner is not None
+        counts = [shape.count for shape in self.shapes]
+        if packed.shape != feasible.shape or (packed[~feasible] > 0).any() or packed.sum(axis=1).tolist() != counts:
+            return False
+        needs = np.array([self.need(number, ()) for number in range(len(self.shapes))], np.int64)
+        if (packed.T @ needs > np.maximum(self.free, 0)).any():
+            return False
+        nothing: list[list[int]] = [[] for _ in self.shapes]
+        try:
+            return all(
+                self.inner.holds(at, packed[:, at].tolist(), nothing)
+                for at in np.flatnonzero(packed.any(axis=0)).tolist()
+            )
+        except BudgetExceeded:
+            return False
 
     def _without_parts(self, packed: Packed, granted: Sequence[Sequence[int]]) -> int | None:
         """Returns a shape with a pod on every node for which a node has no parts; None if all have them."""
@@ -267,6 +309,15 @@ class _ClusterNodes:
         return with_parts(slot, found[number])
 
 
+def _needs_devices(shape: Shape) -> bool:
+    return not shape.per_node and shape.count > 0 and any(group.devices for group in shape.groups)
+
+
+def hash_of(value: object) -> bytes:
+    """Returns a short form of the value, equal for equal ones in every process."""
+    return hashlib.blake2b(msgspec.msgpack.encode(value), digest_size=16).digest()
+
+
 def _eligible_by_shape(rows: Rows, shapes: Sequence[Shape], where: Ids) -> list[Mask]:
     """Returns the eligible rows of each shape. Most shapes of a group have the same terms and tolerations."""
     found: list[Mask] = []
@@ -342,6 +393,8 @@ def assign(
         all_granted = _try_pack(cluster, everything, 0) if cluster.may_hold(everything) else None
         if all_granted is not None:
             return cluster.assignment(all_granted, everything)
+    if not order and solutions is not None and (chosen := cluster.chosen(solutions)) is not None:
+        return cluster.assignment(chosen, granted)
     try:
         packed = cluster.pack(granted, steps, solutions)
     except BudgetExceeded as bound:

@@ -111,6 +111,31 @@ class DeviceRows:
             total += best
         return total
 
+    def choose(
+        self, shapes: Sequence[Shape], where: Ids, feasible: NDArray[np.bool_], default: str
+    ) -> NDArray[np.int64] | None:
+        """Returns how many pods of each shape the algorithm puts on each of these rows of the fleet, one pod after the other; None if
+        it finds no place for one, or there are too many."""
+        if sum(shape.count for shape in shapes) > _MOST_PODS:
+            return None
+        fleet_wide = self._current()
+        at = np.flatnonzero(np.isin(self._nodes, where))
+        columns = fleet_wide.rows(at)
+        place = _Place(columns, _positions(where, self._nodes[at]), self.mix)
+        packed = np.zeros((len(shapes), len(where)), np.int64)
+        for number, shape in enumerate(shapes):
+            asked = [
+                (ask.algorithm or default, self._request(shape, ask))
+                for group in _device_groups(shape)
+                for ask in group.devices[:1]
+            ]
+            for _ in range(shape.count):
+                found = place.take_best(asked, feasible[number])
+                if found is None:
+                    return None
+                packed[number, found] += 1
+        return packed
+
     def _request(self, shape: Shape, ask: DeviceAsk) -> DeviceRequest:
         beside = tuple(shape.resources.get(name, 0) for name in BESIDE)
         return DeviceRequest(ask.count, ask.share or WHOLE, beside, self._kinds_of(ask))
@@ -254,6 +279,56 @@ class DeviceRows:
         if len(parts) < _SAMPLES and all(part.properties != other.properties for other in parts):
             parts.append(part)
         return kind
+
+
+#: Pods that an algorithm places one by one.
+_MOST_PODS = 256
+
+
+class _Place:
+    """The devices of one cluster's nodes while pods are placed there. `node`: the node of each row of the columns."""
+
+    def __init__(self, columns: DeviceColumns, node: NDArray[np.intp], mix: RequestMix) -> None:
+        self._columns, self._node, self._mix = columns, node, mix
+        self._choosers: dict[str, Chooser] = {}
+
+    def take_best(self, asked: Sequence[tuple[str, DeviceRequest]], feasible: NDArray[np.bool_]) -> int | None:
+        """Takes devices for all requests of one pod on the node with the best sum of scores. Returns the node."""
+        total = np.where(feasible, 0.0, -np.inf)
+        for name, request in asked:
+            best = np.full(len(feasible), -np.inf)
+            np.maximum.at(best, self._node, self._chooser(name).best_by_row(request))
+            total += best
+        found = int(total.argmax())
+        if total[found] == -np.inf:
+            return None
+        rows = np.flatnonzero(self._node == found)
+        for name, request in asked:
+            choice = self._chooser(name).choose_among(request, rows)
+            if choice is None:
+                return None  # two needs of the pod want the same devices
+            self._columns.free[choice.row, list(choice.devices)] -= request.share
+            self._changed(rows)
+        if asked:
+            self._columns.beside_free[rows] -= np.array(asked[0][1].beside, np.int64)
+            self._changed(rows)
+        return found
+
+    def _chooser(self, name: str) -> Chooser:
+        found = self._choosers.get(name)
+        if found is None:
+            found = self._choosers[name] = Chooser(self._columns, find_algorithm(name), self._mix)
+        return found
+
+    def _changed(self, rows: NDArray[np.intp]) -> None:
+        for chooser in self._choosers.values():
+            chooser.note_change(rows.tolist())
+
+
+def _positions(where: Ids, nodes: Ids) -> NDArray[np.intp]:
+    """Returns the position of each node in `where`."""
+    order = np.argsort(where, kind="stable")
+    return order[np.searchsorted(where[order], nodes)]
 
 
 #: Devices of a kind that are looked at to tell whether a class may select it.

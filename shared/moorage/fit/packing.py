@@ -15,10 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moorage.model.shapes import Shape
+
 from .budget import Budget, BudgetExceeded
 from .inner_rows import InnerGroups
 from .pod_rules import PodRules
-from .protocols import Amounts, Mask
+from .protocols import Amounts, Ids, Mask
 
 #: Up to this many pods and nodes the search is complete whatever the bound.
 EXACT_PODS, EXACT_NODES = 8, 16
@@ -50,11 +52,17 @@ ProblemKey = tuple[bytes, bytes, tuple[int, ...], bytes]
 Solution = Packed | BudgetExceeded | None
 
 
+#: Says how many pods of each shape go to each of the rows, which may be feasible for a shape or not. It need not fit.
+NodeChoice = Callable[[Sequence[Shape], Ids, NDArray[np.bool_]], Packed | None]
+
+
 class PackingSolutions:
     """Answers to problems that are too hard to be solved at once. A decision looks for them here, gets BudgetExceeded,
-    has the `unsolved` ones solved elsewhere, and decides again."""
+    has the `unsolved` ones solved elsewhere, and decides again. `choose` is asked first for pods that need devices; what it says
+    is kept among the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, choose: NodeChoice | None = None) -> None:
+        self.choose = choose
         self.solved: dict[ProblemKey, Solution] = {}
         self.unsolved: dict[ProblemKey, PackingProblem] = {}
 

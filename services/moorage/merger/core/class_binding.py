@@ -58,7 +58,7 @@ def _ask(ask: DeviceAsk, catalog: ClassCatalog) -> DeviceAsk:
         if own is not None:
             here = PropertyCondition(key=CLUSTER, operator="In", values=(cluster,))
             alternatives += _with(own, lambda one, here=here: (*one, here))  # type: ignore[misc]
-    algorithm = ask.algorithm or (fleet.algorithm if fleet is not None else "")
+    algorithm = ask.algorithm or (fleet.algorithm if fleet is not None else "") or catalog.algorithm
     return msgspec.structs.replace(ask, properties=tuple(alternatives) or ((),), algorithm=algorithm)
 
 
