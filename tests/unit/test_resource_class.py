@@ -271,7 +271,8 @@ def test_spread_takes_another_node_for_each_pod() -> None:
 def test_pods_are_placed_where_the_algorithm_fails() -> None:
     """Two needs of a pod want the devices of one node, which the algorithm does not see together with relations."""
     fleet = fleet_of({"lab/x": [_node(*"A", name="a"), _node(*"AB", name="b")]})
-    rows, asked = DeviceRows(fleet), []
+    rows = DeviceRows(fleet)
+    asked: list[Any] = []
 
     def choose(shapes: Any, where: Any, able: Any) -> Any:
         asked.append(rows.choose(shapes, where, able, "first-fit"))
