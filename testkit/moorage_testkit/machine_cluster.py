@@ -56,8 +56,12 @@ class MachineCluster:
                 found: Object = msgspec.json.decode(response.read())
                 return found
         except urllib.error.HTTPError as error:
-            status = msgspec.json.decode(error.read())
-            raise Refused(error.code, status.get("message", "")) from None
+            text = error.read()
+            try:
+                message = msgspec.json.decode(text).get("message", "")
+            except msgspec.DecodeError:
+                message = text.decode()
+            raise Refused(error.code, message) from None
 
     def find(self, path: str) -> Object | None:
         try:

@@ -23,7 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VARIABLE = "MOORAGE_CERTIFICATE_DAYS"
 DAYS = 90.0
-#: Seconds between the announcement of a CA and the use of its certificate, and until the CA before is withdrawn.
+#: Seconds between the announcement of a CA and the use of its certificate, and until the CA before is withdrawn; less for
+#: certificates that live for minutes.
 ANNOUNCED, WITHDRAWN = 20.0, 60.0
 _SKEW = timedelta(hours=1)
 _NAME = "moorage-machines"
@@ -126,10 +127,10 @@ def age(pair: Pair, now: float) -> float:
 def advance(keys: Keys, names: Sequence[str], now: float, lifetime: float) -> Keys:
     """Does the next step of a rotation, if its time has come."""
     if keys.following is not None:
-        if now < keys.since + ANNOUNCED:
+        if now < keys.since + min(ANNOUNCED, lifetime / 12):
             return keys
         return Keys(keys.following, None, keys.current.ca, now)
-    if keys.previous_ca and now >= keys.since + WITHDRAWN:
+    if keys.previous_ca and now >= keys.since + min(WITHDRAWN, lifetime / 4):
         return Keys(keys.current, None, b"", now)
     if not keys.previous_ca and (age(keys.current, now) >= 2 / 3 or not serves(keys.current, names)):
         return Keys(keys.current, issue(names, now, lifetime), b"", now)

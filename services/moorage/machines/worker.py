@@ -103,6 +103,7 @@ class MachinesWorker:
         self._hooks: Hooks | None = None
         self._leading = False
         self._announced = asyncio.Event()
+        self._writing_hooks = asyncio.Lock()
         self._bus: Bus | None = None
         self._sync: MeshSync | None = None
         self._joined = asyncio.Event()
@@ -322,6 +323,10 @@ class MachinesWorker:
 
     async def _write_hooks(self) -> None:
         """Lets the API server ask this process, and trust its certificates."""
+        async with self._writing_hooks:
+            await self._write_hooks_once()
+
+    async def _write_hooks_once(self) -> None:
         assert self._keys is not None
         for configuration in (hook_configurations.mutating(self._url), hook_configurations.validating(self._url)):
             wanted = hook_configurations.with_bundle(configuration, self._keys.bundle)
@@ -360,7 +365,9 @@ class MachinesWorker:
                 self._leading = True
                 self._state.start_term()
                 await self._look_for_foreign()
-                await self._write_hooks()
+                async for attempt in until_done((ApiError, Unreachable), first=0.2):
+                    with attempt:
+                        await self._write_hooks()
                 spawn(self._watch_foreign())
                 spawn(self._run_sync(term))
                 await self._act()

@@ -1,0 +1,260 @@
+"""Machines come to a cluster and leave it, are killed at the worst moments, renew certificates, and keep away from foreign controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.kube import ApiError, connect
+from moorage.machine_groups.names import GROUP_VERSION, MACHINE_TYPE, NAMESPACE, POD_ROLE, SLOT_GATE
+from moorage.machines.install import in_use, install, uninstall
+from moorage.podspec import pinned_node
+from moorage_testkit.control_plane import ControlPlane
+from moorage_testkit.failpoints import Failpoints
+from moorage_testkit.machine_cluster import MachineCluster, MachinesProcess, Refused
+from moorage_testkit.machines import machine
+
+from .conftest import settled
+
+NODES = ["m0", "m1"]
+GUEST = {MACHINE_TYPE: "a"}
+TEAM = "team"
+MACHINES = f"/apis/{GROUP_VERSION}/machines"
+#: What may differ: versions, who wrote what, and what nodes and controllers write by themselves.
+_OWN = ("resourceVersion", "generation", "managedFields")
+
+
+@pytest.fixture
+def cluster() -> Iterator[MachineCluster]:
+    with ControlPlane("machines") as plane:
+        for name in NODES:
+            plane.node(
+                name, allocatable={"cpu": "8", "memory": "32Gi"}, taints=[{"key": "theirs", "effect": "NoExecute"}]
+            )
+        found = MachineCluster(plane)
+        found.namespace(TEAM)
+        yield found
+
+
+async def installed(cluster: MachineCluster) -> None:
+    await cluster.install(lambda api: install(api, "moorage", 2, lambda _text: None, deploy=False))
+
+
+def the_machine(slots: int) -> dict[str, Any]:
+    spec = {"spec": {"cpu": "2", "memory": "1Gi"}, "available": slots, "offlineSlots": slots}
+    document = machine("g", {"a": spec}, {name: ["a"] for name in NODES}, taint=True)
+    return document
+
+
+async def usage(cluster: MachineCluster, *wanted: int, seconds: float = 30) -> None:
+    try:
+        await settled(lambda: cluster.usage("g").get("a") == wanted, seconds)
+    except AssertionError:
+        raise AssertionError(f"usage is {cluster.usage('g')}, not {wanted}") from None
+
+
+def dump(cluster: MachineCluster) -> dict[str, Any]:
+    """Returns all objects of the cluster that last, without what changes by itself."""
+    groups = [("/api/v1", cluster.call("GET", "/api/v1"))]
+    for group in cluster.call("GET", "/apis")["groups"]:
+        version = group["preferredVersion"]["groupVersion"]
+        if (resources := cluster.find(f"/apis/{version}")) is not None:  # else it has just gone
+            groups.append((f"/apis/{version}", resources))
+    found = {}
+    for root, listed in groups:
+        for resource in listed["resources"]:
+            kind = resource["kind"]
+            if (
+                "/" in resource["name"]
+                or "list" not in resource["verbs"]
+                or kind in ("Event", "ComponentStatus", "Lease")
+            ):
+                continue
+            for obj in cluster.call("GET", f"{root}/{resource['name']}")["items"]:
+                meta = {k: v for k, v in obj["metadata"].items() if k not in _OWN}
+                rest = {k: v for k, v in obj.items() if k not in ("metadata", "status")}
+                found[f"{root}/{kind}/{meta.get('namespace', '')}/{meta['name']}"] = {"metadata": meta, **rest}
+    return found
+
+
+async def test_after_leaving_the_cluster_is_as_before_joining(cluster: MachineCluster) -> None:
+    await asyncio.sleep(3)  # controllers make accounts and certificates of namespaces
+    before = dump(cluster)
+    await installed(cluster)
+    process = MachinesProcess(cluster)
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+        for name in NODES:  # reservations tolerate no taints of others
+            cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+        cluster.machine(the_machine(1))
+        await usage(cluster, 1, 1, 0, 0)
+        for i in range(2):
+            cluster.pod(TEAM, f"guest-{i}", GUEST)
+        await usage(cluster, 1, 0, 1, 1)
+        api = await connect(cluster.plane.kubeconfig)
+        try:
+            assert await in_use(api) == ["Machine g", f"guest {TEAM}/guest-0", f"guest {TEAM}/guest-1"]
+            process.remove()
+            # A guest that waits is started: nobody would take its gate off any more.
+            await uninstall(api, lambda _text: None)
+            cluster.delete(f"/api/v1/namespaces/{NAMESPACE}")  # as the agent does, whose it is, too
+        finally:
+            await api.close()
+    finally:
+        process.remove()
+    assert not any(pod["spec"].get("schedulingGates") for pod in cluster.pods(TEAM))
+    for i in range(2):
+        cluster.delete_pod(TEAM, f"guest-{i}")
+    for name in NODES:
+        taints = [{"key": "theirs", "effect": "NoExecute"}]
+        cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
+
+    try:
+        await settled(lambda: dump(cluster) == before, 60)
+    except AssertionError:
+        assert dump(cluster) == before
+
+
+async def test_what_the_service_account_may_not_do(cluster: MachineCluster) -> None:
+    await installed(cluster)
+    api = await connect(cluster.kubeconfig)
+    try:
+        refused = Counter[int]()
+        for method, path in (
+            ("GET", "/api/v1/secrets"),
+            ("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+            ("GET", f"/api/v1/namespaces/{TEAM}/secrets/x"),
+            ("DELETE", "/api/v1/nodes/m0"),
+            ("DELETE", f"/api/v1/namespaces/{TEAM}/pods/x"),
+            ("DELETE", f"/apis/apps/v1/namespaces/{TEAM}/statefulsets/x"),
+            ("DELETE", f"/api/v1/namespaces/{TEAM}"),
+            ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
+            ("DELETE", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/moorage-machines"),
+            ("GET", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/other"),
+            ("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"),
+        ):
+            try:
+                await api.call(method, path)
+            except ApiError as error:
+                refused[error.code] += 1
+        assert refused == {403: 11}
+    finally:
+        await api.close()
+
+
+async def test_a_foreign_controller_is_told_and_let_be(cluster: MachineCluster) -> None:
+    await installed(cluster)
+    cluster.namespace("imperator-system", label=None)
+    template = {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
+    deployment = {
+        "metadata": {"name": "imperator-controller"},
+        "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "x"}}, "template": template},
+    }
+    path = "/apis/apps/v1/namespaces/imperator-system/deployments"
+    cluster.call("POST", path, deployment)
+    for name in NODES:
+        cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+    process = MachinesProcess(cluster)
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+        cluster.machine(the_machine(1))
+
+        def reason() -> str:
+            conditions = (cluster.get_machine("g").get("status") or {}).get("conditions") or [{}]
+            return str(conditions[0].get("reason"))
+
+        await settled(lambda: reason() == "OtherControllerActive", 20)
+        assert cluster.find(f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/a-g") is None
+        assert "imperator.tenzen-y.io/a" not in cluster.call("GET", "/api/v1/nodes/m0")["metadata"]["labels"]
+        cluster.delete(f"{path}/imperator-controller")
+        await usage(cluster, 1, 1, 0, 0)
+    finally:
+        process.remove()
+
+
+def let_in(cluster: MachineCluster) -> int:
+    """Returns how many guests were let onto Nodes and are not gone."""
+    return sum(
+        bool(pod["spec"].get("nodeName") or pinned_node(pod["spec"]))
+        and {"name": SLOT_GATE} not in (pod["spec"].get("schedulingGates") or ())
+        and pod["metadata"]["labels"].get(POD_ROLE) == "guest"
+        for pod in cluster.pods(TEAM)
+    )
+
+
+def created(cluster: MachineCluster, names: list[str]) -> bool:
+    """Creates guests, and returns whether all were."""
+    try:
+        while names:
+            cluster.pod(TEAM, names[-1], GUEST)
+            names.pop()
+    except Refused:
+        return False
+    return True
+
+
+async def test_killed_at_each_step_of_a_hand_over(cluster: MachineCluster, tmp_path: Path) -> None:
+    await installed(cluster)
+    for name in NODES:
+        cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+    points = Failpoints(tmp_path / "points")
+    process = MachinesProcess(cluster, **points.environment)
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+        cluster.machine(the_machine(2))
+        await usage(cluster, 2, 2, 0, 0)
+        for number, point in enumerate(("machines.granted", "machines.scaled", "machines.vacated", "machines.opened")):
+            points.arm(point)
+            missing: list[str] = []
+            for i in range(3):
+                try:
+                    cluster.pod(TEAM, f"g{number}-{i}", GUEST)
+                except Refused:  # without machines there are no new guests
+                    missing.append(f"g{number}-{i}")
+            await settled(lambda: process.process.poll() is not None, 20, f"killed at {point}")
+            assert let_in(cluster) <= 2
+            process.start()
+            await settled(process.is_ready, 40, "it is ready again")
+            await settled(partial(created, cluster, missing), 20, "hooks answer")
+            await usage(cluster, 2, 0, 2, 1)
+            assert process.is_ready() and let_in(cluster) == 2
+            for pod in cluster.pods(TEAM):
+                cluster.delete_pod(TEAM, pod["metadata"]["name"])
+            await usage(cluster, 2, 2, 0, 0)
+        points.arm("machines.cleaned")
+        cluster.delete(f"{MACHINES}/g")
+        await settled(lambda: process.process.poll() is not None, 20, "killed between two Nodes")
+        process.start()
+        await settled(
+            lambda: all("taints" not in cluster.call("GET", f"/api/v1/nodes/{n}")["spec"] for n in NODES), 40, "clean"
+        )
+    finally:
+        process.remove()
+
+
+async def test_certificates_are_renewed_without_a_refused_request(cluster: MachineCluster) -> None:
+    """They live for 43 s here, so that there are two within 40 s."""
+    await installed(cluster)
+    process = MachinesProcess(cluster, MOORAGE_CERTIFICATE_DAYS="0.0005")
+    secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/moorage-machines-tls"
+    try:
+        await settled(process.is_ready, 40, "it is ready")
+        seen: set[str] = set()
+        end = time.monotonic() + 60
+        asked = 0
+        while len(seen) < 2 and time.monotonic() < end:
+            with pytest.raises(Refused, match="MachineUnknown"):
+                cluster.pod(TEAM, "probe", {MACHINE_TYPE: "none"}, query="?dryRun=All")
+            asked += 1
+            seen.add(cluster.call("GET", secret)["data"]["tls.crt"])
+            await asyncio.sleep(0.1)
+        assert len(seen) == 2 and asked > 100
+    finally:
+        process.remove()
