@@ -239,3 +239,24 @@ def test_a_class_selects_rows_of_the_fleet() -> None:
     assert np.flatnonzero(selected).tolist() == [3]
     others = parts.selected(compile_class(of(("memory", "DoesNotExist"))), rows)
     assert np.flatnonzero(others).tolist() == [1], "nodes are no devices"
+
+
+def test_properties_of_devices_that_are_gone_are_forgotten() -> None:
+    writer = FleetWriter()
+    wanted = compile_class(of(("memory", "Eq", "81920Mi")))
+
+    def put(*memory: str) -> None:
+        rows = []
+        for i, text in enumerate(memory):
+            report = node(f"n-{i}", gpu="1")
+            report.labels["nvidia.com/gpu.memory"] = text
+            rows.append(with_devices(normalize_node(report)[0], BUILT_IN_ONLY))
+        writer.put(0, "lab/a", rows, whole=True, as_of=1.0)
+
+    for i in range(50):
+        put(str(1024 + i), "81920")
+    parts = writer.fleet.parts
+    before = len(parts.properties.sets)
+    writer.compact()
+    assert len(parts.properties.sets) < before - 40
+    assert np.flatnonzero(parts.selected(wanted, parts.rows_of(0))).tolist() == [3]

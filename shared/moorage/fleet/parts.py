@@ -319,10 +319,14 @@ class FleetParts:
         """Keeps only these layouts, whose numbers are their places in the list. Returns the list."""
         place = {source: number for number, source in enumerate(sources)}
         numbers = np.array([place.get(source, 0) for source in self.layouts.found.sources], np.int32)
-        self.layouts = _Layouts()
+        self.layouts, self.properties = _Layouts(), PropertyTable()  # of which many may be of devices that are gone
         self.learn(sources[1:])
+        table = self.layouts
         for cluster, block in self._clusters.items():
-            self._clusters[cluster] = block._replace(layouts=numbers[block.layouts])
+            layouts = numbers[block.layouts]
+            self._clusters[cluster] = block._replace(layouts=layouts)
+            rows = spread(table.first[layouts], table.size[layouts])
+            self.property_set[block.start : block.start + len(rows)] = table.part["properties"][rows]
         return sources
 
     def lay_out(self, cluster: int, start: int, rows: NDArray[np.intp], layouts: NDArray[np.int32]) -> bool:

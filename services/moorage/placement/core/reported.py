@@ -265,7 +265,9 @@ class ReportedTrees:
                 self._offer(found, place, EXCLUSIVE, total)
             return found
         part = place.layout.parts[place.layout.at[place.path]]
-        for name, inventory in part.inventories.items() if not place.path.startswith(MARK) else ():
+        # Devices are not offered; those that a resource of the node counts are offered by the node.
+        is_offered = not (place.path.startswith(MARK) or part.is_counted_by_node)
+        for name, inventory in part.inventories.items() if is_offered else ():
             units = units_of(name)
             record = InventoryRecord(
                 total=inventory.total // units,

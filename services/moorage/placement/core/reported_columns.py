@@ -327,7 +327,8 @@ class ReportedColumns:
         layouts = self._fleet.parts.layouts
         if len(self._devices) < layouts.part.n:
             numbers = range(self._device_layouts, len(layouts.found))
-            more = [part.path.startswith(MARK) for number in numbers for part in layouts.found[number].parts]
+            parts = (part for number in numbers for part in layouts.found[number].parts)
+            more = [part.path.startswith(MARK) or part.is_counted_by_node for part in parts]
             self._devices = np.concatenate([self._devices, np.array(more, np.bool_)])
             self._device_layouts = len(layouts.found)
         return self._devices
