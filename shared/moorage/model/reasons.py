@@ -60,6 +60,7 @@ CODES: dict[str, str] = {
     "ExclusiveCoresUnknown": "The nodes do not report their CPU manager; cores may not be exclusive there.",
     "OptionalNotCombined": "The app has more optional needs than are combined; the lighter ones are granted where room is left.",
     "NotGuaranteed": "Another container of the pod breaks the Guaranteed class, so cores will not be exclusive.",
+    "ClaimNotFound": "A pod names a ResourceClaim or template that is not among the app's objects; its devices are not counted.",
     "NotDedicated": "A container asks for PCPU, but is not Guaranteed with whole cores, so cores will not be exclusive.",
     "DecisionTooLarge": "The decision exceeds the size limit of a commit.",
     "RemovalUnconfirmed": "The cluster has not confirmed the removal; until then its claims count.",
