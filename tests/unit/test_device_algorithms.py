@@ -188,7 +188,7 @@ def test_kinds_that_are_asked_for_by_name_cost_more() -> None:
         mix.record(DeviceRequest(1))
         mix.record(DeviceRequest(1, kinds=frozenset({1})))
     found = scarcity(columns, mix)
-    assert found[0] == 0 and found[1] == pytest.approx(1, rel=0.2)  # half of the demand, a quarter of the devices
+    assert found[0] == 0 and found[1] == pytest.approx(2, rel=0.2)  # half of the demand, a quarter of the devices
     columns.free[3] = 0
     assert scarcity(columns, mix)[1] == HIGHEST_PRICE
     columns.free[3] = WHOLE

@@ -103,6 +103,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "controllers get": ("moorage controllers get hpa -o json",),
     "controllers list": ("moorage controllers list",),
     "devices": ("moorage devices replay --nodes nodes.csv --tasks tasks.csv",),
+    "devices algorithm": ("moorage devices algorithm", "moorage devices algorithm best-fit"),
     "devices replay": (
         "moorage devices replay --nodes nodes.csv --tasks tasks.csv --algorithm default first-fit fgd",
         "moorage devices replay --nodes nodes.csv --tasks tasks.csv --placements placements.csv -o json",

@@ -42,7 +42,7 @@ _COMMANDS = {
         "terminate": ("commands.lifecycle:terminate", "Remove a group from its clusters."),
         "cluster": ("commands.cluster:app", "Show, join, remove, cordon and drain clusters."),
         "controllers": ("commands.controllers:app", "Show and configure controllers."),
-        "devices": ("commands.devices:app", "Compare algorithms that choose devices."),
+        "devices": ("commands.devices:app", "Show, set and compare algorithms that choose devices."),
         "fleet": ("commands.fleet:app", "Run and change simulated clusters."),
         "token": ("commands.token:app", "Create, list and revoke access tokens."),
     },

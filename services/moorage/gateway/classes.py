@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from moorage.bus import subjects
 from moorage.classes import BUILT_IN_SOURCES
+from moorage.device_algorithms import DEFAULT, algorithm_names
 from moorage.model.problems import Refused, Violation, invalid, not_found
 from moorage.model.resource_classes import (
     DEVICE_SOURCE,
@@ -26,7 +28,15 @@ from .audit import add_target, request_id
 from .bus_client import call
 from .clusters import known_cluster
 from .core.class_explanation import amounts_of, explain_class
-from .core.class_schemas import ClassExplained, ClassStatusItem, ExplainClass, FleetObjectItem, ResourceClassItem
+from .core.class_schemas import (
+    ClassExplained,
+    ClassStatusItem,
+    DeviceAlgorithmEdit,
+    DeviceAlgorithmItem,
+    ExplainClass,
+    FleetObjectItem,
+    ResourceClassItem,
+)
 from .core.selectors import parse, selects
 from .etags import etag, if_match
 from .middleware import gateway_of
@@ -172,3 +182,24 @@ def _clusters(view: ReadModel, cluster: str, without: frozenset[str]) -> list[in
     if cluster:
         return [fleet.ids[cluster]] if known_cluster(fleet, cluster) else []
     return [cid for cid in np.flatnonzero(fleet.known).tolist() if fleet.names[cid] not in without]
+
+
+async def get_algorithm(request: web.Request) -> web.StreamResponse:
+    return json_response(_algorithm(gateway_of(request).view))
+
+
+async def put_algorithm(request: web.Request) -> web.StreamResponse:
+    gateway = gateway_of(request)
+    edit = msgspec.json.decode(await request.read(), type=DeviceAlgorithmEdit)
+    add_target(request, f"algorithm for devices {edit.algorithm}")
+    body = {"algorithm": edit.algorithm, "cause": request_id(request)}
+    await call(gateway.bus, subjects.DEVICES_ALGORITHM, body, again=body)
+    for _ in range(100):  # wait until it is mirrored, so that the caller can read it
+        if gateway.view.catalog.algorithm == edit.algorithm:
+            break
+        await asyncio.sleep(0.01)
+    return json_response(_algorithm(gateway.view))
+
+
+def _algorithm(view: ReadModel) -> DeviceAlgorithmItem:
+    return DeviceAlgorithmItem(algorithm=view.catalog.algorithm or DEFAULT, known=algorithm_names())

@@ -142,6 +142,8 @@ _OF_CLUSTER = Query(
     "cluster", "The class that wins over the fleet's on this cluster, PROVIDER/NAME.", str, "lab/edge-1"
 )
 CLASSES = (
+    Route("GET", "/v1/devices/algorithm", classes.get_algorithm, "Get the algorithm that chooses devices.", class_schemas.DeviceAlgorithmItem, tag="classes"),
+    Route("PUT", "/v1/devices/algorithm", classes.put_algorithm, "Set the algorithm that chooses devices where neither a need nor its class names one.", class_schemas.DeviceAlgorithmItem, body=class_schemas.DeviceAlgorithmEdit, refusals=(503,), role="admin", tag="classes"),
     Route("GET", "/v1/resource-classes", classes.list_objects, "List resource classes with their status.", Page[class_schemas.ResourceClassItem], query=(*_SELECTED, _OF_CLUSTER), tag="classes"),
     Route("GET", "/v1/resource-classes/{name}", classes.get_object, "Get a resource class with its status.", class_schemas.ResourceClassItem, query=(_OF_CLUSTER,), tag="classes", etag="response"),
     Route("DELETE", "/v1/resource-classes/{name}", classes.delete_object, "Delete a resource class. Devices that are held through it stay held.", None, 204, query=(_OF_CLUSTER,), refusals=(503,), role="admin", tag="classes", etag="request"),

@@ -18,6 +18,7 @@ SPEC = WorkerSpec(
         subjects.MERGER_REPLAY,
         subjects.PATCHER_DIFF,
         subjects.CONTROLLERS_SET,
+        subjects.DEVICES_ALGORITHM,
         subjects.CANDIDATES,
         subjects.CLUSTERS_SET,
         subjects.SIM_APPLY,

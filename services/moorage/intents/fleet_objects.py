@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 
 from moorage.bus import Bus, Conflict, Entry, new_id, now_text, subjects
+from moorage.classes import ALGORITHM_KEY
+from moorage.device_algorithms import algorithm_names
 from moorage.mesh import stores
-from moorage.model.problems import Refused, changed_since, conflict, not_found
+from moorage.model.problems import Refused, Violation, changed_since, conflict, invalid, not_found
 from moorage.model.resource_classes import CLASS_GRANT, FLEET_KINDS, FleetObject, StoredMetadata, fleet_object_key
 
 from .core import fleet_documents
@@ -85,6 +87,14 @@ class FleetObjects:
             raise Refused(conflict(f"{kind} {name} changed meanwhile; try again")) from None
         await self._tell("deleted", _decode(entry.value), cause)
         return {"name": name, "group": "", "revision": entry.revision, "outcome": "deleted"}
+
+    async def set_algorithm(self, name: str) -> dict[str, Any]:
+        """Sets the algorithm for needs whose class names none."""
+        if name not in algorithm_names():
+            message = f"no algorithm is called {name!r}; there are {', '.join(algorithm_names())}"
+            raise Refused(invalid([Violation(path="algorithm", code="BadValue", message=message)]))
+        await self._bucket.put(ALGORITHM_KEY, name.encode())
+        return {"algorithm": name}
 
     async def _tell(self, change: str, found: FleetObject, cause: str) -> None:
         meta = found.metadata

@@ -12,6 +12,7 @@ SPEC = WorkerSpec(
         Subject(subjects.INTENTS_ACT, "group, verb", "a step in a group's life cycle", request=True),
         Subject(subjects.INTENTS_RESOURCE, "Change", "make, change or remove a `/v2` resource", request=True),
         Subject(subjects.CONTROLLERS_SET, "Setting", "an operator edits the registry", request=True),
+        Subject(subjects.DEVICES_ALGORITHM, "algorithm", "which algorithm chooses devices", request=True),
         Subject(subjects.REGISTER, "Register", "a controller starts", request=True),
         Subject(subjects.LEAVE, "Register", "a controller ends", request=True),
     ),

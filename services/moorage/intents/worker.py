@@ -67,6 +67,10 @@ class _Delete(Message, kw_only=True, forbid_unknown_fields=True):
     cluster: str = ""  # of a resource class
 
 
+class _Algorithm(Message, kw_only=True, forbid_unknown_fields=True):
+    algorithm: str
+
+
 class _Act(Message, kw_only=True, forbid_unknown_fields=True):
     group: str
     verb: str
@@ -78,6 +82,7 @@ class _Act(Message, kw_only=True, forbid_unknown_fields=True):
 
 
 _deletes = msgspec.json.Decoder(_Delete)
+_algorithms = msgspec.json.Decoder(_Algorithm)
 _acts = msgspec.json.Decoder(_Act)
 _changes = msgspec.json.Decoder(Change)
 
@@ -109,6 +114,7 @@ class Worker:
             (subjects.REGISTER, self._register, "controller registered"),
             (subjects.LEAVE, self._leave, "controller left"),
             (subjects.CONTROLLERS_SET, self._set, "controller configured"),
+            (subjects.DEVICES_ALGORITHM, self._set_algorithm, "algorithm for devices set"),
         )
         for subject, handle, logged in served:
             most = MAX_CHANGE if subject == subjects.INTENTS_RESOURCE else yaml_json.MAX_BYTES
@@ -165,6 +171,9 @@ class Worker:
             return _refusal(problem)
 
         return answer
+
+    async def _set_algorithm(self, incoming: Incoming) -> dict[str, Any]:
+        return await self._fleet_objects.set_algorithm(_algorithms.decode(incoming.data).algorithm)
 
     # Documents
 

@@ -4,7 +4,7 @@
 many classes, `moorage.parts.PropertyTable` for one class and the devices of a fleet.
 """
 
-from .catalog import ALGORITHM, ClassCatalog, KnownClass
+from .catalog import ALGORITHM, ALGORITHM_KEY, ClassCatalog, KnownClass
 from .class_index import ClassIndex, KeyConditions
 from .class_rules import OPERATORS, class_problems, class_warnings
 from .conditions import DIAGNOSTICS, Properties, holds, meets
@@ -30,6 +30,7 @@ from .typed_values import identity, text_of
 
 __all__ = [
     "ALGORITHM",
+    "ALGORITHM_KEY",
     "ALL_DEVICES",
     "BUILT_IN",
     "BUILT_IN_ONLY",

@@ -16,7 +16,7 @@ from .typical import TypicalRequests, after, before
 #: What stays of a node that is filled with copies of a typical request weighs so much beside what one of them cannot use.
 FILLED = 0.1
 #: A kind that is asked for more often than it is free costs at most so many devices for each one taken.
-HIGHEST_PRICE = 3.0
+HIGHEST_PRICE = 4.0
 #: FGD takes differences below this part of a device for equal.
 _GRAIN = 0.04
 
@@ -35,10 +35,12 @@ def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
         return best_fit(columns, mix)
     gained = _gain(columns, TypicalRequests(mix.requests, mix.weights, _kinds(columns), heed_kinds=True), FILLED)
     prices = scarcity(columns, mix)
+    # Whoever may use few kinds has to go somewhere: only what cannot be met is dear.
+    excess = np.maximum(prices - 1, 0)
 
     def scores(options: Options, request: DeviceRequest) -> Floats:
-        price = prices[columns.kinds[options.rows]] * (request.amount / WHOLE)
-        return gained(options, request) - price
+        of_kind = prices if request.kinds is None else excess
+        return gained(options, request) - of_kind[columns.kinds[options.rows]] * (request.amount / WHOLE)
 
     return scores
 
@@ -53,7 +55,7 @@ def _gain(columns: DeviceColumns, typical: TypicalRequests, filled: float) -> Sc
 
 
 def scarcity(columns: DeviceColumns, mix: RequestMix) -> Floats:
-    """Returns a price by kind: by how much the share of demand that is bound to it exceeds its share of the free devices."""
+    """Returns a price by kind: the share of demand that is bound to it beside its share of the free devices."""
     kinds = _kinds(columns)
     free = np.bincount(columns.kinds, columns.free.sum(axis=1), minlength=kinds)
     bound, demand = np.zeros(kinds), 0.0
@@ -66,7 +68,7 @@ def scarcity(columns: DeviceColumns, mix: RequestMix) -> Floats:
             bound[usable] += asked * there / there.sum()
     part_of_demand = bound / max(demand, 1e-9)
     part_of_free = free / max(float(free.sum()), 1.0)
-    return np.clip(part_of_demand / np.maximum(part_of_free, 1e-9) - 1, 0, HIGHEST_PRICE)
+    return np.minimum(part_of_demand / np.maximum(part_of_free, 1e-9), HIGHEST_PRICE)
 
 
 def _kinds(columns: DeviceColumns) -> int:

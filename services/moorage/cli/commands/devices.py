@@ -1,4 +1,4 @@
-"""`moorage devices`: compares algorithms that choose devices."""
+"""`moorage devices`: shows, sets and compares algorithms that choose devices."""
 
 from __future__ import annotations
 
@@ -10,11 +10,30 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from ..exit_codes import DONE, FAILED, USAGE, Failure
-from ..output import show
+from ..gateway_client import Client, path
+from ..output import Format, StateDir, show
 from ..table import table
 from ..terminal import out
 
-app = App(name="devices", help="Compare algorithms that choose devices.")
+app = App(name="devices", help="Show, set and compare algorithms that choose devices.")
+
+
+@app.command
+def algorithm(name: str = "", /, *, output: Format = "table", state: StateDir = None) -> int:
+    """Show or set the algorithm that chooses devices where neither a need nor its class names one.
+
+    Parameters
+    ----------
+    name
+        The algorithm to use from now on, for administrators; without it, the current one is shown.
+    """
+    client = Client.find(state)
+    where = path("devices", "algorithm")
+    found = client.call("PUT", where, body={"algorithm": name}) if name else client.get(where)
+    if output in ("json", "yaml"):
+        return show(found, output)
+    out(found["algorithm"])
+    return DONE
 
 
 @app.command

@@ -74,6 +74,17 @@ class TermCount(Model, kw_only=True, omit_defaults=False):
     nearest: NearestMiss | None = None
 
 
+class DeviceAlgorithmItem(Model, kw_only=True, omit_defaults=False):
+    """The algorithm that chooses devices where neither a need nor its class names one, and those that there are."""
+
+    algorithm: str
+    known: list[str] = []
+
+
+class DeviceAlgorithmEdit(Model, kw_only=True, forbid_unknown_fields=True):
+    algorithm: str
+
+
 class ClassExplained(Model, kw_only=True, omit_defaults=False):
     """How a class selects devices: `devices` there are, `selected` by one of the terms, of these `healthy`, and how many units
     are free."""
