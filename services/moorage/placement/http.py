@@ -257,10 +257,11 @@ def _response(answer: Answer, version: int) -> web.Response:
     if answer.body is None:
         return web.Response(status=answer.status, headers=headers)
     if isinstance(answer.body, LongBody):
-        headers["content-length"] = str(sum(map(len, answer.body.pieces)))
-        return web.Response(
-            status=answer.status, body=_sent_in_pieces(answer.body.pieces), content_type=JSON, headers=headers
-        )
+        pieces, size = answer.body.pieces, sum(map(len, answer.body.pieces))
+        if size <= _SENT_AT_ONCE:
+            return web.Response(status=answer.status, body=b"".join(pieces), content_type=JSON, headers=headers)
+        headers["content-length"] = str(size)
+        return web.Response(status=answer.status, body=_sent_in_pieces(pieces), content_type=JSON, headers=headers)
     return web.Response(status=answer.status, body=msgspec.json.encode(answer.body), content_type=JSON, headers=headers)
 
 
