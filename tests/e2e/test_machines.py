@@ -159,3 +159,59 @@ async def test_nodes_in_maintenance_lose_their_unused_slots(mesh: Mesh, tmp_path
     done = mesh.run("fleet", "apply", fleet(tmp_path / "fleet.json"), "--yes")
     assert done.returncode == 0, done.stderr.decode()
     await until(lambda: reserved(mesh))
+
+
+def machine_document(available: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "imperator.tenzen-y.io/v1alpha1",
+        "kind": "Machine",
+        "metadata": {"name": "shared", "labels": {"imperator.tenzen-y.io/machine-group": "shared"}},
+        "spec": {
+            "nodePool": [
+                {"name": "plain", "cluster": name, "mode": "ready", "taint": True, "machineType": [{"name": "small"}]}
+                for name in ("lab/a", "lab/b")
+            ],
+            "machineTypes": [{"name": "small", "spec": {"cpu": "2", "memory": "4Gi"}, "available": available}],
+        },
+    }
+
+
+async def test_a_machine_document_holds_slots_in_several_clusters(mesh: Mesh, tmp_path: Path) -> None:
+    (tmp_path / "machine.json").write_text(json.dumps(machine_document(6)))
+    done = mesh.run("apply", "-f", str(tmp_path / "machine.json"))
+    assert done.returncode == 0 and b"machine/shared created" in done.stdout, done.stderr.decode()
+    assert b"machine/shared unchanged" in mesh.run("apply", "-f", str(tmp_path / "machine.json")).stdout
+
+    def held() -> Counter[str]:
+        items = mesh.http("/v1/slots?machine=shared/small")["items"]
+        return Counter(f"{slot['cluster']} {slot['node']} {slot['state']}" for slot in items)
+
+    await until(lambda: held() == {"lab/a plain reserved": 4, "lab/b plain reserved": 2}, what="six slots on two nodes")
+
+    def plain() -> dict[str, str]:
+        nodes = [n for n in mesh.http("/v1/nodes")["items"] if n["name"] == "plain"]
+        return {n["cluster"]: n["used"].get("cpu", "0") for n in nodes}
+
+    await until(lambda: plain() == {"lab/a": "8", "lab/b": "4"}, what="the reservations run")
+    mesh.http("/v1/apply", application("wide", 2, machine="shared/small"))
+    await until(lambda: phase(mesh, "wide") == "Running")
+    assert plain() == {"lab/a": "8", "lab/b": "4"}
+    machine = json.loads(mesh.run("get", "machine", "shared", "-o", "json").stdout)
+    assert machine["origin"] == "mesh" and machine["status"]["availableMachines"][0]["usage"]["used"] == 2
+    remove(mesh, "wide")
+    done = mesh.run("delete", "machine", "shared")
+    assert done.returncode == 0, done.stderr.decode()
+    await until(lambda: plain() == {"lab/a": "0", "lab/b": "0"} and not held(), what="nothing is held any more")
+    assert mesh.run("get", "machine", "shared").returncode == 3
+
+
+async def test_every_violation_of_a_machine_document_is_told(mesh: Mesh, tmp_path: Path) -> None:
+    document = machine_document(-1)
+    document["spec"]["machineTypes"][0]["spec"]["cpu"] = "-5"
+    document["spec"]["nodePool"][0]["machineType"] = [{"name": "huge"}]
+    (tmp_path / "machine.json").write_text(json.dumps(document))
+    done = mesh.run("apply", "-f", str(tmp_path / "machine.json"))
+    text = done.stderr.decode()
+    assert done.returncode == 1
+    for path in ("machineTypes[0].available", "machineTypes[0].spec.cpu", "nodePool[0].machineType[0].name"):
+        assert path in text

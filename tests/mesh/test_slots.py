@@ -17,6 +17,7 @@ from moorage.model.claims import Claim, Decision, IntentRef, Release, Slot, With
 from moorage.model.machine_slots import reservation_claim, slot_resource
 from moorage.model.machine_views import MachinesAsk, MachinesShown
 from moorage.model.machines import GuestReport, Machine, MachineReport, MachinesSync, MachinesSynced, PoolNodeReport
+from moorage.slots.documents import MachineDocuments
 from moorage.slots.service import SlotService
 from moorage_testkit.committers import CommitterHarness
 from moorage_testkit.fleets import fleet_of, node
@@ -268,3 +269,57 @@ async def test_a_machine_that_is_gone_reserves_nothing(slots: Slots, bus: Bus) -
     assert told.reservations_gone == [MACHINE] and not slots.follower.ledger.machines.reserved
     column = slots.fleet.free("cpu")
     assert column is not None and column[:2].tolist() == [8000, 8000]
+
+
+def mesh_machine(available: int, *, cluster: str = "", **node_fields: Any) -> dict[str, Any]:
+    types = {"large": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": available}}
+    found = machine("fleet", types, {"n-0": ["large"], "n-1": ["large"]}, **node_fields)
+    if cluster:
+        found["spec"]["cluster"] = cluster
+    return found
+
+
+async def test_a_machine_of_the_mesh_is_laid_out_over_its_clusters(slots: Slots, bus: Bus) -> None:
+    documents = MachineDocuments(slots.bus, slots.service, slots.fleet, lambda: True)
+    await documents.start()
+    cluster = Cluster(bus)
+    hints: list[str] = []
+    await bus.subscribe(subjects.machines("changed", CLUSTER), lambda subject, _: hints.append(subject))
+    applied = msgspec.json.decode(
+        await bus.request(subjects.MACHINES_APPLY, msgspec.json.encode(mesh_machine(3)), timeout=10)
+    )
+    assert (applied["outcome"], applied["revision"]) == ("created", 1)
+    await until(lambda: bool(hints))
+    told = await cluster.sync(full=True)
+    (share,) = told.documents
+    assert share.machine.types[0].available == 3 and [n.name for n in share.machine.node_pool] == ["n-0", "n-1"]
+    report = MachineReport(name="fleet", uid="m", machine=share.machine, origin="mesh")
+    nodes = [PoolNodeReport(name=f"n-{n}", condition="Ready") for n in range(2)]
+    told = await cluster.sync(machines=[report], nodes=nodes, guests=[guest("a", machine="fleet/large")])
+    assert cluster.grants == {"a": "n-0"}
+    again = msgspec.json.decode(
+        await bus.request(subjects.MACHINES_APPLY, msgspec.json.encode(mesh_machine(3)), timeout=10)
+    )
+    assert again["outcome"] == "unchanged"
+    await bus.request(subjects.MACHINES_APPLY, msgspec.json.encode(mesh_machine(20)), timeout=10)
+    told = await cluster.sync()
+    assert told.documents[0].machine.types[0].available == 20
+    assert told.reservations[0].slots == {"n-0": 4, "n-1": 4} and "8 of 20" in told.reservations[0].reason
+    shown = await bus.request(subjects.MACHINES_LIST, MachinesAsk(id="a", kind="machines"), timeout=10)
+    (view,) = msgspec.json.decode(shown, type=MachinesShown).machines
+    assert (view.metadata["name"], view.origin, view.status.conditions[0].reason) == ("fleet", "mesh", "CapacityShort")
+    taken = machine("fleet", {"large": {"spec": {"cpu": "1", "memory": "1Gi"}, "available": 1}}, {"n-0": ["large"]})
+    taken["metadata"]["name"] = "other"
+    taken["spec"]["nodePool"].append({"name": "n-9", "mode": "ready", "machineType": [{"name": "large"}]})
+    refused = msgspec.json.decode(await bus.request(subjects.MACHINES_APPLY, msgspec.json.encode(taken), timeout=10))[
+        "problem"
+    ]
+    assert [(e["path"], e["code"]) for e in refused["errors"]] == [("spec.nodePool[1].name", "UnknownNode")]
+    taken["spec"]["nodePool"].pop()
+    refused = msgspec.json.decode(await bus.request(subjects.MACHINES_APPLY, msgspec.json.encode(taken), timeout=10))[
+        "problem"
+    ]
+    assert {e["code"] for e in refused["errors"]} == {"GroupTaken", "NodeTaken"}
+    await bus.request(subjects.MACHINES_DELETE, msgspec.json.encode({"name": "fleet"}), timeout=10)
+    told = await cluster.sync()
+    assert told.documents_gone == ["fleet"] and not slots.follower.ledger.machines.reserved

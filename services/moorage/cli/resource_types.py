@@ -236,6 +236,8 @@ KINDS: tuple[ResourceType, ...] = (
         lambda name, project: path("machines", name),
         lambda r: f"machine/{r['metadata']['name']}",
         "moorage.events.>",
+        fleet_kind="Machine",
+        collection="machines",
     ),
     ResourceType(
         "slots",

@@ -11,6 +11,7 @@ from moorage.bus import Bus, new_id, subjects
 from moorage.model.attempts import Attempt, Why
 from moorage.model.auth import Role
 from moorage.model.groups import Decide, GroupRecord
+from moorage.model.machines import MACHINE_KINDS
 from moorage.model.problems import (
     ENVELOPE,
     Problem,
@@ -89,6 +90,8 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
             message = "dryRun is not supported for a Fleet"
             raise Refused(invalid([Violation(path="kind", code="NoDryRun", message=message)]))
         return {"accepted": True, "name": "fleet", "outcome": "updated", **await apply_fleet(gateway.bus, document)}
+    if dry and document.get("kind") in MACHINE_KINDS:
+        return {**await call(gateway.bus, subjects.INTENTS_CHECK, document, again=document), "dryRun": True}
     if dry and document.get("kind") in FLEET_KINDS:
         checked = await call(gateway.bus, subjects.INTENTS_CHECK, document, again=document)
         return {**checked, "dryRun": True, **explained_document(request, document)}
@@ -101,6 +104,8 @@ async def _apply(request: web.Request, document: dict[str, Any], dry: bool) -> d
         document["ifMatch"] = expected
     again = {**document, "again": True}
     reply = await call(gateway.bus, subjects.INTENTS_APPLY, document, timeout=10, again=again)
+    if document.get("kind") in MACHINE_KINDS:
+        return reply
     if document.get("kind") in FLEET_KINDS:
         meta = document["metadata"]
         key = fleet_object_key(str(document["kind"]), str(meta["name"]), str(meta.get("cluster") or ""))
@@ -129,10 +134,11 @@ def _check_allowed(request: web.Request, document: dict[str, Any], role: Role) -
     meta, spec = (part if isinstance(part := document.get(name), dict) else {} for name in ("metadata", "spec"))
     project = str(meta.get("project") or "default")
     add_target(request, f"{kind} {meta.get('name')}" if kind in FLEET_KINDS else f"{kind} {project}/{meta.get('name')}")
-    if kind == "Fleet" or (kind in FLEET_KINDS and role != "viewer"):
+    of_fleet = kind in FLEET_KINDS or kind in MACHINE_KINDS
+    if kind == "Fleet" or (of_fleet and role != "viewer"):
         require(who, "admin")
         return
-    if kind in FLEET_KINDS:
+    if of_fleet:
         require(who, role)
         return
     require(who, role, project)

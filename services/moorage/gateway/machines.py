@@ -10,8 +10,9 @@ from moorage.mesh import subjects
 from moorage.model.machine_views import GuestView, MachinesAsk, MachinesShown
 from moorage.model.problems import Refused, not_found
 
+from .audit import add_target, request_id
 from .authorization import caller_of
-from .bus_client import fetch
+from .bus_client import call, fetch
 from .groups import project_of
 from .middleware import gateway_of
 from .responses import json_response, list_response, page_of
@@ -35,6 +36,14 @@ async def get_machine(request: web.Request) -> web.StreamResponse:
         if machine.metadata["name"] == name:
             return json_response(machine)
     raise Refused(not_found(f"machine {name}"))
+
+
+async def delete_machine(request: web.Request) -> web.StreamResponse:
+    gateway, name = gateway_of(request), request.match_info["name"]
+    add_target(request, f"Machine {name}")
+    body = {"kind": "Machine", "name": name, "cause": request_id(request)}
+    await call(gateway.bus, subjects.INTENTS_DELETE, body, again={**body, "again": True})
+    return web.Response(status=204)
 
 
 async def list_slots(request: web.Request) -> web.StreamResponse:

@@ -129,6 +129,7 @@ FLEET = (
     Route("GET", "/v1/parts/{provider}/{cluster}/{id}", parts.get_part, "Get a part of a node; in its id `/` is written %2F.", schemas.PartItem, tag="fleet"),
     Route("GET", "/v1/machines", machines.list_machines, "List Machines with their status.", Page[MachineView], query=_PAGED, refusals=(503,), tag="fleet"),
     Route("GET", "/v1/machines/{name}", machines.get_machine, "Get a Machine; in its name `/` is written %2F.", MachineView, refusals=(503,), tag="fleet"),
+    Route("DELETE", "/v1/machines/{name}", machines.delete_machine, "Delete a Machine of the mesh. Guests that run go on.", None, 204, role="admin", refusals=(404, 503), tag="fleet"),
     Route("GET", "/v1/slots", machines.list_slots, "List slots of Machines with who has them.", Page[SlotView], query=(*_PAGED, *_OF_MACHINE), refusals=(503,), tag="fleet"),
     Route("GET", "/v1/guests", machines.list_guests, "List pods that have a slot of a Machine or wait for one.", Page[GuestView], query=(*_PAGED, *_OF_MACHINE), refusals=(503,), tag="fleet"),
     Route("GET", "/v1/placement/explain", placement.explain, "Explain a query for allocation candidates of the Placement interface, in its newest version: how many there are, or why there are none. Its parameters are those of the query, such as `resources_A` and `same_subtree`.", CandidatesExplained, refusals=(400, 503), tag="fleet"),

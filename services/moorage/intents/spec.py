@@ -19,6 +19,8 @@ SPEC = WorkerSpec(
     publishes=(
         Subject(subjects.INTENT_EVENTS, "Event", "documents and life cycle"),
         Subject(subjects.CLASS_EVENTS, "Event", "resource classes, their status, and what belongs to them"),
+        subjects.MACHINES_APPLY,
+        subjects.MACHINES_DELETE,
         subjects.GROUPS_DECIDE,
         subjects.GROUPS_STORED,
         subjects.GROUPS_WITHDRAW,

@@ -14,6 +14,7 @@ from moorage.bus import Bus, BusError, Incoming, NoAnswer, Settings, subjects
 from moorage.mesh import Mesh
 from moorage.model.base import Message
 from moorage.model.controllers import Controller, Register, Setting
+from moorage.model.machines import MACHINE_KINDS
 from moorage.model.names import GroupName, is_name, untoken
 from moorage.model.problems import (
     ENVELOPE,
@@ -24,6 +25,7 @@ from moorage.model.problems import (
     conflict,
     invalid,
     not_found,
+    problem_in,
     unreadable,
     with_defaults,
 )
@@ -81,6 +83,8 @@ class _Act(Message, kw_only=True, forbid_unknown_fields=True):
     if_match: int | None = None
 
 
+#: Seconds that the worker of Machines has for an answer.
+MACHINES_TIMEOUT = 8.0
 _deletes = msgspec.json.Decoder(_Delete)
 _algorithms = msgspec.json.Decoder(_Algorithm)
 _acts = msgspec.json.Decoder(_Act)
@@ -184,6 +188,8 @@ class Worker:
         cause, data = _split_envelope(data)
         if if_match is not None and type(if_match) is not int:
             raise Refused(invalid([], "ifMatch must be a number: the revision of the group in its bucket"))
+        if data.get("kind") in MACHINE_KINDS:
+            return await self._machine(subjects.MACHINES_APPLY, {**data, "cause": cause})
         if is_fleet_kind(data.get("kind")):
             return await self._fleet_objects.apply(fleet_documents.accept(data), cause, if_match, again=again)
         data = await self._with_secrets(incoming, data)
@@ -200,6 +206,8 @@ class Worker:
         data = yaml_json.parse_document(incoming.data)
         unsaved = data.pop("unsaved", False) is True  # it is to be explained, not to take the place of a stored one
         _, data = _split_envelope(data)
+        if data.get("kind") in MACHINE_KINDS:
+            return await self._machine(subjects.MACHINES_APPLY, {**data, "check": True})
         if is_fleet_kind(data.get("kind")):
             return await self._fleet_objects.check(fleet_documents.accept(data), unsaved=unsaved)
         data = await self._with_secrets(incoming, data)
@@ -212,6 +220,19 @@ class Worker:
         if done.record is not None:
             reply["record"] = done.record
         return reply
+
+    async def _machine(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Passes a Machine on to the worker that keeps them: it knows the nodes of all clusters."""
+        try:
+            reply = await self._bus.request(subject, msgspec.json.encode(body), timeout=MACHINES_TIMEOUT)
+        except NoAnswer as error:
+            detail = "the worker slots does not answer; run `moorage check` for details"
+            raise Refused(Problem(title="Unavailable", status=503, code="Unavailable", detail=detail)) from error
+        problem = problem_in(reply)
+        if problem is not None:
+            raise Refused(problem)
+        found: dict[str, Any] = msgspec.json.decode(reply)
+        return found
 
     async def _with_secrets(self, incoming: Incoming, data: dict[str, Any]) -> dict[str, Any]:
         """Returns the document with the values of Secrets that were hidden from the sender, from the stored document."""
@@ -226,6 +247,14 @@ class Worker:
 
     async def _delete(self, incoming: Incoming) -> dict[str, Any]:
         request = _deletes.decode(incoming.data)
+        if request.kind == "Machine":
+            try:
+                body = {"name": request.name, "cause": request.cause}
+                return await self._machine(subjects.MACHINES_DELETE, body)
+            except Refused as refusal:
+                if not request.again or refusal.problem.status != 404:
+                    raise
+                return {"name": request.name, "group": "", "revision": 0, "outcome": "deleted"}
         if is_fleet_kind(request.kind):
             try:
                 return await self._fleet_objects.delete(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 import structlog
@@ -15,7 +15,7 @@ from moorage.bus import Bus, BusError, NoAnswer, new_id, subjects
 from moorage.kube import LeaderTerm
 from moorage.machine_groups.cluster import ClusterMachines
 from moorage.machine_groups.reports import MeshReports
-from moorage.model.machines import MachinesSynced
+from moorage.model.machines import MachineDocument, MachinesSynced
 from moorage.model.problems import Refused
 
 log = structlog.get_logger("machines")
@@ -29,8 +29,17 @@ RETRY, UNREACHABLE_AFTER = 1.0, 5.0
 class MeshSync:
     """`planned` is called when something of the answer has to be carried out. `is_complete`: all Machines and guests are known."""
 
-    def __init__(self, bus: Bus, state: ClusterMachines, cluster: str, planned: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        state: ClusterMachines,
+        cluster: str,
+        planned: Callable[[], None],
+        write_documents: Callable[[Mapping[str, MachineDocument]], Awaitable[None]],
+    ) -> None:
+        """`write_documents` makes the Machines that the mesh has for this cluster, and removes others of its."""
         self._bus, self._state, self._cluster, self._planned = bus, state, cluster, planned
+        self._write_documents = write_documents
         self._news = asyncio.Event()
         self._reports: MeshReports | None = None
         self._answered = 0.0
@@ -90,6 +99,8 @@ class MeshSync:
             return True
         self._answered = time.monotonic()
         self._set_connected(True)
+        if reports.documents is not None and (answer.full or answer.documents or answer.documents_gone):
+            await self._write_documents(reports.documents)
         self._planned()
         return True
 

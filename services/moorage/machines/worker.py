@@ -9,6 +9,7 @@ import ssl
 import time
 from base64 import b64decode
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +39,7 @@ from moorage.web import listener_of
 from . import certificates, hook_configurations
 from .hooks import Hooks
 from .install_manifests import FOREIGN, FOREIGN_NAMESPACE, LEASE, SECRET
+from .mesh_documents import write_documents
 from .mesh_sync import MeshSync
 from .requests import Requests, collection
 
@@ -172,7 +174,8 @@ class MachinesWorker:
             with attempt:
                 self._bus = await Bus.connect(settings, worker=name)
         assert self._bus is not None
-        self._sync = MeshSync(self._bus, self._state, cluster, self._changed.set)
+        write = partial(write_documents, self.api, self._state)
+        self._sync = MeshSync(self._bus, self._state, cluster, self._changed.set, write)
         await self._sync.listen()
         self._joined.set()
         await self._bus.closed.wait()

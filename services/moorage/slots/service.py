@@ -16,11 +16,13 @@ from moorage.ledger import Capacity, Changes, Committer, Dropped, Ledger, Ledger
 from moorage.model.claims import Commit, SlotGrants, SlotReservations
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots
 from moorage.model.machine_views import MachinesAsk, MachinesShown
-from moorage.model.machines import MachinesSync, MachinesSynced, WaitingReason
+from moorage.model.machines import MachinesSync, MachinesSynced
 from moorage.model.names import cluster_from_tokens
 from moorage.model.problems import Problem, Refused
 
 from .core.answers import Told
+from .core.mesh_layout import MeshLayout, lay_out_over_clusters
+from .core.mesh_machines import StoredMachine
 from .core.planner import Answer, Planner
 from .core.state import ClusterMachines
 from .core.views import MachineViews
@@ -59,6 +61,9 @@ class SlotService:
         self._told: dict[str, Told] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._dirty: set[str] = set()
+        self.documents: dict[str, StoredMachine] = {}
+        self._layouts: dict[str, MeshLayout] = {}  # of documents, the newest
+        self._laying_out = asyncio.Lock()
         self._claims: dict[str, str] = {}  # claim of an application that uses slots → its cluster
         self._wake = asyncio.Event()
         follower.on_fold.append(self._folded)
@@ -96,6 +101,7 @@ class SlotService:
         if refusal:
             return MachinesSynced(cause=report.id, generation=self._generation, revision=0, refused=refusal)
         cluster.take(report)
+        await self._settle_documents(name)
         answer = await self._settle(cluster)
         told = self._told.setdefault(name, Told(self._generation))
         return told.reply(report, answer)
@@ -105,7 +111,7 @@ class SlotService:
         if not self._is_certain():
             return None
         ask = _decode_ask(incoming.data)
-        views = MachineViews(self.clusters, self._follower.ledger, self._answer_of)
+        views = MachineViews(self.clusters, self._follower.ledger, self._answer_of, self.documents)
         shown = MachinesShown(cause=ask.id)
         if ask.kind == "machines":
             shown.machines = list(views.machines())
@@ -125,7 +131,7 @@ class SlotService:
             dropped: Dropped | None = None
             for _ in range(ATTEMPTS):
                 now = self._now()
-                planner = Planner(self._capacity.fleet, self._follower.ledger, cluster, now)
+                planner = self._planner(cluster, now)
                 reservations = planner.reservations()
                 if reservations.changed:
                     dropped = await self._reserve(reservations.changed)
@@ -135,14 +141,71 @@ class SlotService:
                 grants = planner.grants()
                 if not (grants.withdrawn or grants.observed or grants.granted):
                     self._plan_later(cluster.name, reservations.again - now if reservations.again else None)
-                    return planner.answer(reservations, grants.waiting)
+                    return self._with_documents(cluster.name, planner.answer(reservations, grants.waiting))
                 if grants.withdrawn or grants.observed:
                     await self._grant(grants.observed, grants.withdrawn, observed=True)
                 for begin in range(0, len(grants.granted), MOST_GRANTS):
                     await self._grant(grants.granted[begin : begin + MOST_GRANTS])
             self._plan_later(cluster.name, RETRY)
-            planner = Planner(self._capacity.fleet, self._follower.ledger, cluster, self._now())
-            return planner.answer(planner.reservations(), _still_waiting(planner))
+            planner = self._planner(cluster, self._now())
+            answer = planner.answer(planner.reservations(), planner.grants().waiting)
+            return self._with_documents(cluster.name, answer)
+
+    def _planner(self, cluster: ClusterMachines, now: float) -> Planner:
+        documents = [stored for stored in self.documents.values() if cluster.name in stored.clusters]
+        why = {key: text for s in documents if (found := self._layouts.get(s.name)) for key, text in found.why.items()}
+        return Planner(self._capacity.fleet, self._follower.ledger, cluster, now, documents, why)
+
+    def _with_documents(self, cluster: str, answer: Answer) -> Answer:
+        for name, layout in self._layouts.items():
+            if (share := layout.shares.get(cluster)) is not None:
+                answer.documents[name] = share
+        return answer
+
+    async def _settle_documents(self, cluster: str = "") -> None:
+        """Lays out the Machines of the mesh, or those with nodes in one cluster, and tells clusters of new shares."""
+        async with self._laying_out:
+            for stored in list(self.documents.values()):
+                if not cluster or cluster in stored.clusters:
+                    await self._settle_document(stored)
+
+    async def _settle_document(self, stored: StoredMachine) -> None:
+        for _ in range(ATTEMPTS):
+            fleet, ledger = self._capacity.fleet, self._follower.ledger
+            layout = lay_out_over_clusters(stored, self.clusters, fleet, ledger, self._now())
+            if not layout.changed:
+                break
+            await self._reserve(layout.changed)
+        before = self._layouts.get(stored.name)
+        self._layouts[stored.name] = layout
+        changed = [c for c, share in layout.shares.items() if before is None or before.shares.get(c) != share]
+        for name in changed:
+            if name in self.clusters:
+                self._mark(name)
+            else:  # its agent of Machines may only wait for the first one
+                await self._bus.publish(subjects.machines("changed", name), b"")
+
+    async def set_document(self, name: str, stored: StoredMachine | None) -> None:
+        """Takes over a Machine of the mesh, or its removal, which is stored."""
+        before = self.documents.pop(name, None)
+        if stored is not None:
+            self.documents[name] = stored
+        gone = set(before.clusters if before is not None else ()) - set(stored.clusters if stored is not None else ())
+        if before is not None and gone:
+            await self._release(before, gone)
+        if stored is None:
+            self._layouts.pop(name, None)
+        else:
+            await self._settle_documents()
+        self._mark(*gone)
+
+    async def _release(self, before: StoredMachine, clusters: set[str]) -> None:
+        """Gives back the slots of a Machine in clusters where it is not any more."""
+        keys = [f"{before.machine.group}/{kind.name}" for kind in before.machine.types]
+        gone = [ReservedSlots(machine=key, cluster=cluster) for key in keys for cluster in sorted(clusters)]
+        held = [one for one in gone if one.claim in self._follower.ledger.machines.reserved]
+        if held:
+            await self._reserve(held)
 
     async def _reserve(self, reserved: list[ReservedSlots]) -> Dropped | None:
         entry = SlotReservations(id=new_id(), generation=self._generation, reserved=reserved)
@@ -218,11 +281,8 @@ class SlotService:
     async def _look_again(self, cluster: ClusterMachines) -> None:
         if not cluster.known or not self._is_certain():
             return
+        await self._settle_documents(cluster.name)
         answer = await self._settle(cluster)
         told = self._told.get(cluster.name)
         if told is None or told.differs(answer):
             await self._bus.publish(subjects.machines("changed", cluster.name), b"")
-
-
-def _still_waiting(planner: Planner) -> list[WaitingReason]:
-    return planner.grants().waiting

@@ -13,6 +13,7 @@ from moorage.ledger import keep_capacity, open_ledger
 from moorage.ledger.metrics import LEDGER_CONFLICTS, follower_metrics
 from moorage.telemetry import ACTIVE, MetricValue
 
+from .documents import MachineDocuments
 from .service import SlotService
 
 log = structlog.get_logger("slots")
@@ -45,6 +46,8 @@ async def main(settings: Settings) -> None:
         # Without nodes nothing fits, and reservations that stand would be dropped.
         await nodes.start()
         service = SlotService(bus, follower, keep_capacity(follower, fleet), lease.generation, lambda: lease.is_certain)
+        documents = MachineDocuments(bus, service, fleet, lambda: lease.is_certain)
+        await documents.start()
         await service.start()
         log.info("active", generation=lease.generation, sequence=follower.ledger.seq)
         # Without the lease another worker is active: end, and be started again as a standby.

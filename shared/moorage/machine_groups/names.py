@@ -28,6 +28,8 @@ SLOT_GATE = DOMAIN + "slot"
 SLOT_OF = "moorage.dev/slot"
 #: Of a guest: when its gate was taken off, in milliseconds since the epoch.
 GRANTED_AT = "moorage.dev/granted-at"
+#: Of a Machine: `mesh` where it was written for a document of the mesh.
+ORIGIN, MESH = "moorage.dev/origin", "mesh"
 #: Of a Node: what Machines put on it.
 NODE_MARKS = "moorage.dev/machine-marks"
 #: Of a StatefulSet: the slots of its type, and the guests that are to get them.

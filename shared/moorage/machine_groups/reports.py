@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from moorage.model.machines import (
     GuestReport,
     HeldReport,
+    MachineDocument,
     MachineReport,
     MachinesSync,
     MachinesSynced,
@@ -16,7 +17,7 @@ from moorage.model.machines import (
 
 from .cluster import ClusterMachines
 from .handover import Guest, Handover
-from .names import machine_key
+from .names import MESH, ORIGIN, machine_key
 
 _Item = TypeVar("_Item")
 
@@ -33,6 +34,7 @@ class MeshReports:
         self._held: dict[str, HeldReport] = {}
         self._guests: dict[str, GuestReport] = {}
         self.refused = ""
+        self.documents: dict[str, MachineDocument] | None = None  # Machines of the mesh; None: nobody told of them yet
         self.waiting: dict[str, str] = {}  # uid → code, of guests that the mesh lets wait
 
     @property
@@ -89,6 +91,7 @@ class MeshReports:
             for uid in state.grants.keys() - {g.uid for g in answer.grants}:
                 state.drop_grant(uid)
             self.waiting.clear()
+            self.documents = {}
         for reservation in answer.reservations:
             state.set_order(reservation)
         for name in answer.reservations_gone:
@@ -98,6 +101,10 @@ class MeshReports:
             self.waiting.pop(grant.uid, None)
         for uid in answer.withdrawn:
             state.drop_grant(uid)
+        if self.documents is not None:
+            self.documents |= {document.name: document for document in answer.documents}
+            for name in answer.documents_gone:
+                self.documents.pop(name, None)
         self.waiting |= {reason.uid: reason.code for reason in answer.waiting}
 
     # --- the parts of a report
@@ -115,6 +122,7 @@ class MeshReports:
                 machine=groups.get(name),
                 invalid="; ".join(f"{v.path}: {v.message}" for v in violations[:5]),
                 deleting="deletionTimestamp" in meta,
+                origin="mesh" if (meta.get("labels") or {}).get(ORIGIN) == MESH else "cluster",
             )
         return found
 

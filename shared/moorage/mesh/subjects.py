@@ -47,6 +47,8 @@ REPORTS = f"moorage.reports.{OF_CLUSTER}.*"
 DESIRED_GET = f"moorage.desired.get.{OF_CLUSTER}"
 DESIRED_CHANGED = f"moorage.desired.changed.{OF_CLUSTER}"
 DESIRED_CONFIRM = f"moorage.desired.confirm.{OF_CLUSTER}"
+MACHINES_APPLY = "moorage.machines.apply"
+MACHINES_DELETE = "moorage.machines.delete"
 MACHINES_LIST = "moorage.machines.list"
 MACHINES_SYNC = f"moorage.machines.sync.{OF_CLUSTER}"
 MACHINES_CHANGED = f"moorage.machines.changed.{OF_CLUSTER}"
@@ -56,6 +58,7 @@ FLEET_EVENTS = "moorage.events.fleet.>"
 DECISION_EVENTS = "moorage.events.decisions.>"
 AUDIT_EVENTS = "moorage.events.audit.>"
 CLASS_EVENTS = "moorage.events.classes.>"
+MACHINE_EVENTS = "moorage.events.machines.>"
 PLACEMENT_EVENTS = "moorage.events.placement.>"
 EVENTS = "moorage.events.>"
 
@@ -92,6 +95,10 @@ def reports(cluster: str, source: str) -> str:
 def desired(verb: str, cluster: str) -> str:
     """`verb` is get, changed or confirm."""
     return f"moorage.desired.{verb}.{cluster_tokens(cluster)}"
+
+
+def machine_event(change: str, name: str) -> str:
+    return f"moorage.events.machines.{change}.{token(name)}"
 
 
 def machines(verb: str, cluster: str) -> str:

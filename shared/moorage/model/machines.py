@@ -12,6 +12,8 @@ Mode = Literal["ready", "maintenance"]
 #: Of a Node of a pool, in status.
 Condition = Literal["Ready", "NotReady", "Maintenance"]
 GuestState = Literal["waiting", "granted", "used"]
+#: Kinds of documents.
+MACHINE_KINDS = ("Machine", "MachineNodePool")
 
 
 class Gpu(Value, kw_only=True, frozen=True):

@@ -15,13 +15,13 @@ from ..exit_codes import DONE, TIMEOUT, USAGE, Failure
 from ..gateway_client import Client, Refusal, path
 from ..names import cluster_parts, full_name
 from ..output import Project, StateDir
-from ..resource_types import FLEET_TYPES, ResourceType
+from ..resource_types import KINDS, ResourceType
 from ..suggestions import for_failure, resolve_for
 from ..terminal import note, out
 from .completion import Cluster, KindName, ObjectName
 from .wait import get_group, subject_of
 
-_COLLECTIONS = {found.fleet_kind: found.collection for found in FLEET_TYPES}
+_COLLECTIONS = {found.fleet_kind: found.collection for found in KINDS if found.fleet_kind}
 
 
 def delete(

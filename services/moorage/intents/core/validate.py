@@ -64,7 +64,7 @@ def accept(data: dict[str, Any], kinds: Kinds) -> Accepted | AcceptedIntent:
         return application(data)
     if isinstance(kind, str) and (kind in BUILTIN or kind in kinds):
         return intent(data, kinds)
-    known = ", ".join([APPLICATION, *BUILTIN, *FLEET_KINDS, *sorted(kinds)])
+    known = ", ".join([APPLICATION, *BUILTIN, *FLEET_KINDS, "Machine", *sorted(kinds)])
     if kind == "Fleet":
         message = "a Fleet is for the simulator; apply it with: moorage fleet apply FILE"
     elif isinstance(kind, str) and kind:

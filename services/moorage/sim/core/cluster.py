@@ -423,6 +423,12 @@ class SimulatedCluster:
         if self.machines is not None:
             self.run_machines(now)
 
+    def begin_machines(self) -> None:
+        """Lets the cluster hold slots: the mesh has some for it."""
+        if self.machines is None:
+            self._materialize()
+            self.machines = SimulatedMachines(self.spec, self.spec.id)
+
     def run_machines(self, now: float) -> None:
         """Lets what keeps the Machines of the cluster act until it rests."""
         if self.machines is None:
@@ -437,6 +443,12 @@ class SimulatedCluster:
 
     def _carry_out(self, effect: Effect, made: dict[str, Any] | None) -> None:
         """Carries out what the core of Machines wants of a StatefulSet or of a pod."""
+        if effect.kind == "Node":
+            node = self._materialize().get(effect.name)
+            if node is not None and made is not None:
+                node.kind = node.kind.marked(made["metadata"].get("labels") or {}, made["spec"].get("taints") or [])
+                self.dirty_nodes.add(node.name)
+            return
         if effect.kind == "StatefulSet":
             key = (OWN, f"StatefulSet/{effect.name}")
             if made is None:

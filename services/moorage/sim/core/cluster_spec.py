@@ -4,6 +4,7 @@ a number until a pod runs on it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -53,6 +54,14 @@ class NodeKind:
         self.used = dict(used or {})  # from the start, by pods that are not told one by one
         self.texts = {PODS: "110", **allocatable}
         self.amounts = {name: parse_amount(name, text, False) for name, text in self.texts.items()}
+
+    def marked(self, labels: Mapping[str, str], taints: Iterable[Mapping[str, str]]) -> NodeKind:
+        """Returns the kind of a node with other labels and taints."""
+        found = copy(self)
+        found.__dict__ = {k: v for k, v in self.__dict__.items() if k not in ("_json", "repelling_taints")}
+        found.labels = dict(labels)
+        found.taints = tuple(Taint(key=t["key"], value=t.get("value", ""), effect=t.get("effect", "")) for t in taints)
+        return found
 
     def _fields(self) -> tuple[Any, ...]:
         return (

@@ -12,7 +12,7 @@ from typing import Any
 
 from moorage.machine_groups.cluster import ClusterMachines, Effect
 from moorage.machine_groups.injection import Denied, inject
-from moorage.machine_groups.names import NAMESPACE
+from moorage.machine_groups.names import MESH, NAMESPACE, ORIGIN
 from moorage.machine_groups.reports import MeshReports
 from moorage.machine_groups.written import document_of
 from moorage.model.machines import MachinesSync, MachinesSynced
@@ -65,7 +65,13 @@ class SimulatedMachines:
                 node["metadata"]["annotations"] = before["metadata"].get("annotations") or {}
             self._put("Node", "", name, node)
             self._state.put_node(self._objects["Node", "", name])
-        machines = {machine.name: machine for machine in spec.machines}
+        self._own = {machine.name: machine for machine in spec.machines}
+        self._set_machines()
+
+    def _set_machines(self) -> None:
+        """Makes the Machines of the cluster those of its document and those that the mesh wrote for its own."""
+        of_mesh = {name: one.machine for name, one in (self._reports.documents or {}).items() if name not in self._own}
+        machines = {**self._own, **of_mesh}
         for name in [n for n in self._state.machines if n not in machines]:
             self._objects.pop(("Machine", "", name), None)
             self._state.drop_machine(name)
@@ -74,7 +80,8 @@ class SimulatedMachines:
             wanted = document_of(machine)
             if found is None or found["spec"] != wanted["spec"]:
                 generation = 1 + (found["metadata"].get("generation", 0) if found is not None else 0)
-                meta = {**wanted["metadata"], "uid": f"machine/{name}", "generation": generation}
+                labels = wanted["metadata"]["labels"] | ({ORIGIN: MESH} if name in of_mesh else {})
+                meta = {"name": name, "labels": labels, "uid": f"machine/{name}", "generation": generation}
                 made = {**wanted, "metadata": meta, "status": (found or {}).get("status") or {}}
                 self._put("Machine", "", name, made)
                 self._state.put_machine(self._objects["Machine", "", name])
@@ -155,7 +162,7 @@ class SimulatedMachines:
                 break
             for effect in effects:
                 self._carry_out(effect, now, carry_out)
-                carried_out = carried_out or effect.kind in ("StatefulSet", "Pod")
+                carried_out = carried_out or effect.kind in ("StatefulSet", "Pod", "Node")
         return carried_out
 
     @property
@@ -181,7 +188,7 @@ class SimulatedMachines:
         made = merge_patch(before or {}, body)
         made["metadata"].setdefault("uid", f"{effect.kind}/{effect.name}")
         self._put(*effect.key, made)
-        if effect.kind == "StatefulSet":
+        if effect.kind in ("StatefulSet", "Node"):
             carry_out(effect, self._objects[effect.key])
         self._state.done(effect, self._objects[effect.key], now)
 
@@ -217,6 +224,8 @@ class SimulatedMachines:
 
     def take(self, answer: MachinesSynced, now: float) -> None:
         self._reports.take(answer, now)
+        if answer.full or answer.documents or answer.documents_gone:
+            self._set_machines()
 
     def begin_again(self) -> None:
         self._reports.begin_again()

@@ -230,6 +230,7 @@ class Simulator:
         """Handles a hint that slots of a cluster changed."""
         agent = self.agents.get(cluster)
         if agent is not None and agent.fault != "silent":
+            agent.cluster.begin_machines()
             agent.sync_machines(now, again=True)
             self._collect(agent, now)
 

@@ -41,6 +41,8 @@ class Told:
             grants=_changed(before.grants, answer.grants),
             withdrawn=_gone(before.grants, answer.grants),
             waiting=_changed(before.waiting, answer.waiting),
+            documents=_changed(before.documents, answer.documents),
+            documents_gone=_gone(before.documents, answer.documents),
         )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
 from moorage.machine_groups.windows import Span, next_time
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots, reservation_claim
-from moorage.model.machines import Allow, Grant, Machine, MachineType, Reservation, WaitingReason
+from moorage.model.machines import Allow, Grant, Machine, MachineDocument, MachineType, Reservation, WaitingReason
 
 from .grants import GrantPlan, SlotUse, plan_grants
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
+from .mesh_machines import StoredMachine
 from .state import ClusterMachines
 from .window_slots import by_window, less, spread
 
@@ -34,6 +36,7 @@ class Answer:
     reservations: dict[str, Reservation] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
     waiting: dict[str, WaitingReason] = field(default_factory=dict)
+    documents: dict[str, MachineDocument] = field(default_factory=dict)
 
 
 class FleetRoom:
@@ -69,13 +72,30 @@ class FleetRoom:
 class Planner:
     """Plans from the ledger, the fleet and what one cluster reported."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, cluster: ClusterMachines, now: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        cluster: ClusterMachines,
+        now: float,
+        documents: Sequence[StoredMachine] = (),
+        why: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`documents`: Machines of the mesh with nodes in this cluster, and `why` their types have fewer slots than wanted."""
         self._fleet, self._ledger, self._cluster, self._now = fleet, ledger, cluster, now
+        self._documents, self._why = documents, why
 
     def machines(self) -> Iterator[Machine]:
         """Yields the Machines for which slots are reserved."""
+        yield from self._own_machines()
+        yield from (stored.machine for stored in self._documents)
+
+    def _own_machines(self) -> Iterator[Machine]:
+        """Yields those that were made in the cluster."""
+        names = {stored.name for stored in self._documents}
         for report in self._cluster.machines.values():
-            if report.machine is not None and not report.deleting and not report.invalid:
+            stands = report.machine is not None and not report.deleting and not report.invalid
+            if stands and report.machine is not None and report.origin == "cluster" and report.name not in names:
                 yield report.machine
 
     def reservations(self) -> ReservationPlan:
@@ -83,7 +103,7 @@ class Planner:
         if self._cluster.name not in self._fleet.ids:
             return plan  # nothing is known of its nodes
         wanted: dict[str, ReservedSlots] = {}
-        for machine in self.machines():
+        for machine in self._own_machines():
             nodes = [self._pooled(machine, number) for number in range(len(machine.node_pool))]
             held = {t.name: self._held(f"{machine.group}/{t.name}") for t in machine.types}
             used = {t.name: self.used(f"{machine.group}/{t.name}") for t in machine.types}
@@ -101,8 +121,9 @@ class Planner:
                 reserved.slots or reserved.claim in self._ledger.machines.reserved
             ):
                 plan.changed.append(reserved)
+        of_mesh = {f"{s.machine.group}/{kind.name}" for s in self._documents for kind in s.machine.types}
         for reserved in self._ledger.machines.of_cluster(self._cluster.name):
-            if reserved.machine not in wanted:
+            if reserved.machine not in wanted and reserved.machine not in of_mesh:
                 plan.changed.append(ReservedSlots(machine=reserved.machine, cluster=reserved.cluster))
         return plan
 
@@ -137,7 +158,7 @@ class Planner:
                     claim=claim,
                     slots=dict(reserved.slots) if reserved is not None else {},
                     offline=dict(reserved.offline) if reserved is not None else {},
-                    reason=plan.why.get(key, ""),
+                    reason=plan.why.get(key, "") or self._why.get(key, ""),
                 )
         for uid, slot in self._granted().items():
             answer.grants[uid] = Grant(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from moorage.ledger import Ledger
 from moorage.machine_groups.names import MACHINE_GROUP, machine_key
@@ -19,6 +19,7 @@ from moorage.model.machine_views import (
 )
 from moorage.model.machines import GuestReport, Machine, MachineReport, Usage, WaitingReason
 
+from .mesh_machines import StoredMachine
 from .planner import Answer
 from .state import ClusterMachines
 
@@ -31,14 +32,60 @@ class MachineViews:
         clusters: Mapping[str, ClusterMachines],
         ledger: Ledger,
         answer_of: Callable[[str], Answer],
+        documents: Mapping[str, StoredMachine],
     ) -> None:
         self._clusters, self._ledger, self._answer_of = clusters, ledger, answer_of
+        self._documents = documents
 
     def machines(self) -> Iterator[MachineView]:
         for name in sorted(self._clusters):
             cluster = self._clusters[name]
             for report in sorted(cluster.machines.values(), key=lambda report: report.name):
-                yield self._machine(cluster, report)
+                if report.origin == "cluster":
+                    yield self._machine(cluster, report)
+        for _, stored in sorted(self._documents.items()):
+            yield self._of_mesh(stored)
+
+    def _of_mesh(self, stored: StoredMachine) -> MachineView:
+        """Returns a Machine of the mesh, with what its clusters have of it together."""
+        machine, status = stored.machine, MachineStatusView()
+        clusters = {name: self._clusters.get(name) or ClusterMachines(name) for name in stored.clusters}
+        short: list[str] = []
+        for kind in machine.types:
+            key = machine_key(machine.group, kind.name)
+            usages = {name: self._usage(cluster, key, 0) for name, cluster in clusters.items()}
+            for name, usage in usages.items():
+                reserved = self._ledger.machines.reserved.get(reservation_claim(key, name))
+                usage.maximum = sum(reserved.slots.values()) if reserved is not None else 0
+            total = Usage(
+                maximum=kind.available,
+                reserved=sum(usage.reserved for usage in usages.values()),
+                used=sum(usage.used for usage in usages.values()),
+                waiting=sum(usage.waiting for usage in usages.values()),
+            )
+            status.available_machines.append(TypeUsage(name=kind.name, usage=total, clusters=usages))
+            told = [a.reservations[key].reason for c in clusters if key in (a := self._answer_of(c)).reservations]
+            if reason := next(filter(None, told), ""):
+                short.append(f"{kind.name}: {reason}")
+        silent = [name for name, cluster in clusters.items() if not cluster.known]
+        if silent:
+            short.append(f"no agent of Machines reports from {', '.join(silent)}")
+        away: list[str] = []
+        for node in machine.node_pool:
+            known = clusters[node.cluster].nodes.get(node.name)
+            found = known.condition if known is not None else None
+            status.node_pool.append(ClusterCondition(cluster=node.cluster, name=node.name, condition=found))
+            if node.mode == "ready" and found not in ("Ready", None):
+                away.append(f"{node.cluster}/{node.name}")
+        status.conditions = _as_conditions([], short, away)
+        metadata = {
+            "name": stored.name,
+            "uid": stored.uid,
+            "generation": stored.generation,
+            "creationTimestamp": stored.created,
+            "labels": {MACHINE_GROUP: machine.group},
+        }
+        return MachineView(metadata=metadata, spec=spec_of(machine), origin="mesh", status=status)
 
     def _machine(self, cluster: ClusterMachines, report: MachineReport) -> MachineView:
         machine = report.machine
@@ -189,6 +236,12 @@ def _conditions(cluster: ClusterMachines, report: MachineReport, answer: Answer)
         for node in (machine.node_pool if machine is not None else ())
         if node.mode == "ready" and ((known := cluster.nodes.get(node.name)) is None or known.condition != "Ready")
     ]
+    return _as_conditions(problems, short, away)
+
+
+def _as_conditions(
+    problems: Sequence[tuple[str, str]], short: Sequence[str], away: Sequence[str]
+) -> list[MachineCondition]:
     ready = not problems and not short
     first = problems[0] if problems else ("CapacityShort", "; ".join(short)) if short else ("", "")
     return [

@@ -1,0 +1,61 @@
+"""Writes the Machines of the mesh into a cluster: each as a Machine of its own, with the Nodes of this cluster and its share of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from moorage.kube import Api, ApiError, Unreachable
+from moorage.machine_groups.cluster import ClusterMachines
+from moorage.machine_groups.names import MESH, ORIGIN
+from moorage.machine_groups.written import document_of
+from moorage.model.machines import MachineDocument
+
+from .requests import collection
+
+log = structlog.get_logger("machines")
+_encode = msgspec.json.Encoder().encode
+_MERGE = "application/merge-patch+json"
+
+
+def changes(
+    machines: Mapping[str, dict[str, Any]], documents: Mapping[str, MachineDocument]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Returns the Machines to write, and the names of those to delete. Machines that somebody made here stay as they are."""
+    written: dict[str, dict[str, Any]] = {}
+    for name, document in documents.items():
+        found = machines.get(name)
+        if found is not None and not _is_of_mesh(found):
+            log.warning("a Machine of this name was made here; that of the mesh is not written", name=name)
+            continue
+        wanted = document_of(document.machine)
+        wanted["metadata"]["labels"] = {**wanted["metadata"]["labels"], ORIGIN: MESH}
+        if found is None or found.get("spec") != wanted["spec"]:
+            written[name] = wanted
+    gone = [name for name, found in machines.items() if _is_of_mesh(found) and name not in documents]
+    return written, gone
+
+
+def _is_of_mesh(machine: Mapping[str, Any]) -> bool:
+    return (machine["metadata"].get("labels") or {}).get(ORIGIN) == MESH
+
+
+async def write_documents(api: Api, state: ClusterMachines, documents: Mapping[str, MachineDocument]) -> None:
+    """Makes the Machines of the mesh in the cluster what they are there. What fails is tried again with the next answer."""
+    written, gone = changes(state.machines, documents)
+    path = collection("Machine")
+    try:
+        for name, machine in written.items():
+            if name in state.machines:
+                patch = {"metadata": {"labels": machine["metadata"]["labels"]}, "spec": machine["spec"]}
+                await api.call("PATCH", f"{path}/{quote(name)}", body=_encode(patch), content_type=_MERGE)
+            else:
+                await api.call("POST", path, body=_encode(machine))
+        for name in gone:
+            await api.call("DELETE", f"{path}/{quote(name)}")
+    except (ApiError, Unreachable) as error:
+        log.warning("a Machine of the mesh could not be written", error=str(error))

@@ -1,0 +1,110 @@
+"""Lays out the slots of a Machine of the mesh on the nodes of all its clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moorage.fleet import Fleet
+from moorage.ledger import Ledger
+from moorage.machine_groups.windows import Span
+from moorage.model.machine_slots import ReservedSlots, reservation_claim
+from moorage.model.machines import MachineDocument, MachineType
+
+from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
+from .mesh_machines import StoredMachine, share_of
+from .planner import FleetRoom, Planner
+from .state import ClusterMachines
+from .window_slots import by_window, less, spread
+
+
+@dataclass(slots=True)
+class MeshLayout:
+    """`changed`: reservations that differ from the ledger's; `why`: by machine type, why it has fewer slots than wanted."""
+
+    changed: list[ReservedSlots] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, MachineDocument] = field(default_factory=dict)
+
+
+def lay_out_over_clusters(
+    stored: StoredMachine, clusters: Mapping[str, ClusterMachines], fleet: Fleet, ledger: Ledger, now: float
+) -> MeshLayout:
+    machine, found = stored.machine, MeshLayout()
+    held: dict[str, NodeCounts] = {}
+    used: dict[str, NodeCounts] = {}
+    for kind in machine.types:
+        key = f"{machine.group}/{kind.name}"
+        for cluster in stored.clusters:
+            reserved = ledger.machines.reserved.get(reservation_claim(key, cluster))
+            for node, count in reserved.slots.items() if reserved is not None else ():
+                held.setdefault(kind.name, {})[NodeKey(cluster, node)] = count
+            state = clusters.get(cluster, ClusterMachines(cluster))
+            used.setdefault(kind.name, {}).update(Planner(fleet, ledger, state, now).used(key))
+    nodes = [_pooled(stored, number, clusters, fleet, now) for number in range(len(machine.node_pool))]
+    layouts = lay_out(machine, nodes, held, used, FleetRoom(fleet, ledger, machine.group))
+    windows: dict[str, dict[str, NodeCounts]] = {}
+    for kind in machine.types:
+        layout = layouts.get(kind.name)
+        if layout is None:
+            continue
+        key = f"{machine.group}/{kind.name}"
+        if layout.short:
+            found.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
+        windows[kind.name] = _reserve(key, kind, layout, stored, ledger, now, found)
+    slots = {name: layout.slots for name, layout in layouts.items()}
+    short = {name: layout.short for name, layout in layouts.items()}
+    found.shares = {cluster: share_of(stored, cluster, slots, short, windows) for cluster in stored.clusters}
+    return found
+
+
+def _reserve(
+    key: str,
+    kind: MachineType,
+    layout: TypeLayout,
+    stored: StoredMachine,
+    ledger: Ledger,
+    now: float,
+    found: MeshLayout,
+) -> dict[str, NodeCounts]:
+    """Notes the reservations of a type that change. Returns the slots of each window."""
+    offline = spread(layout.slots, kind.offline_slots, last=True)
+    spans = [span for span in map(Span.of, kind.windows) if span.end > now]
+    kept, windows = by_window(spans, less(layout.slots, offline))
+    for cluster in stored.clusters:
+        wanted = ReservedSlots(
+            machine=key,
+            cluster=cluster,
+            size={**layout.size.amounts, "pods": 1},
+            slots=_in(cluster, layout.slots),
+            offline=_in(cluster, offline),
+            kept=_in(cluster, kept),
+            windows={name: here for name, nodes in windows.items() if (here := _in(cluster, nodes))},
+        )
+        before = ledger.machines.reserved.get(wanted.claim)
+        if before != wanted and (wanted.slots or before is not None):
+            found.changed.append(wanted)
+    return windows
+
+
+def _pooled(
+    stored: StoredMachine, number: int, clusters: Mapping[str, ClusterMachines], fleet: Fleet, now: float
+) -> PooledNode:
+    """Returns the node as its cluster reports it; a cluster that does not report Machines holds no slots."""
+    node = stored.machine.node_pool[number]
+    key = NodeKey(node.cluster, node.name)
+    cluster, cid = clusters.get(node.cluster), fleet.ids.get(node.cluster)
+    if cluster is None or not cluster.known or cid is None:
+        return PooledNode(key, node.machine_types, node.mode == "ready", False)
+    report = cluster.nodes.get(node.name)
+    if report is None:  # it is not in the pool there yet
+        row = fleet.row_of(cid, node.name)
+        ready = row is not None and bool(fleet.usable[row]) and node.mode == "ready"
+        return PooledNode(key, node.machine_types, ready, ready)
+    ready = report.condition == "Ready" and node.mode == "ready"
+    waits = report.condition == "NotReady" and node.mode == "ready" and now - report.since < PATIENCE
+    return PooledNode(key, node.machine_types, ready or waits, ready)
+
+
+def _in(cluster: str, nodes: NodeCounts) -> dict[str, int]:
+    return {node.name: count for node, count in nodes.items() if node.cluster == cluster and count}
