@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -390,6 +393,38 @@ def test_an_application_asks_for_a_class_and_gets_what_the_cluster_has(mesh: Mes
         mesh.run("delete", "application", "second")
         mesh.run("delete", "application", "train")
     until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=30)
+
+
+def test_applications_are_simulated_with_classes_that_are_not_stored(mesh: Mesh) -> None:
+    own = HIGH_MEM.replace("nvidia.high.mem", "tiny").replace("30G", "1G")
+    wanting = DEPLOYMENT.replace("nvidia.high.mem: 2", "tiny: 1")
+    assert "placed" in cli(mesh, "simulate", "-f", "-", data=f"{own}---{wanting}").lower()
+    alone = mesh.run("simulate", "-f", "-", data=wanting.encode())
+    assert alone.returncode == 1 and "ClassNotFound" in alone.stdout.decode()
+    assert refusal(mesh, "/v1/resource-classes/tiny")[0] == 404, "nothing is stored"
+
+
+def test_a_watch_shows_changes_of_the_status(mesh: Mesh) -> None:
+    seen = watched(mesh, lambda: cli(mesh, "fleet", "apply", "-", "--yes", data=fleet(large=6)), "7")
+    cli(mesh, "fleet", "apply", "-", "--yes", data=fleet())
+    assert seen[0].split()[:2] == ["nvidia.high.mem", "5"]
+    until(lambda: status(mesh, "nvidia.high.mem") == ("5", "0", "5"), within=20)
+
+
+def watched(mesh: Mesh, change: Callable[[], object], wanted: str) -> list[str]:
+    """Returns the lines of a watch until one has the wanted amount."""
+    command = [sys.executable, "-m", "moorage.cli", "get", "rcls", "nvidia.high.mem", "-w", "--no-headers"]
+    env = {**os.environ, **mesh.environment, "MOORAGE_STATE": str(mesh.state)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline()]
+            change()
+            while lines[-1].split()[1] != wanted:
+                lines.append(process.stdout.readline())
+            return lines
+        finally:
+            process.kill()
 
 
 def test_quotas_and_grants_bound_who_gets_devices(mesh: Mesh) -> None:

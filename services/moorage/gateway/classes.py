@@ -19,6 +19,7 @@ from moorage.model.resource_classes import (
     RESOURCE_CLASS,
     FleetKind,
     FleetObject,
+    ResourceClass,
     ResourceClassSpec,
     StoredMetadata,
     fleet_object_key,
@@ -167,6 +168,15 @@ def _explained(view: ReadModel, document: dict[str, Any], cluster: str = "") -> 
     spec = msgspec.convert(document.get("spec") or {}, ResourceClassSpec)
     cids = _clusters(view, cluster, view.catalog.overriding(str(meta["name"])))
     return explain_class(view.fleet, str(meta["name"]), spec, cids, cluster)
+
+
+def unsaved_class(document: dict[str, Any]) -> FleetObject:
+    """Returns a resource class of a document that was found valid, as if it were stored."""
+    found = msgspec.convert({"kind": RESOURCE_CLASS.kind, **document}, ResourceClass)
+    meta = found.metadata
+    spec = msgspec.to_builtins(found.spec) if found.spec is not None else {}
+    stored = StoredMetadata(name=meta.name, cluster=meta.cluster, annotations=meta.annotations, uid="unsaved")
+    return FleetObject(kind=RESOURCE_CLASS.kind, metadata=stored, spec=spec)
 
 
 def explained_document(request: web.Request, document: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,12 +22,12 @@ from moorage.model.problems import (
     with_defaults,
 )
 from moorage.model.reasons import Warn
-from moorage.model.resource_classes import FLEET_KINDS, fleet_object_key
+from moorage.model.resource_classes import FLEET_KINDS, RESOURCE_CLASS, FleetObject, fleet_object_key
 
 from .audit import add_target, mark_dry_run, request_id
 from .authorization import caller_of, require
 from .bus_client import call, fetch
-from .classes import explained_document
+from .classes import explained_document, unsaved_class
 from .core.explain import nothing_to_place, simulated
 from .document_bodies import read_documents
 from .etags import bad_if_match, if_match
@@ -163,15 +164,21 @@ async def simulate(request: web.Request) -> web.StreamResponse:
     for document in documents:
         _check_allowed(request, document, "viewer")
         _check_no_envelope(document)
-    found = [await _simulated(request, document) for document in documents]
+    answers: dict[int, Why | dict[str, Any]] = {}
+    classes = [i for i, document in enumerate(documents) if document.get("kind") in FLEET_KINDS]
+    for i in classes:  # what others ask for
+        answers[i] = await _simulated_object(request, documents[i])
+    unsaved = [unsaved_class(documents[i]) for i in classes if documents[i]["kind"] == RESOURCE_CLASS.kind]
+    for i, document in enumerate(documents):
+        if i not in answers:
+            answers[i] = (await _simulate(gateway_of(request).bus, document, unsaved))[1]
+    found = [answers[i] for i in range(len(documents))]
     return json_response(found[0] if len(found) == 1 else {"items": found})
 
 
-async def _simulated(request: web.Request, document: dict[str, Any]) -> Why | dict[str, Any]:
-    """Returns where a document would be placed; of a resource class, what it would select."""
+async def _simulated_object(request: web.Request, document: dict[str, Any]) -> dict[str, Any]:
+    """Returns whether a document of the fleet is valid; of a resource class, what it would select."""
     bus = gateway_of(request).bus
-    if document.get("kind") not in FLEET_KINDS:
-        return (await _simulate(bus, document))[1]
     ask = {**document, "unsaved": True}
     checked = await call(bus, subjects.INTENTS_CHECK, ask, again=ask)
     return {**checked, "dryRun": True, **explained_document(request, document)}
@@ -183,12 +190,14 @@ class _Checked(msgspec.Struct):
     record: GroupRecord | None = None  # None if the group of an intent does not exist yet
 
 
-async def _simulate(bus: Bus, document: dict[str, Any]) -> tuple[dict[str, Any], Why]:
+async def _simulate(
+    bus: Bus, document: dict[str, Any], classes: Sequence[FleetObject] = ()
+) -> tuple[dict[str, Any], Why]:
     checked = await fetch(bus, subjects.INTENTS_CHECK, document, again=document)
     found = msgspec.json.decode(checked, type=_Checked)
     record = found.record
     if record is None:
         return _object(checked), nothing_to_place(found.group, found.warnings)
-    ask = Decide(id=new_id(), record=record.resolved)
+    ask = Decide(id=new_id(), record=record.resolved, classes=list(classes))
     attempt = msgspec.json.decode(await fetch(bus, subjects.MERGER_SIMULATE, ask, timeout=15), type=Attempt)
     return _object(checked), simulated(record, attempt)

@@ -41,6 +41,7 @@ from moorage.model.claims import Decision, Withdrawal
 from moorage.model.controllers import Controller
 from moorage.model.groups import Revision
 from moorage.model.reasons import Reason, Warn
+from moorage.model.resource_classes import FleetObject
 from moorage.model.shapes import Shape
 from moorage.telemetry import tracing
 
@@ -476,12 +477,12 @@ class Decider:
 
     # -- simulating ---------------------------------------------------------------------------------------------------
 
-    async def simulate(self, record: Revision, cause: str) -> Attempt:
-        """Decides without the commit. A simulation is not tried again later, so controllers that answered from before the
+    async def simulate(self, record: Revision, cause: str, classes: Sequence[FleetObject] = ()) -> Attempt:
+        """Decides without the commit, as if these resource classes were stored. A simulation is not tried again later, so controllers that answered from before the
         newest change of the fleet are asked once more before the result is a refusal."""
         proposal: Decision | ProposalRefused
         loop = asyncio.get_running_loop()
-        record = bound(record, self.catalog)
+        record = bound(record, self.catalog.with_unsaved(classes) if classes else self.catalog)
         until = loop.time() + 2 * self._longest_deadline()
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)

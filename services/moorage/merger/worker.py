@@ -112,7 +112,7 @@ class Merger:
     async def simulate(self, incoming: Incoming) -> msgspec.Struct:
         hint = _decides.decode(incoming.data)
         async with self._concurrency.slot():
-            return await self._decider.simulate(hint.record, hint.id)
+            return await self._decider.simulate(hint.record, hint.id, hint.classes)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -89,6 +89,17 @@ class ClassCatalog:
         self.version += 1
         for callback in self.on_change:
             callback(key)
+
+    def with_unsaved(self, classes: Iterable[FleetObject]) -> ClassCatalog:
+        """Returns a catalog with further classes, which take the place of stored ones. It does not follow later changes."""
+        found = ClassCatalog()
+        found.objects, found.revisions = dict(self.objects), dict(self.revisions)
+        found.grants, found.quotas, found.algorithm = self.grants, self.quotas, self.algorithm
+        found._classes = dict(self._classes)
+        found._overrides = {name: set(clusters) for name, clusters in self._overrides.items()}
+        for one in classes:
+            found.put(one.key, msgspec.json.encode(one))
+        return found
 
     def of_kind(self, kind: str) -> Iterator[FleetObject]:
         for _, found in sorted(self.objects.items()):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from .base import Message, Model
 from .reasons import Warn
+from .resource_classes import FleetObject
 from .shapes import Intent, ShapedApp
 
 State = Literal["Created", "Approved", "Instantiated", "InstantiateStopped", "Terminated", "TerminateStopped"]
@@ -57,10 +58,11 @@ class GroupRecord(Model, kw_only=True):
 
 class Decide(Message, kw_only=True):
     """Intent store → mergers: this revision needs a decision. `ahead`: its record is still being written, and nothing may be
-    committed before `Stored` confirms it."""
+    committed before `Stored` confirms it. `classes`: resource classes that are not stored, for a simulation."""
 
     record: Revision
     ahead: bool = False
+    classes: list[FleetObject] = []
 
 
 class Stored(Message, kw_only=True):

@@ -143,11 +143,15 @@ def _line(document: Document, answer: dict[str, Any], dry_run: bool) -> str:
 def simulate(*, filename: Files, output: Format = "table", state: StateDir = None) -> int:
     """Place documents without storing or claiming anything.
 
-    Exits with 1 if a document would not be placed.
+    Resource classes among the documents count as if they were stored. Exits with 1 if a document would not be placed.
     """
     documents = read_all(filename)
     client = Client.find(state)
-    found = [client.call("POST", "/v1/simulate", body=d.body, where=d.where, timeout=30) for d in documents]
+    if len(documents) > 1 and any(d.kind == "ResourceClass" for d in documents):  # the others may ask for it
+        bodies = [d.body for d in documents]
+        found = client.call("POST", "/v1/simulate", body=bodies, where=documents[0].where, timeout=60)["items"]
+    else:
+        found = [client.call("POST", "/v1/simulate", body=d.body, where=d.where, timeout=30) for d in documents]
     if output in ("json", "yaml"):
         show(found[0] if len(found) == 1 else {"items": found}, output)
     elif output == "name":
