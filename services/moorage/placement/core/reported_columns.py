@@ -81,6 +81,14 @@ class _Nodes(NamedTuple):
     inner: NDArray[np.bool_]  # by row, whether the node has parts
 
 
+class _Names(NamedTuple):
+    """By row, the numbers of the traits and of the aggregates of a cluster's nodes and parts, and what these follow from."""
+
+    source: tuple[list[str], bytes, bytes, bytes, bytes]
+    traits: NDArray[np.int32]
+    aggregates: NDArray[np.int32]
+
+
 def block_of(cid: int) -> int:
     """Returns the forest's block of a cluster. Blocks of made trees are not negative."""
     return -1 - cid
@@ -105,11 +113,13 @@ class ReportedColumns:
         self._tainted: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._with_additions: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._trait_numbers: dict[int, int] = {}
+        self._names: dict[int, _Names] = {}
         self._capacities: dict[str, Rows] = {}
         self._devices: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._device_layouts = 1
 
     def erase(self, cid: int) -> None:
+        self._names.pop(cid, None)
         if self.clusters.pop(cid, None) is not None:
             self._forest.write(block_of(cid), ())
 
@@ -128,6 +138,7 @@ class ReportedColumns:
         disabled = ~usable[nodes.of]
         trees = self._trees(nodes)
         self.clusters[cid] = trees
+        names = self._names_of(nodes, trees, classes.get("VCPU"), disabled)
         self._forest.write_rows(
             block_of(cid),
             TreeRows(
@@ -135,8 +146,8 @@ class ReportedColumns:
                 first,
                 np.where(parent < 0, -1, first + parent),
                 first + leave,
-                self._traits(nodes, classes.get("VCPU"), disabled),
-                self._aggregates(nodes),
+                names.traits,
+                names.aggregates,
                 disabled,
             ),
         )
@@ -339,6 +350,19 @@ class ReportedColumns:
             more = [any(taint.effect in _KEEPS_AWAY for taint in taints) for taints in sets[len(self._tainted) :]]
             self._tainted = np.concatenate([self._tainted, np.array(more, np.bool_)])
         return self._tainted
+
+    def _names_of(
+        self, nodes: _Nodes, trees: ClusterTrees, cpus: ClassRows | None, disabled: NDArray[np.bool_]
+    ) -> _Names:
+        """Returns the traits and aggregates of the rows. Most changes are of what is free, so they are made only if what they
+        follow from is another."""
+        labels, offering = self._fleet.labelset[nodes.rows], b"" if cpus is None else cpus.row.tobytes()
+        source = trees.ids, nodes.layouts.tobytes(), labels.tobytes(), disabled.tobytes(), offering
+        before = self._names.get(nodes.cid)
+        if before is None or before.source != source:
+            before = _Names(source, self._traits(nodes, cpus, disabled), self._aggregates(nodes))
+            self._names[nodes.cid] = before
+        return before
 
     def _own(self, nodes: _Nodes, kind: str) -> Rows:
         """Returns, by row, the number of the part's own traits or aggregates. REST's additions are not among them."""
