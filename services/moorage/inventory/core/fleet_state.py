@@ -42,7 +42,7 @@ BATCH = 1000  # clusters handled without yielding: the lease must be renewed in 
 
 class FleetEvent(NamedTuple):
     """An event of a cluster: a state (joined, edited, stale, ready, gone), new figures (changed), another inside of nodes
-    (parts) or a pod that a node's agent refused (refused). `id` is set if a store
+    (parts) or a pod that its node refused (refused). `id` is set if a store
     has recorded the event already."""
 
     change: str
@@ -371,6 +371,10 @@ class FleetState:
             outcome.events.append(FleetEvent("changed", cluster.name, {"nodes": len(rows)}, report.id))
         if inside:
             outcome.events.append(FleetEvent("parts", cluster.name, inside, report.id))
+        outcome.events.extend(
+            _refused_event(cluster.name, found.node, found.uid, found.reason, found.message, report.id)
+            for found in refusals.fresh
+        )
         return outcome
 
     def _inside_before(self, cluster: ClusterReports, node: str) -> Inside | None:
@@ -421,8 +425,8 @@ class FleetState:
         for uid in sorted(change.pods):
             admission = cluster.overlays.admission(node, uid)
             if admission is not None and admission.outcome == "refused":
-                data = {"node": node, "pod": uid, "code": admission.code, "message": admission.message[:500]}
-                outcome.events.append(FleetEvent("refused", cluster.name, data, report.id))
+                code, message = admission.code, admission.message
+                outcome.events.append(_refused_event(cluster.name, node, uid, code, message, report.id))
         pods = {uid for uid in change.pods if uid in cluster.pods}
         if cluster.overlays.counted(node) != counted:
             pods |= {uid for uid, (_, at, _) in cluster.pods.items() if at == node}
@@ -469,3 +473,8 @@ def event_data(record: ClusterRecord) -> dict[str, Any]:
 
 def _cordon(record: ClusterRecord) -> int:
     return CORDONED if record.cordoned else 0
+
+
+def _refused_event(cluster: str, node: str, pod: str, code: str, message: str, cause: str) -> FleetEvent:
+    data = {"node": node, "pod": pod, "code": code, "message": message[:500]}
+    return FleetEvent("refused", cluster, data, cause)

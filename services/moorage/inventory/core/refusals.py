@@ -41,6 +41,7 @@ class Refusals:
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
+        self.fresh: list[PodReport] = []  # the pods that the last report told as refused for the first time
         self._failed: set[str] = set()
         self._not_admitted: dict[str, str] = {}  # uid → the words of its node's agent
         self._by_place: dict[_Place, _Refusal] = {}
@@ -64,10 +65,9 @@ class Refusals:
         self._failed = self._failed & refused.keys() if full else self._failed.difference(report.pods_gone)
         there = {pod.uid for pod in report.pods} if full else self._not_admitted.keys() - set(report.pods_gone)
         self._not_admitted = {uid: words for uid, words in self._not_admitted.items() if uid in there}
-        for uid, pod in refused.items():
-            if uid in self._failed:
-                continue
-            self._failed.add(uid)
+        self.fresh = [pod for uid, pod in refused.items() if uid not in self._failed]
+        for pod in self.fresh:
+            self._failed.add(pod.uid)
             words = _words(pod.reason, pod.message)
             self._refuse((pod.claim, pod.node), pod.reason, words, pod.requests, rows, live)
             changed.add(pod.claim)
