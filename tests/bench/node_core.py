@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from itertools import combinations
@@ -136,7 +137,7 @@ async def roles_come_and_go(pods: int = PODS) -> list[Figure]:
                 least, most, copies = roles[role]
                 name, replicas = f"app-{number}", chosen.randint(1, copies)
                 number += 1
-                mesh.http("/v1/apply", _application(name, role, chosen.randint(least, most), replicas))
+                await _apply(mesh, _application(name, role, chosen.randint(least, most), replicas))
                 there.append(name)
                 if await _settled(mesh, name) == "Running":
                     ran += replicas
@@ -155,6 +156,19 @@ async def roles_come_and_go(pods: int = PODS) -> list[Figure]:
             unit="pods",
         )
     ]
+
+
+async def _apply(mesh: Mesh, document: dict[str, Any]) -> None:
+    """Applies the document, again while the mesh is too busy to answer."""
+    while True:
+        try:
+            mesh.http("/v1/apply", document)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            await asyncio.sleep(0.5)
+        else:
+            return
 
 
 async def _settled(mesh: Mesh, name: str) -> str:
