@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -191,43 +192,81 @@ async def node_pools() -> list[Figure]:
 
 
 async def node_idle() -> list[Figure]:
-    """250 pods: from the start of the process to the first admission, the share of a core while idle, and resident memory."""
+    """250 pods, each in a cgroup of its own: from the start of the process to the first admission, the share of a core while idle, and resident memory."""
     async with _directory() as directory:
-        settings = _settings(directory)
+        write_policy(directory / "policy.yaml", pools={"online": {"cpus": "0", "default": True}})
+        (directory / "pods").mkdir()
+        settings = Settings("n1", runtime=f"unix://{directory}/r.sock", root=directory / "n")
+        settings = settings._replace(config=directory / "policy.yaml", pods=str(directory / "pods"), kubelet=directory)
         runtime = RecordingRuntime()
         await runtime.start(directory / "r.sock")
         agent = AgentProcess(settings.root, *_arguments(settings), *GATE)
         await agent.start()
         client = CriClient(agent.cri)
-        for i in range(250):
-            manifest = pod(f"p{i}", "online-micro_service", "100m", "16Mi")
-            write_pod(directory / "pods", manifest)
-            await client.run(f"p{i}", f"uid-p{i}", manifest["metadata"]["annotations"])
-        starts = []
-        write_pod(directory / "pods", pod("next", "online-micro_service"))
-        for _ in range(3):
-            await agent.kill()
-            calls = len(runtime.updates())
+        with _cgroups(250) as pids:
+            for i in range(250):
+                manifest = pod(f"p{i}", "online-micro_service", "100m", "16Mi")
+                write_pod(directory / "pods", manifest)
+                container = await client.run(f"p{i}", f"uid-p{i}", manifest["metadata"]["annotations"])
+                runtime.pids[container] = pids[i]
+            return await _figures_of(agent, runtime, client, directory)
 
-            async def start() -> None:
-                await agent.start()
-                again = CriClient(agent.cri)
-                await again.run("next", "uid-next", {"kubernetes.io/pod-role": "online-micro_service"})
-                await again.close()
 
-            starts.append(await _timed(start))
-            assert len(runtime.updates()) == calls, "a start updates nothing"
-        imports = await _timed(_imports)
-        assert agent.process is not None
-        process = psutil.Process(agent.process.pid)
-        await asyncio.sleep(3)
-        before, started = sum(process.cpu_times()[:2]), time.monotonic()
-        await asyncio.sleep(15)
-        share = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - started) * 100
-        memory = process.memory_info().rss / (1 << 20)
-        await client.close()
-        await agent.stop()
-        await runtime.stop()
+@contextmanager
+def _cgroups(count: int) -> Iterator[list[int]]:
+    """Runs processes, each in a cgroup of its own on CPU 0."""
+    version1 = Path("/sys/fs/cgroup/cpuset")
+    parent = (version1 if version1.is_dir() else Path("/sys/fs/cgroup")) / f"moorage-bench-{os.getpid()}"
+    processes = []
+    try:
+        parent.mkdir()
+        for name, value in (("cpuset.cpus", "0"), ("cpuset.mems", "0")):
+            if version1.is_dir():
+                (parent / name).write_text(value)
+        for i in range(count):
+            place = parent / str(i)
+            place.mkdir()
+            (place / "cpuset.cpus").write_text("0")
+            (place / "cpuset.mems").write_text("0")
+            processes.append(subprocess.Popen(["sleep", "1000"]))
+            (place / "cgroup.procs").write_text(str(processes[-1].pid))
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for found, _, _ in os.walk(parent, topdown=False):
+            os.rmdir(found)
+
+
+async def _figures_of(
+    agent: AgentProcess, runtime: RecordingRuntime, client: CriClient, directory: Path
+) -> list[Figure]:
+    starts = []
+    write_pod(directory / "pods", pod("next", "online-micro_service"))
+    for _ in range(3):
+        await agent.kill()
+        calls = len(runtime.updates())
+
+        async def start() -> None:
+            await agent.start()
+            again = CriClient(agent.cri)
+            await again.run("next", "uid-next", {"kubernetes.io/pod-role": "online-micro_service"})
+            await again.close()
+
+        starts.append(await _timed(start))
+        assert len(runtime.updates()) == calls, "a start updates nothing"
+    imports = await _timed(_imports)
+    assert agent.process is not None
+    process = psutil.Process(agent.process.pid)
+    await asyncio.sleep(3)
+    before, started = sum(process.cpu_times()[:2]), time.monotonic()
+    await asyncio.sleep(15)
+    share = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - started) * 100
+    memory = process.memory_info().rss / (1 << 20)
+    await client.close()
+    await agent.stop()
+    await runtime.stop()
     return [
         Figure.of("node start, 250 pods", starts, "<= 1000 ms", p50=1000, floor={"imports": imports}),
         Figure.of("node idle, 250 containers", [share], "<= 0.5 % of a core", p50=0.5, unit="%"),

@@ -26,6 +26,8 @@ class RecordingRuntime:
         #: Called after each update of a container, to check what must hold at all times.
         self.after_update: Callable[[], None] = lambda: None
         self.delay = 0.0
+        #: Processes of containers that have one.
+        self.pids: dict[str, int] = {}
         self.fail_updates: set[str] = set()
         self._server: grpc.aio.Server | None = None
         self._next = 0
@@ -146,6 +148,8 @@ class RecordingRuntime:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such container")
         answer = cri.ContainerStatusResponse(status=cri.ContainerStatus(id=name, state=self.states[name]))
         answer.status.resources.linux.CopyFrom(self.resources[name])
+        if request.verbose and name in self.pids:
+            answer.info["info"] = f'{{"pid": {self.pids[name]}}}'
         return answer
 
     async def _update(self, request: Any, context: Any) -> Any:

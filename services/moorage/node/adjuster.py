@@ -31,6 +31,9 @@ class Updater(Protocol):
     async def read(self, record: ContainerRecord, properties: Mapping[str, str]) -> dict[str, str] | None:
         """Returns what is in force; None if the container does not run any more."""
 
+    def unchanged(self, record: ContainerRecord) -> bool:
+        """Returns whether what is in force is certainly what was read last."""
+
 
 class Adjuster:
     """Moves all containers to what they should have. Runs one at a time; changes that come meanwhile are seen by the next."""
@@ -47,18 +50,24 @@ class Adjuster:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         #: Containers that are not as they should be, with why.
         self.failed: dict[Key, str] = {}
+        #: What all containers should have and had when they were looked at last.
+        self._settled: dict[Key, Properties] = {}
 
     async def put_right(self) -> None:
         """Reads what is in force everywhere, and puts right what others changed."""
         async with self._lock:
-            before = {record.id: dict(record.applied) for record in self._index.live()}
+            before = {record.id: record.applied for record in self._index.live()}
             wanted = await self._read(everything=True)
+            settled = {key: want.properties for key, want in wanted.items()}
+            if settled == self._settled and all(before.get(r.id) is r.applied for r in self._index.live()):
+                return
             for key in drift(wanted, {key: self._applied(key) for key in wanted}):
                 record = self._index.named(*key)
                 if record is not None and before.get(record.id) and before[record.id] != record.applied:
                     self._metrics.drift += 1
                     log.warning("a container was changed by others", pod=record.pod, container=record.name)
-            await self._carry_out(wanted, all_or_nothing=False)
+            outcome = await self._carry_out(wanted, all_or_nothing=False)
+            self._settled = settled if not outcome.failed and not outcome.done else {}
 
     async def adjust(self, *, all_or_nothing: bool = False) -> Adjusted:
         """Moves all containers. With `all_or_nothing`, a failure gives every one back what it had."""
@@ -74,9 +83,11 @@ class Adjuster:
             if want is None or self._index.named(record.uid, record.name) is not record:
                 continue
             wanted[record.uid, record.name] = want
-            if record.state == RUNNING and (everything or not want.properties.keys() <= record.applied.keys()):
+            known = want.properties.keys() <= record.applied.keys()
+            if record.state == RUNNING and not (known and (not everything or self.updater.unchanged(record))):
                 unread.append((record, want.properties))
-        await asyncio.gather(*(self._read_one(record, properties) for record, properties in unread))
+        if unread:
+            await asyncio.gather(*(self._read_one(record, properties) for record, properties in unread))
         gone = [key for key in wanted if (found := self._index.named(*key)) is None or found.state == EXITED]
         for key in gone:
             del wanted[key]
@@ -90,7 +101,8 @@ class Adjuster:
         if found is None:
             record.state = EXITED
         else:
-            record.applied = {**record.applied, **found}
+            after = {**record.applied, **found}
+            record.applied = record.applied if after == record.applied else after
 
     def _applied(self, key: Key) -> Properties:
         record = self._index.named(*key)

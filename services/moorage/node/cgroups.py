@@ -43,6 +43,8 @@ class Cgroup:
 
     def __init__(self, paths: Mapping[str, Path], unified: Path | None) -> None:
         self._v1, self._v2 = paths, unified
+        #: The files that were read last, with their content.
+        self._seen: dict[Path, str | None] = {}
 
     @property
     def is_v2(self) -> bool:
@@ -51,23 +53,32 @@ class Cgroup:
     def read(self, properties: Mapping[str, str]) -> dict[str, str]:
         """Returns the values in force of those properties that can be read."""
         found: dict[str, str] = {}
+        self._seen = {}
         for name in properties:
             value = self._read_v1(name) if self._v1 else self._read_v2(name)
             if value is not None:
                 found[name] = value
         return found
 
+    def unchanged(self) -> bool:
+        """Returns whether all that was read last is still the same. This is much cheaper than to read it again."""
+        return bool(self._seen) and all(_text(path) == text for path, text in self._seen.items())
+
+    def _file(self, path: Path) -> str | None:
+        text = self._seen[path] = _text(path)
+        return text
+
     def _read_v1(self, name: str) -> str | None:
         controller, file = _V1.get(name) or (self.controller(name), name)
         if controller not in self._v1:
             return None
-        return normal(name, _text(self._v1[controller] / file))
+        return normal(name, self._file(self._v1[controller] / file))
 
     def _read_v2(self, name: str) -> str | None:
         if self._v2 is None:
             return None
         file, word = _V2.get(name, (name, 0) if "." in name else ("", 0))
-        text = _text(self._v2 / file) if file else None
+        text = self._file(self._v2 / file) if file else None
         if text is None or file == name:
             return text
         words = text.split()

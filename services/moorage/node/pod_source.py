@@ -116,7 +116,7 @@ class ManifestDirectory:
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Follows the directory, for ever. Files that are written in place are noticed within a second."""
+        """Follows the directory, for ever."""
         watch = DirectoryWatch(self._directory, self._dirty.set)
         before: object = None
         try:
@@ -127,7 +127,7 @@ class ManifestDirectory:
                 self._source.listed.set()
                 self._dirty.clear()
                 try:
-                    await asyncio.wait_for(self._dirty.wait(), 1.0)
+                    await asyncio.wait_for(self._dirty.wait(), 30.0)
                     await asyncio.sleep(SETTLE)
                 except TimeoutError:
                     continue

@@ -30,8 +30,10 @@ class CgroupReader:
                 self._cgroups[record.id] = found
         return found
 
-    def known(self, record: ContainerRecord) -> Cgroup | None:
-        return self._cgroups.get(record.id)
+    def unchanged(self, record: ContainerRecord) -> bool:
+        """Returns whether the container's cgroup is as it was read last."""
+        cgroup = self._cgroups.get(record.id)
+        return cgroup is not None and cgroup.unchanged()
 
     async def read(self, record: ContainerRecord, properties: Mapping[str, str]) -> dict[str, str] | None:
         cgroup = await self.cgroup(record)
@@ -86,6 +88,9 @@ class CriUpdater:
     async def read(self, record: ContainerRecord, properties: Mapping[str, str]) -> dict[str, str] | None:
         return await self._reader.read(record, properties)
 
+    def unchanged(self, record: ContainerRecord) -> bool:
+        return self._reader.unchanged(record)
+
 
 class NriUpdater:
     def __init__(self, plugin: NriPlugin, reader: CgroupReader) -> None:
@@ -96,3 +101,6 @@ class NriUpdater:
 
     async def read(self, record: ContainerRecord, properties: Mapping[str, str]) -> dict[str, str] | None:
         return await self._reader.read(record, properties)
+
+    def unchanged(self, record: ContainerRecord) -> bool:
+        return self._reader.unchanged(record)
