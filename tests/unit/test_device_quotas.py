@@ -9,9 +9,13 @@ from moorage.classes import BUILT_IN_ONLY, ClassCatalog, Grants
 from moorage.fleet import Fleet, FleetWriter, normalize_node, with_devices
 from moorage.ledger import Ledger
 from moorage.ledger.device_quotas import DeviceQuotas
+from moorage.merger.core.class_quotas import within_quotas
 from moorage.model.claims import Claim, Commit, Decision, IntentRef, Release, Slot, Withdrawal
+from moorage.model.groups import Revision
+from moorage.model.part_requests import DeviceAsk, PartGroup
 from moorage.model.reports import NodeReport
 from moorage.model.resource_classes import ClassGrantSpec, FleetObject, StoredMetadata
+from moorage.model.shapes import Shape, ShapedApp
 
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpu.memory"
 
@@ -153,6 +157,32 @@ def test_a_ledger_that_is_loaded_again_is_counted_anew() -> None:
     world.commit(holding("x", 3))
     fresh = DeviceQuotas(fleet(), world.ledger, world.quotas._catalog)
     assert fresh.held("a") == 3000
+
+
+def asking(*asks: DeviceAsk, pods: int = 1, group: str = "a/y/v1/default") -> Revision:
+    groups = [PartGroup(suffix="gpu", devices=asks)]
+    shape = Shape(key="k", object="Deployment/d", count=pods, resources={"pods": 1}, groups=groups)
+    return Revision(group=group, revision=1, tenant="p", apps=[ShapedApp(name="app", shapes=[shape])])
+
+
+def left(record: Revision, world: World) -> list[str]:
+    found = within_quotas(record, world.quotas)
+    return [ask.resource_class for ask in found.apps[0].shapes[0].groups[0].devices]
+
+
+def test_alternatives_beyond_a_quota_are_left_out() -> None:
+    world = World(class_("big", "30G"), class_("any", "1G"), quota(big=4, all=8))
+    world.commit(holding("x", 3))
+    big, any_ = DeviceAsk(resource_class="big", count=2), DeviceAsk(resource_class="any", count=2)
+    assert left(asking(big, any_), world) == ["any"]
+    assert left(asking(any_, big, pods=2), world) == ["any"]
+    assert left(asking(any_, big, pods=3), world) == ["any", "big"], "none would be left: the commit says why"
+    assert left(asking(big), world) == ["big"]
+    assert left(asking(big, any_, group="c/y/v1/default"), world) == ["big", "any"], "it has no quota"
+    half = DeviceAsk(resource_class="big", count=1, share=500)
+    assert left(asking(half, any_, pods=2), world) == ["big", "any"]
+    own = asking(DeviceAsk(resource_class="big", count=4), any_, group="a/x/v1/default")
+    assert left(own, world) == ["big", "any"], "what the group holds now is its own"
 
 
 @pytest.mark.parametrize(

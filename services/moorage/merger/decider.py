@@ -47,6 +47,7 @@ from moorage.telemetry import tracing
 
 from .core.class_binding import bound
 from .core.class_grants import forbidden_class
+from .core.class_quotas import within_quotas
 from .core.funnel import funnels
 from .core.propose import NameOrder, ProposalRefused, TriedChoices, propose
 from .core.recording import Recording
@@ -359,7 +360,7 @@ class Decider:
         loop = asyncio.get_running_loop()
         if settled(self.ledger, record.group, record.revision):
             return None
-        record = bound(record, self.catalog)
+        record = bound(within_quotas(record, self.quotas), self.catalog)
         for app in record.apps:
             for shape in app.shapes:
                 self.devices.record(shape, (record.group, record.revision, app.name, shape.object))
@@ -482,7 +483,8 @@ class Decider:
         newest change of the fleet are asked once more before the result is a refusal."""
         proposal: Decision | ProposalRefused
         loop = asyncio.get_running_loop()
-        record = bound(record, self.catalog.with_unsaved(classes) if classes else self.catalog)
+        catalog = self.catalog.with_unsaved(classes) if classes else self.catalog
+        record = bound(within_quotas(record, self.quotas), catalog)
         until = loop.time() + 2 * self._longest_deadline()
         for _ in range(2):
             existing = existing_placement(record, self.fleet, self.ledger)

@@ -108,6 +108,22 @@ class DeviceQuotas:
         """Returns thousandths of devices of a class that a project holds."""
         return self._count(class_, self._devices(self._families.get(project, {})))
 
+    def may_hold(self, group: str, class_: str, units: int) -> bool:
+        """Returns whether a group may have so many thousandths of devices of a class, instead of what it holds now."""
+        project = _project(group)
+        bounds = [
+            item
+            for spec in self._catalog.quotas.values()
+            if _is_for(spec, project)
+            for item in spec.devices
+            if item.class_ in (class_, ALL_DEVICES)
+        ]
+        if not bounds:
+            return True
+        families = self._families.get(project, {})
+        others = list(self._devices({key: parts for key, parts in families.items() if key.group != group}))
+        return all(self._count(item.class_, others) + units <= item.count * MILLI for item in bounds)
+
     @staticmethod
     def _add(families: dict[Family, _Parts], decision: Decision) -> None:
         """Adds what a decision takes. A claim of an object that has one already takes over what that holds."""
