@@ -158,6 +158,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "node check": ("moorage node check",),
     "node detach": ("moorage node detach                      # before the agent is removed from a node",),
     "node reset": ("moorage node reset",),
+    "node join": ("moorage node join lab/edge-1/node-7 --credentials node-7.json",),
+    "node leave": ("moorage node leave lab/edge-1/node-7",),
     "backup": ("moorage backup mesh.backup",),
     "restore": ("moorage restore mesh.backup",),
     "bus": ("moorage bus config ./nats lab/edge-1", "moorage bus provision"),
