@@ -20,6 +20,7 @@ from .gateway import lists, posts, watchers
 from .growth import growth
 from .harness import Figure
 from .kube import kube
+from .machines import machine_decisions
 from .node_agent import node_agent
 from .node_core import node_core, roles_come_and_go
 from .packing import packing
@@ -58,6 +59,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "placement-traps": traps,
     "placement-writes": writes,
     "placement-reported": reported,
+    "machines": machine_decisions,
     "node-core": node_core,
     "node-roles": roles_come_and_go,
     "node-agent": node_agent,

@@ -121,6 +121,8 @@ async def slots(nats: NatsServer, bus: Bus) -> AsyncIterator[Slots]:
 
 async def test_a_machine_gets_its_slots_and_its_guests_some_of_them(slots: Slots, bus: Bus) -> None:
     cluster = Cluster(bus)
+    events: list[str] = []
+    await bus.subscribe(subjects.MACHINE_EVENTS, lambda subject, _: events.append(subject))
     told = await cluster.begin(large(5), guest("a"), guest("b"))
     (reservation,) = told.reservations
     assert (reservation.slots, reservation.reason) == ({"n-0": 4, "n-1": 1}, "")
@@ -130,6 +132,8 @@ async def test_a_machine_gets_its_slots_and_its_guests_some_of_them(slots: Slots
     assert not told.full and [g.uid for g in told.grants] == ["c"] and not told.reservations
     told = await cluster.sync(guests_gone=["a"])
     assert told.withdrawn == ["a"]
+    changes = ["reserved", "granted", "granted", "withdrawn"]
+    await until(lambda: events == [f"moorage.events.machines.{change}.lab.one.g.large" for change in changes])
 
 
 async def test_what_does_not_fit_is_told_with_numbers(slots: Slots, bus: Bus) -> None:

@@ -211,7 +211,12 @@ class SlotService:
         entry = SlotReservations(id=new_id(), generation=self._generation, reserved=reserved)
         self._capacity.hold_reservations(entry)
         outcome = await self._committer.commit(entry)
-        return outcome if isinstance(outcome, Dropped) else None
+        if isinstance(outcome, Dropped):
+            return outcome
+        for one in reserved:
+            slots = {"machine": one.machine, "cluster": one.cluster, "slots": one.slots}
+            await self._bus.emit(subjects.slot_event("reserved", one.cluster, one.machine), slots)
+        return None
 
     async def _grant(
         self, granted: list[GrantedSlot], withdrawn: Sequence[str] = (), *, observed: bool = False
@@ -223,15 +228,33 @@ class SlotService:
             withdrawn=list(withdrawn),
             observed=observed,
         )
+        before = self._follower.ledger.machines.granted
+        ended = [slot for uid in withdrawn if (slot := before.get(uid)) is not None]
         self._capacity.hold_grants(entry)
-        await self._committer.commit(entry)
+        outcome = await self._committer.commit(entry)
         reached("slots.committed")
+        if isinstance(outcome, Dropped):
+            return
+        await self._tell("granted", granted)
+        await self._tell("withdrawn", ended)
+
+    async def _tell(self, change: str, slots: Sequence[GrantedSlot]) -> None:
+        """Publishes an event for each machine type and cluster, with its guests."""
+        guests: dict[tuple[str, str], list[dict[str, str]]] = {}
+        for slot in slots:
+            guest = {"uid": slot.uid, "namespace": slot.namespace, "name": slot.name, "node": slot.node}
+            guests.setdefault((slot.cluster, slot.machine), []).append(guest)
+        for (cluster, machine), found in guests.items():
+            data = {"machine": machine, "cluster": cluster, "guests": found}
+            await self._bus.emit(subjects.slot_event(change, cluster, machine), data)
 
     # -- what others change ------------------------------------------------------------------------------------------
 
-    def _folded(self, _: Commit, changes: Changes) -> None:
+    def _folded(self, commit: Commit, changes: Changes) -> None:
         machines = self._follower.ledger.machines
-        for claim in changes.reservations:
+        # Whoever made an entry here goes on with its result.
+        own = commit.by == self._committer.ident
+        for claim in () if own else changes.reservations:
             if (reserved := machines.reserved.get(claim)) is not None:
                 self._mark(reserved.cluster)
         for ident in changes.claims:

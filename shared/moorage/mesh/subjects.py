@@ -101,6 +101,12 @@ def machine_event(change: str, name: str) -> str:
     return f"moorage.events.machines.{change}.{token(name)}"
 
 
+def slot_event(change: str, cluster: str, machine: str) -> str:
+    """Returns the subject of a change of the slots of a machine type, GROUP/TYPE, in a cluster."""
+    group, _, name = machine.partition("/")
+    return f"moorage.events.machines.{change}.{cluster_tokens(cluster)}.{token(group)}.{token(name)}"
+
+
 def machines(verb: str, cluster: str) -> str:
     """`verb` is sync or changed."""
     return f"moorage.machines.{verb}.{cluster_tokens(cluster)}"
