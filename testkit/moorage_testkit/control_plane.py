@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -45,13 +45,14 @@ def _start(command: list[str], out: IO[bytes], directory: Path) -> subprocess.Po
 class ControlPlane(Resource):
     """One cluster. Its `kubeconfig` is the administrator's; service accounts work."""
 
-    def __init__(self, name: str = "test", *, scheduler: bool = True) -> None:
+    def __init__(self, name: str = "test", *, scheduler: bool = True, arguments: Sequence[str] = ()) -> None:
         assets, why = find()
         if assets is None:
             raise RuntimeError(why)
         self.name = name
         self._assets = assets
         self._scheduler = scheduler
+        self._arguments = arguments  # more of the API server
         self.directory = Path(tempfile.mkdtemp(prefix=f"moorage-kube-{name}-"))
         self.kubeconfig = self.directory / "kubeconfig"
         self.token = secrets.token_hex(16)
@@ -155,6 +156,7 @@ class ControlPlane(Resource):
             f"--service-account-key-file={keys}/sa.pub",
             f"--service-account-signing-key-file={keys}/sa.key",
             f"--token-auth-file={keys}/tokens.csv",
+            *self._arguments,
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.0.0.0/16",
             "--endpoint-reconciler-type=none",

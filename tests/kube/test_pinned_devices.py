@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moorage.agent import device_allocation
+from moorage.agent import device_allocation, version_apply
 from moorage.agent.install_manifests import ALLOCATION_RULES, OWN_RULES, RULES
 from moorage.kube import Unreachable
 from moorage.model.claims import Claim, IntentRef
@@ -280,3 +280,63 @@ async def test_slices_and_classes_that_change_complete_the_pins_again(
         return str(found["spec"]["selectors"][1]["cel"]["expression"])
 
     await settled(lambda: "GPU-new" in pin(), 40, "the pin names what tells the device apart now")
+
+
+@pytest.mark.parametrize("point", ["agent.recorded", "agent.applied"])
+async def test_an_agent_that_ends_between_class_template_and_pods_is_followed(
+    plane: ControlPlane, mesh: Mesh, agents: Start, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    ended = asyncio.Event()
+
+    def stops(at: str) -> None:
+        if at == point:
+            ended.set()
+            raise Unreachable("the agent ends here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(version_apply, "reached", stops)
+        first = agents(plane)
+        await mesh.want(CLUSTER, "web", 5, *objects("web", 2))
+        await asyncio.wait_for(ended.wait(), 60)
+        first.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+    agents(plane)
+    await settled(lambda: list(pods(plane, "web").values()) == ["gpu-2"], 60, "the next agent goes on")
+    await mesh.want(CLUSTER, "web", 6, remove=True)
+    await until(lambda: (c := mesh.confirmation("web", 6)) is not None and c.removed, 40, "it is gone")
+    left = [c["metadata"]["name"] for c in plane.get(f"{GROUP}/deviceclasses")["items"]]
+    assert left == ["pinnable"] and plane.get(f"{NAMESPACED}/resourceclaimtemplates")["items"] == []
+
+
+async def test_extended_resources_that_a_class_backs_are_counted(
+    plane: ControlPlane, mesh: Mesh, agents: Start
+) -> None:
+    """No device plugin offers the resource: kube-scheduler makes a claim of its own for the pod."""
+    resource = "example.com/pinnable"
+    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    spec = {"selectors": [selector], "extendedResourceName": resource}
+    plane.call("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": "backing"}, "spec": spec})
+    agents(plane)
+    await until(lambda: NODE in mesh.nodes and mesh.nodes[NODE].allocatable.get(resource) == "4", 60, "four are free")
+    web = deployment("web", replicas=1, cpu="100m", claim="idweb")
+    web["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {resource: "2"}}
+    await mesh.want(CLUSTER, "web", 5, web)
+    await until(lambda: mesh.nodes[NODE].requested.get(resource) == "2", 60, "the pod is bound")
+    await until(lambda: len(mesh.nodes[NODE].in_use) == 2, 40, "two devices are in use")
+    await until(lambda: mesh.nodes[NODE].allocatable.get(resource) == "4", 40, "two are free")
+
+
+async def test_a_cluster_without_devices_runs_everything_else(mesh: Mesh, agents: Start) -> None:
+    """Its API server does not serve `resource.k8s.io`. Its scheduler would wait for that, so there is none."""
+    with ControlPlane("plain", scheduler=False, arguments=["--runtime-config=resource.k8s.io/v1=false"]) as plain:
+        plain.node("plain-n0")
+        agents(plain)
+        await until(lambda: "plain-n0" in mesh.nodes, 60, "a full report")
+        assert mesh.nodes["plain-n0"].devices == [] and mesh.nodes["plain-n0"].device_classes == []
+        web, *pinned = deployment("web", replicas=1, cpu="100m"), *objects("gone", 1)
+        await mesh.want("lab/plain", "web", 5, web)
+        await mesh.want("lab/plain", "gone", 5, *pinned)
+        await until(lambda: mesh.states("web", 5) == {"Deployment/web": "Progressing"}, 60, "it is applied")
+        refused = "DeviceClass/moorage-idgone-one"
+        await until(lambda: mesh.states("gone", 5).get(refused) == "Failed", 60, "it is told")

@@ -318,3 +318,19 @@ def test_rules_taint_devices_of_drivers() -> None:
     told.view.drop_taint_rule(Key("", "r"), "")
     told.names()
     assert not any(device.taints for device in told.rows["n"].devices)
+
+
+def test_a_class_backs_an_extended_resource_where_no_plugin_does() -> None:
+    told = Told(ClusterState(), "n")
+    put_slice(told.view, "s", "gpu-0", "gpu-1", "gpu-2", nodeName="n")
+    selector = {"cel": {"expression": "device.driver == 'gpu.example.com'"}}
+    spec = {"selectors": [selector], "extendedResourceName": "example.com/gpu"}
+    found = {"metadata": {"name": "c"}, "spec": spec}
+    told.view.put_device_class(Key("", "c"), kube_types.device_class(msgspec.json.encode(found)))
+    told.names()
+    assert told.rows["n"].allocatable["example.com/gpu"] == "3"
+    results = [{"driver": "gpu.example.com", "pool": "pool", "device": "gpu-1"}]
+    claim = {"metadata": {"name": "x"}, "status": {"allocation": {"devices": {"results": results}}}}
+    told.view.put_device_claim(Key("d", "x"), kube_types.device_claim(msgspec.json.encode(claim)))
+    told.names()
+    assert told.rows["n"].allocatable["example.com/gpu"] == "2"

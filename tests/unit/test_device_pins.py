@@ -223,7 +223,13 @@ def test_needs_for_classes_get_a_claim_of_their_own() -> None:
 
 def test_classes_that_containers_request_are_taken_out() -> None:
     web = deployment("web")
-    web["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.high.mem": 2, "cpu": 1}}
+    limits = {"nvidia.high.mem": 2, "cpu": 1, "deviceclass.resource.kubernetes.io/gpu": 1}
+    web["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": limits}
+    (shape,), _ = shapes(web)
+    assert [(g.suffix, g.devices[0].resource_class, g.devices[0].count) for g in shape.groups] == [
+        ("gpu", "gpu", 1),
+        ("nvidia.high.mem", "nvidia.high.mem", 2),
+    ]
     (found,) = FinalObjects([web], [], {}, "d").on_cluster("p/c", [])
     assert found["spec"]["template"]["spec"]["containers"][0]["resources"] == {"limits": {"cpu": 1}}
 

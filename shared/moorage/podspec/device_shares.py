@@ -7,14 +7,24 @@ import re
 THOUSANDTHS = 1000
 #: Resources of containers without a domain that are Kubernetes' own.
 _OF_KUBERNETES = ("cpu", "memory", "ephemeral-storage", "storage", "pods")
+#: Begins the resources by which containers ask for devices of a DeviceClass.
+DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"
 _CLASS = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,126}[A-Za-z0-9])?", re.ASCII)
 
 
 def is_class_resource(name: str) -> bool:
-    """Returns whether a resource in a manifest names a resource class: Kubernetes has none of this name."""
+    """Returns whether a resource in a manifest names a resource class: Kubernetes has none of this name, or it is the one by which
+    containers ask for devices of a DeviceClass."""
+    if name.startswith(DEVICE_CLASS):
+        return _CLASS.fullmatch(name[len(DEVICE_CLASS) :]) is not None
     if "/" in name or name in _OF_KUBERNETES or name.startswith(("hugepages-", "requests.", "limits.")):
         return False
     return _CLASS.fullmatch(name) is not None
+
+
+def class_of_resource(name: str) -> str:
+    """Returns the class that a resource in a manifest names."""
+    return name.removeprefix(DEVICE_CLASS)
 
 
 def count_and_share(amount: int) -> tuple[int, int]:

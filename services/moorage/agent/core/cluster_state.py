@@ -3,12 +3,13 @@ pods only what they take of their node is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from moorage.kube.objects import Key
+from moorage.model.part_reports import DeviceReport
 from moorage.model.reports import ContainerReport, CpuManager, NodeReport, PodReport, Taint
 from moorage.model.shapes import PODS
 from moorage.parsing import format_amount, parse_amount
@@ -291,6 +292,8 @@ class ClusterState:
         name = meta.name
         topology = self._topologies.get(name)
         found = self.devices.of(node)
+        in_use = self.device_claims.in_use(found.devices)
+        allocatable = {k: str(v) for k, v in (status.allocatable or {}).items()}
         return NodeReport(
             name=name,
             uid=meta.uid,
@@ -304,14 +307,14 @@ class ClusterState:
             ready=_is_ready(node),
             unschedulable=node.spec.unschedulable,
             capacity={k: str(v) for k, v in (status.capacity or {}).items()},
-            allocatable={k: str(v) for k, v in (status.allocatable or {}).items()},
+            allocatable=self._backed_by_devices(name, found.devices, in_use, allocatable),
             requested={k: format_amount(k, v) for k, v in sorted(self._requested.get(name, {}).items()) if v},
             pod_count=self._pod_counts.get(name, 0),
             host_ports=sorted(port for port, pods in self._host_ports.get(name, {}).items() if pods),
             cpu_manager=self._cpu_manager(node, topology),
             zones=zones_of(topology) if topology is not None else [],
             topology_manager=topology_manager_of(topology) if topology is not None else None,
-            in_use=(use_of_zones(topology) if topology is not None else {}) | self.device_claims.in_use(found.devices),
+            in_use=(use_of_zones(topology) if topology is not None else {}) | in_use,
             counted=self._counted(name, topology) if topology is not None else [],
             devices=found.devices,
             counters=found.counters,
@@ -320,6 +323,16 @@ class ClusterState:
             problems=found.problems,
             created=meta.creation_timestamp or "",
         )
+
+    def _backed_by_devices(
+        self, name: str, devices: Sequence[DeviceReport], in_use: Container[str], allocatable: dict[str, str]
+    ) -> dict[str, str]:
+        """Adds the extended resources that no device plugin of the node offers and that a DeviceClass backs: what its pods have of
+        them, and the devices that nobody has."""
+        for resource, free in self.device_classes.extended_resources(devices, in_use).items():
+            if allocatable.get(resource, "0") == "0":
+                allocatable[resource] = str(free + self._requested.get(name, {}).get(resource, 0))
+        return allocatable
 
     def _counted(self, node: str, topology: Topology) -> list[str]:
         """Returns the pods with a claim on this node that its zones count."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from moorage.model.part_reports import DeviceClassReport
+from moorage.model.part_reports import DeviceClassReport, DeviceReport
+from moorage.parts.device_table import DeviceTable, tolerated
 from moorage.podspec import PIN_PREFIX
 
 from .kube_types import DeviceClass
@@ -38,6 +39,23 @@ class DeviceClasses:
             return None
         selectors = [{"cel": {"expression": expression}} for expression in found.selectors]
         return {"selectors": selectors} | ({"config": self._config[name]} if self._config[name] else {})
+
+    def extended_resources(self, devices: Sequence[DeviceReport], in_use: Container[str]) -> dict[str, int]:
+        """Returns, by extended resource, how many of a node's devices the classes select that are asked for by it, and that nobody
+        has. `in_use` has the ids of those that somebody has."""
+        classes = [found for found in self._classes.values() if found.extended_resource]
+        if not classes or not devices:
+            return {}
+        table = DeviceTable(devices)
+        found: dict[str, int] = {}
+        for one in sorted(classes, key=lambda one: one.name):
+            selected = table.verdicts(tuple(one.selectors))
+            free = sum(
+                bool(verdict) and device.id not in in_use and not device.shared and tolerated(device.taints, ())
+                for device, verdict in zip(devices, selected, strict=True)
+            )
+            found.setdefault(one.extended_resource, free)
+        return found
 
     def drop(self, name: str) -> None:
         if self._classes.pop(name, None) is not None:

@@ -9,7 +9,7 @@ from moorage.device_algorithms import algorithm_names
 from moorage.model.documents import ClassChoice, Need, Topology
 from moorage.model.part_requests import AttributeRelation, DeviceAsk, PartGroup, Relation, SameSubtree
 from moorage.parsing import parse_nanos
-from moorage.podspec.device_shares import THOUSANDTHS, count_and_share
+from moorage.podspec.device_shares import THOUSANDTHS, class_of_resource, count_and_share
 from moorage.podspec.needs import asks_class, is_mandatory
 
 from .diagnostics import Diagnostics
@@ -108,7 +108,8 @@ def device_needs(needs: Sequence[Need], of_manifest: Mapping[str, int], topologi
         asks = tuple(_ask(choice, need.algorithm) for choice in choices_of(need))
         groups.append(PartGroup(suffix=name, devices=asks, optional=not is_mandatory(need)))
     taken = {group.suffix for group in groups}
-    for name, amount in sorted(of_manifest.items()):
+    for resource, amount in sorted(of_manifest.items()):
+        name = class_of_resource(resource)
         count, share = count_and_share(amount)
         suffix = name if name not in taken else f"{name}.manifest"
         groups.append(PartGroup(suffix=suffix, devices=(DeviceAsk(resource_class=name, count=count, share=share),)))

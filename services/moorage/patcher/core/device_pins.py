@@ -29,7 +29,7 @@ from moorage.podspec import (
     template_path,
     with_value,
 )
-from moorage.podspec.device_shares import is_class_resource
+from moorage.podspec.device_shares import class_of_resource, is_class_resource
 
 Manifest = dict[str, Any]
 _GROUP = "resource.k8s.io"
@@ -270,7 +270,7 @@ def _class_resources(pod_template: Manifest) -> Iterator[tuple[str, set[str]]]:
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
         names = {*(resources.get("requests") or ()), *(resources.get("limits") or ())}
-        yield str(container.get("name", "")), set(filter(is_class_resource, names))
+        yield str(container.get("name", "")), set(map(class_of_resource, filter(is_class_resource, names)))
 
 
 def class_needs(revision: Revision, app: str, manifests: Sequence[Manifest]) -> dict[str, ClassNeeds]:
