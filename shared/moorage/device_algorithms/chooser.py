@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moorage.collections.lru import LruDict
+from moorage.collections import LruDict, unique_rows
 
 from .algorithms import DeviceAlgorithm
 from .columns import DeviceColumns, DeviceRequest, Floats, Ints, options
@@ -18,6 +18,8 @@ from .mix import RequestMix
 _KEPT = 512
 _CHANGES = 65536
 _LOWEST = -1e300
+#: More rows are looked through for equal ones.
+_FEW = 64
 
 
 class Choice(NamedTuple):
@@ -99,6 +101,20 @@ class Chooser:
         return scored
 
     def _score(self, scored: _Scored, request: DeviceRequest, rows: Ints) -> None:
+        """Scores rows; of many, equal ones once."""
+        if len(rows) <= _FEW:
+            self._score_each(scored, request, rows)
+            return
+        columns = self.columns
+        groups = [groups for groups in (columns.zones, columns.roots) if groups is not None]
+        told_apart = [columns.free, columns.size, columns.beside_free, columns.beside_size, *groups]
+        first, inverse = unique_rows(np.column_stack([*(one[rows] for one in told_apart), columns.kinds[rows]]))
+        self._score_each(scored, request, rows[first])
+        scored.best[rows] = scored.best[rows[first]][inverse]
+        scored.devices[rows] = scored.devices[rows[first]][inverse]
+
+    def _score_each(self, scored: _Scored, request: DeviceRequest, rows: Ints) -> None:
+        rows = np.sort(rows)
         scored.best[rows] = -np.inf
         found = options(self.columns, request, rows, first=self._algorithm.takes_first)
         count = len(found.rows)

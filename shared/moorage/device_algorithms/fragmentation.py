@@ -25,7 +25,7 @@ def fgd(columns: DeviceColumns, mix: RequestMix) -> Scorer:
     """Prefers what raises fragmentation least, as published: all typical requests count on every node."""
     if not mix.requests:
         return best_fit(columns, mix)
-    gained = _gain(columns, TypicalRequests(mix.requests, mix.weights, _kinds(columns), heed_kinds=False), 0.0)
+    gained = _gain(columns, _typical(columns, mix, heed_kinds=False), 0.0)
     return lambda options, request: np.floor(gained(options, request) / _GRAIN)
 
 
@@ -33,7 +33,7 @@ def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
     """Prefers what strands least, for requests that may use the node's kind of devices, and spares kinds that are scarce."""
     if not mix.requests:
         return best_fit(columns, mix)
-    gained = _gain(columns, TypicalRequests(mix.requests, mix.weights, _kinds(columns), heed_kinds=True), FILLED)
+    gained = _gain(columns, _typical(columns, mix, heed_kinds=True), FILLED)
     prices = scarcity(columns, mix)
     # Whoever may use few kinds has to go somewhere: only what cannot be met is dear.
     excess = np.maximum(prices - 1, 0)
@@ -43,6 +43,15 @@ def learned(columns: DeviceColumns, mix: RequestMix) -> Scorer:
         return gained(options, request) - of_kind[columns.kinds[options.rows]] * (request.amount / WHOLE)
 
     return scores
+
+
+def _typical(columns: DeviceColumns, mix: RequestMix, *, heed_kinds: bool) -> TypicalRequests:
+    """Returns the typical requests, which all columns with as many kinds share."""
+    key = (_kinds(columns), heed_kinds)
+    found = mix.derived.get(key)
+    if not isinstance(found, TypicalRequests):
+        found = mix.derived[key] = TypicalRequests(mix.requests, mix.weights, key[0], heed_kinds=heed_kinds)
+    return found
 
 
 def _gain(columns: DeviceColumns, typical: TypicalRequests, filled: float) -> Scorer:

@@ -23,6 +23,7 @@ class RequestMix:
         self.version = 0
         self.requests: list[DeviceRequest] = []
         self.weights: Floats = np.zeros(0)
+        self.derived: dict[object, object] = {}  # what algorithms keep of it until it is learned again
         self._past: deque[DeviceRequest] = deque()
         self._counts: Counter[DeviceRequest] = Counter()
         self._renewals = _renewals()
@@ -48,6 +49,7 @@ class RequestMix:
             key=lambda found: (-found[0], found[1][:3]),
         )[:TYPICAL]
         self.version += 1
+        self.derived.clear()
         self.requests = [request for _, request in typical]
         self.weights = np.array([count for count, _ in typical], np.float64)
         self.weights /= max(self.weights.sum(), 1.0)
