@@ -107,7 +107,9 @@ class FakePlugin:
             return self.options
         if name == "GetTopologyAwareAllocatableResources":
             found = wire.GetTopologyAwareAllocatableResourcesResponse()
-            found.allocatable_resources[self.resource].aggregated_allocatable_quantity = 8
+            shown = found.allocatable_resources[self.resource]
+            shown.aggregated_allocatable_quantity = shown.aggregated_capacity_quantity = 8
+            shown.is_node_resource = shown.is_scalar_resource = True
             return found
         return wire.Empty()
 

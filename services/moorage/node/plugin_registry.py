@@ -29,6 +29,8 @@ log = structlog.get_logger("node")
 
 #: Seconds that a plugin has for its answer to GetInfo, and between tries with one that gives none.
 INFO_DEADLINE, RETRY = 1.0, (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+#: Seconds that a start waits for plugins that are there already.
+FIRST_LOOK = 0.25
 #: Seconds after which the resource of a plugin that went away leaves the node.
 REMOVED_AFTER = 300.0
 #: The longest name of a resource or an endpoint that a plugin may register with.
@@ -82,7 +84,7 @@ class PluginRegistry:
 
     async def start(self, legacy: Path | None = None) -> None:
         """Watches the directory and, where `legacy` names a socket, serves registrations there. What is in the directory
-        already is asked before this returns, for at most the time of one answer."""
+        already is asked before this returns, for a moment at most: a socket may be left from a plugin that is dead."""
         grpc_unix.make_private(self._directory)
         self._watch = DirectoryWatch(self._directory, self._look)
         if legacy is not None:
@@ -92,7 +94,7 @@ class PluginRegistry:
             self._server = await grpc_unix.serve(legacy, [grpc_unix.unary_methods(service, {"Register": handler})])
         self._look()
         if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=INFO_DEADLINE)
+            await asyncio.wait(self._tasks.values(), timeout=FIRST_LOOK)
 
     async def stop(self) -> None:
         if self._watch is not None:
@@ -196,9 +198,9 @@ class PluginRegistry:
                 return  # a plugin of another kind: whoever it is for will speak to it
             why = self._check(info.name, info.supported_versions, info.endpoint)
             if why:
-                await self._notify(channel, False, why)
                 self._names[path] = info.name[:_MAX_NAME]
                 self._known.setdefault(info.name[:_MAX_NAME], _Known()).message = why
+                await self._notify(channel, False, why)
                 log.warning("a plugin is not registered", plugin=info.name[:_MAX_NAME], why=why)
                 return
             where = grpc_unix.socket_path(info.endpoint) if info.endpoint else path

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,7 +85,9 @@ class PodAdmission:
         #: Notified when something was given back.
         self.room = asyncio.Condition()
         self._changes = 0
+        #: Pods of one claim, and calls of one pod, one after the other; and how many there are.
         self._locks: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- the gate
@@ -98,13 +100,14 @@ class PodAdmission:
     async def admit_running(self, told: PodSpec, container: str = "") -> None:
         """Admits a pod that runs already, or is about to."""
         key = told.claim or told.uid
-        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._waiting[key] += 1
         try:
-            async with lock:
+            async with self._locks.setdefault(key, asyncio.Lock()):
                 await self._admit(told, container)
         finally:
-            if not lock.locked() and self._locks.get(key) is lock:
-                del self._locks[key]
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key], self._locks[key]
 
     async def _admit(self, told: PodSpec, container: str) -> None:
         known = self._source.get(told.uid)
