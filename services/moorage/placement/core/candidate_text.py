@@ -36,11 +36,13 @@ class CandidateText:
             anchors = found.anchors[found.which == number]
             self._giving.append((anchors[:, None] + form.giving).reshape(-1))
         ids = self._state.forest.ids
+        texts: list[str] = []
         for begin, end in _runs(found.which):
             form = forms[int(found.which[begin])]
             rows = (found.anchors[begin:end, None] + form.named).reshape(-1).tolist()
-            text = ",".join([form.text] * (end - begin)) % tuple([ids[row] for row in rows])
-            self.requests.append(f",{text}".encode() if self.requests else text.encode())
+            texts.append(",".join([form.text] * (end - begin)) % tuple([ids[row] for row in rows]))
+        if texts:
+            self.requests.append(f"{',' if self.requests else ''}{','.join(texts)}".encode())
         return len(found.anchors)
 
     def summaries(self, asked: set[str]) -> Generator[None, None, list[bytes]]:
