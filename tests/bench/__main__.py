@@ -15,6 +15,7 @@ from .commands import commands
 from .deadlines import deadlines
 from .decisions import one_at_a_time, throughput, updates
 from .device_choice import device_choice
+from .device_claims import device_claims
 from .explain import explain
 from .gateway import lists, posts, watchers
 from .growth import growth
@@ -54,6 +55,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "parts-decisions": parts.decisions,
     "parts-wakes": parts.wakes,
     "device-choice": device_choice,
+    "device-claims": device_claims,
     "resource-classes": resource_classes,
     "placement-candidates": candidates,
     "placement-traps": traps,

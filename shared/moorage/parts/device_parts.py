@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +47,7 @@ class BadDevice(NamedTuple):
     why: str
 
 
+@lru_cache(4096)
 def class_of(name: str) -> str:
     """Returns the class that a driver, counter or capacity is: its name in capitals."""
     return re.sub("[^A-Z0-9_]", "_", name.upper())[:255]

@@ -38,6 +38,7 @@ class DeviceTable:
         self.classes = {found.name: found for found in classes}
         self.incomplete = incomplete
         self._verdicts: dict[tuple[str, ...], list[bool | None]] = {}
+        self._values: dict[tuple[int, str], frozenset[object] | None] = {}
 
     @cached_property
     def _as_cel(self) -> list[CelDevice | None]:
@@ -54,7 +55,13 @@ class DeviceTable:
 
     def values(self, device: int, attribute: str) -> frozenset[object] | None:
         """Returns the values of an attribute by its qualified name; None if the device does not have it."""
-        found = self.devices[device]
+        key = device, attribute
+        if key not in self._values:
+            self._values[key] = self._read_values(self.devices[device], attribute)
+        return self._values[key]
+
+    @staticmethod
+    def _read_values(found: DeviceReport, attribute: str) -> frozenset[object] | None:
         value = found.attributes.get(attribute)
         if value is None:
             domain, slash, own = attribute.partition("/")
