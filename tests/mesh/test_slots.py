@@ -327,3 +327,22 @@ async def test_a_machine_of_the_mesh_is_laid_out_over_its_clusters(slots: Slots,
     await bus.request(subjects.MACHINES_DELETE, msgspec.json.encode({"name": "fleet"}), timeout=10)
     told = await cluster.sync()
     assert told.documents_gone == ["fleet"] and not slots.follower.ledger.machines.reserved
+
+
+async def test_types_that_depend_on_another_live_in_its_slots(slots: Slots, bus: Bus) -> None:
+    half: dict[str, Any] = {"spec": {"dependence": {"machineType": "large", "availableRatio": 0.5}}}
+    types: dict[str, dict[str, Any]] = {
+        "large": {"spec": {"cpu": "2", "memory": "1Gi"}, "available": 2},
+        "half": half,
+    }
+    found = read(machine("g", types, {"n-0": ["large"]})).machine
+    assert found is not None
+    cluster = Cluster(bus)
+    await cluster.begin(found, guest("a", machine="g/half"), guest("b", machine="g/half"), guest("c", machine="g/half"))
+    assert cluster.grants.keys() == {"a", "b", "c"}
+    told = await cluster.sync(guests=[guest("big")])
+    assert [(r.uid, r.code) for r in told.waiting] == [("big", "SlotShort")], "two slots are open for three halves"
+    told = await cluster.sync(guests_gone=["a"])
+    assert "big" in cluster.grants, "the two that are left share a slot"
+    column = slots.fleet.free("cpu")
+    assert column is not None and int(column[:1].sum()) == 4000

@@ -10,6 +10,7 @@ import pytest
 from moorage.machine_groups.windows import Span
 from moorage.model.machine_slots import GrantedSlot, reservation_claim, slot_resource
 from moorage.model.machines import Allow, Gpu, GuestReport, Machine, MachineType, PoolNode, TypeSpec, Window
+from moorage.slots.core.child_grants import ChildUse, plan_child_grants
 from moorage.slots.core.grants import GrantPlan, SlotUse, plan_grants
 from moorage.slots.core.layout import NodeKey, PooledNode, TypeLayout, lay_out
 from moorage.slots.core.window_slots import by_window, less, spread
@@ -257,3 +258,36 @@ def test_random_guests_never_share_a_slot_and_nobody_waits_beside_a_free_one(see
     for one in guests:
         if one.state == "waiting" and one.ready and one.uid not in granted:
             assert not (free if one.nodes is None else free & set(one.nodes))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_children_share_slots_and_take_no_more_of_them_than_their_number_needs(seed: int) -> None:
+    rng = Random(seed)
+    per_parent, parents = rng.randint(2, 4), {f"n-{n}": rng.randint(0, 3) for n in range(2)}
+    most = rng.randint(1, per_parent * max(1, sum(parents.values())))
+    of = ChildUse("g/small", MACHINE, CLUSTER, per_parent, most, parents, usable=frozenset(parents))
+    held: dict[str, GrantedSlot] = {}
+    guests: dict[str, GuestReport] = {}
+
+    def offered(node: NodeKey, _: str) -> int:
+        return parents[node.name] - sum(s.node == node.name and not s.apart for s in held.values())
+
+    for step in range(40):
+        if guests and rng.random() < 0.4:
+            del guests[rng.choice(sorted(guests))]
+        else:
+            guests[f"g{step}"] = guest(f"g{step}", machine="g/small")
+
+        for _ in range(5):
+            found = plan_child_grants(of, guests.values(), held, offered, NOW)
+            for uid in found.withdrawn:
+                del held[uid]
+            held.update({s.uid: s for s in [*found.observed, *found.granted]})
+            if not (found.withdrawn or found.observed or found.granted):
+                break
+        for node, count in parents.items():
+            here = [s for s in held.values() if s.node == node]
+            assert sum(not s.apart for s in here) == -(-len(here) // per_parent) <= count
+        assert len(held) <= most and held.keys() <= guests.keys()
+        room = sum(count * per_parent for count in parents.values())
+        assert len(held) == min(most, room, len(guests)), "nobody waits beside a free place"

@@ -12,7 +12,7 @@ from moorage.fit.inner_rows import holds_open_pods
 from moorage.fit.inside import StaticInside
 from moorage.fleet import Fleet, FleetChange
 from moorage.model.claims import Allocation, Claim, Decision, SlotGrants, SlotReservations
-from moorage.model.machine_slots import ReservedSlots
+from moorage.model.machine_slots import ReservedSlots, reservation_claim
 from moorage.model.slots import part_and_class
 
 from .families import (
@@ -347,7 +347,8 @@ class Capacity:
             before, reserved = self._reserved.pop(ident, {}), machines.reserved.get(ident)
             if reserved is not None:
                 self._reserved[ident] = {reserved.cluster: self._room_of(reserved)}
-                for claim in (ident, *machines.within.get(ident, ())):
+                of_children = (reservation_claim(child, reserved.cluster) for child in reserved.children)
+                for claim in (ident, *machines.within.get(ident, ()), *of_children):
                     self._reservation_of.setdefault(claim, set()).add(ident)
             else:
                 self._reservation_of.pop(ident, None)

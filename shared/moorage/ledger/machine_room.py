@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from moorage.fleet import Fleet
 from moorage.model.claims import SlotGrants
-from moorage.model.machine_slots import ReservedSlots
+from moorage.model.machine_slots import ReservedSlots, reservation_claim
 
 from .families import NodeAmounts, add
 
@@ -21,10 +21,17 @@ def reserved_room(reserved: ReservedSlots, claims: Iterable[str], fleet: Fleet) 
     live: dict[str, int] = {}
     for claim in claims if cid is not None else ():
         add(live, fleet.pods.live(claim, cid))
+    children = [
+        (size, fleet.pods.live(reservation_claim(child, reserved.cluster), cid) if cid is not None else {})
+        for child, size in reserved.children.items()
+    ]
     found: NodeAmounts = {}
     for node, count in reserved.slots.items():
         amounts: dict[str, int] = {}
         add(amounts, reserved.size, max(0, count - live.get(node, 0)))
+        for size, pods in children:
+            for name, amount in size.items():
+                amounts[name] = max(0, amounts.get(name, 0) - amount * pods.get(node, 0))
         add(amounts, reserved.offered(node), -1)
         found[node] = {name: amount for name, amount in amounts.items() if amount}
     return found

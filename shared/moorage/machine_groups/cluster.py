@@ -741,8 +741,9 @@ class ClusterMachines:
             pod = handover.reservations[name]
             handover.pinning[name] = node
             body = pin_patch(pod.uid, pod.version, self._specs.get(name, {}), [SLOT_GATE], node)
-            if claim := slots[pod.type].claim if pod.type in slots else "":
-                body["metadata"]["labels"] = {CLAIM: claim}  # so that the mesh counts the Pod in its slot
+            order = self.orders.get(machine_key(group.machine.group, pod.type))
+            if order is not None and order.claim:
+                body["metadata"]["labels"] = {CLAIM: order.claim}  # so that the mesh counts the Pod in its slot
             effects.append(Effect("merge", "Pod", self.namespace, name, body, "pin"))
         for name in plan.removals:
             if ("Pod", self.namespace, name) in self._busy or self._is_put_off("Pod", self.namespace, name, now):

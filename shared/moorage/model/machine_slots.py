@@ -55,6 +55,7 @@ class ReservedSlots(Model, kw_only=True):
     offline: dict[str, int] = {}
     kept: dict[str, int] = {}
     windows: dict[str, dict[str, int]] = {}
+    children: dict[str, dict[str, int]] = {}  # sizes of the types that live in these slots
 
     @property
     def claim(self) -> str:
@@ -70,7 +71,8 @@ class ReservedSlots(Model, kw_only=True):
 class GrantedSlot(Value, kw_only=True, frozen=True):
     """A slot that a guest has. `claim` is the label of its Pod: the reservation's, or that of the app that a decision placed, whose
     claim has the slot already. `pool`: the window whose slot it is. `apart`: the slot is counted by `slots` alone, since the cluster
-    gave it, or it is one of a window that ends before the window begins. `not_before` and `until` are in seconds since 1970."""
+    gave it, or it is one of a window that ends before the window begins. `parent`: the type in a slot of which it lives; of those that
+    share one, all but one are `apart`. `not_before` and `until` are in seconds since 1970."""
 
     uid: str
     machine: str
@@ -86,10 +88,11 @@ class GrantedSlot(Value, kw_only=True, frozen=True):
     not_before: float = 0.0
     until: float = 0.0
     at: float = 0.0
+    parent: str = ""
 
     @property
     def takes(self) -> dict[str, int]:
         """Returns what the guest takes of the node's slots beyond what the claim of its app does."""
         if self.apart or self.claim != reservation_claim(self.machine, self.cluster):
             return {}
-        return {slot_resource(self.machine, self.pool): 1}
+        return {slot_resource(self.parent or self.machine, self.pool): 1}

@@ -59,17 +59,18 @@ def plan_grants(
             stays[uid] = slot
     for guest in known.values():
         if guest.state == "used" and not guest.ended and guest.node and guest.uid not in stays:
-            slot = _slot(use, guest, guest.node, now)
+            slot = granted_slot(use, guest, guest.node, now)
             plan.observed.append(slot)
             stays[guest.uid] = slot
     if set(plan.withdrawn) | {slot.uid for slot in plan.observed}:
         return plan  # what is free is known once this is in the log
     waiting = [guest for guest in known.values() if guest.uid not in stays and not guest.ended]
-    _grant(use, sorted(waiting, key=_turn), stays, offered, now, plan)
+    _grant(use, sorted(waiting, key=sort_key), stays, offered, now, plan)
     return plan
 
 
-def _turn(guest: GuestReport) -> tuple[int, float, str]:
+def sort_key(guest: GuestReport) -> tuple[int, float, str]:
+    """Sorts guests by priority, then by age."""
     return -guest.priority, _seconds(guest.created_at), guest.uid
 
 
@@ -100,7 +101,7 @@ def _grant(
         open_places = sum(nodes.values()) - sum(in_claims.get(claim, {}).values())
         holders += [Holder()] * max(0, open_places)
     for guest in waiting:
-        refusal = _refusal(use, guest, now)
+        refusal = refusal_of(use, guest, now)
         if refusal is not None:
             plan.waiting.append(refusal)
             continue
@@ -108,9 +109,9 @@ def _grant(
         if placed:
             node = _node_of_claim(use.claims[guest.claim], in_claims.get(guest.claim, {}), guest, use.usable)
             if node is None:
-                plan.waiting.append(_short(guest, "all slots that its application has are in use"))
+                plan.waiting.append(short_of(guest, "all slots that its application has are in use"))
                 continue
-            slot = _slot(use, guest, node, now)
+            slot = granted_slot(use, guest, node, now)
         else:
             until = end_of(now, guest.seconds, guest.grace)
             holder = Holder(guest.window, until)
@@ -119,17 +120,17 @@ def _grant(
                 continue
             pool, node, apart = _free_node(use, guest, until, free)
             if node is None:
-                plan.waiting.append(_short(guest, _nothing_free(use, guest)))
+                plan.waiting.append(short_of(guest, _nothing_free(use, guest)))
                 continue
             free.take(pool, node, apart=apart)
             holders.append(holder)
-            slot = _slot(use, guest, node, now, pool=pool, apart=apart, claim=own)
+            slot = granted_slot(use, guest, node, now, pool=pool, apart=apart, claim=own)
         by_node = in_claims.setdefault(slot.claim, {})
         by_node[slot.node] = by_node.get(slot.node, 0) + 1
         plan.granted.append(slot)
 
 
-def _slot(
+def granted_slot(
     use: SlotUse,
     guest: GuestReport,
     node: str,
@@ -160,7 +161,7 @@ def _slot(
     )
 
 
-def _refusal(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | None:
+def refusal_of(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | None:
     """Returns why the guest gets no slot whatever is free."""
     allow = use.allow
     if (allow.projects or allow.namespaces) and not (
@@ -195,7 +196,7 @@ def _refusal(use: SlotUse, guest: GuestReport, now: float) -> WaitingReason | No
 
 def _why_not(use: SlotUse, guest: GuestReport, holders: Sequence[Holder], now: float) -> WaitingReason:
     if len(holders) >= use.total:
-        return _short(guest, f"needs 1 slot of {use.machine}, {use.total} of {use.total} are in use")
+        return short_of(guest, f"needs 1 slot of {use.machine}, {use.total} of {use.total} are in use")
     kept = max((s.slots for s in use.spans if s.end > now), default=0)
     text = f"{use.total - len(holders)} of {use.total} slots are free, and windows keep up to {kept} of them"
     if not guest.window and not guest.seconds:
@@ -203,7 +204,8 @@ def _why_not(use: SlotUse, guest: GuestReport, holders: Sequence[Holder], now: f
     return WaitingReason(uid=guest.uid, code="WindowClosed" if kept else "SlotShort", message=text)
 
 
-def _short(guest: GuestReport, message: str) -> WaitingReason:
+def short_of(guest: GuestReport, message: str) -> WaitingReason:
+    """Returns the reason of a guest for which no slot is free."""
     return WaitingReason(uid=guest.uid, code="SlotShort", message=message)
 
 

@@ -13,7 +13,7 @@ from moorage.model.machines import MachineDocument, MachineType
 
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine, share_of
-from .planner import FleetRoom, Planner
+from .planner import FleetRoom, Planner, children_sizes
 from .state import ClusterMachines
 from .window_slots import by_window, less, spread
 
@@ -76,6 +76,7 @@ def _reserve(
             machine=key,
             cluster=cluster,
             size={**layout.size.amounts, "pods": 1},
+            children=children_sizes(stored.machine, kind.name),
             slots=_in(cluster, layout.slots),
             offline=_in(cluster, offline),
             kept=_in(cluster, kept),

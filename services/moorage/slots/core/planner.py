@@ -8,10 +8,12 @@ from types import MappingProxyType
 
 from moorage.fleet import Fleet
 from moorage.ledger import Ledger
+from moorage.machine_groups import maximum, sizes
 from moorage.machine_groups.windows import Span, next_time
 from moorage.model.machine_slots import GrantedSlot, ReservedSlots, reservation_claim
 from moorage.model.machines import Allow, Grant, Machine, MachineDocument, MachineType, Reservation, WaitingReason
 
+from .child_grants import ChildUse, plan_child_grants
 from .grants import GrantPlan, SlotUse, plan_grants
 from .layout import PATIENCE, NodeCounts, NodeKey, PooledNode, TypeLayout, lay_out
 from .mesh_machines import StoredMachine
@@ -112,7 +114,7 @@ class Planner:
                 layout = layouts.get(machine_type.name)
                 if layout is not None:
                     key = f"{machine.group}/{machine_type.name}"
-                    wanted[key] = self._reserved(key, machine_type, layout)
+                    wanted[key] = self._reserved(machine, key, machine_type, layout)
                     if layout.short:
                         plan.why[key] = f"{layout.maximum - layout.short} of {layout.maximum} slots fit; {layout.why}"
             plan.again = _sooner(plan.again, self._next(machine))
@@ -137,9 +139,12 @@ class Planner:
         for key in sorted(keys):
             use = self._use(key)
             held = {uid: slot for uid, slot in self._granted().items() if slot.machine == key}
-            found = plan_grants(
-                use, [self._cluster.guests[uid] for uid in guests.get(key, ())], held, self._offered, self._now
-            )
+            mine = [self._cluster.guests[uid] for uid in guests.get(key, ())]
+            child = self._child_use(key)
+            if child is not None:
+                found = plan_child_grants(child, mine, held, self._offered, self._now)
+            else:
+                found = plan_grants(use, mine, held, self._offered, self._now)
             total.granted += found.granted
             total.observed += found.observed
             total.withdrawn += found.withdrawn
@@ -181,11 +186,42 @@ class Planner:
             if slot.claim == claim:
                 node = NodeKey(cluster, slot.node)
                 found[node] = found.get(node, 0) + 1
+        for slot in self._granted_in(cluster).values():
+            if slot.parent == key and not slot.apart:
+                node = NodeKey(cluster, slot.node)
+                found[node] = found.get(node, 0) + 1
         for nodes in self._claims_within(claim).values():
             for name, count in nodes.items():
                 node = NodeKey(cluster, name)
                 found[node] = found.get(node, 0) + count
         return found
+
+    def _granted_in(self, cluster: str) -> dict[str, GrantedSlot]:
+        return self._ledger.machines.granted_in(cluster)
+
+    def _child_use(self, key: str) -> ChildUse | None:
+        """Returns how a type that lives in slots of another is used; None for any other type."""
+        group, _, name = key.partition("/")
+        machine = next((m for m in self.machines() if m.group == group), None)
+        found = sizes(machine) if machine is not None else {}
+        size = found.get(name)
+        if machine is None or size is None or not size.parent:
+            return None
+        root, per_parent = size.parent, size.per_parent
+        while found[root].parent:
+            per_parent *= found[root].per_parent
+            root = found[root].parent
+        reserved = self._ledger.machines.reserved.get(reservation_claim(f"{group}/{root}", self._cluster.name))
+        return ChildUse(
+            machine=key,
+            parent=f"{group}/{root}",
+            cluster=self._cluster.name,
+            per_parent=per_parent,
+            most=maximum(machine, found, name),
+            slots=reserved.slots if reserved is not None else {},
+            allow=machine.allow,
+            usable=frozenset(n for n, report in self._cluster.nodes.items() if report.condition == "Ready"),
+        )
 
     def _held(self, key: str) -> NodeCounts:
         reserved = self._ledger.machines.reserved.get(reservation_claim(key, self._cluster.name))
@@ -213,7 +249,7 @@ class Planner:
         waits = [g.not_before for g in self._cluster.guests.values() if g.not_before > self._now]
         return min([*times, *waits], default=0.0)
 
-    def _reserved(self, key: str, machine_type: MachineType, layout: TypeLayout) -> ReservedSlots:
+    def _reserved(self, machine: Machine, key: str, machine_type: MachineType, layout: TypeLayout) -> ReservedSlots:
         offline = spread(layout.slots, machine_type.offline_slots, last=True)
         spans = [span for span in _spans(machine_type) if span.end > self._now]
         kept, windows = by_window(spans, less(layout.slots, offline))
@@ -221,6 +257,7 @@ class Planner:
             machine=key,
             cluster=self._cluster.name,
             size={**layout.size.amounts, "pods": 1},
+            children=children_sizes(machine, machine_type.name),
             slots=_names(layout.slots),
             offline=_names(offline),
             kept=_names(kept),
@@ -261,6 +298,15 @@ class Planner:
         cid, column = self._fleet.ids.get(node.cluster), self._fleet.free(resource)
         row = None if cid is None else self._fleet.row_of(cid, node.name)
         return 0 if row is None or column is None else int(column[row])
+
+
+def children_sizes(machine: Machine, parent: str) -> dict[str, dict[str, int]]:
+    """Returns the sizes of the types that live in slots of a type, by GROUP/TYPE."""
+    found = sizes(machine)
+    below = {name for name, size in found.items() if size.parent == parent}
+    while more := {name for name, size in found.items() if size.parent in below} - below:
+        below |= more
+    return {f"{machine.group}/{name}": {**found[name].amounts, "pods": 1} for name in sorted(below)}
 
 
 def _spans(machine_type: MachineType) -> list[Span]:

@@ -120,7 +120,7 @@ class MachineViews:
         guests = [g for g in cluster.guests.values() if g.machine == key and not g.ended]
         used = sum(guest.state == "used" for guest in guests)
         held = len(self._ledger.machines.guests_of(claim))
-        total = sum(reserved.slots.values()) if reserved is not None else 0
+        total = sum(reserved.slots.values()) if reserved is not None else max(0, available)
         return Usage(
             maximum=available,
             reserved=max(0, total - max(held, used)),
