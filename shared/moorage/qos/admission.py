@@ -120,15 +120,15 @@ def admit(pod: PodSpec, node: Node, records: Mapping[str, PodRecord]) -> Calls:
 
 def is_special(pod: PodSpec, node: Node) -> bool:
     """Returns whether the pod asks for something special, so that it must not start without it."""
-    return bool(
-        pod.role
-        or pod.claim
-        or pod.problem
-        or any(
-            amount > 0 and name in node.plugins and not node.plugins[name].built_in
-            for container in pod.containers
-            for name, amount in container.requests.items()
-        )
+    return bool(pod.role or pod.claim or pod.problem or _asks_strangers(pod, node))
+
+
+def _asks_strangers(pod: PodSpec, node: Node) -> bool:
+    """Returns whether the pod requests a resource of a plugin that is not built in."""
+    return any(
+        amount > 0 and name in node.plugins and not node.plugins[name].built_in
+        for container in pod.containers
+        for name, amount in container.requests.items()
     )
 
 
@@ -174,6 +174,7 @@ class _Admission:
         self.before = records.get(pod.uid)
         self.role = node.policy.role(pod.role) if pod.role else None
         self.special = is_special(pod, node)
+        self.asks_strangers = _asks_strangers(pod, node)
         self.asked: set[str] = set()
         self.seen: list[Refusal] = []
         self.warnings: list[str] = []
@@ -338,10 +339,12 @@ class _Admission:
     def _choose(self, answers: Mapping[str, Hints]) -> tuple[Mapping[str, Hint], bool]:
         spec = self.node.policy.spec
         policy = spec.topology_policy
-        if policy == "numeric" and self.special:
+        # CPUs of its own are aligned as well as may be; who was given zones, or asks for more than that, gets nothing else.
+        strict = bool(self.role or self.zones or self.asks_strangers)
+        if policy == "numeric" and strict:
             found = merge_numeric(answers, spec.align_resources)
             return found.hints, found.admitted
-        if not self.special or policy == "numeric":
+        if not strict or policy == "numeric":
             policy = "none" if policy == "none" else "best-effort"
         if policy == "none" and ((self.role is not None and self.role.binds) or self.zones):
             policy = "best-effort"

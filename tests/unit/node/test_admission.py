@@ -148,6 +148,14 @@ def test_too_few_free_cpus_mean_the_pool_for_who_insists_on_nothing() -> None:
     assert codes(node.admit(claimed)) == ["TopologyAffinityError"]
 
 
+def test_cpus_of_a_claim_without_zones_are_aligned_as_well_as_may_be() -> None:
+    node = SimulatedNode(BASE)
+    for number in range(4):
+        node.given(pod(f"half-{number}", cpu=17, memory=GB, guaranteed=True))
+    claimed = pod("q", cpu=8, memory=GB, guaranteed=True, labels={"moorage.dev/claim": "x"})
+    assert node.given(claimed)["CpusetCpus"] == "36-39,76-79"
+
+
 def test_containers_that_request_nothing_stay_away_from_exclusive_cpus() -> None:
     node = SimulatedNode(BASE)
     node.given(pod("own", "storage-service", 20, GB))
