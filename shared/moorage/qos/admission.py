@@ -4,10 +4,9 @@ refused. It is a coroutine of calls: who runs it performs them, over sockets or 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, cast
+from typing import cast
 
-from moorage.model.base import Model, Value
-
+from .admission_calls import Admitted, Call, Calls, Failed, Method, Node, PluginInfo, PodRecord, Refused, Result
 from .claimed_zones import BadClaim, seats, zones_for
 from .messages import (
     CODES,
@@ -25,79 +24,30 @@ from .messages import (
     from_hint,
     is_oci_property,
     nodes_of,
+    to_hint,
 )
-from .node_policy import ALIASES, NodePolicy, RoleSpec
-from .topology_hints import Distances, Hint, Hints, merge, merge_numeric
+from .node_policy import ALIASES, RoleSpec
+from .topology_hints import Hint, Hints, merge, merge_numeric
 
-Method = Literal["hints", "pod_hints", "allocate", "pod_allocate", "remove"]
-
-
-class PluginInfo(Value, kw_only=True, frozen=True):
-    """A plugin as the agent knows it. `running` is False where it is known from the checkpoint only, or its socket is gone.
-    `everyone`: it is asked for every container, also for those that request nothing of it (the built-in CPU plugin: who
-    requests nothing must stay away from CPUs that others have for themselves)."""
-
-    resource: str
-    running: bool = True
-    with_topology_alignment: bool = True
-    built_in: bool = False
-    everyone: bool = False
-
-
-class Call(NamedTuple):
-    """A call to the plugin of a resource. `remove` has a request with the pod's uid only."""
-
-    plugin: str
-    method: Method
-    request: ResourceRequest
-
-
-class Failed(NamedTuple):
-    """The error of a call. `refusal`: what a built-in plugin said in full."""
-
-    message: str
-    refusal: Refusal | None = None
-    unimplemented: bool = False
-
-
-#: The results of a batch of calls, in their order: hints, an allocation, None of `remove`, or an error.
-Result = HintsAnswer | ResourceAllocation | Failed | None
-Calls = Generator[Sequence[Call], Sequence[Result], "Admitted | Refused"]
-
-
-class PodRecord(Model, kw_only=True):
-    """What the agent knows of an admitted pod: what each container has, by container and resource."""
-
-    pod: PodSpec
-    containers: dict[str, ResourceAllocation] = {}
-    seat: int = -1  # of its claim on this node
-    zones: int = 0  # that its claim names; 0: any
-    whole: bool = False  # it was given to the pod as a whole, and stands at each container
-
-
-class Admitted(NamedTuple):
-    record: PodRecord
-    warnings: tuple[str, ...] = ()
-    reused: bool = False
-
-
-class Refused(NamedTuple):
-    refusals: tuple[Refusal, ...]
-
-    @property
-    def message(self) -> str:
-        """What the kubelet's event shows."""
-        return str(self.refusals[0])
-
-
-class Node(NamedTuple):
-    """What admission knows of the node besides its plugins."""
-
-    name: str
-    policy: NodePolicy
-    plugins: Mapping[str, PluginInfo]
-    zones: int
-    distances: Distances | None = None
+__all__ = [
+    "Admitted",
+    "Call",
+    "Calls",
+    "Failed",
+    "Method",
+    "Node",
+    "PluginInfo",
+    "PodRecord",
+    "Refused",
+    "Result",
+    "admit",
+    "call_plugin",
+    "check_conflicts",
+    "in_order",
+    "is_special",
+    "pod_total",
+    "run_in_process",
+]
 
 
 def admit(pod: PodSpec, node: Node, records: Mapping[str, PodRecord]) -> Calls:
@@ -114,6 +64,8 @@ def admit(pod: PodSpec, node: Node, records: Mapping[str, PodRecord]) -> Calls:
     except AllocationRefused as refused:
         if pod.uid not in records and admission.asked:
             yield [Call(name, "remove", ResourceRequest(pod.uid, name)) for name in sorted(admission.asked)]
+        elif restored := admission.restoring():
+            yield restored
         return Refused(tuple(admission.seen) or (refused.refusal,))
     return Admitted(record, tuple(admission.warnings), admission.reused)
 
@@ -176,6 +128,7 @@ class _Admission:
         self.special = is_special(pod, node)
         self.asks_strangers = _asks_strangers(pod, node)
         self.asked: set[str] = set()
+        self._changed: list[tuple[str, Sequence[PluginInfo]]] = []  # containers that were given something anew
         self.seen: list[Refusal] = []
         self.warnings: list[str] = []
         self.reused = False
@@ -231,7 +184,23 @@ class _Admission:
         ]
         self.asked |= {call.plugin for call in calls}
         results = (yield calls) if calls else []
+        self._changed.append((container.name, plugins))
         return self._allocated(calls, results, container.name)
+
+    def restoring(self) -> list[Call]:
+        """Returns the calls that give containers again what they had, where one of a pod that runs cannot have what it asks for
+        now. No one else can have taken that meanwhile but what became smaller."""
+        if self.before is None:
+            return []
+        had = {container.name: container for container in self.before.pod.containers}
+        calls = []
+        for name, plugins in self._changed:
+            for plugin in plugins if name in had else ():
+                info = self.before.containers.get(name, {}).get(plugin.resource)
+                if info is not None:
+                    hint = to_hint(info.resource_hints[0]) if info.resource_hints else self._anywhere()
+                    calls.append(Call(plugin.resource, "allocate", self._request(plugin, had[name], hint)))
+        return calls
 
     def _plugins_for(self, container: ContainerSpec | None) -> list[PluginInfo]:
         requests = pod_total(self.pod) if container is None else container.requests

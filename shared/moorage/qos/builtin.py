@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .cpu_plugin import CPU, CpuPlugin
+from .cpu_plugin import CpuPlugin
+from .cpu_pools import CPU
 from .machine import Machine
 from .memory_plugin import MEMORY, MemoryPlugin
 from .nic_plugin import NIC, NicPlugin

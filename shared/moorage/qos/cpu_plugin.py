@@ -9,11 +9,11 @@ import msgspec
 
 from moorage.model.base import Model
 
-from .bound_zones import open_zones, roles_by_zone
+from .bound_zones import roles_by_zone
 from .cpu_choice import NotEnoughCpus, take_cpus
 from .cpu_hints import cpu_hints
+from .cpu_pools import CPU, CpuEntry, CpuPools, configured_pools, refused
 from .cpusets import format_cpuset, parse_cpuset
-from .machine import Machine
 from .messages import (
     AllocatableResource,
     AllocationRefused,
@@ -32,33 +32,11 @@ from .messages import (
     ZoneMiss,
     nodes_of,
 )
-from .node_policy import NodePolicy, Pool, RoleSpec
+from .node_policy import RoleSpec
 from .state_file import BadState, seal, unseal
 from .topology_hints import Hint
 
-CPU = "cpu"
 CLAIM = "moorage.dev/claim"
-DEFAULT_POOL = "default"
-
-
-class CpuEntry(Model, kw_only=True):
-    """What a container has. `own`: the CPUs that nobody else may use; `cpus`: those of `own` and of the pod's other containers
-    that it runs on. Without them it runs on those of the pool."""
-
-    namespace: str = ""
-    pod_name: str = ""
-    role: str = ""
-    container_type: int = ContainerType.MAIN
-    requested: float = 0.0
-    pool: str = ""
-    own: str = ""
-    cpus: str = ""
-    nodes: str = ""  # that it is bound to
-    original: int = 0  # how many it was given first
-
-    @property
-    def bound(self) -> int:
-        return parse_cpuset(self.nodes)
 
 
 class _State(Model, kw_only=True):
@@ -67,60 +45,11 @@ class _State(Model, kw_only=True):
     configured: dict[str, str] = {}
 
 
-class CpuPlugin:
+class CpuPlugin(CpuPools):
     """The CPUs of a machine under a policy."""
 
     name = CPU
     options = PluginOptions()
-
-    def __init__(self, policy: NodePolicy, machine: Machine) -> None:
-        self.policy = policy
-        self.machine = machine
-        self.entries: dict[str, dict[str, CpuEntry]] = {}
-        self.warnings: list[str] = []
-        self._exclusive = 0
-        self._pools = _configured(policy, machine)
-
-    # --- what there is
-
-    @property
-    def exclusive(self) -> int:
-        """The CPUs that containers have for themselves."""
-        return self._exclusive
-
-    def pools(self) -> dict[str, Pool]:
-        """Returns the pools without exclusive CPUs."""
-        return {name: pool._replace(cpus=pool.cpus & ~self._exclusive) for name, pool in self._pools.items()}
-
-    def whole_pools(self) -> dict[str, Pool]:
-        """Returns the pools as they are when no container has CPUs for itself."""
-        return dict(self._pools)
-
-    def free(self) -> int:
-        """The CPUs that containers can be given for themselves."""
-        return self.machine.cpus.all & ~self.policy.reserved_cpus & ~self._exclusive
-
-    def _usable(self, cpus: int) -> int:
-        return self.machine.cpus.whole_cores(cpus) if self.policy.spec.cpu.full_cores_only else cpus
-
-    def capacity(self, cpus: int) -> int:
-        """Returns how many of these free CPUs can be given away before a pool falls below its minimum."""
-        usable = self._usable(cpus)
-        count = usable.bit_count()
-        for pool in self.pools().values():
-            slack = max(0, pool.cpus.bit_count() - pool.least)
-            count -= max(0, (usable & pool.cpus).bit_count() - slack)
-        threads = self.machine.cpus.cpus_per_core if self.policy.spec.cpu.full_cores_only else 1
-        return count // threads * threads
-
-    def free_by_zone(self) -> dict[int, int]:
-        """Returns how many CPUs containers can be given for themselves in each NUMA node."""
-        free = self.free()
-        return {zone: self.capacity(free & cpus) for zone, cpus in self.machine.cpus.numas.items()}
-
-    def open_zones(self, role: str, uid: str = "") -> int:
-        """Returns the NUMA nodes to which pods of a role can be bound."""
-        return open_zones(self.policy, role, roles_by_zone(self.entries, uid), self.machine.cpus.numas)
 
     # --- hints
 
@@ -167,10 +96,6 @@ class CpuPlugin:
             align_by_socket=spec.cpu.align_by_socket,
             by_free=spec.preferred == "free",
         )
-
-    def _slack(self, name: str) -> int:
-        pool = self.pools()[name]
-        return max(0, pool.cpus.bit_count() - pool.least)
 
     def _bindable(self, request: ResourceRequest, role: RoleSpec, count: int) -> int:
         allowed = self.open_zones(request.role, request.pod_uid)
@@ -305,16 +230,6 @@ class CpuPlugin:
             for uid, containers in self.entries.items()
         }
 
-    def cpus_of(self, entry: CpuEntry) -> int:
-        """Returns the CPUs that a container runs on now."""
-        if entry.cpus:
-            return parse_cpuset(entry.cpus)
-        pool = self._pools.get(entry.pool) or self._default()
-        cpus = pool.cpus & ~self._exclusive or self.policy.reserved_cpus
-        if entry.nodes:
-            cpus = cpus & self.machine.cpus.cpus_of(entry.bound) or cpus
-        return cpus
-
     def _info(self, entry: CpuEntry) -> ResourceAllocationInfo:
         cpus = self.cpus_of(entry)
         nodes = entry.bound or (self.machine.cpus.nodes_with(cpus) if entry.own else 0)
@@ -326,10 +241,6 @@ class CpuPlugin:
             resource_hints=(TopologyHint(nodes=nodes_of(nodes), preferred=True),) if nodes else (),
             topology_assignments=self._per_zone(cpus) if entry.own else {},
         )
-
-    def _per_zone(self, cpus: int) -> dict[int, int]:
-        counts = {zone: (mask & cpus).bit_count() for zone, mask in self.machine.cpus.numas.items()}
-        return {zone: count for zone, count in counts.items() if count}
 
     def topology_aware_resources(self, uid: str, container: str) -> Mapping[str, TopologyAwareResource]:
         entry = self.entries.get(uid, {}).get(container)
@@ -366,42 +277,6 @@ class CpuPlugin:
             for zone, count in self._per_zone(cpus).items()
         )
 
-    # --- pools
-
-    def set_pools(self, wanted: Mapping[str, int]) -> None:
-        """Gives pools other CPUs, in one step; raises AllocationRefused with all pools as they were."""
-        after = dict(self._pools)
-        for name, cpus in wanted.items():
-            if name not in after:
-                raise AllocationRefused(_refused("UnexpectedAdmissionError", f"there is no pool {name}"))
-            after[name] = after[name]._replace(cpus=cpus)
-        seen = 0
-        for pool in after.values():
-            if pool.cpus & ~self.machine.cpus.all:
-                strange = format_cpuset(pool.cpus & ~self.machine.cpus.all)
-                raise AllocationRefused(_refused("UnexpectedAdmissionError", f"the machine has no CPUs {strange}"))
-            if pool.cpus & seen:
-                twice = format_cpuset(pool.cpus & seen)
-                raise AllocationRefused(_refused("UnexpectedAdmissionError", f"CPUs {twice} would be in two pools"))
-            seen |= pool.cpus
-            left = (pool.cpus & ~self._exclusive).bit_count()
-            if left < pool.least:
-                message = f"pool {pool.name} would have {left} CPUs, and needs {pool.least}"
-                raise AllocationRefused(
-                    Refusal(
-                        code="PoolMinimum", message=message, resource=CPU, needed=float(pool.least), free=float(left)
-                    )
-                )
-        self._pools = after
-
-    def set_policy(self, policy: NodePolicy) -> None:
-        """Takes over another policy. What containers have for themselves they keep; pools that changed begin anew."""
-        before = {name: pool.cpus for name, pool in _configured(self.policy, self.machine).items()}
-        configured = _configured(policy, self.machine)
-        if {name: pool.cpus for name, pool in configured.items()} == before:
-            configured = {name: p._replace(cpus=self._pools[name].cpus) for name, p in configured.items()}
-        self.policy, self._pools = policy, configured
-
     # --- state
 
     def encode(self) -> bytes:
@@ -419,7 +294,7 @@ class CpuPlugin:
                 "pod_entries": self.entries,
                 "pools": {name: format_cpuset(pool.cpus) for name, pool in self._pools.items()},
                 "configured": {
-                    name: format_cpuset(pool.cpus) for name, pool in _configured(self.policy, self.machine).items()
+                    name: format_cpuset(pool.cpus) for name, pool in configured_pools(self.policy, self.machine).items()
                 },
             }
         )
@@ -448,7 +323,7 @@ class CpuPlugin:
                 raise BadState("the state gives CPUs twice, or some that this machine does not have")
             taken |= cpus
         self.entries = state.pod_entries
-        configured = _configured(self.policy, self.machine)
+        configured = configured_pools(self.policy, self.machine)
         same = {name: format_cpuset(pool.cpus) for name, pool in configured.items()} == state.configured
         if same and pools.keys() == configured.keys():
             configured = {name: pool._replace(cpus=pools[name]) for name, pool in configured.items()}
@@ -504,13 +379,6 @@ class CpuPlugin:
 
     # --- small questions
 
-    def _count_exclusive(self) -> None:
-        self._exclusive = 0
-        for containers in self.entries.values():
-            for entry in containers.values():
-                if entry.own:
-                    self._exclusive |= parse_cpuset(entry.own)
-
     def _entry(self, request: ResourceRequest) -> CpuEntry | None:
         return self.entries.get(request.pod_uid, {}).get(request.container)
 
@@ -537,7 +405,7 @@ class CpuPlugin:
             return None
         role = self.policy.role(request.role)
         if role is None:
-            raise AllocationRefused(_refused("RoleUnknown", f"the policy has no role {request.role!r}"))
+            raise AllocationRefused(refused("RoleUnknown", f"the policy has no role {request.role!r}"))
         return role
 
     def _count(self, request: ResourceRequest) -> int:
@@ -553,14 +421,6 @@ class CpuPlugin:
 
     def _insists(self, request: ResourceRequest) -> bool:
         return bool(request.role) or bool(request.labels.get(CLAIM))
-
-    def _pool(self, role: RoleSpec | None) -> Pool:
-        name = role.pool if role is not None else ""
-        return self._pools.get(name) or self._default()
-
-    def _default(self) -> Pool:
-        pool = self.policy.pool_of(None)
-        return self._pools[pool.name if pool is not None else DEFAULT_POOL]
 
     # --- refusals
 
@@ -629,20 +489,8 @@ class CpuPlugin:
         )
 
 
-def _refused(code: str, message: str) -> Refusal:
-    return Refusal(code=code, message=message, resource=CPU)
-
-
 def _size(cpus: str) -> int:
     return parse_cpuset(cpus).bit_count()
-
-
-def _configured(policy: NodePolicy, machine: Machine) -> dict[str, Pool]:
-    if policy.pools:
-        return dict(policy.pools)
-    every, reserved = machine.cpus.all, policy.reserved_cpus
-    # Where all other CPUs are given away, containers of this pool run on those that are reserved.
-    return {DEFAULT_POOL: Pool(DEFAULT_POOL, every & ~reserved or every, 0 if reserved else 1, default=True)}
 
 
 def _without_last(cpus: int, pool: int, keep: int) -> int:

@@ -193,6 +193,19 @@ def test_a_resize_moves_exclusive_sets_and_keeps_what_it_can() -> None:
     node.check()
 
 
+def test_a_resize_that_one_container_cannot_have_leaves_the_others_as_they_were() -> None:
+    node = SimulatedNode(BASE)
+    small = pod("p", labels={"moorage.dev/claim": "x"}, **containers(("a", 4, GB), ("b", 4, GB)))
+    assert isinstance(node.admit(small), Admitted)
+    before = node.cpu.resources_allocation()
+    large = pod("p", labels={"moorage.dev/claim": "x"}, **containers(("a", 8, GB), ("b", 90, GB)))
+    assert codes(node.admit(large)) == ["TopologyAffinityError"]
+    after = node.cpu.resources_allocation()
+    assert {n: r["cpu"].allocated_quantity for n, r in after["uid-p"].items()} == {"a": 4, "b": 4}
+    assert after == before
+    node.check()
+
+
 # --- claims
 
 

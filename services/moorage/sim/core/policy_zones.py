@@ -11,7 +11,8 @@ import msgspec
 from moorage.podspec import is_guaranteed
 from moorage.qos.admission import Admitted, Node, PluginInfo, PodRecord, admit, run_in_process
 from moorage.qos.builtin import BUILT_IN, builtin_plugin
-from moorage.qos.cpu_plugin import CPU, CpuPlugin
+from moorage.qos.cpu_plugin import CpuPlugin
+from moorage.qos.cpu_pools import CPU
 from moorage.qos.machine import Machine
 from moorage.qos.messages import ContainerSpec, ContainerType, PodSpec
 from moorage.qos.node_policy import NodePolicy
