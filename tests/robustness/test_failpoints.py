@@ -39,7 +39,7 @@ CASES: dict[str, tuple[list[str], list[str], list[str]]] = {
 }
 SETTLING = ("merger.settling", "merger.settled")
 assert {p for case in CASES.values() for points in case for p in points} | {"ledger.snapshot", *SETTLING} == {
-    p for p in POINTS if not p.startswith(("agent.", "machines.", "placement."))
+    p for p in POINTS if not p.startswith(("agent.", "machines.", "node.", "placement."))
 }
 
 
