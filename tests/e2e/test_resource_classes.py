@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,6 +262,14 @@ def test_the_device_class_that_selects_the_same(mesh: Mesh) -> None:
     assert 'quantity("30G")' in done.stdout.decode() and "gpu.nvidia.com" in done.stdout.decode()
     pages = mesh.run("get", "resourceclass", "hugepages-1gig", "-o", "deviceclass")
     assert "no DRA driver is known" in pages.stderr.decode()
+
+
+def test_kubectl_has_it_as_a_plugin(mesh: Mesh) -> None:
+    """kubectl runs `kubectl-moorage` of the path for `kubectl moorage`."""
+    plugin = Path(sys.executable).with_name("kubectl-moorage")
+    env = {**os.environ, **mesh.environment, "MOORAGE_STATE": str(mesh.state)}
+    done = subprocess.run([plugin, "get", "rcls", "-o", "name"], env=env, capture_output=True, timeout=60, check=True)
+    assert "resourceclass/fast.nic" in done.stdout.decode().split()
 
 
 def test_violations_are_alike_over_the_command_line_rest_and_nats(mesh: Mesh) -> None:

@@ -96,8 +96,7 @@ class _Writer:
                 return ""
             return f"{there} && {compared}"
         among = " || ".join(_equal(path, text, is_capacity) for text in one.values)
-        among = f"({among})" if len(one.values) > 1 or " || " in among else among
-        return f"(!{there} || !{among})" if one.operator == "NotIn" else f"{there} && {among}"
+        return f"(!{there} || !({among}))" if one.operator == "NotIn" else f"{there} && ({among})"
 
     def _place(self, one: PropertyCondition, driver: str) -> tuple[str, bool] | None:
         """Returns the path of a property in an expression, and whether it is a capacity."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from moorage.classes import CLUSTER, NAME, NODE, ClassCatalog
+from moorage.classes import CLUSTER, KIND, NAME, NODE, ClassCatalog
 from moorage.fleet import Fleet
 from moorage.fleet.class_status import MILLI
 from moorage.model.claims import Claim, Decision
@@ -156,7 +156,7 @@ class DeviceQuotas:
             return _Device(place.cluster, {}, MILLI)
         part = layout.parts[at]
         properties = dict(part.properties)
-        if "Kind" not in properties:
+        if KIND not in properties:
             return None  # a zone, or what is no device
         name, size = part.unit
         if name:
