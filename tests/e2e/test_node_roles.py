@@ -37,6 +37,10 @@ def fleet() -> bytes:
         {"name": "one", "nodes": [node("n")]},
         {"name": "batch", "nodes": [node("n", **batch)]},
         {"name": "plain", "nodes": [plain]},
+        {
+            "name": "card",
+            "nodes": [{**node("n"), "providers": [{"name": "fpga", "zone": 1, "inventories": {"FPGA": 1}}]}],
+        },
         {"name": "many", "nodes": [{**node("m"), "count": 6}]},
     ]
     found = [{"provider": "lab", **cluster} for cluster in clusters]
@@ -152,6 +156,26 @@ async def test_nodes_that_do_not_know_a_role_are_no_candidates(site: Site) -> No
         await site.told(name, code)
     assert site.refused() == 0
     await site.end("lost", "strange", "etl", "etl-batch")
+
+
+async def test_exclusive_cpus_lie_in_the_zone_of_the_device(site: Site) -> None:
+    document = application("pair", "card", "", 4)
+    app = document["spec"]["apps"][0]
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "pair"}
+    needs = [
+        {"resource": "cpu", "requests": 4, "limits": 4, "group": "_C"},
+        {"resource": "FPGA", "requests": 1, "group": "_A"},
+    ]
+    topology = {"sameSubtree": [["_C", "_A"]]}
+    app["consumers"] = [{"object": target, "container": "c", "needs": needs, "topology": topology}]
+    site.apply(document)
+    await site.phase("pair", "Running")
+    assert site.parts("pair") == ["n/numa-1", "n/numa-1/fpga"]
+    # What the node's agent gave, once the claim is covered by its pod.
+    await until(lambda: site.used("card").get("n/numa-1", {}).get("cpu") == "4", 30, "the CPUs are in use")
+    assert site.used("card")["n/numa-0"]["cpu"] == "0"
+    assert site.refused() == 0
+    await site.end("pair")
 
 
 async def test_pods_with_roles_come_and_go_and_no_node_refuses_any(site: Site) -> None:
