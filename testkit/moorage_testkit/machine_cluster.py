@@ -156,15 +156,15 @@ class MachinesProcess:
         kubeconfig = str(self._cluster.kubeconfig)
         command = [sys.executable, "-m", "moorage.cli", "machines", "--kubeconfig", kubeconfig, *self._options]
         descriptor, name = tempfile.mkstemp(prefix="machines-", suffix=".log", dir=plane.directory)
-        self._log = Path(name)
+        self.log = Path(name)
         with os.fdopen(descriptor, "ab") as out:
             self.process = subprocess.Popen(command, env={**os.environ, **self._environment}, stdout=out, stderr=out)
 
     def is_ready(self) -> bool:
         """Returns whether it has said so."""
         if self.process.poll() is not None:
-            raise RuntimeError(f"machines ended:\n{self._log.read_text()[-3000:]}")
-        return any(line.startswith("ready https://") for line in self._log.read_text().splitlines())
+            raise RuntimeError(f"machines ended:\n{self.log.read_text()[-3000:]}")
+        return any(line.startswith("ready https://") for line in self.log.read_text().splitlines())
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -21,6 +21,7 @@ from .gateway import lists, posts, watchers
 from .growth import growth
 from .harness import Figure
 from .kube import kube
+from .machine_cluster import machine_cluster
 from .machines import machine_decisions
 from .node_agent import node_agent
 from .node_core import node_core, roles_come_and_go
@@ -66,6 +67,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "node-roles": roles_come_and_go,
     "node-agent": node_agent,
     "kube": kube,
+    "machine-cluster": machine_cluster,
     "decision-10k": lambda: _one(one_at_a_time(10_000, 100, goal=False)),
     "decision-100k": lambda: _one(one_at_a_time(100_000, 50, goal=False)),
 }

@@ -10,6 +10,8 @@ from moorage.machine_groups.names import MACHINE, MACHINE_TYPE, NAMESPACE, NAMES
 
 Object = dict[str, Any]
 NAME = "moorage-machines"
+#: The service account with which guests are let in.
+USER = f"system:serviceaccount:{NAMESPACE}:{NAME}"
 TIMEOUT = 5
 INJECT, CHECK, MACHINES = "/inject", "/check", "/machines"
 _SYSTEM = ("kube-system", "kube-public", "kube-node-lease", NAMESPACE)
@@ -89,7 +91,10 @@ def validating(url: str = "") -> Object:
             url,
             [_rule(["CREATE", "UPDATE"], ["pods", "pods/resize"], scope="Namespaced")],
             namespaceSelector=_namespaces(),
-            matchConditions=[{"name": "is-a-guest", "expression": let_in}],
+            matchConditions=[
+                {"name": "is-a-guest", "expression": let_in},
+                {"name": "is-not-by-us", "expression": f"request.userInfo.username != '{USER}'"},
+            ],
         ),
         _hook("machines", MACHINES, url, [_rule(["CREATE", "UPDATE"], ["machines"], kinds, "v1alpha1", "Cluster")]),
     ]

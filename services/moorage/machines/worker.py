@@ -142,9 +142,8 @@ class MachinesWorker:
     async def run(self) -> None:
         user = await self._user()
         await self._read_keys()
-        runner = web.AppRunner(
-            (hooks := Hooks(self._state, user, self._list_groups)).application(), access_log=None, handle_signals=False
-        )
+        hooks = Hooks(self._state, user, self._list_groups)
+        runner = web.ServerRunner(hooks.server())
         try:
             async with asyncio.TaskGroup() as tasks:
                 reflectors = self._reflectors()

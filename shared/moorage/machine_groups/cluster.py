@@ -73,6 +73,8 @@ class _Group:
         self.handover = Handover(machine, self.sizes)
         self.entries = {node.name: node for node in machine.node_pool}
         self.status_at = 0.0
+        #: What StatefulSets have, by type, each with the version from which it was read.
+        self.stored: dict[str, tuple[tuple[str, str], Stored]] = {}
 
     def set_machine(self, machine: Machine) -> None:
         self.machine, self.sizes = machine, sizes(machine)
@@ -111,6 +113,7 @@ class ClusterMachines:
         self._dirty_nodes: set[str] = set()
         self._machines_changed = False
         self._look_for_orphans = True
+        self._known_groups: dict[str, MachineGroup] | None = None
         #: Guests whose Machine went; and whether Nodes changed that guests may use.
         self.lost_guests: set[str] = set()
         self.nodes_changed = False
@@ -308,7 +311,9 @@ class ClusterMachines:
         """Returns the Machines that guests may use."""
         if self._machines_changed:
             self._read_machines()
-        return {name: MachineGroup(group.machine, group.sizes) for name, group in self._groups.items()}
+        if self._known_groups is None:
+            self._known_groups = {name: MachineGroup(g.machine, g.sizes) for name, g in self._groups.items()}
+        return self._known_groups
 
     def group(self, name: str) -> Handover | None:
         group = self._groups.get(name)
@@ -453,6 +458,7 @@ class ClusterMachines:
         """Reads all Machines again: which are valid depends on those that were there before."""
         self._machines_changed = False
         self._look_for_orphans = True
+        self._known_groups = None
         self.invalid.clear()
         accepted: dict[str, Machine] = {}
         uids: dict[str, str] = {}
@@ -642,12 +648,12 @@ class ClusterMachines:
             obj = self._set_of(group, name)
             if obj is None:
                 continue
-            text = (obj["metadata"].get("annotations") or {}).get(GRANTS, "")
-            try:
-                grants = msgspec.json.decode(text, type=dict[str, StoredGrant]) if text else {}
-            except (msgspec.DecodeError, RecursionError):
-                grants = {}
-            found[name] = Stored(int(obj["spec"].get("replicas", 1)), grants)
+            meta = obj["metadata"]
+            key = (str(meta.get("uid")), str(meta.get("resourceVersion")))
+            if name not in group.stored or group.stored[name][0] != key:
+                grants = _read_grants((meta.get("annotations") or {}).get(GRANTS, ""))
+                group.stored[name] = key, Stored(int(obj["spec"].get("replicas", 1)), grants)
+            found[name] = group.stored[name][1]
         return found
 
     def _set_of(self, group: _Group, machine_type: str) -> Object | None:
@@ -852,6 +858,13 @@ def pod_event(guest: Guest, reason: str, message: str, kind: str = "Warning") ->
     }
     body = {"regarding": regarding, "reason": reason, "note": message[:1024], "type": kind}
     return Effect("event", "Event", guest.namespace, guest.name, body, "event")
+
+
+def _read_grants(text: str) -> dict[str, StoredGrant]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, StoredGrant]) if text else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {}
 
 
 def _changeable(kind: str, obj: Object) -> Object:

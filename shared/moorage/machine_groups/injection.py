@@ -30,11 +30,20 @@ Pod = Mapping[str, Any]
 _CLAIM = "moorage.dev/claim"
 
 
-class MachineGroup(NamedTuple):
-    """A Machine that keeps all rules, with the sizes of its slots."""
+class MachineGroup:
+    """A Machine that keeps all rules, with the sizes of its slots. What guests of a type need is computed once."""
 
-    machine: Machine
-    sizes: Mapping[str, Size]
+    def __init__(self, machine: Machine, sizes: Mapping[str, Size]) -> None:
+        self.machine, self.sizes = machine, sizes
+        self._needs: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
+
+    def needs(self, machine_type: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Returns the tolerations of guests of a type, and the requirements on their Node."""
+        found = self._needs.get(machine_type)
+        if found is None:
+            tolerated = tolerations(self.machine, self.sizes, machine_type)
+            found = self._needs[machine_type] = tolerated, requirements(self.machine, self.sizes, machine_type)
+        return found
 
 
 class Denied(NamedTuple):
@@ -109,8 +118,8 @@ def inject(pod: Pod, namespace: str, groups: Mapping[str, MachineGroup]) -> Inje
     sized = _with_size(spec, named, group.sizes[machine_type], machine_key(machine.group, machine_type))
     if isinstance(sized, Denied):
         return sized
-    spec = _with_tolerations(sized, tolerations(machine, group.sizes, machine_type))
-    spec = with_required(spec, requirements(machine, group.sizes, machine_type))
+    tolerated, required = group.needs(machine_type)
+    spec = with_required(_with_tolerations(sized, tolerated), required)
     gates = spec.get("schedulingGates") or []
     if not any(gate.get("name") == SLOT_GATE for gate in gates):
         spec = {**spec, "schedulingGates": [*gates, {"name": SLOT_GATE}]}
