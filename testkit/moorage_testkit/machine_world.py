@@ -32,6 +32,7 @@ class World:
         self.events: list[tuple[str, str, Object]] = []  # verb, kind, object: what watches have not delivered yet
         self.pending: list[Effect] = []
         self.writes: Counter[str] = Counter()
+        self.told: list[tuple[str, str]] = []  # names of Pods, and reasons of events about them
         self.allocatable = nodes
         for name, amounts in nodes.items():
             self.create(
@@ -104,6 +105,7 @@ class World:
         """Performs a request; None where the server refuses it."""
         found = self.objects.get(effect.key)
         if effect.verb == "event":
+            self.told.append((effect.name, effect.body["reason"]))
             return {}
         self.writes[effect.purpose] += 1
         if effect.verb == "create":

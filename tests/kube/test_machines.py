@@ -221,6 +221,10 @@ async def test_parallel_guests_all_pass_on_the_last_slot(cluster: MachineCluster
     cluster.machine(the_machine(1))
     await usage(cluster, 1, 1, 0, 0)
     await asyncio.gather(*(asyncio.to_thread(cluster.pod, TEAM, f"g{i}", GUEST) for i in range(12)))
+    events = f"/apis/events.k8s.io/v1/namespaces/{TEAM}/events"
+    await settled(
+        lambda: any(e["reason"] == "SlotShort" for e in cluster.call("GET", events)["items"]), 20, "it is told"
+    )
     for waiting in reversed(range(12)):
         await usage(cluster, 1, 0, 1, waiting)
         (name,) = [p["metadata"]["name"] for p in cluster.pods(TEAM) if p["spec"].get("nodeName")]

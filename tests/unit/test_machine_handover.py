@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.machine_groups.names import GUEST, MACHINE_TYPE, NAMESPACE, NODE_POOL, POD_ROLE
+from moorage.machine_groups.windows import parse_time
 from moorage.podspec import pinned_node
 from moorage_testkit.machine_world import World
 from moorage_testkit.machines import machine
@@ -52,11 +54,42 @@ def test_slots_are_reserved_given_and_taken_back() -> None:
     settled(w, used=2, reserved=1)
 
 
+def test_guests_that_wait_are_told_why_once() -> None:
+    w = world(slots=1, nodes=1)
+    w.now = parse_time("2027-01-15T08:00:00Z")
+    w.guest("first", "a")
+    w.guest("second", "a")
+    w.guest("never", "a", nodeSelector={"disk": "none"})
+    for _ in range(5):
+        w.rest()
+        w.now += 2
+    assert sorted(w.told) == [("never", "SlotShort"), ("second", "SlotShort")]
+    w.core.expects_mesh = True
+    w.guest("third", "a")
+    w.rest()
+    w.now += 5
+    w.rest()
+    assert w.told[-1] == ("third", "MeshUnreachable") and len(w.told) == 3
+
+
+def test_what_guests_had_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.machine_groups.cluster._MAX_SHARED", 4)
+    w = world(slots=1, nodes=1)
+    for i in range(40):
+        w.guest(f"g{i}", "a", labels={"job": f"{i}"}, nodeSelector={"job": f"{i}"})
+        w.rest()
+        w.remove("Pod", "team", f"g{i}")
+    w.rest()
+    assert len(w.core._shapes) + len(w.core._shared_labels) < 20
+
+
 def test_nothing_is_written_at_rest() -> None:
     w = world()
     for i in range(5):
         w.guest(f"g{i}", "a")
     w.rest()
+    w.now += 5
+    w.rest()  # those that wait were told why
     before = w.version
     for _ in range(20):
         w.now += 61

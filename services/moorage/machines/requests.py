@@ -101,7 +101,10 @@ class Requests:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{effect.name[:200]}.", "namespace": effect.namespace or "default"},
+            "metadata": {
+                "generateName": f"{effect.name[:200].rstrip('-.')}-",
+                "namespace": effect.namespace or "default",
+            },
             "eventTime": now,
             "reportingController": "moorage.dev/machines",
             "reportingInstance": self._identity[:128],

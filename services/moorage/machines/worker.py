@@ -168,6 +168,7 @@ class MachinesWorker:
 
     async def join_mesh(self, settings: Settings, cluster: str) -> None:
         """Connects to the mesh, however long that takes, and ends the process when the connection is closed for good."""
+        self._state.expects_mesh = True
         name = f"agent.{cluster_tokens(cluster)}"
         async for attempt in until_done((NoAnswer,), first=1.0):
             with attempt:

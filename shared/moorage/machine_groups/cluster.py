@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from moorage.podspec import CLAIM
 from . import status
 from .documents import Surroundings, read
 from .guest_nodes import PodOnNode, Shape, without_conflict
-from .handover import Guest, Handover, NodesFor, Opening, Plan, Situation, Stored, StoredGrant
+from .handover import Guest, Handover, NodesFor, Opening, Plan, Situation, Stored, StoredGrant, TypeCounts
 from .injection import MachineGroup, machine_type_of
 from .layout import NodeRoom, Slots, lay_out
 from .names import GRANTS, MACHINE_GROUP, NAMESPACE, SLOT_GATE, SLOTS, machine_key, object_name
@@ -36,6 +37,12 @@ MOVE_AFTER = 300.0
 REPAIR_INTERVAL = 30.0
 #: Seconds between two writes of a status.
 STATUS_INTERVAL = 0.5
+#: A guest that is still without a slot after this many seconds is told why, once; of older guests others have told it.
+TELL_AFTER, TELL_UNTIL = 2.0, 60.0
+#: Shapes and sets of labels that are kept before those that nobody has any more are dropped.
+_MAX_SHARED = 4096
+#: Events of one plan.
+MAX_TOLD = 20
 #: Seconds until a request is repeated that found another version, which comes with a watch, and one that was refused.
 CONFLICT_RETRY, REFUSED_RETRY = 0.3, 5.0
 
@@ -73,6 +80,7 @@ class _Group:
         self.handover = Handover(machine, self.sizes)
         self.entries = {node.name: node for node in machine.node_pool}
         self.status_at = 0.0
+        self.untold: dict[str, float] = {}  # uids of guests that may have to be told why they wait, and when
         #: What StatefulSets have, by type, each with the version from which it was read.
         self.stored: dict[str, tuple[tuple[str, str], Stored]] = {}
 
@@ -88,6 +96,7 @@ class ClusterMachines:
     def __init__(self, image: str = IMAGE, namespace: str = NAMESPACE) -> None:
         self.image, self.namespace = image, namespace
         self.connected = False
+        self.expects_mesh = False
         self.other_controller = ""
         self.machines: dict[str, Object] = {}
         self.invalid: dict[str, list[Violation]] = {}
@@ -102,6 +111,8 @@ class ClusterMachines:
         self._shapes: dict[str, Shape] = {}
         self._allowed: dict[tuple[str, str, str], frozenset[str]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}  # of guests, by uid
+        self._max_shared = 2 * _MAX_SHARED
+        self._shared_labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
         self._enabled: set[str] = set()
         self._versions: dict[str, int] = {}  # uid → the newest version seen
         self._busy: set[tuple[str, str, str]] = set()
@@ -227,14 +238,31 @@ class ClusterMachines:
             self._put_guest(group, pod)
         self._dirty_groups.add(group_name)
 
+    def _forget_unused(self) -> None:
+        """Drops shapes and labels that no guest has any more, once there are many."""
+        self._shared_labels.clear()
+        self._allowed.clear()
+        used = {g.shape for group in self._groups.values() for g in group.handover.guests.values()}
+        used |= {pod.shape for pod in self._pod_labels.values()}
+        self._shapes = {text: shape for text, shape in self._shapes.items() if text in used}
+        self._max_shared = 2 * max(_MAX_SHARED, len(self._shapes))
+
     def _put_guest(self, group: _Group, pod: Object) -> None:
+        if len(self._shapes) + len(self._shared_labels) > self._max_shared:
+            self._forget_unused()
         found = guest(pod)
+        shape = self._shapes.get(found.shape)
+        if shape is None:
+            shape = self._shapes[found.shape] = Shape(found.shape)
+        # Thousands of guests have few shapes and sets of labels.
+        found = msgspec.structs.replace(found, shape=shape.text)
         group.handover.put_guest(found)
         if not found.gated:
             group.handover.opening.pop(found.uid, None)
-        if found.shape not in self._shapes:
-            self._shapes[found.shape] = Shape(found.shape)
-        labels = labels_of(pod)
+            group.untold.pop(found.uid, None)
+        elif found.uid not in self._labels:
+            group.untold[found.uid] = _seconds(found.created) + TELL_AFTER
+        labels = self._shared_labels.setdefault(tuple(sorted(labels_of(pod).items())), labels_of(pod))
         self._labels[found.uid] = labels
         if found.node and not found.deleting:
             self._pod_labels[found.uid] = PodOnNode(found.namespace, labels, found.node, found.shape)
@@ -264,6 +292,7 @@ class ClusterMachines:
         else:
             group.handover.forget_guest(uid)
             group.handover.opening.pop(uid, None)
+            group.untold.pop(uid, None)
             self._labels.pop(uid, None)
         self._dirty_groups.add(group_name)
 
@@ -601,8 +630,42 @@ class ClusterMachines:
             self._later[("Group", "", group.machine.group)] = plan.next
         writing = {effect.key for effect in effects}
         effects += [e for e in self._handover_effects(group, plan, stored_slots, now) if e.key not in writing]
+        effects += self._waiting_events(group, usable, now, times)
         effects += self._status_effects(group, machine, slots, states, usable, now, times)
         return effects
+
+    def _waiting_events(self, group: _Group, usable: frozenset[str], now: float, times: list[float]) -> list[Effect]:
+        """Tells new guests why they still wait, some at a time."""
+        if not group.untold:
+            return []
+        due = [uid for uid, time in group.untold.items() if time <= now]
+        effects: list[Effect] = []
+        counts = group.handover.counts(usable) if due else {}
+        for uid in due:
+            guest = group.handover.guests.get(uid)
+            is_new = group.untold[uid] + TELL_UNTIL > now
+            if guest is None or not guest.gated or guest.deleting or not guest.ready or not is_new:
+                del group.untold[uid]
+            elif len(effects) < MAX_TOLD:
+                del group.untold[uid]
+                effects.append(pod_event(guest, *self._why_waiting(group, guest, counts)))
+        if group.untold:
+            self._later["Waiting", "", group.machine.group] = later = max(now + 0.5, min(group.untold.values()))
+            times.append(later)
+        return effects
+
+    def _why_waiting(self, group: _Group, guest: Guest, counts: Mapping[str, TypeCounts]) -> tuple[str, str]:
+        """Returns the code of a reason, and what it means with numbers."""
+        row = counts[guest.type]
+        machine = machine_key(group.machine.group, guest.type)
+        numbers = f"{row.used} of {row.maximum} are used, {row.waiting} guests wait"
+        if guest.window:
+            return "WindowClosed", f"window {guest.window!r} of {machine} is closed or full; {numbers}"
+        if self.expects_mesh and not self.connected:
+            return "MeshUnreachable", f"the mesh, which gives out slots of {machine}, cannot be reached; {numbers}"
+        if row.reserved:
+            return "SlotUnbound", f"no Node with a free slot of {machine} may be used by this Pod; {numbers}"
+        return "SlotShort", f"no slot of {machine} is free; {numbers}"
 
     def _object_effects(self, group: _Group, now: float, times: list[float]) -> list[Effect]:
         """Creates and repairs the objects of a group, and removes those of types that it does not have any more."""
@@ -858,6 +921,10 @@ def pod_event(guest: Guest, reason: str, message: str, kind: str = "Warning") ->
     }
     body = {"regarding": regarding, "reason": reason, "note": message[:1024], "type": kind}
     return Effect("event", "Event", guest.namespace, guest.name, body, "event")
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
 def _read_grants(text: str) -> dict[str, StoredGrant]:

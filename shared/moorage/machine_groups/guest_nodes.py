@@ -27,6 +27,7 @@ class Shape:
     """What guests with equal selectors, affinity and tolerations have in common."""
 
     def __init__(self, text: str) -> None:
+        self.text = text
         read = msgspec.json.decode(text)
         self.selector: dict[str, str] = read.get("nodeSelector") or {}
         self.affinity: dict[str, Any] = read.get("affinity") or {}
