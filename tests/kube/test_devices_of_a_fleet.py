@@ -166,3 +166,40 @@ def test_a_need_for_a_class_gets_a_claim_to_its_devices(
     (found,) = [p for p in pods(plane, "needy") if "deletionTimestamp" not in p["metadata"]]
     resources = found["spec"]["containers"][0]["resources"]
     assert resources["limits"] == {"cpu": "100m"} and len(resources["claims"]) == 1
+
+
+def test_a_class_of_the_mesh_is_carried_out_by_a_claim(
+    mesh: Mesh, agents: dict[str, AgentProcess], planes: list[ControlPlane]
+) -> None:
+    """The cluster has no DeviceClass of this name."""
+    plane = planes[0]
+    expressions = [
+        {"key": "Driver", "operator": "In", "values": [DRIVER]},
+        {"key": "model", "operator": "In", "values": ["b"]},
+    ]
+    made = {
+        "kind": "ResourceClass",
+        "metadata": {"name": "mesh.b"},
+        "spec": {"resourceSelector": [{"matchExpressions": expressions}]},
+    }
+    done = mesh.run("apply", "-f", "-", data=json.dumps(made).encode())
+    assert done.returncode == 0, done.stderr.decode()
+    wanted = document("classy", "b")
+    (app,) = wanted["spec"]["apps"]
+    app["manifests"] = [web := app["manifests"].pop()]
+    pod = web["spec"]["template"]["spec"]
+    del pod["resourceClaims"]
+    pod["containers"][0]["resources"] = {"limits": {"mesh.b": 2}}
+    apply(mesh, wanted)
+    running(mesh, "classy")
+    assert allocated(plane) == ["gpu-2", "gpu-3"]
+
+    def written() -> list[dict[str, Any]]:
+        (found,) = pods(plane, "classy")
+        entries: list[dict[str, Any]] = json.loads(found["metadata"]["annotations"].get("moorage.dev/devices", "[]"))
+        return entries
+
+    (entry,) = until(written, 40, "its devices are written on the pod")
+    assert (entry["class"], entry["containers"], entry["quantity"]) == ("mesh.b", ["main"], 2)
+    assert entry["decision"] and entry["parts"] == [f"{DRIVER}/edge-1-n2/gpu-{i}" for i in (2, 3)]
+    assert mesh.run("delete", "resourceclass", "mesh.b").returncode == 0

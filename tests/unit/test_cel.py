@@ -188,6 +188,7 @@ def test_without_the_runtime_it_is_said_what_is_missing(monkeypatch: pytest.Monk
     try:
         with pytest.raises(CelUnavailable, match="cel-expr-python, which has wheels for CPython"):
             compile_selector("true")
+        assert SelectorCache().get("true") is None
     finally:
         environment.environment.cache_clear()
 

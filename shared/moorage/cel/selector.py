@@ -156,7 +156,7 @@ def _said(text: str) -> str:
 
 
 class SelectorCache:
-    """Compiles each expression once. `get` returns None for those that do not compile."""
+    """Compiles each expression once. `get` returns None for those that do not compile, and for all without the runtime."""
 
     def __init__(self, most: int = 1024) -> None:
         self._known: LruDict[str, Selector | None] = LruDict(most)
@@ -166,7 +166,7 @@ class SelectorCache:
             return self._known.use(expression)
         try:
             found: Selector | None = compile_selector(expression)
-        except CelError:
+        except (CelError, CelUnavailable):
             found = None
         self._known[expression] = found
         return found

@@ -58,6 +58,7 @@ class DeviceClasses:
         return found
 
     def drop(self, name: str) -> None:
+        self._config.pop(name, None)
         if self._classes.pop(name, None) is not None:
             self._mark_all()
 
