@@ -14,8 +14,10 @@ from moorage.cli.main import run
 from moorage.model import documents as model
 from moorage.model import resource_classes as classes
 from moorage.model.base import Model
+from moorage.sim.core import device_documents as devices
 from moorage.sim.core import fleet_documents as fleets
 from moorage.sim.core import inside_documents as inside
+from moorage.sim.core import machine_documents as machines
 
 
 def every_field(found: Described, path: str, above: tuple[Any, ...] = ()) -> list[tuple[str, Described]]:
@@ -40,7 +42,7 @@ def test_every_field_of_every_document_is_described() -> None:
 def test_nothing_is_described_that_does_not_exist() -> None:
     structs = {
         one.__name__: {field.encode_name for field in msgspec.structs.fields(one)}
-        for module in (model, classes, fleets, inside)
+        for module in (model, classes, fleets, inside, devices, machines)
         for one in vars(module).values()
         if isinstance(one, type)
         and one.__module__ == module.__name__

@@ -35,6 +35,8 @@ from moorage.model.desired_state import (
 )
 from moorage.model.events import Event
 from moorage.model.groups import Decide, EndedGroups, GroupRecord, Revision, Stored, Withdraw
+from moorage.model.machine_views import MachinesAsk, MachinesShown
+from moorage.model.machines import MachinesSync, MachinesSynced
 from moorage.model.records import History, ReplayAsk
 from moorage.model.reports import Report, ReportReply
 from moorage.model.shapes import Shape, ShapedApp
@@ -67,6 +69,10 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
     GroupRecord,
     GroupStatus,
     History,
+    MachinesAsk,
+    MachinesShown,
+    MachinesSync,
+    MachinesSynced,
     Register,
     ClaimsRemoved,
     Report,

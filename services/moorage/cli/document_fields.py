@@ -241,7 +241,17 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "providers": "Parts with resources of their own, such as cards and their functions.",
         "nodePolicy": "The spec of a NodePolicy: a node agent admits the pods of this node by their roles. Needs zones.",
         "topologyManager": "How the kubelet aligns pods with zones. Without it, pods run in any zone.",
-        "machines": "Machine slots as they are reported.",
+        "machines": "Slots of machine types that the node holds. The cluster has one Machine of each group, as if it was made there.",
+    },
+    "MachineSlotsDocument": {
+        "group": "Machine group; a node is in one.",
+        "type": "Machine type of the group. It has one size in the cluster.",
+        "slots": "Number of slots. Default: 1.",
+        "cpu": "CPU of one slot.",
+        "memory": "Memory of one slot.",
+        "gpu": "GPUs of one slot: a number of nvidia.com/gpu, or {type, num} and one of family, product and machine.",
+        "mode": "ready, or maintenance: unused slots leave the node.",
+        "taint": "Whether pods that are no guests are kept away.",
     },
     "DeviceDocument": {
         "name": "Name of the device; the part is NODE/NAME, or NODE/ZONE/NAME.",
