@@ -132,7 +132,6 @@ class GroupStore:
             last = await self.last_revision(group) if known is None and group_tokens(group) in self.tombstones else 0
             head = known.head if known is not None else None
             change = transitions.apply_document(head, application, data, self.cache.intents_of(group), now_text(), last)
-            self.check_grants(change)
             if again and change.record is not None:
                 matches(if_match, None if known is None else known.at)
             return change
@@ -254,6 +253,8 @@ class GroupStore:
                 known = self.cache.known.get(tokens)
                 try:
                     change = await plan(known, entry)
+                    if change.hint == "decide":
+                        self.check_grants(change)
                 except Refused:
                     if is_fresh:
                         raise
