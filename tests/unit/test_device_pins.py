@@ -10,6 +10,7 @@ import pytest
 from moorage.agent.core import kube_types
 from moorage.agent.core.claim_allocation import GatedClaims
 from moorage.agent.core.cluster_state import ClusterState
+from moorage.agent.core.device_annotations import DeviceAnnotations
 from moorage.agent.core.device_pins import UnknownClass, completed, is_pin, selector_of
 from moorage.agent.core.kube_types import DeviceClaim, Pod
 from moorage.cel import CelDevice, compile_selector
@@ -386,3 +387,60 @@ def test_slots_that_make_no_sense_give_nothing(slots: str) -> None:
     claims.put_pod(*gated("p", "p-x"))
     claims.put_claim(*claim_object("p-x"))
     assert planned(claims, slots) == {}
+
+
+# --- what is written on pods
+
+
+def bound_pod(**annotations: str) -> tuple[Key, Pod]:
+    resources = {"claims": [{"name": "x"}]}
+    found = {
+        "metadata": {
+            "name": "p",
+            "namespace": "default",
+            "uid": "p",
+            "resourceVersion": "1",
+            "labels": {"moorage.dev/claim": "c1"},
+            "annotations": annotations,
+        },
+        "spec": {
+            "nodeName": "n0",
+            "containers": [{"name": "c", "resources": resources}, {"name": "d"}],
+            "resourceClaims": [{"name": "x", "resourceClaimTemplateName": "moorage-c1-x"}],
+        },
+        "status": {"resourceClaimStatuses": [{"name": "x", "resourceClaimName": "p-x"}]},
+    }
+    return Key("default", "p"), kube_types.pod(msgspec.json.encode(found))
+
+
+def test_pods_say_which_devices_the_cluster_gave_them() -> None:
+    manifests = [template("two", exactly("a")), deployment("web", {"name": "x", "resourceClaimTemplateName": "two"})]
+    objects = FinalObjects(manifests, [], {}, "d").on_cluster("p/c", [claim("Deployment/web", ("n0", "g1", "x/a"))])
+    known = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    wanted: dict[tuple[str, str], dict[str, Any]] = {}
+    annotations = DeviceAnnotations(lambda kind, _namespace, name: wanted.get((kind, name)), lambda _claim: "d1")
+    annotations.put_pod(*bound_pod())
+    annotations.put_claim(*claim_object("p-x", "g2"))
+    assert list(annotations.missing()) == [] and not annotations.is_idle  # the app is not known yet
+    wanted = known
+    (found,) = annotations.missing()
+    assert annotations.is_idle and found.annotations["scheduler.alpha.kubernetes.io/resClass_gpu_g2"] == "1"
+    text = found.annotations["moorage.dev/devices"] or ""
+    (entry,) = msgspec.json.decode(text)
+    assert entry == {
+        "class": "gpu",
+        "claim": "p-x",
+        "request": "a",
+        "containers": ["c"],
+        "parts": ids("g2"),
+        "quantity": 1,
+        "decision": "d1",
+    }
+    annotations.put_pod(*bound_pod(**{k: v or "" for k, v in found.annotations.items()}))
+    assert list(annotations.missing()) == []
+    # Another device is written as soon as the claim has it.
+    annotations.put_claim(*claim_object("p-x", "g3"))
+    (found,) = annotations.missing()
+    assert found.annotations["scheduler.alpha.kubernetes.io/resClass_gpu_g2"] is None
+    annotations.drop_pod("p")
+    assert annotations.is_idle

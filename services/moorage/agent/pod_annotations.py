@@ -30,7 +30,11 @@ class PodAnnotator:
     def put_pod(self, key: Key, pod: Pod) -> None:
         self._annotations.put_pod(key, pod)
         self._writing.discard(pod.metadata.uid)
-        self._changed.set()
+        self.changed()
+
+    def changed(self) -> None:
+        if not self._annotations.is_idle:
+            self._changed.set()
 
     def drop_pod(self, _key: Key, uid: str) -> None:
         self._annotations.drop_pod(uid)
@@ -38,7 +42,7 @@ class PodAnnotator:
 
     def put_claim(self, key: Key, claim: DeviceClaim) -> None:
         self._annotations.put_claim(key, claim)
-        self._changed.set()
+        self.changed()
 
     def drop_claim(self, key: Key, _uid: str) -> None:
         self._annotations.drop_claim(key)
@@ -52,6 +56,8 @@ class PodAnnotator:
                 if found.uid not in self._writing:
                     self._writing.add(found.uid)
                     self._spawn(self._write(found))
+            if not self._annotations.is_idle:  # templates that are to come
+                asyncio.get_running_loop().call_later(RETRY, self._changed.set)
 
     async def _write(self, found: PodAnnotations) -> None:
         """Writes annotations, unless the pod has changed; then the watch shows it."""
@@ -67,4 +73,5 @@ class PodAnnotator:
 
     def _again(self, uid: str) -> None:
         self._writing.discard(uid)
+        self._annotations.check_again(uid)
         self._changed.set()

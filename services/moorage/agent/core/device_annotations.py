@@ -56,11 +56,18 @@ class DeviceAnnotations:
     def __init__(self, wanted: Callable[[str, str, str], Manifest | None], decision_of: Callable[[str], str]) -> None:
         self._wanted, self._decision_of = wanted, decision_of
         self._pods: dict[str, _Pod] = {}
+        self._users: dict[Key, set[str]] = {}  # pods by claim
+        self._unchecked: set[str] = set()
         self._results: dict[Key, list[AllocatedDevice]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Returns whether there is no pod whose annotations may be wrong."""
+        return not self._unchecked
 
     def put_pod(self, key: Key, pod: Pod) -> None:
         meta, spec = pod.metadata, pod.spec
-        self._pods.pop(meta.uid, None)
+        self.drop_pod(meta.uid)
         claim = (meta.labels or {}).get(CLAIM, "")
         if not claim or not spec.node_name or not spec.resource_claims or meta.deletion_timestamp is not None:
             return
@@ -81,20 +88,42 @@ class DeviceAnnotations:
         )
         own = {k: v for k, v in (meta.annotations or {}).items() if k == DEVICES or k.startswith(LEGACY)}
         self._pods[meta.uid] = _Pod(key, meta.uid, meta.resource_version, claim, own, uses)
+        self._unchecked.add(meta.uid)
+        for use in uses:
+            self._users.setdefault(Key(key.namespace, use.claim), set()).add(meta.uid)
 
     def drop_pod(self, uid: str) -> None:
-        self._pods.pop(uid, None)
+        before = self._pods.pop(uid, None)
+        self._unchecked.discard(uid)
+        if before is None:
+            return
+        for key in {Key(before.key.namespace, use.claim) for use in before.uses}:
+            users = self._users[key]
+            users.discard(uid)
+            if not users:
+                del self._users[key]
+
+    def check_again(self, uid: str) -> None:
+        if uid in self._pods:
+            self._unchecked.add(uid)
 
     def put_claim(self, key: Key, found: DeviceClaim) -> None:
         self._results[key] = found.results
+        self._unchecked |= self._users.get(key, set())
 
     def drop_claim(self, key: Key) -> None:
         self._results.pop(key, None)
 
     def missing(self) -> Iterator[PodAnnotations]:
-        """Yields the pods whose annotations say something else than the status of their claims."""
-        for pod in self._pods.values():
+        """Yields the pods whose annotations say something else than the status of their claims. A pod whose template is not known,
+        as after a restart, is looked at again later."""
+        for uid in sorted(self._unchecked):
+            pod = self._pods[uid]
             uses = [use for use in pod.uses if use.claim]
+            pinned = [use.template for use in uses if use.template.startswith(PIN_PREFIX)]
+            if any(self._wanted("ResourceClaimTemplate", pod.key.namespace, name) is None for name in pinned):
+                continue
+            self._unchecked.discard(uid)
             if not uses or not all(self._results.get(Key(pod.key.namespace, use.claim)) for use in uses):
                 continue
             wanted = self._annotations(pod, uses)
