@@ -16,6 +16,7 @@ from .deadlines import deadlines
 from .decisions import one_at_a_time, throughput, updates
 from .device_choice import device_choice
 from .device_claims import device_claims
+from .device_decisions import device_decisions
 from .explain import explain
 from .gateway import lists, posts, watchers
 from .growth import growth
@@ -57,6 +58,7 @@ ALL: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "parts-wakes": parts.wakes,
     "device-choice": device_choice,
     "device-claims": device_claims,
+    "device-decisions": device_decisions,
     "resource-classes": resource_classes,
     "placement-candidates": candidates,
     "placement-traps": traps,

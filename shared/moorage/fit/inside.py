@@ -220,6 +220,7 @@ class NodeState:
             self.static.table,
         )
         self._trees: dict[frozenset[str], NodeTree] = {}
+        self._answers: LruDict[tuple[tuple[bytes, int], ...], list[list[PodShare]] | None] = LruDict(64)
 
     @classmethod
     def of(cls, layout: Layout, free: tuple[int, ...], opened: OpenPods = ()) -> NodeState:
@@ -304,6 +305,12 @@ class NodeState:
 
     def assign(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PodShare]] | None:
         """Returns the parts of each pod, by shape; None if the node does not hold all of them. Raises BudgetExceeded."""
+        key = tuple((asked.key, count) for asked, count in pods)
+        if key not in self._answers:
+            self._answers[key] = self._assign(pods)
+        return self._answers[key]
+
+    def _assign(self, pods: Sequence[tuple[Asked, int]]) -> list[list[PodShare]] | None:
         manager, reported = self.static.manager, self.static.reported
         arriving: Counter[Alignment] = Counter()
         for asked, count in pods:

@@ -1,0 +1,133 @@
+"""Decisions about pods with two needs for devices, beside the same pods without, on the same fleet; and how many a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from moorage.bus import Bus
+from moorage_testkit.mesh import Mesh
+from moorage_testkit.mesh_client import application as deployment
+
+from .decisions import NODES, fleet
+from .harness import Figure, percentiles
+from .workload import Decisions
+
+CLUSTERS = 1_000
+DEVICES = 8
+TIMES = 100
+TOTAL, IN_FLIGHT = 1_000, 64
+_SORTS = 5
+
+
+def _device(number: int, held: int) -> dict[str, Any]:
+    if number % 2:
+        return {
+            "name": f"nic-{number}",
+            "kind": "nic",
+            "shared": True,
+            "properties": {"speed": "40Gbps", "numa": number // 4},
+        }
+    model = "B" if number == 6 else "A"
+    used = 1 if number // 2 < held else 0
+    properties = {"memory": "80Gi", "model": model, "numa": number // 4}
+    return {"name": f"gpu-{number}", "kind": "nvidia-gpu", "vendor": "nvidia", "properties": properties, "used": used}
+
+
+def _fleet_file() -> dict[str, Any]:
+    """Returns clusters of five sorts, with nodes of two: of some, devices are held."""
+
+    def node(name: str, held: int) -> dict[str, Any]:
+        devices = [_device(number, held) for number in range(DEVICES)]
+        return {"name": name, "count": NODES // 2, "allocatable": {"cpu": "64", "memory": "256Gi"}, "devices": devices}
+
+    clusters = [
+        {
+            "name": f"c{sort}",
+            "provider": "bench",
+            "count": CLUSTERS // _SORTS,
+            "nodes": [node("a", sort % 3), node("b", (sort + 1) % 3)],
+        }
+        for sort in range(_SORTS)
+    ]
+    return {"kind": "Fleet", "clusters": clusters}
+
+
+def _class(name: str, **requirements: tuple[str, str]) -> bytes:
+    expressions = [{"key": k, "operator": o, "values": [v]} for k, (o, v) in requirements.items()]
+    spec = {"resourceSelector": [{"matchExpressions": expressions}]}
+    return msgspec.json.encode({"kind": "ResourceClass", "metadata": {"name": name}, "spec": spec})
+
+
+def _document(name: str, *, devices: bool) -> bytes:
+    document = deployment(name, cpu="100m")
+    if devices:
+        app = document["spec"]["apps"][0]
+        (consumer,) = app.get("consumers") or [
+            {"object": {"kind": "Deployment", "name": app["manifests"][0]["metadata"]["name"]}}
+        ]
+        needs = [{"name": "gpu", "class": "big"}, {"name": "nic", "class": "fast", "count": "100m"}]
+        app["consumers"] = [{**consumer, "needs": [*consumer.get("needs", []), *needs]}]
+    return msgspec.json.encode(document)
+
+
+async def device_decisions() -> list[Figure]:
+    samples: dict[bool, list[float]] = {False: [], True: []}
+    with Mesh() as mesh:
+        file = mesh.state / "fleet.json"
+        file.write_bytes(msgspec.json.encode(_fleet_file()))
+        async with fleet(mesh, CLUSTERS, file=file):
+            bus = await Bus.connect(mesh.settings, worker="admin")
+            asked = Decisions(bus)
+            await asked.start()
+            for one in (
+                _class("big", Kind=("In", "nvidia-gpu"), memory=("GtEq", "40Gi")),
+                _class("fast", Kind=("In", "nic"), speed=("GtEq", "10Gbps")),
+            ):
+                await bus.request("moorage.intents.apply", one)
+            for i in range(-20, TIMES):
+                for devices in (False, True):
+                    name = f"{'with' if devices else 'without'}-{i}"
+                    phase, took = await asked.decide(name, _document(name, devices=devices))
+                    if phase != "placed" and i >= 0:
+                        raise RuntimeError(f"{name} is {phase}")
+                    if i >= 0:
+                        samples[devices].append(took)
+            gate = asyncio.Semaphore(IN_FLIGHT)
+
+            async def one_of_many(i: int) -> None:
+                async with gate:
+                    await asked.decide(f"many-{i}", _document(f"many-{i}", devices=True))
+
+            began = time.perf_counter()
+            await asyncio.gather(*(one_of_many(i) for i in range(TOTAL)))
+            rate = TOTAL / (time.perf_counter() - began)
+            await bus.close()
+    plain, _ = percentiles(samples[False])
+    found, worst = percentiles(samples[True])
+    return [
+        Figure(
+            name=f"decision with two needs for devices, {CLUSTERS:,} clusters x {NODES} nodes x {DEVICES} devices",
+            n=TIMES,
+            p50=found,
+            p99=worst,
+            floor=plain,
+            floor_parts={"the same without": plain},
+            ratio=found / plain,
+            goal="p50 <= 2 x the same without",
+            ok=found <= 2 * plain,
+        ),
+        Figure(
+            name=f"decisions per second with two needs for devices, {IN_FLIGHT} in flight",
+            n=TOTAL,
+            p50=1e3 / rate,
+            p99=0,
+            ratio=rate / 250,
+            floor_parts={"decisions/s": rate},
+            goal=">= 250 decisions/s",
+            ok=rate >= 250,
+        ),
+    ]
