@@ -13,10 +13,12 @@ import pytest
 import pytest_asyncio
 
 from moorage.node.api import cri_pb2 as cri
+from moorage_testkit.polling import until
 
 from .agent_process import AgentProcess
 from .containerd import IMAGE, Containerd, cgroup_file
 from .cri_client import CriClient
+from .fake_plugin import FakePlugin
 from .machines import pod, write_pod, write_policy
 
 POOLS = {"online": {"cpus": "0", "default": True}, "offline": {"cpus": "1"}}
@@ -82,6 +84,30 @@ async def test_before_a_kubelet(agent: AgentProcess, containerd: Containerd, tmp
 
     await eventually(put_right)
     assert all(item["applied"] for item in await agent.ask("allocations"))
+    await client.close()
+
+
+async def test_a_file_of_the_cgroup_that_a_plugin_sets(
+    agent: AgentProcess, containerd: Containerd, tmp_path: Path
+) -> None:
+    """With cgroups of version 1 no runtime takes `unified`: the agent writes the file itself."""
+    plugin = FakePlugin()
+    plugin.info.oci_property_name, plugin.info.allocation_result = "memory.swappiness", "7"
+    await plugin.start(agent.root / "plugins_registry" / "p.sock")
+    await until(lambda: bool(plugin.registered))
+    client = CriClient(agent.cri, containerd.cgroup_parent)
+    manifest = pod("swap", "", "100m", "64Mi")
+    manifest["spec"]["containers"][0]["resources"]["requests"]["example.com/tokens"] = "1"
+    write_pod(tmp_path / "pods", manifest)
+    container = await client.run("swap", "uid-swap")
+    file = cgroup_file(await client.pid(container), "memory", "memory.swappiness")
+    assert file.read_text().strip() == "7"
+    file.write_text("30")
+
+    async def put_right() -> bool:
+        return file.read_text().strip() == "7"
+
+    await eventually(put_right)
     await client.close()
 
 

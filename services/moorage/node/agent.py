@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import structlog
 
 from moorage.kube.api import Api, Unreachable
@@ -24,6 +25,7 @@ from moorage.qos.state_file import BadState
 from . import grpc_unix
 from .adjuster import Adjuster, Updater
 from .alone import PodRunner
+from .cgroups import has_version_2
 from .containers import ContainerIndex, ContainerRecord
 from .core import checkpoint
 from .core.adjustment import Adjusted, Wanted
@@ -48,7 +50,7 @@ from .pod_source import ManifestDirectory, PodSource, watch_api
 from .policy_file import PolicyFile
 from .pool_control import PoolControl
 from .recovery import Recovery
-from .runtime import RUNNING, Runtime
+from .runtime import FIELDS, RUNNING, Runtime
 from .settings import Settings
 from .state_file import StateFile
 from .sysfs import read_machine, read_network_cards
@@ -140,7 +142,8 @@ class NodeAgent:
         await self.pod_resources.start(self.settings.pod_resources_socket)
         await self.http.start(self.settings.http_socket)
         if self.settings.attach == "cri":
-            interceptors = CriInterceptors(self.admission, self.index)
+            write_files = None if has_version_2() else self.write_files
+            interceptors = CriInterceptors(self.admission, self.index, write_files)
             self.proxy.interceptors = interceptors.all() if self.settings.enabled else {}
             await self.proxy.start(self.settings.cri_socket)
         await self._follow_pods()
@@ -154,6 +157,7 @@ class NodeAgent:
                 self.index,
                 self.admission.room,
                 self.settings.cgroup_parent,
+                None if has_version_2() else self.write_files,
             )
         if self.settings.enabled:
             self.spawn(self._reconcile())
@@ -294,6 +298,18 @@ class NodeAgent:
             self._measure()
             found = await self.adjuster.adjust()
             self._pools = state if not found.failed else None
+
+    async def write_files(self, record: ContainerRecord) -> None:
+        """Writes the files of a container's cgroup that the runtime interface cannot say with cgroups of version 1."""
+        want = self.wanted(record)
+        files = {name: value for name, value in want.properties.items() if name not in FIELDS} if want else {}
+        if not files:
+            return
+        try:
+            await self.reader.cgroup(record)
+            self.reader.write(record, files)
+        except (OSError, grpc.aio.AioRpcError) as error:
+            log.warning("a cgroup cannot be written", pod=record.pod, container=record.name, error=str(error))
 
     def blocked(self, uid: str) -> str:
         """Returns who is still on CPUs that containers of a pod have for themselves; "" if nobody is."""

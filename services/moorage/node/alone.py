@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -45,10 +45,12 @@ class PodRunner:
         index: ContainerIndex,
         room: asyncio.Condition,
         cgroup_parent: str = _PARENT,
+        write_files: Callable[[ContainerRecord], Awaitable[None]] | None = None,
     ) -> None:
         self._runtime, self._directory, self._gate, self._index, self._room = runtime, directory, gate, index, room
         self._parent = cgroup_parent
-        self._edit = CriInterceptors(gate, index).edit
+        self._edit = CriInterceptors(gate, index, write_files).edit
+        self._write_files = write_files
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self.messages: dict[str, str] = {}
@@ -191,6 +193,8 @@ class PodRunner:
         await self._runtime.start(record.id)
         record.state = RUNNING
         self._index.put(record)
+        if self._write_files is not None:
+            await self._write_files(record)
         return record
 
     async def _ended(self, record: ContainerRecord) -> int:

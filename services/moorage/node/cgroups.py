@@ -57,7 +57,7 @@ class Cgroup:
         for name in properties:
             value = self._read_v1(name) if self._v1 else self._read_v2(name)
             if value is not None:
-                found[name] = value
+                found[name] = value if name in _V1 or name in _V2 else _of_file(value, properties[name])
         return found
 
     def unchanged(self) -> bool:
@@ -121,6 +121,17 @@ class Cgroup:
     def controller(name: str) -> str:
         prefix = name.partition(".")[0]
         return _V1_CONTROLLERS.get(prefix, prefix)
+
+
+def _of_file(text: str, wanted: str) -> str:
+    """Returns what was written to a file that shows it with a word before it: `oom_kill_disable 1`, `default 100`."""
+    first = text.partition("\n")[0]
+    return wanted if wanted in (text, first) else first.partition(" ")[2] or first
+
+
+def has_version_2(root: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Returns whether this machine has cgroups of version 2 only."""
+    return (root / "cgroup.controllers").exists()
 
 
 def normal(name: str, value: str | None) -> str | None:

@@ -3,7 +3,7 @@ decided before it is created, and the kubelet sees what it asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import grpc
@@ -20,8 +20,14 @@ M = TypeVar("M", bound=Message)
 
 
 class CriInterceptors:
-    def __init__(self, gate: Gate, index: ContainerIndex) -> None:
-        self._gate, self._index = gate, index
+    def __init__(
+        self,
+        gate: Gate,
+        index: ContainerIndex,
+        write_files: Callable[[ContainerRecord], Awaitable[None]] | None = None,
+    ) -> None:
+        """`write_files`: writes files of a started container's cgroup, on a machine where the runtime would refuse them."""
+        self._gate, self._index, self._write_files = gate, index, write_files
 
     def all(self) -> dict[str, Interceptor]:
         return {
@@ -77,7 +83,8 @@ class CriInterceptors:
         resources = message.config.linux.resources
         asked = {prop: get_property(resources, prop) for prop in adjustment.properties}
         for prop, value in adjustment.properties.items():
-            set_property(resources, prop, value)
+            if prop in FIELDS or self._write_files is None:
+                set_property(resources, prop, value)
         given = {env.key: env for env in message.config.envs}
         for key, value in adjustment.envs.items():
             if key in given:
@@ -97,6 +104,8 @@ class CriInterceptors:
         answer = await forward(request)
         record.state = RUNNING
         self._index.put(record)
+        if self._write_files is not None:
+            await self._write_files(record)
         return answer
 
     async def stop(self, request: bytes, forward: Forward) -> bytes:

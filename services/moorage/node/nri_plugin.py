@@ -12,6 +12,7 @@ import structlog
 from google.protobuf.message import Message
 
 from .api import nri_pb2 as nri
+from .cgroups import has_version_2
 from .containers import ASKED, ContainerIndex, ContainerRecord, Gate
 from .grpc_unix import SocketRefused
 from .nri_connection import NriConnection, NriFailed
@@ -127,6 +128,8 @@ class NriPlugin:
         record.asked = {name: _property(container.linux.resources, name) for name in adjustment.properties}
         answer = nri.CreateContainerResponse()
         for name, value in adjustment.properties.items():
+            if "." in name and not has_version_2():
+                continue  # written to the cgroup once it is there
             _set(answer.adjust.linux.resources, name, value)
         for key, value in adjustment.envs.items():
             answer.adjust.env.add(key=key, value=value)

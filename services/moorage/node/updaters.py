@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import grpc
 import grpc.aio
 
-from .cgroups import Cgroup, of_process
+from .cgroups import Cgroup, has_version_2, of_process
 from .containers import ContainerRecord
 from .nri_plugin import NriPlugin
 from .runtime import EXITED, FIELDS, Runtime, get_property
@@ -61,6 +61,15 @@ class CgroupReader:
             return {}
         return {name: get_property(status.resources.linux, name) for name in properties}
 
+    async def write_files(self, record: ContainerRecord, properties: Mapping[str, str]) -> Mapping[str, str]:
+        """Writes what the runtime cannot, with cgroups of version 1, and returns the rest."""
+        files = {name: value for name, value in properties.items() if name not in FIELDS}
+        if not files or has_version_2():
+            return properties
+        if await self.cgroup(record) is not None:
+            self.write(record, files)
+        return {name: value for name, value in properties.items() if name in FIELDS}
+
     def forget(self, container: str) -> None:
         self._cgroups.pop(container, None)
 
@@ -77,12 +86,7 @@ class CriUpdater:
         self._runtime, self._reader = runtime, reader
 
     async def update(self, record: ContainerRecord, properties: Mapping[str, str]) -> None:
-        cgroup = await self._reader.cgroup(record)
-        files = {name: value for name, value in properties.items() if name not in FIELDS}
-        if files and cgroup is not None and not cgroup.is_v2:
-            self._reader.write(record, files)
-            properties = {name: value for name, value in properties.items() if name in FIELDS}
-        if properties:
+        if properties := await self._reader.write_files(record, properties):
             await self._runtime.update(record.id, properties)
 
     async def read(self, record: ContainerRecord, properties: Mapping[str, str]) -> dict[str, str] | None:
@@ -97,7 +101,8 @@ class NriUpdater:
         self._plugin, self._reader = plugin, reader
 
     async def update(self, record: ContainerRecord, properties: Mapping[str, str]) -> None:
-        await self._plugin.update(record.id, properties)
+        if properties := await self._reader.write_files(record, properties):
+            await self._plugin.update(record.id, properties)
 
     async def read(self, record: ContainerRecord, properties: Mapping[str, str]) -> dict[str, str] | None:
         return await self._reader.read(record, properties)
